@@ -1,0 +1,66 @@
+# All that a machine needs is Python 3.11 or newer (with venv and pip) and make: everything else goes into .venv.
+
+PYTHON ?= python3
+BENCH_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+INPUTS := pyproject.toml constraints.txt
+CREATED := $(VENV)/.stamp-created
+CORE := $(VENV)/.stamp-core
+DEV := $(VENV)/.stamp-dev
+BENCH := $(VENV)/.stamp-bench
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench soak clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(CORE)  ## three senders and a receiver: a table and a picture (needs no torch)
+	@$(BIN)/crossfade demo
+
+test: check  ## checks, then unit tests and tests with processes
+	@$(BIN)/python -m pytest tests/unit tests/cpu $(PYTEST_ARGS)
+
+check: $(DEV)  ## format, lint, types
+	@$(BIN)/ruff format --quiet --check --diff .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+
+bench: $(BENCH)  ## latency of a hop beside Ray Compiled Graph's (BENCH_ARGS="--quick", "--report")
+	@$(BIN)/python -m benchmarks.hop_latency $(BENCH_ARGS)
+
+soak: $(DEV)  ## thousands of random graphs; takes long
+	@$(BIN)/python -m pytest tests/soak --hypothesis-profile=soak --timeout=3600 $(PYTEST_ARGS)
+
+clean:  ## remove .venv and everything that was made
+	@rm -rf $(VENV) build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A virtual environment that was begun and not finished has no stamp, and is begun again.
+$(CREATED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "crossfade needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`"; \
+	    echo "hint: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; } >&2
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(CORE): $(INPUTS) | $(CREATED)
+	@echo "installing crossfade into $(VENV)"
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(DEV): $(INPUTS) | $(CREATED)
+	@echo "installing crossfade with the extras dev and torch into $(VENV)"
+	@$(INSTALL) --editable '.[dev,torch]'
+	@touch $@ $(CORE)
+
+$(BENCH): $(INPUTS) | $(CREATED)
+	@echo "installing crossfade with the extra bench into $(VENV)"
+	@$(INSTALL) --editable '.[bench]'
+	@touch $@ $(CORE)

@@ -1,0 +1,301 @@
+"""The side that is measured, in a process of its own: reads requests on stdin, answers with JSON.
+
+``python -m benchmarks.hop_worker crossfade|blocking|ray``. Both libraries run the same graphs from the same code; what
+differs between them is in `Crossfade` and `Ray`. Every answer of a graph is compared with what it has to be, outside
+the timed stretch.
+
+For each request, one line goes back with the result, and one more when everything that the request started is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, Protocol
+
+Request = Mapping[str, Any]
+Result = dict[str, Any]
+
+NUM_WARM_UPS = 100
+MAX_INFLIGHT = 8
+
+
+class Echo:
+    """The actor of all measures."""
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def ends(self, array: Any) -> tuple[tuple[int, ...], int, int]:
+        """Looks at an array or a tensor without reading more than its first and its last element."""
+        return tuple(array.shape), int(array[0]), int(array[-1])
+
+    def pid(self, _: Any) -> int:
+        return os.getpid()
+
+
+class Library(Protocol):
+    """What differs between the two libraries."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def new_actor(self) -> Any: ...
+    def kill(self, actor: Any) -> None: ...
+    def input_node(self) -> Any: ...
+    def outputs(self, nodes: Sequence[Any]) -> Any: ...
+    def compile(self, dag: Any) -> Any: ...
+    def get(self, result: Any) -> Any: ...
+
+
+class Crossfade:
+    """crossfade; ``blocking`` waits without spinning first."""
+
+    def __init__(self, *, blocking: bool) -> None:
+        import crossfade
+
+        self._crossfade: Any = crossfade
+        self._options = {"spin_us": 0} if blocking else {}
+
+    def start(self) -> None:
+        self._crossfade.init(**self._options)
+        self._actor_class = self._crossfade.remote(Echo)
+        self.get: Callable[[Any], Any] = self._crossfade.get
+
+    def stop(self) -> None:
+        self._crossfade.shutdown()
+
+    def new_actor(self) -> Any:
+        return self._actor_class.remote()
+
+    def kill(self, actor: Any) -> None:
+        self._crossfade.kill(actor)
+
+    def input_node(self) -> Any:
+        return self._crossfade.InputNode()
+
+    def outputs(self, nodes: Sequence[Any]) -> Any:
+        return self._crossfade.MultiOutputNode(list(nodes))
+
+    def compile(self, dag: Any) -> Any:
+        return dag.compile(max_inflight=MAX_INFLIGHT)
+
+
+class Ray:
+    """Ray Compiled Graph."""
+
+    def __init__(self) -> None:
+        os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_CGRAPH_get_timeout="60", RAY_CGRAPH_submit_timeout="60")
+        import ray
+        import ray.dag
+
+        self._ray: Any = ray
+
+    def start(self) -> None:
+        self._ray.init(
+            address="local",
+            num_cpus=16,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address="127.0.0.1",
+        )
+        self._actor_class = self._ray.remote(Echo)
+        self.get: Callable[[Any], Any] = self._ray.get
+
+    def stop(self) -> None:
+        self._ray.shutdown()
+
+    def new_actor(self) -> Any:
+        return self._actor_class.remote()
+
+    def kill(self, actor: Any) -> None:
+        self._ray.kill(actor)
+
+    def input_node(self) -> Any:
+        return self._ray.dag.InputNode()
+
+    def outputs(self, nodes: Sequence[Any]) -> Any:
+        return self._ray.dag.MultiOutputNode(list(nodes))
+
+    def compile(self, dag: Any) -> Any:
+        return dag.experimental_compile(_max_inflight_executions=MAX_INFLIGHT)
+
+
+LIBRARIES: Mapping[str, Callable[[], Library]] = {
+    "crossfade": lambda: Crossfade(blocking=False),
+    "blocking": lambda: Crossfade(blocking=True),
+    "ray": Ray,
+}
+
+
+@contextlib.contextmanager
+def compiled(library: Library, shape: str, num_actors: int, method: str = "echo") -> Iterator[Any]:
+    """A graph of fresh actors: a ``chain`` of them, or a ``fan`` from one input to all."""
+    actors = [library.new_actor() for _ in range(num_actors)]
+    with library.input_node() as entry:
+        if shape == "chain":
+            node = entry
+            for actor in actors:
+                node = getattr(actor, method).bind(node)
+        else:
+            node = library.outputs([getattr(actor, method).bind(entry) for actor in actors])
+    graph = library.compile(node)
+    try:
+        yield graph
+    finally:
+        graph.teardown()
+        for actor in actors:
+            library.kill(actor)
+
+
+def require(got: Any, wanted: Any) -> None:
+    """Ends the block when a graph gave a wrong value."""
+    if got != wanted:
+        raise ValueError(f"the graph gave {str(got)[:80]}, not {str(wanted)[:80]}")
+
+
+def hops(library: Library, request: Request) -> Iterator[Result]:
+    """Round trips of 1 byte, one after the other, ``pause_s`` apart."""
+    num_actors, pause_s = request["num_actors"], request.get("pause_s", 0)
+    with compiled(library, request["shape"], num_actors) as graph:
+        get, samples = library.get, []
+        for i in range(request["num"] + NUM_WARM_UPS):
+            value = bytes((i & 0xFF,))
+            if pause_s and i >= NUM_WARM_UPS:
+                time.sleep(pause_s)
+            start = time.perf_counter_ns()
+            got = get(graph.execute(value))
+            samples.append((time.perf_counter_ns() - start) / 1_000)
+            require(got, value if request["shape"] == "chain" else [value] * num_actors)
+        yield {"samples": samples[NUM_WARM_UPS:]}
+
+
+def array_round_trips(library: Library, request: Request) -> Iterator[Result]:
+    """A numpy array out and back. All elements are compared."""
+    import numpy as np
+
+    array = np.arange(request["num_bytes"], dtype=np.uint8)
+    with compiled(library, "chain", 1) as graph:
+        samples = []
+        for i in range(request["num"] + 10):
+            array[:8] = i & 0xFF
+            start = time.perf_counter_ns()
+            got = library.get(graph.execute(array))
+            samples.append((time.perf_counter_ns() - start) / 1_000)
+            require(np.array_equal(got, array), True)
+            del got
+        yield {"samples": samples[10:]}
+
+
+def one_way(library: Library, request: Request) -> Iterator[Result]:
+    """An array or a tensor to an actor that answers with its shape and ends; one memcpy of the same size beside it.
+
+    The result also holds the first use, and whether a whole array was echoed unharmed once, untimed.
+    """
+    import numpy as np
+
+    from benchmarks.baselines import copy_us
+
+    num_bytes = request["num_bytes"]
+    payload: Any = np.full(num_bytes, 1, dtype=np.uint8)
+    if request["kind"] == "torch":
+        import torch
+
+        payload = torch.from_numpy(payload)
+    with compiled(library, "chain", 1, "ends") as graph:
+        samples = []
+        copies = copy_us(num_bytes)
+        for i in range(request["num"] + 12):
+            payload[0], payload[-1] = i & 0x7F, (i + 1) & 0x7F
+            start = time.perf_counter_ns()
+            got = library.get(graph.execute(payload))
+            samples.append((time.perf_counter_ns() - start) / 1_000)
+            require((tuple(got[0]), *got[1:]), ((num_bytes,), i & 0x7F, (i + 1) & 0x7F))
+        copies += copy_us(num_bytes)
+        yield {"samples": samples[12:], "first_us": samples[0], "copy_us": copies}
+
+
+def throughput(library: Library, request: Request) -> Iterator[Result]:
+    """Executions with ``num_inflight`` of them under way; the samples are microseconds per execution."""
+    num, num_inflight, get = request["num"], request["num_inflight"], library.get
+    with compiled(library, "chain", 1) as graph:
+        for i in range(NUM_WARM_UPS):
+            require(get(graph.execute(i)), i)
+        refs = [graph.execute(i) for i in range(num_inflight)]
+        start = time.perf_counter_ns()
+        for i in range(num):
+            got = get(refs[i % num_inflight])
+            refs[i % num_inflight] = graph.execute(i + num_inflight)
+            if got != i:
+                require(got, i)
+        taken_us = (time.perf_counter_ns() - start) / 1_000
+        for i in range(num, num + num_inflight):
+            require(get(refs[i % num_inflight]), i)
+        yield {"samples": [taken_us / num]}
+
+
+def idle(library: Library, request: Request) -> Iterator[Result]:
+    """Executes a few times, names the actors' processes, then does nothing for ``hold_s``."""
+    with compiled(library, "fan", request["num_actors"], "pid") as graph:
+        pids: list[int] = []
+        for _ in range(NUM_WARM_UPS):
+            pids = library.get(graph.execute(0))
+        yield {"pids": pids}
+        time.sleep(request["hold_s"])
+
+
+def start_up(library: Library, request: Request) -> Iterator[Result]:
+    """Starts actors and compiles a graph in a process in which the library is already initialised."""
+    start = time.perf_counter_ns()
+    with compiled(library, "chain", request["num_actors"]) as graph:
+        compiled_us = (time.perf_counter_ns() - start) / 1_000
+        require(library.get(graph.execute(b"x")), b"x")
+        first_us = (time.perf_counter_ns() - start) / 1_000
+        yield {"samples": [first_us], "compiled_us": compiled_us}
+
+
+MEASURES: Mapping[str, Callable[[Library, Request], Iterator[Result]]] = {
+    "hops": hops,
+    "array_round_trips": array_round_trips,
+    "one_way": one_way,
+    "throughput": throughput,
+    "idle": idle,
+    "start_up": start_up,
+}
+
+
+def answer(library: Library, line: str, replies: IO[str]) -> None:
+    """Carries out one request; an error is an answer too."""
+
+    def reply(**message: Any) -> None:
+        print(json.dumps(message), file=replies, flush=True)
+
+    try:
+        request = json.loads(line)
+        for result in MEASURES[request["measure"]](library, request):
+            reply(result=result)
+        reply(done=True)
+    except Exception as error:
+        reply(error=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300])
+
+
+def main() -> None:
+    """Serves until stdin ends."""
+    # Libraries print: only answers may reach the pipe that stdout was.
+    with os.fdopen(os.dup(1), "w") as replies:
+        os.dup2(2, 1)
+        start = time.perf_counter_ns()
+        library = LIBRARIES[sys.argv[1]]()
+        library.start()
+        print(json.dumps({"result": {"init_us": (time.perf_counter_ns() - start) / 1_000}}), file=replies, flush=True)
+        for line in sys.stdin:
+            answer(library, line, replies)
+        library.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""crossfade hides communication behind computation in multi-GPU Python programs, and shows how much it hid.
+
+The names below are the whole public interface. They are imported when first used, so that ``import crossfade`` is quick and
+needs neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crossfade.api import ActorClass as ActorClass
+    from crossfade.api import ActorHandle as ActorHandle
+    from crossfade.api import CallRef as CallRef
+    from crossfade.api import CompiledGraph as CompiledGraph
+    from crossfade.api import CompiledRef as CompiledRef
+    from crossfade.api import get as get
+    from crossfade.api import init as init
+    from crossfade.api import is_initialized as is_initialized
+    from crossfade.api import kill as kill
+    from crossfade.api import method as method
+    from crossfade.api import remote as remote
+    from crossfade.api import shutdown as shutdown
+    from crossfade.errors import ActorDiedError as ActorDiedError
+    from crossfade.errors import ActorError as ActorError
+    from crossfade.errors import ActorStartError as ActorStartError
+    from crossfade.errors import CapacityExceeded as CapacityExceeded
+    from crossfade.errors import ChannelBroken as ChannelBroken
+    from crossfade.errors import ChannelClosed as ChannelClosed
+    from crossfade.errors import ChannelError as ChannelError
+    from crossfade.errors import ChannelTimeout as ChannelTimeout
+    from crossfade.errors import CrossfadeError as CrossfadeError
+    from crossfade.errors import GetTimeoutError as GetTimeoutError
+    from crossfade.errors import GraphError as GraphError
+    from crossfade.errors import MissingDependency as MissingDependency
+    from crossfade.errors import PlanError as PlanError
+    from crossfade.errors import SessionError as SessionError
+    from crossfade.errors import TaskError as TaskError
+    from crossfade.errors import UnknownTransport as UnknownTransport
+    from crossfade.graph.nodes import InputNode as InputNode
+    from crossfade.graph.nodes import MultiOutputNode as MultiOutputNode
+    from crossfade.plan.plan import Plan as Plan
+    from crossfade.plan.timeline import Span as Span
+    from crossfade.plan.timeline import Timeline as Timeline
+    from crossfade.schedule.cost import CostModel as CostModel
+    from crossfade.schedule.cost import Workload as Workload
+    from crossfade.types import TensorSpec as TensorSpec
+    from crossfade.types import Transport as Transport
+
+_ROOMS = {
+    "crossfade.api": (
+        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef get init is_initialized kill method remote shutdown"
+    ),
+    "crossfade.errors": (
+        "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
+        "CrossfadeError GetTimeoutError GraphError MissingDependency PlanError SessionError TaskError UnknownTransport"
+    ),
+    "crossfade.graph.nodes": "InputNode MultiOutputNode",
+    "crossfade.plan.plan": "Plan",
+    "crossfade.plan.timeline": "Span Timeline",
+    "crossfade.schedule.cost": "CostModel Workload",
+    "crossfade.types": "TensorSpec Transport",
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
+
+__all__ = sorted(_ROOM_OF)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOM_OF:
+        import_module("crossfade.api")  # whoever binds a node wants to compile it
+        value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
+        return value
+    raise AttributeError(f"module 'crossfade' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,306 @@
+"""A compiled graph: execute it, get its results, look at its plan and its timelines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from crossfade.api.arguments import Splitter
+from crossfade.api.options import CompileOptions
+from crossfade.api.refs import CompiledRef
+from crossfade.api.session import Session, current
+from crossfade.engines.protocol import GraphStatistics, OpenPlan
+from crossfade.errors import CapacityExceeded, ChannelTimeout, GetTimeoutError, GraphError, SessionError
+from crossfade.graph.check import CheckedGraph, check
+from crossfade.graph.nodes import MultiOutputNode, Node
+from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Timeline
+from crossfade.types import Transport
+
+if TYPE_CHECKING:
+    from crossfade.schedule.cost import CostModel, Workload
+
+__all__ = ["CompiledGraph", "Execution", "compile_graph"]
+
+
+class Execution:
+    """One execution under way or finished. References hold it, so its values live as long as they are wanted.
+
+    Attributes:
+        number: counted from 0.
+        values: one for each output, once collected.
+        claims: one entry for each reference that is alive; a list, because its pop is atomic.
+    """
+
+    __slots__ = ("claims", "number", "values")
+
+    def __init__(self, number: int, num_outputs: int) -> None:
+        self.number = number
+        self.values: list[Any] | None = None
+        self.claims = [None] * num_outputs
+
+
+class CompiledGraph:
+    """What ``dag.compile()`` returns. Use it as a context manager, or call `teardown`.
+
+    Any thread may execute and get. Results come in the order of the executions; references may be got in any order.
+
+    Attributes:
+        plan: what every actor does, as a value; ``print(graph.plan)`` shows it.
+    """
+
+    def __init__(self, session: Session, checked: CheckedGraph, plan: Plan, opened: OpenPlan, options: CompileOptions) -> None:
+        self.plan = plan
+        self._session = session
+        self._checked = checked
+        self._opened = opened
+        self._options = options
+        self._splitter = Splitter(plan.inputs)
+        self._takes_whole = self._splitter.takes_whole
+        self._num_outputs = len(plan.outputs)
+        self._returns_list = plan.returns_list
+        self._max_inflight = plan.max_inflight
+        self._inflight: deque[Execution] = deque()  # submitted and not collected
+        self._num_submitted = 0
+        self._submitting = threading.Lock()
+        self._collecting = threading.Lock()
+        self._ended = ""
+        self._measured: Timeline | None = None
+
+    # Executing
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Starts one execution and returns at once.
+
+        Args:
+            args, kwargs: what the graph's ``InputNode`` stands for; its parts are taken out of them.
+
+        Returns:
+            A reference to the result; for a graph that ends in a ``MultiOutputNode`` a list of references.
+
+        Raises:
+            CapacityExceeded: ``max_inflight`` results have not been got.
+            ActorDiedError: an actor of the graph is gone.
+            TypeError: the arguments do not fit the graph.
+            ChannelTimeout: ``submit_timeout`` passed before there was room.
+        """
+        values = args if self._takes_whole and len(args) == 1 and not kwargs else self._splitter.split(args, kwargs)
+        with self._submitting:
+            if self._ended:
+                raise SessionError(f"the graph cannot be executed: {self._ended}")
+            if len(self._inflight) >= self._max_inflight:
+                self._make_room()
+            execution = Execution(self._num_submitted, self._num_outputs)
+            self._inflight.append(execution)  # before its results can come
+            try:
+                if not self._opened.try_submit(values):
+                    self._submit_slowly(values)
+            except BaseException:
+                self._inflight.pop()
+                raise
+            self._num_submitted += 1
+        failure = self._opened.take_submit_failure()
+        if failure is not None:
+            execution.claims.clear()
+            raise failure.to_error()
+        if self._returns_list:
+            return [CompiledRef(self, execution, index) for index in range(self._num_outputs)]
+        return CompiledRef(self, execution, 0)
+
+    def _make_room(self) -> None:
+        """Collects the oldest executions if nobody wants them; they are what is waited for then."""
+        deadline = self._submit_deadline()
+        while len(self._inflight) >= self._max_inflight:
+            oldest = self._inflight[0]
+            if oldest.claims:
+                raise CapacityExceeded(
+                    f"{len(self._inflight)} executions are in flight, and max_inflight is {self._max_inflight}",
+                    hint="get the oldest result first, or compile with a larger max_inflight",
+                )
+            try:
+                self._collect(oldest, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except GetTimeoutError as error:
+                raise self._submit_timed_out() from error
+
+    def _submit_slowly(self, values: Any) -> None:
+        """Waits for room in a ring. Results are taken in meanwhile: the actors may be waiting for that."""
+        deadline = self._submit_deadline()
+        is_submitted = False
+
+        def ready() -> bool:
+            nonlocal is_submitted
+            if self._inflight and self._collecting.acquire(blocking=False):
+                try:
+                    self._collect_next()
+                finally:
+                    self._collecting.release()
+            is_submitted = self._opened.try_submit(values)
+            return is_submitted
+
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not self._opened.wait_until(ready, left_s) and not is_submitted:
+            raise self._submit_timed_out()
+
+    def _submit_deadline(self) -> float | None:
+        timeout_s = self._options.submit_timeout
+        return None if timeout_s is None else time.monotonic() + timeout_s
+
+    def _submit_timed_out(self) -> ChannelTimeout:
+        return ChannelTimeout(
+            f"there was no room for another execution within {self._options.submit_timeout} s",
+            hint="an actor is slower than that; get results first, or compile with a larger submit_timeout",
+        )
+
+    # Collecting
+
+    def _collect(self, execution: Execution, timeout: float | None) -> None:
+        """Takes results in until those of ``execution`` are there."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._collecting.acquire(timeout=-1 if timeout is None else timeout):
+            raise self._timed_out(execution, timeout)
+        try:
+            while execution.values is None:
+                if self._ended:
+                    raise SessionError(f"execution {execution.number} has no result: {self._ended}")
+                if not self._collect_next():
+                    left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    if not self._opened.wait_until(self._collect_next, left_s):
+                        raise self._timed_out(execution, timeout)
+        finally:
+            self._collecting.release()
+
+    def _collect_next(self) -> bool:
+        """Takes in the results of the oldest execution, if they are there."""
+        values = self._opened.try_collect()
+        if values is None:
+            return False
+        self._inflight.popleft().values = values
+        return True
+
+    def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
+        return GetTimeoutError(
+            f"execution {execution.number} has not finished within {timeout} s", hint="get the same reference again"
+        )
+
+    # Seeing
+
+    def predicted_timeline(
+        self, workload: Workload | None = None, costs: CostModel | None = None, *, num_executions: int = 1
+    ) -> Timeline:
+        """When everything would run, by the simulator.
+
+        Args:
+            workload: how long methods compute and how large values are; the default knows neither.
+            costs: what moving values costs on this machine; see `crossfade.calibrate`.
+            num_executions: how many executions, ``max_inflight`` at a time.
+        """
+        from crossfade.schedule.cost import CostModel, Workload
+        from crossfade.schedule.simulate import simulate
+
+        return simulate(self.plan, workload or Workload(), costs or CostModel(), num_executions)
+
+    def timeline(self) -> Timeline:
+        """What has run when, on all actors, since the graph was compiled. Waits for actors that are in the middle of a method.
+
+        Raises:
+            GraphError: the graph was compiled without ``record=True``.
+        """
+        if not self._options.record:
+            raise GraphError("the graph does not record what it runs", hint="compile it with record=True (0.3 us an action)")
+        if not self._ended:
+            self._measured = Timeline.of("measured", self._opened.spans())
+        if self._measured is None:
+            raise SessionError(f"the timeline is gone: {self._ended}", hint="call timeline() before teardown()")
+        return self._measured
+
+    def statistics(self) -> GraphStatistics:
+        """Counters of the graph, its parties and their channels. Waits for actors that are in the middle of a method."""
+        if self._ended:
+            raise SessionError(f"there are no statistics: {self._ended}")
+        finished = self._num_submitted - len(self._inflight)
+        return GraphStatistics(self._num_submitted, finished, len(self._inflight), self._opened.statistics())
+
+    def visualize(self, filename: str | Path = "compiled_graph", format: str = "png", view: bool = False, **_: Any) -> str:
+        """Draws the graph.
+
+        Args:
+            filename: where to, without the suffix.
+            format: ``ascii`` (returned and printed), ``svg`` or ``dot``, or with Graphviz installed ``png``, ``pdf``, ``jpeg``.
+            view: open the file.
+
+        Returns:
+            The drawing as text.
+        """
+        from crossfade.graph.draw import visualize
+
+        return visualize(self._checked, str(filename), format, view)
+
+    # Ending
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        """Takes the graph from its actors, which go on living. Results that were got, or collected, stay valid. Idempotent.
+
+        Waits for an actor that is in the middle of a method.
+
+        Args:
+            kill_actors: end the actors too.
+        """
+        with self._submitting, self._collecting:
+            if not self._ended:
+                if self._options.record and current() is self._session:
+                    self._measured = Timeline.of("measured", self._opened.spans())
+                self._ended = "it was torn down"
+                self._opened.close()
+        if kill_actors and current() is self._session:
+            for actor in {node.actor.id for node in self._checked.methods}:
+                self._session.engine.kill(actor)
+
+    def _abandon(self) -> None:
+        """The session ends."""
+        self._ended = self._ended or "the session was shut down"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.teardown()
+
+    def __repr__(self) -> str:
+        state = self._ended or f"{len(self._inflight)} in flight"
+        return f"CompiledGraph({len(self.plan.nodes)} nodes on {len(self.plan.programs) - 1} actors, {state})"
+
+
+def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGraph:
+    """Compiles a graph: checks it, decides what every actor does, opens the channels.
+
+    Args:
+        output: the node, or ``MultiOutputNode``, whose values an execution gives.
+        options: see `CompileOptions`; Ray's spellings are accepted too.
+
+    Raises:
+        GraphError: the graph is not sound; the message names the node and ends in a hint.
+    """
+    from crossfade.schedule.compile import compile_plan
+
+    chosen = CompileOptions.of(options)
+    session = current()
+    checked = check(output, session=session.id if session is not None else "", transports=_transports())
+    if session is None:
+        raise SessionError("there is no session, so the graph's actors are gone", hint="make them anew")
+    plan, calls = compile_plan(
+        checked, max_inflight=chosen.max_inflight, buffer_bytes=chosen.buffer_bytes, overlap=chosen.overlap
+    )
+    opened = session.engine.open(plan, calls, record=chosen.record)
+    graph = CompiledGraph(session, checked, plan, opened, chosen)
+    session.graphs.add(graph)
+    return graph
+
+
+def _transports() -> Mapping[str, Transport]:
+    """The transports that a node may ask for."""
+    return {transport.value: transport for transport in Transport}

@@ -1,0 +1,63 @@
+"""Options of ``compile``, in our spelling and in Ray's."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+__all__ = ["CompileOptions"]
+
+_RAY_NAMES = {
+    "_submit_timeout": "submit_timeout",
+    "_max_inflight_executions": "max_inflight",
+    "_overlap_gpu_communication": "overlap",
+}
+_RAY_ONLY = ("_buffer_size_bytes", "_max_buffered_results", "_default_communicator", "enable_asyncio", "_asyncio_max_queue_size")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How to compile a graph.
+
+    Attributes:
+        max_inflight: how many executions may be under way, that is, submitted and not collected.
+        overlap: start receives early and let sends trail where a transport works in the background. Never changes a result.
+        buffer_bytes: size of the slots to set aside for each channel when the graph is compiled (``max_inflight`` slots each). By
+            default slots are made, and their memory touched, when the first value needs them.
+        submit_timeout: the longest ``execute`` waits for room, in seconds; None for ever.
+        record: record what runs when, for ``graph.timeline()``; about 0.3 us an action.
+    """
+
+    max_inflight: int = 10
+    overlap: bool = True
+    buffer_bytes: int = 0
+    submit_timeout: float | None = None
+    record: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> CompileOptions:
+        """From keyword arguments. Ray's names are accepted; those that decide nothing here are ignored.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: an option out of its range.
+        """
+        known = [field.name for field in fields(cls)]
+        chosen: dict[str, Any] = {}
+        for name, value in options.items():
+            ours = _RAY_NAMES.get(name, name)
+            if ours in known:
+                if value is not None or ours == "submit_timeout":
+                    chosen[ours] = value
+            elif name not in _RAY_ONLY:
+                close = difflib.get_close_matches(name, known, n=1)
+                meant = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
+                raise TypeError(f"unknown option {name!r} of compile\nhint: {meant}")
+        made = cls(**chosen)
+        if made.max_inflight < 1:
+            raise ValueError(f"max_inflight is {made.max_inflight}\nhint: it is 1 or more")
+        if made.buffer_bytes < 0:
+            raise ValueError(f"buffer_bytes is {made.buffer_bytes}\nhint: it is 0 or more")
+        return made

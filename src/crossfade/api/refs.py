@@ -1,0 +1,130 @@
+"""References to results, and getting them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from crossfade.errors import Failure, GetTimeoutError, SessionError
+
+if TYPE_CHECKING:
+    from crossfade.api.compiled import CompiledGraph, Execution
+    from crossfade.api.session import Session
+    from crossfade.engines.protocol import PendingCall
+
+__all__ = ["CallRef", "CompiledRef", "Ref", "get", "resolve"]
+
+
+class Ref:
+    """A result that may not be there yet."""
+
+    __slots__ = ("__weakref__",)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The value. May be called again, after a time-out too.
+
+        Args:
+            timeout: the longest wait in seconds; None waits until the value is there or somebody on its way has died.
+
+        Raises:
+            GetTimeoutError: it was not there in time; nothing is lost.
+            TaskError: a method raised; also an instance of that error's own type.
+            ActorDiedError: an actor on its way is gone.
+        """
+        raise NotImplementedError
+
+
+class CallRef(Ref):
+    """The result of an ordinary call."""
+
+    __slots__ = ("_index", "_label", "_num_returns", "_pending", "_session")
+
+    def __init__(self, session: Session, pending: PendingCall, label: str, index: int | None, num_returns: int) -> None:
+        self._session = session
+        self._pending = pending
+        self._label = label
+        self._index = index
+        self._num_returns = num_returns
+
+    def get(self, timeout: float | None = None) -> Any:
+        """See `Ref.get`."""
+        if not self._pending.wait(timeout):
+            raise GetTimeoutError(f"{self._label} has not returned within {timeout} s", hint="get the same reference again")
+        value = self._pending.result()
+        if type(value) is Failure:
+            raise value.to_error()
+        if self._index is None:
+            return value
+        if len(value) != self._num_returns:
+            raise ValueError(f"{self._label} is declared with num_returns={self._num_returns} and returned {len(value)} values")
+        return value[self._index]
+
+    def __repr__(self) -> str:
+        return f"CallRef({self._label})"
+
+
+class CompiledRef(Ref):
+    """One output of one execution of a compiled graph.
+
+    It may be dropped at any time without waiting; the execution goes on and its result is thrown away.
+    """
+
+    __slots__ = ("_execution", "_graph", "_index")
+
+    def __init__(self, graph: CompiledGraph, execution: Execution, index: int) -> None:
+        self._graph = graph
+        self._execution = execution
+        self._index = index
+
+    def get(self, timeout: float | None = None) -> Any:
+        """See `Ref.get`. References may be got in any order, by any thread."""
+        execution = self._execution
+        if execution.values is None:
+            self._graph._collect(execution, timeout)
+        value = execution.values[self._index]  # type: ignore[index]
+        if type(value) is Failure:
+            raise value.to_error()
+        return value
+
+    def __del__(self) -> None:
+        # Called by the garbage collector in the middle of anything: it only takes note.
+        try:
+            self._execution.claims.pop()
+        except (AttributeError, IndexError):
+            return
+
+    def __repr__(self) -> str:
+        return f"CompiledRef(execution {self._execution.number}, output {self._index})"
+
+
+def get(refs: Any, *, timeout: float | None = None) -> Any:
+    """The value of a reference, or the list of values of a list of references (nested lists keep their shape).
+
+    Args:
+        refs: what ``execute`` or ``method.remote`` returned, or a list of such.
+        timeout: the longest wait in seconds, for all of them together.
+
+    Raises:
+        GetTimeoutError, TaskError, ActorDiedError: see `Ref.get`.
+        TypeError: something else was passed.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    return _get(refs, deadline)
+
+
+def _get(refs: Any, deadline: float | None) -> Any:
+    if isinstance(refs, Ref):
+        return refs.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    if isinstance(refs, Sequence) and not isinstance(refs, str | bytes):
+        return [_get(ref, deadline) for ref in refs]
+    raise TypeError(f"cannot get {refs!r}\nhint: pass a reference that execute() or .remote() returned, or a list of them")
+
+
+def resolve(template: Any) -> Any:
+    """Arguments with references (at the top level, as in Ray) replaced by their values; waits for them."""
+    if isinstance(template, tuple):
+        return tuple(item.get() if isinstance(item, Ref) else item for item in template)
+    if isinstance(template, dict):
+        return {key: item.get() if isinstance(item, Ref) else item for key, item in template.items()}
+    raise SessionError("arguments come as a tuple or a dict")

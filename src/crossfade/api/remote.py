@@ -1,0 +1,203 @@
+"""Actors as the user writes them: the decorator, the class, the handle, its methods."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, overload
+
+from crossfade.api.refs import CallRef, resolve
+from crossfade.api.session import require, require_same
+from crossfade.errors import SessionError
+from crossfade.graph.nodes import ActorInfo, MethodNode, OutputNode, bind
+
+__all__ = ["ActorClass", "ActorHandle", "ActorMethod", "kill", "method", "remote"]
+
+_NUM_RETURNS = "__crossfade_num_returns__"
+_OPTIONS = ("name", "num_cpus", "num_gpus", "max_concurrency", "max_restarts", "lifetime", "namespace", "resources")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+
+
+def method(*, num_returns: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declares how many values a method returns, each of which becomes a node, or a reference, of its own.
+
+    Example:
+        >>> class Splitter:
+        ...     @crossfade.method(num_returns=2)
+        ...     def split(self, x):
+        ...         return x[:1], x[1:]
+    """
+    if num_returns < 1:
+        raise ValueError(f"num_returns is {num_returns}\nhint: it is 1 or more")
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(function, _NUM_RETURNS, num_returns)
+        return function
+
+    return declare
+
+
+@overload
+def remote(cls: type, /) -> ActorClass: ...
+@overload
+def remote(**options: Any) -> Callable[[type], ActorClass]: ...
+def remote(cls: type | None = None, /, **options: Any) -> ActorClass | Callable[[type], ActorClass]:
+    """Makes a class an actor class: ``Cls.remote(...)`` starts an actor, a process that holds one instance.
+
+    Use it bare (``@crossfade.remote``) or with options (``@crossfade.remote(num_cpus=1)``).
+
+    Args:
+        options: ``name``, ``num_cpus``, ``num_gpus`` and the others that Ray has.
+    """
+    _check_options(options)
+    if cls is None:
+        return lambda decorated: _actor_class(decorated, options)
+    return _actor_class(cls, options)
+
+
+def _actor_class(cls: object, options: Mapping[str, Any]) -> ActorClass:
+    if not isinstance(cls, type):
+        raise TypeError(
+            f"@crossfade.remote is for classes, not for {cls!r}\nhint: make it a method of a class; a graph runs methods of actors"
+        )
+    return ActorClass(cls, options)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in _OPTIONS:
+            close = difflib.get_close_matches(name, _OPTIONS, n=1)
+            meant = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(_OPTIONS)}"
+            raise TypeError(f"unknown actor option {name!r}\nhint: {meant}")
+    asked = options.get("name")
+    if asked is not None and not _NAME.match(asked):
+        raise ValueError(f"{asked!r} cannot be an actor's name\nhint: letters, digits, _ and -, not starting with a digit")
+
+
+def _methods_of(cls: type) -> dict[str, int]:
+    """Public methods with their numbers of returns."""
+    names = [name for name in dir(cls) if not name.startswith("__") or name == "__call__"]
+    found = {name: getattr(cls, name, None) for name in names}
+    return {name: getattr(value, _NUM_RETURNS, 1) for name, value in found.items() if callable(value)}
+
+
+class ActorClass:
+    """What ``@crossfade.remote`` makes of a class. It cannot be instantiated here, only remotely."""
+
+    def __init__(self, cls: type, options: Mapping[str, Any]) -> None:
+        self._cls = cls
+        self._options = dict(options)
+        self.__name__ = cls.__name__
+        self.__doc__ = cls.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses: an actor class is started by ``.remote()``."""
+        name = self._cls.__name__
+        raise TypeError(f"{name} is an actor class\nhint: write {name}.remote(...) instead of {name}(...)")
+
+    def options(self, **options: Any) -> ActorClass:
+        """The same class with other options."""
+        _check_options(options)
+        return ActorClass(self._cls, {**self._options, **options})
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Starts an actor. The arguments go to the constructor, which runs in the actor's process; this does not wait for it."""
+        session = require()
+        cls = self._cls
+        name = session.name_actor(cls.__name__, self._options.get("name"))
+        info = ActorInfo(id=name, class_name=cls.__name__, session=session.id, methods=_methods_of(cls))
+        session.engine.start_actor(name, cls, resolve(args), resolve(kwargs))
+        return ActorHandle(info)
+
+    def __repr__(self) -> str:
+        return f"ActorClass({self._cls.__name__})"
+
+
+class ActorHandle:
+    """An actor. Its attributes are its methods."""
+
+    def __init__(self, info: ActorInfo) -> None:
+        self._info = info
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        info: ActorInfo = self.__dict__["_info"]
+        if name in info.methods:
+            return ActorMethod(info, name, None)
+        if name.startswith("__"):  # copy, pickle and inspect look for these
+            raise AttributeError(name)
+        close = difflib.get_close_matches(name, info.methods, n=1)
+        public = ", ".join(method for method in info.methods if not method.startswith("_"))
+        meant = f"did you mean {close[0]!r}? It" if close else "it"
+        raise AttributeError(f"actor {info.id} has no method {name!r}\nhint: {meant} has {public}")
+
+    def __repr__(self) -> str:
+        return f"ActorHandle({self._info.id})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the handle of actor {self._info.id} cannot be sent to another process\nhint: connect actors by binding their "
+            "methods in a graph"
+        )
+
+
+class ActorMethod:
+    """A method of an actor: call it once with `remote`, or put it into a graph with `bind`."""
+
+    def __init__(self, info: ActorInfo, name: str, num_returns: int | None) -> None:
+        self._info = info
+        self._name = name
+        self._num_returns = num_returns
+
+    def options(self, *, num_returns: int) -> ActorMethod:
+        """The same method with another number of returns."""
+        return ActorMethod(self._info, self._name, num_returns)
+
+    def bind(self, *args: Any, **kwargs: Any) -> MethodNode | tuple[OutputNode, ...]:
+        """A node that calls the method; the arguments may be, or hold in lists, tuples and dicts, other nodes.
+
+        Returns:
+            The node; for a method with several returns a tuple of nodes, one for each.
+        """
+        return bind(self._info, self._name, resolve(args), resolve(kwargs), self._num_returns)
+
+    def remote(self, *args: Any, **kwargs: Any) -> CallRef | list[CallRef]:
+        """Calls the method now, outside any graph. References among the arguments are waited for.
+
+        Returns:
+            A reference to the result; for a method with several returns a list of them.
+        """
+        session = require_same(self._info.session, f"actor {self._info.id}")
+        pending = session.engine.call(self._info.id, self._name, resolve(args), resolve(kwargs))
+        num_returns = self._num_returns or self._info.methods[self._name]
+        label = f"{self._info.id}.{self._name}"
+        if num_returns == 1:
+            return CallRef(session, pending, label, None, 1)
+        return [CallRef(session, pending, label, index, num_returns) for index in range(num_returns)]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses: a method of an actor is called by ``.remote()`` or ``.bind()``."""
+        raise TypeError(
+            f"{self._info.id}.{self._name} runs on an actor\nhint: write .{self._name}.remote(...) to call it, or "
+            f".{self._name}.bind(...) to put it into a graph"
+        )
+
+    def __repr__(self) -> str:
+        return f"ActorMethod({self._info.id}.{self._name})"
+
+
+def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+    """Ends an actor at once, whatever it is doing. Its graphs and calls raise `ActorDiedError` from now on.
+
+    Args:
+        actor: the actor.
+        no_restart: accepted for Ray's sake; actors are not restarted.
+    """
+    if not isinstance(actor, ActorHandle):
+        raise TypeError(f"{actor!r} is not an actor\nhint: pass what Cls.remote() returned")
+    info = actor._info
+    try:
+        session = require_same(info.session, f"actor {info.id}")
+    except SessionError:
+        return  # it went with its session
+    session.engine.kill(info.id)

@@ -1,0 +1,362 @@
+"""CPU values over torch.distributed's gloo: bytes move in the background of both sides.
+
+All gloo channels of a plan share one process group of the plan's own (never the user's default group), on loopback. A party has
+one sending thread for each party that it sends to, and one receiving thread, which receives a value for each permit that the program
+gave (``try_start``), one after another: several senders into one receiver share its link, and the value that is needed first should
+not wait for the others. Between two parties the k-th permit is for the k-th value (PL-1), which every message's head lets the
+receiver check.
+
+A message is a head of three i64 (channel index, bytes of the first part, bytes of all), the first part (codec table and
+pickle, or everything if it is small), then each buffer by itself, received where it will lie.
+
+Closing: each side sends END to those it sends to, and receives until END has come from all who send to it, so no thread stays in
+a receive that nobody answers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from crossfade.channels.codec import Encoded, buffer_places, decode, dump, encode, undecodable
+from crossfade.channels.protocol import EMPTY, ChannelStatistics
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.host.doorbell import Bell
+from crossfade.host.memory import Memory
+
+__all__ = ["GlooLink", "GlooReader", "GlooWriter"]
+
+_END = -1
+_ONE_PART_BYTES = 1 << 16
+_TAG = 0xC0FA
+_JOIN_S = 5.0
+_MEET_S = 60.0
+
+
+class GlooLink:
+    """One party's part in a plan's process group, with its lanes.
+
+    Args:
+        store: memory that all parties see, for meeting each other; owned by this object from now on.
+        parties: everybody's name, in the same order everywhere; making the link waits for all of them.
+        me: this party's name.
+        bell: this process's own doorbell, rung when a value has come or left.
+
+    Raises:
+        ChannelError: the parties could not connect.
+    """
+
+    def __init__(self, store: Memory, parties: Sequence[str], me: str, bell: Bell) -> None:
+        self._rank = {name: rank for rank, name in enumerate(parties)}
+        self._me = me
+        self._bell = bell
+        self._outgoing: dict[str, _SendLane] = {}
+        self._incoming: _ReceiveLane | None = None
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = datetime.timedelta(days=365)
+        # torch opens the path again in the store's destructor: the memory must outlive the group (see close).
+        self._store = store
+        file_store = dist.FileStore(f"/proc/self/fd/{store.fd}", len(parties))
+        file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
+        try:
+            self._group: Any = dist.ProcessGroupGloo(file_store, self._rank[me], len(parties), options)
+        except RuntimeError as error:
+            raise ChannelError(f"{me} could not join the gloo group of {', '.join(parties)}: {error}") from error
+
+    def writer(self, name: str, index: int, depth: int, readers: Sequence[str]) -> GlooWriter:
+        """The writing end of channel number ``index``."""
+        for reader in readers:
+            if reader not in self._outgoing:
+                self._outgoing[reader] = _SendLane(self._group, self._rank[reader], reader)
+        return GlooWriter(name, index, depth, [self._outgoing[reader] for reader in readers], self._bell)
+
+    def reader(self, name: str, index: int, depth: int, writer: str) -> GlooReader:
+        """The reading end of channel number ``index``."""
+        self._incoming = self._incoming or _ReceiveLane(self._group)
+        self._incoming.peers[self._rank[writer]] = writer
+        return GlooReader(name, index, depth, self._incoming, self._rank[writer], self._bell)
+
+    def close(self) -> None:
+        """Ends all lanes; waits a moment for their threads."""
+        lanes: list[_SendLane | _ReceiveLane] = [*self._outgoing.values()]
+        if self._incoming is not None:
+            lanes.append(self._incoming)
+        for lane in lanes:
+            lane.ask_to_end()
+        deadline = time.monotonic() + _JOIN_S
+        for lane in lanes:
+            lane.thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(lane.thread.is_alive() for lane in lanes):
+            for lane in lanes:
+                lane.group = None
+            self._group = None
+            self._store.close()
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A value on its way to one reader."""
+
+    writer: GlooWriter
+    message: Encoded
+    is_done: bool = False
+
+
+class _SendLane:
+    """Sends values to one peer, one after another."""
+
+    def __init__(self, group: Any, peer: int, peer_name: str) -> None:
+        self.group: Any = group
+        self.peer = peer
+        self.peer_name = peer_name
+        self.queue: SimpleQueue[_Transfer | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=f"crossfade-send-{peer_name}", daemon=True)
+        self.thread.start()
+
+    def ask_to_end(self) -> None:
+        """After what is queued, END is sent."""
+        self.queue.put(None)
+
+    def _run(self) -> None:
+        while (transfer := self.queue.get()) is not None:
+            writer = transfer.writer
+            try:
+                start_ns = time.monotonic_ns()
+                self._send_message(writer.index, transfer.message)
+                transfer.is_done = True
+                if writer.on_moved is not None:
+                    writer.on_moved(start_ns, time.monotonic_ns())
+            except RuntimeError as error:
+                writer.break_off(f"gloo could not send to {self.peer_name}: {error}")
+            writer.bell.ring_if_asleep()
+        try:
+            self._send(_head(_END, 0, 0))
+        except RuntimeError:
+            return  # the peer is gone already
+
+    def _send_message(self, index: int, message: Encoded) -> None:
+        if message.size_bytes <= _ONE_PART_BYTES:
+            whole = bytearray(message.size_bytes)
+            message.copy_into(memoryview(whole))
+            self._send(_head(index, len(whole), len(whole)))
+            self._send(torch.frombuffer(whole, dtype=torch.uint8))
+            return
+        self._send(_head(index, len(message.head), message.size_bytes))
+        self._send(_as_tensor(memoryview(message.head)))
+        for _, data in message.buffers:
+            if data.nbytes:
+                self._send(_as_tensor(data))
+
+    def _send(self, tensor: torch.Tensor) -> None:
+        self.group.send([tensor], self.peer, _TAG).wait()
+
+
+class _ReceiveLane:
+    """Receives values, one for each permit, one after another.
+
+    Attributes:
+        peers: names of those who send to us, by rank.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group: Any = group
+        self.peers: dict[int, str] = {}
+        self._ended: set[int] = set()
+        self.permits: SimpleQueue[GlooReader | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="crossfade-receive", daemon=True)
+        self.thread.start()
+
+    def ask_to_end(self) -> None:
+        """What the peers still send is received and dropped, up to their END."""
+        self.permits.put(None)
+
+    def _run(self) -> None:
+        while (reader := self.permits.get()) is not None:
+            peer = reader.peer
+            try:
+                if peer in self._ended or not self._serve(reader):
+                    self._ended.add(peer)
+                    reader.break_off("the other side closed it")
+            except (RuntimeError, ChannelError) as error:
+                self._ended.add(peer)
+                reader.break_off(f"gloo could not receive from {self.peers[peer]}: {error}")
+            reader.bell.ring_if_asleep()
+        for peer in set(self.peers) - self._ended:
+            self._drain(peer)
+
+    def _drain(self, peer: int) -> None:
+        try:
+            while self._receive_message(peer)[0] != _END:
+                pass
+        except RuntimeError:
+            return  # the peer is gone already
+
+    def _serve(self, reader: GlooReader) -> bool:
+        """Receives one value; False if END came instead."""
+        index, start_ns, message = self._receive_message(reader.peer)
+        if index == _END:
+            return False
+        if index != reader.index:
+            raise ChannelError(f"PL-1: channel {reader.name} (number {reader.index}) was sent a value of channel number {index}")
+        reader.inbox.append(message)
+        if reader.on_moved is not None:
+            reader.on_moved(start_ns, time.monotonic_ns())
+        return True
+
+    def _receive_message(self, peer: int) -> tuple[int, int, memoryview]:
+        """(channel index, when its head had come, the message)."""
+        head = torch.empty(3, dtype=torch.int64)
+        self._receive(head, peer)
+        start_ns = time.monotonic_ns()
+        index, first_bytes, size_bytes = head.tolist()
+        whole = torch.empty(size_bytes, dtype=torch.uint8)
+        if size_bytes:
+            self._receive(whole[:first_bytes], peer)
+        message = memoryview(whole.numpy()).cast("B") if size_bytes else memoryview(bytearray())
+        if first_bytes < size_bytes:
+            for offset, length in buffer_places(message[:first_bytes]):
+                if length:
+                    self._receive(whole[offset : offset + length], peer)
+        return index, start_ns, message
+
+    def _receive(self, tensor: torch.Tensor, peer: int) -> None:
+        self.group.recv([tensor], peer, _TAG).wait()
+
+
+def _head(index: int, first_bytes: int, size_bytes: int) -> torch.Tensor:
+    return torch.tensor([index, first_bytes, size_bytes], dtype=torch.int64)
+
+
+class _Exposed:
+    """Memory for numpy to see as writable, whatever it was: torch warns about read-only memory even to send it."""
+
+    def __init__(self, data: memoryview) -> None:
+        array = np.frombuffer(data, dtype=np.uint8)
+        self._keep = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.__array_interface__["data"][0], False)}
+
+
+def _as_tensor(data: memoryview) -> torch.Tensor:
+    """The same memory as a tensor, for sending only."""
+    return torch.from_numpy(np.asarray(_Exposed(data)))
+
+
+class _End:
+    """What both ends share."""
+
+    on_moved: Callable[[int, int], None] | None = None
+
+    def __init__(self, name: str, index: int, depth: int, bell: Bell) -> None:
+        self.name = name
+        self.index = index
+        self.bell = bell
+        self._depth = depth
+        self._broken = ""
+        self._is_closed = False
+        self._num_values = 0
+        self._num_bytes = 0
+
+    def break_off(self, reason: str) -> None:
+        """See the protocol."""
+        self._broken = self._broken or reason
+
+    def _raise_if_ended(self) -> None:
+        if self._is_closed:
+            raise ChannelClosed(f"channel {self.name} was closed by this side")
+        if self._broken:
+            raise ChannelBroken(f"channel {self.name} is broken: {self._broken}")
+
+    def close(self) -> None:
+        """See the protocol. The lanes belong to the link, which tells the other side."""
+        self._is_closed = True
+
+    def statistics(self) -> ChannelStatistics:
+        """See the protocol."""
+        return ChannelStatistics(self._num_values, self._num_bytes)
+
+
+class GlooWriter(_End):
+    """The writing end; made by `GlooLink.writer`."""
+
+    def __init__(self, name: str, index: int, depth: int, lanes: Sequence[_SendLane], bell: Bell) -> None:
+        super().__init__(name, index, depth, bell)
+        self._lanes = lanes
+        self._underway: deque[list[_Transfer]] = deque()
+
+    def try_write(self, value: object) -> bool:
+        """See the protocol. A slot is a value that has not reached all readers."""
+        self._raise_if_ended()
+        self._forget_done()
+        if len(self._underway) >= self._depth:
+            return False
+        message = encode(dump(value))
+        transfers = [_Transfer(self, message) for _ in self._lanes]
+        self._underway.append(transfers)
+        for lane, transfer in zip(self._lanes, transfers, strict=True):
+            lane.queue.put(transfer)
+        self._num_values += 1
+        self._num_bytes += message.size_bytes
+        return True
+
+    def _forget_done(self) -> None:
+        while self._underway and all(transfer.is_done for transfer in self._underway[0]):
+            self._underway.popleft()
+
+    def try_flush(self) -> bool:
+        """See the protocol."""
+        self._forget_done()
+        if self._underway:
+            self._raise_if_ended()
+        return not self._underway
+
+
+class GlooReader(_End):
+    """One reading end; made by `GlooLink.reader`."""
+
+    def __init__(self, name: str, index: int, depth: int, lane: _ReceiveLane, peer: int, bell: Bell) -> None:
+        super().__init__(name, index, depth, bell)
+        self._lane = lane
+        self.peer = peer
+        self._num_held = 0  # started and not yet released
+        self.inbox: deque[memoryview] = deque()
+
+    def try_start(self) -> bool:
+        """See the protocol."""
+        self._raise_if_ended()
+        if self._num_held >= self._depth:
+            return False
+        self._num_held += 1
+        self._lane.permits.put(self)
+        return True
+
+    def try_read(self) -> object:
+        """See the protocol."""
+        if not self.inbox or self._is_closed:
+            self._raise_if_ended()
+            return EMPTY
+        message = self.inbox.popleft()
+        self._num_values += 1
+        self._num_bytes += message.nbytes
+        try:
+            return decode(message, private=_itself, shared=memoryview.toreadonly)
+        except Exception as error:
+            return undecodable(error, self.name)
+
+    def release(self) -> None:
+        """See the protocol."""
+        self._num_held -= 1
+
+
+def _itself(view: memoryview) -> memoryview:
+    return view

@@ -1,0 +1,126 @@
+"""The in-process channel: values are copied, so that it gives what a ring between processes gives. The reference."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from crossfade.channels.codec import decode, dump, encode, undecodable
+from crossfade.channels.protocol import EMPTY, ChannelStatistics
+from crossfade.errors import ChannelBroken, ChannelClosed
+
+__all__ = ["LocalReader", "LocalWriter", "open_local"]
+
+
+class _Ring:
+    """What the ends share: one queue of encoded messages for each reader."""
+
+    def __init__(self, name: str, depth: int, num_readers: int) -> None:
+        self.name = name
+        self.depth = depth
+        self.queues: list[deque[bytes]] = [deque() for _ in range(num_readers)]
+        self.writer_gone = ""
+        self.reader_gone = ""
+
+
+def open_local(name: str, depth: int, num_readers: int) -> tuple[LocalWriter, list[LocalReader]]:
+    """Both sides of a new channel, for one thread."""
+    ring = _Ring(name, depth, num_readers)
+    return LocalWriter(ring), [LocalReader(ring, index) for index in range(num_readers)]
+
+
+class LocalWriter:
+    """The writing end."""
+
+    on_moved: Callable[[int, int], None] | None = None
+
+    def __init__(self, ring: _Ring) -> None:
+        self._ring = ring
+        self._is_closed = False
+        self._num_values = 0
+        self._num_bytes = 0
+
+    def try_write(self, value: object) -> bool:
+        """See the protocol."""
+        ring = self._ring
+        if self._is_closed:
+            raise ChannelClosed(f"channel {ring.name} was closed by this side")
+        if ring.reader_gone:
+            raise ChannelBroken(f"channel {ring.name} is broken: {ring.reader_gone}")
+        if max(map(len, ring.queues)) >= ring.depth:
+            return False
+        message = encode(dump(value))
+        target = bytearray(message.size_bytes)
+        message.copy_into(memoryview(target))
+        data = bytes(target)
+        for queue in ring.queues:
+            queue.append(data)
+        self._num_values += 1
+        self._num_bytes += len(data)
+        return True
+
+    def try_flush(self) -> bool:
+        """Always: an accepted value has been copied."""
+        return True
+
+    def break_off(self, reason: str) -> None:
+        """See the protocol."""
+        self._ring.reader_gone = reason
+
+    def close(self) -> None:
+        """See the protocol."""
+        self._is_closed = True
+        self._ring.writer_gone = self._ring.writer_gone or "the other side closed it"
+
+    def statistics(self) -> ChannelStatistics:
+        """See the protocol."""
+        return ChannelStatistics(self._num_values, self._num_bytes)
+
+
+class LocalReader:
+    """One reading end."""
+
+    on_moved: Callable[[int, int], None] | None = None
+
+    def __init__(self, ring: _Ring, index: int) -> None:
+        self._ring = ring
+        self._queue = ring.queues[index]
+        self._is_closed = False
+        self._num_values = 0
+        self._num_bytes = 0
+
+    def try_start(self) -> bool:
+        """Nothing to start: values come by themselves."""
+        return True
+
+    def try_read(self) -> object:
+        """See the protocol."""
+        if self._is_closed:
+            raise ChannelClosed(f"channel {self._ring.name} was closed by this side")
+        if not self._queue:
+            if self._ring.writer_gone:
+                raise ChannelBroken(f"channel {self._ring.name} is broken: {self._ring.writer_gone}")
+            return EMPTY
+        message = self._queue.popleft()
+        self._num_values += 1
+        self._num_bytes += len(message)
+        try:
+            return decode(memoryview(message), private=bytearray, shared=memoryview.toreadonly)
+        except Exception as error:
+            return undecodable(error, self._ring.name)
+
+    def release(self) -> None:
+        """Nothing to do: a value that was read owns its memory."""
+
+    def break_off(self, reason: str) -> None:
+        """See the protocol."""
+        self._ring.writer_gone = reason
+
+    def close(self) -> None:
+        """See the protocol."""
+        self._is_closed = True
+        self._ring.reader_gone = self._ring.reader_gone or "the other side closed it"
+
+    def statistics(self) -> ChannelStatistics:
+        """See the protocol."""
+        return ChannelStatistics(self._num_values, self._num_bytes)

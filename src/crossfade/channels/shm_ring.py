@@ -1,0 +1,459 @@
+"""The shared-memory ring: one writer, any number of readers, on one host.
+
+Two memories carry it. The *board* has one block for each ring: a state byte, semaphores, and ``depth`` records of
+`RECORD_BYTES`. A value whose message fits into a record lives there. A larger one lies in a *slot*: a piece of the writer's *heap*,
+and the record says which; numpy and torch get views on the slot (no copy), and the slot is free again when the last view dies.
+
+Who waits for what (R readers, depth D; e counts values):
+
+- ``items[r]`` counts records written and not yet taken by reader r. ``credits[r]`` counts records that r has not to read any more:
+  record e is rewritten (as e + D) only with one credit from every reader (PL-3).
+- ``freed[s]`` is posted once by each reader that is done with slot s. A reader keeps views on at most D slots; when it holds that many,
+  values are copied out and their slot is freed at once. So with D records in flight and R x D slots kept, D (1 + R) slots always have
+  a free one, and the writer never waits for a slot: kept values cannot stop the ring.
+- Slots are made when first needed and grow when a value does not fit: the piece is given back and a larger one taken.
+
+Memory order: whatever the writer stores before it posts ``items`` is seen by a reader that took it, and the reader is done with a record
+or slot before it posts ``credits`` or ``freed`` (host/semaphore.py says why). The state byte and *wanted* are hints: they are set
+before a fence and looked at after one (host/doorbell.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import pickle
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from crossfade.channels.codec import Encoded, decode, dump, encode, undecodable
+from crossfade.channels.protocol import EMPTY, ChannelStatistics
+from crossfade.errors import ChannelBroken, ChannelClosed
+from crossfade.host.doorbell import Bell
+from crossfade.host.memory import Heap, Memory, address_of, align
+from crossfade.host.semaphore import FENCE_AFTER_POST, SEMAPHORE_BYTES, full_fence, init_semaphore, open_semaphore
+
+__all__ = ["RECORD_BYTES", "RingLayout", "ShmReader", "ShmWriter", "format_ring"]
+
+_T = TypeVar("_T")
+
+RECORD_BYTES = 1024
+_INLINE_BYTES = RECORD_BYTES - 8
+_HEAD_BYTES = 64  # state byte, wanted byte
+_STATE, _WANTED = 0, 1
+_WRITER_GONE, _READER_GONE = 1, 2
+
+# A record starts with the word (size << 8 | kind). Only the last two use a slot; three more words say which.
+_PICKLE, _BYTES, _MESSAGE, _SLOT_BYTES, _SLOT_MESSAGE = range(1, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """Where the parts of a ring's block lie.
+
+    Attributes:
+        depth: number of records.
+        num_readers: number of readers.
+    """
+
+    depth: int
+    num_readers: int
+
+    @property
+    def num_slots(self) -> int:
+        """The most large slots that can ever be needed."""
+        return self.depth * (1 + self.num_readers)
+
+    def items(self, reader: int) -> int:
+        """Offset of ``items[reader]``."""
+        return _HEAD_BYTES + 2 * reader * SEMAPHORE_BYTES
+
+    def credits(self, reader: int) -> int:
+        """Offset of ``credits[reader]``."""
+        return self.items(reader) + SEMAPHORE_BYTES
+
+    def freed(self, slot: int) -> int:
+        """Offset of ``freed[slot]``."""
+        return self.items(self.num_readers) + slot * SEMAPHORE_BYTES
+
+    @property
+    def records(self) -> int:
+        """Offset of the first record."""
+        return align(self.freed(self.num_slots), 64)
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the block."""
+        return self.records + self.depth * RECORD_BYTES
+
+
+def format_ring(board: mmap.mmap, offset: int, layout: RingLayout) -> None:
+    """Makes a block of zeroed memory an empty ring. Done once, before either side opens it."""
+    base = address_of(board, offset)
+    for reader in range(layout.num_readers):
+        init_semaphore(base + layout.items(reader), 0)
+        init_semaphore(base + layout.credits(reader), layout.depth)
+    for slot in range(layout.num_slots):
+        init_semaphore(base + layout.freed(slot), 0)
+
+
+class _End:
+    """What both ends share."""
+
+    on_moved: Callable[[int, int], None] | None = None
+
+    def __init__(self, name: str, board: mmap.mmap, offset: int, layout: RingLayout, gone: int) -> None:
+        self.name = name
+        self.layout = layout
+        self._board = board  # semaphores point into it
+        self._base = address_of(board, offset)
+        block = memoryview(board)[offset : offset + layout.size_bytes]
+        self._state = block[:_HEAD_BYTES]
+        self._data = block[layout.records :]
+        self._words = self._data.cast("Q")
+        self._end = layout.depth * RECORD_BYTES
+        self._at = 0  # offset of the next record
+        self._fence = full_fence() if FENCE_AFTER_POST else None
+        self._gone = gone  # the other side's bit in the state byte
+        self._reason = "the other side closed it"
+        self._is_closed = False
+        self._num_values = 0
+        self._num_bytes = 0
+
+    def break_off(self, reason: str) -> None:
+        """See the protocol."""
+        self._reason = reason
+        self._state[_STATE] |= self._gone
+
+    def _raise_if_ended(self) -> None:
+        if self._is_closed:
+            raise ChannelClosed(f"channel {self.name} was closed by this side")
+        if self._state[_STATE] & self._gone:
+            raise ChannelBroken(f"channel {self.name} is broken: {self._reason}")
+
+    def _close(self, own_bit: int, bells: Sequence[Bell]) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._state[_STATE] |= own_bit
+            full_fence()()
+            for bell in bells:
+                bell.ring()
+
+
+class ShmWriter(_End):
+    """The writing end.
+
+    Args:
+        name: for errors.
+        board, offset, layout: where the ring's block lies.
+        heap: the writer's heap; several rings of one writer share it.
+        bells: the readers' doorbells, in the order of the readers.
+        buffer_bytes: size of ``depth`` slots to set aside now, 0 for none.
+    """
+
+    def __init__(
+        self, name: str, board: mmap.mmap, offset: int, layout: RingLayout, heap: Heap, bells: Sequence[Bell], *, buffer_bytes: int = 0
+    ) -> None:
+        super().__init__(name, board, offset, layout, _READER_GONE)
+        semaphores = [
+            (open_semaphore(self._base + layout.items(r)), open_semaphore(self._base + layout.credits(r)))
+            for r in range(layout.num_readers)
+        ]
+        self._credits = [credit.acquire for _, credit in semaphores]
+        self._missing: list[Any] = list(self._credits)  # credits still to be had for the next record
+        self._posts = [(item.release, bell.flags, bell.ring) for (item, _), bell in zip(semaphores, bells, strict=True)]
+        self._bells = bells
+        self._slots = _WriterSlots(heap, self._base, layout)
+        if buffer_bytes:
+            self._slots.set_aside(layout.depth, buffer_bytes)
+
+    def try_write(self, value: object) -> bool:
+        """See the protocol."""
+        if self._state[_STATE] or self._is_closed:
+            self._raise_if_ended()
+        missing = self._missing
+        while missing:
+            if not missing[-1](False):
+                self._state[_WANTED] = 1
+                return False
+            missing.pop()
+        if type(value) is bytes:
+            self._put_bytes(value)
+        else:
+            pickled = dump(value)
+            if pickled.buffers or len(pickled.pickle) > _INLINE_BYTES:
+                self._put_message(encode(pickled))
+            else:
+                self._put_inline(_PICKLE, pickled.pickle)
+        self._publish()
+        return True
+
+    def _put_inline(self, kind: int, data: bytes) -> None:
+        at, size = self._at, len(data)
+        self._data[at + 8 : at + 8 + size] = data
+        self._words[at >> 3] = size << 8 | kind
+
+    def _put_bytes(self, value: bytes) -> None:
+        if len(value) <= _INLINE_BYTES:
+            self._put_inline(_BYTES, value)
+        else:
+            self._put_in_slot(_SLOT_BYTES, Encoded(value, (), len(value)))
+
+    def _put_message(self, message: Encoded) -> None:
+        if message.size_bytes <= _INLINE_BYTES:
+            message.copy_into(self._data[self._at + 8 : self._at + RECORD_BYTES])
+            self._words[self._at >> 3] = message.size_bytes << 8 | _MESSAGE
+        else:
+            self._put_in_slot(_SLOT_MESSAGE, message)
+
+    def _put_in_slot(self, kind: int, message: Encoded) -> None:
+        slot, offset, capacity, view = self._slots.take(message.size_bytes)
+        message.copy_into(view)
+        word = self._at >> 3
+        self._words[word + 1], self._words[word + 2], self._words[word + 3] = slot, offset, capacity
+        self._words[word] = message.size_bytes << 8 | kind
+        self._num_bytes += message.size_bytes
+
+    def _publish(self) -> None:
+        at = self._at + RECORD_BYTES
+        self._at = 0 if at == self._end else at
+        self._missing += self._credits
+        self._num_values += 1
+        if self._state[_WANTED]:
+            self._state[_WANTED] = 0
+        for post, flags, ring in self._posts:
+            post()
+            if self._fence is not None:
+                self._fence()
+            if flags[0]:
+                ring()
+
+    def try_flush(self) -> bool:
+        """Always: an accepted value lies in memory that the readers see."""
+        return True
+
+    def close(self) -> None:
+        """See the protocol."""
+        self._close(_WRITER_GONE, self._bells)
+
+    def statistics(self) -> ChannelStatistics:
+        """See the protocol."""
+        return ChannelStatistics(
+            self._num_values, self._num_bytes, num_slots=self._slots.num_slots, slot_bytes=self._slots.size_bytes
+        )
+
+
+class _WriterSlots:
+    """The large slots of a ring, as its writer sees them."""
+
+    def __init__(self, heap: Heap, base: int, layout: RingLayout) -> None:
+        self._heap = heap
+        self._base = base
+        self._layout = layout
+        self._pieces: list[tuple[int, int, memoryview]] = []  # of each slot: offset, capacity, memory
+        self._freed: list[Any] = []  # of each slot: acquire
+        self._free: list[int] = []
+        self._busy: dict[int, int] = {}  # slot: readers that have not freed it
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(capacity for _, capacity, _ in self._pieces)
+
+    def set_aside(self, num_slots: int, size_bytes: int) -> None:
+        """Makes slots before they are needed, their pages touched."""
+        for _ in range(num_slots):
+            self._free.append(self._add(size_bytes))
+
+    def take(self, size_bytes: int) -> tuple[int, int, int, memoryview]:
+        """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory)."""
+        self._collect()
+        slot = self._free.pop() if self._free else self._add(size_bytes)
+        try:
+            if self._pieces[slot][1] < size_bytes:
+                self._grow(slot, size_bytes)
+        except OSError:
+            self._free.append(slot)
+            raise
+        self._busy[slot] = self._layout.num_readers
+        return (slot, *self._pieces[slot])
+
+    def _collect(self) -> None:
+        """Finds out which slots the readers have freed."""
+        for slot, num_left in list(self._busy.items()):
+            acquire = self._freed[slot]
+            while num_left and acquire(False):
+                num_left -= 1
+            if num_left:
+                self._busy[slot] = num_left
+            else:
+                del self._busy[slot]
+                self._free.append(slot)
+
+    def _piece(self, size_bytes: int) -> tuple[int, int, memoryview]:
+        # An eighth more than asked for, so that values which grow a little do not move every time.
+        offset, capacity = self._heap.allocate(size_bytes + size_bytes // 8)
+        return offset, capacity, memoryview(self._heap.memory.map(capacity, offset, populate=True))
+
+    def _add(self, size_bytes: int) -> int:
+        slot = len(self._pieces)
+        self._pieces.append(self._piece(size_bytes))
+        self._freed.append(open_semaphore(self._base + self._layout.freed(slot)).acquire)
+        return slot
+
+    def _grow(self, slot: int, size_bytes: int) -> None:
+        old_offset, old_capacity, _ = self._pieces[slot]
+        self._pieces[slot] = self._piece(size_bytes)
+        self._heap.discard(old_offset, old_capacity)
+
+
+class ShmReader(_End):
+    """One reading end.
+
+    Args:
+        name: for errors.
+        board, offset, layout: where the ring's block lies.
+        index: which of the readers this is.
+        heap_memory: the writer's heap.
+        bell: the writer's doorbell.
+    """
+
+    def __init__(
+        self, name: str, board: mmap.mmap, offset: int, layout: RingLayout, index: int, heap_memory: Memory, bell: Bell
+    ) -> None:
+        super().__init__(name, board, offset, layout, _WRITER_GONE)
+        self._take = open_semaphore(self._base + layout.items(index)).acquire
+        self._post_credit = open_semaphore(self._base + layout.credits(index)).release
+        self._bell = bell
+        self._bell_flags, self._ring = bell.flags, bell.ring
+        self._slots = _ReaderSlots(heap_memory, board, self._base, layout)
+        self._shares = layout.num_readers > 1
+        self._num_copied_out = 0
+
+    def try_start(self) -> bool:
+        """Nothing to start: values come by themselves."""
+        return True
+
+    def try_read(self) -> object:
+        """See the protocol."""
+        if not self._take(False):
+            if not (self._state[_STATE] or self._is_closed):
+                return EMPTY
+            if self._is_closed or not self._take(False):  # a value may have come before the end did
+                self._raise_if_ended()
+                return EMPTY
+        at = self._at
+        word = self._words[at >> 3]
+        kind, size = word & 255, word >> 8
+        try:
+            if kind == _PICKLE:
+                value = pickle.loads(self._data[at + 8 : at + 8 + size])
+            elif kind == _BYTES:
+                value = bytes(self._data[at + 8 : at + 8 + size])
+            else:
+                value = self._read_message(at, kind, size)
+        except Exception as error:
+            value = undecodable(error, self.name)
+        next_at = at + RECORD_BYTES
+        self._at = 0 if next_at == self._end else next_at
+        self._num_values += 1
+        self._post_credit()
+        if self._fence is not None:
+            self._fence()
+        if self._state[_WANTED] and self._bell_flags[0]:
+            self._ring()
+        return value
+
+    def _read_message(self, at: int, kind: int, size: int) -> object:
+        if kind == _MESSAGE:
+            return _decode_copy(bytearray(self._data[at + 8 : at + 8 + size]))
+        word = at >> 3
+        slot, offset, capacity = self._words[word + 1 : word + 4]
+        if kind not in (_SLOT_BYTES, _SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
+            raise ValueError(f"a record of channel {self.name} is damaged: kind {kind}, slot {slot}, {size} of {capacity} bytes")
+        self._num_bytes += size
+        if kind == _SLOT_BYTES:
+            return self._slots.copied(bytes, slot, offset, capacity, size)
+        if self._slots.num_kept >= self.layout.depth:
+            self._num_copied_out += 1
+            return _decode_copy(self._slots.copied(bytearray, slot, offset, capacity, size))
+        view = self._slots.view(slot, offset, capacity, size)
+        return decode(view, private=bytearray if self._shares else _itself, shared=memoryview.toreadonly)
+
+    def release(self) -> None:
+        """Nothing to do: a slot is free when its last view dies."""
+
+    def close(self) -> None:
+        """See the protocol."""
+        self._close(_READER_GONE, (self._bell,))
+
+    def statistics(self) -> ChannelStatistics:
+        """See the protocol."""
+        return ChannelStatistics(
+            self._num_values,
+            self._num_bytes,
+            num_copied_out=self._num_copied_out,
+            num_kept=self._slots.num_kept,
+        )
+
+
+class _ReaderSlots:
+    """The large slots of a ring, as one reader sees them."""
+
+    def __init__(self, memory: Memory, board: mmap.mmap, base: int, layout: RingLayout) -> None:
+        self._memory = memory
+        self._board = board  # a view may die, and free its slot, after the reader is gone
+        self._base = base
+        self._layout = layout
+        self._mapped: dict[int, tuple[int, int, mmap.mmap]] = {}  # slot: offset, capacity, mapping
+        self._frees: dict[int, Any] = {}  # slot: release
+        self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
+
+    @property
+    def num_kept(self) -> int:
+        """Slots on which views are alive."""
+        return len(self._kept)
+
+    def copied(self, make: Callable[[memoryview], _T], slot: int, offset: int, capacity: int, size: int) -> _T:
+        """A copy of the message; the slot is free at once."""
+        mapping = self._map(slot, offset, capacity)
+        try:
+            return make(memoryview(mapping)[:size])
+        finally:
+            self._frees[slot]()
+
+    def view(self, slot: int, offset: int, capacity: int, size: int) -> memoryview:
+        """The message where it lies; the slot is free when the last view of it dies."""
+        mapping = self._map(slot, offset, capacity)
+        # A memoryview of a memoryview would not keep the first one alive; a ctypes array is kept by every view of it.
+        exporter = (ctypes.c_char * size).from_buffer(mapping)
+        self._kept[slot] = weakref.ref(exporter, partial(self._died, slot))
+        return memoryview(exporter).cast("B")
+
+    def _died(self, slot: int, _: object) -> None:
+        # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
+        del self._kept[slot]
+        self._frees[slot]()
+
+    def _map(self, slot: int, offset: int, capacity: int) -> mmap.mmap:
+        known = self._mapped.get(slot)
+        if known is None:
+            self._frees[slot] = open_semaphore(self._base + self._layout.freed(slot)).release
+        if known is None or known[:2] != (offset, capacity):
+            known = self._mapped[slot] = (offset, capacity, self._memory.map(capacity, offset, populate=True))
+        return known[2]
+
+
+def _decode_copy(message: bytearray) -> object:
+    """The value of a message that belongs to nobody else."""
+    return decode(memoryview(message), private=_itself, shared=memoryview.toreadonly)
+
+
+def _itself(view: memoryview) -> memoryview:
+    return view

@@ -1,0 +1,195 @@
+"""The process of one actor: it obeys plans and answers calls, all on its main thread."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from crossfade.engines import control
+from crossfade.engines.control import dump_user, send
+from crossfade.engines.driver import channel_statistics
+from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.wiring import Wiring
+from crossfade.errors import ChannelError, Failure
+from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.memory import Memory
+from crossfade.host.processes import die_with
+from crossfade.host.sockets import Connection
+from crossfade.runtime.bind import bind
+from crossfade.runtime.cursor import Cursor
+from crossfade.runtime.record import Recorder
+
+__all__ = ["main"]
+
+
+@dataclass(slots=True)
+class _Part:
+    """This actor's part of an open plan."""
+
+    cursor: Cursor
+    wiring: Wiring
+    recorder: Recorder | None
+    fault: str = ""
+
+
+class _Actor:
+    """The actor's side of everything."""
+
+    def __init__(self, connection: Connection, doorbell: Doorbell) -> None:
+        self._connection = connection
+        self._doorbell = doorbell
+        self._bells: dict[str, Bell] = {}
+        self._pidfds: dict[str, int] = {}
+        self._parts: dict[int, _Part] = {}
+        self._running: list[_Part] = []  # the parts whose cursors can move
+        self._name = ""
+        self._instance: Any = None
+        self._has_mail = False
+        self._is_stopped = False
+        doorbell.watch(connection.fileno(), self._mail_came)
+
+    def serve(self) -> None:
+        """Runs until told to stop or until the driver is gone."""
+        wait_until, turn = self._doorbell.wait_until, self._turn
+        while not self._is_stopped:
+            wait_until(turn)
+
+    def _mail_came(self) -> None:
+        self._has_mail = True
+
+    def _turn(self) -> bool:
+        """Does what can be done now; whether that was anything."""
+        has_moved = False
+        for part in self._running:
+            try:
+                if part.cursor.advance():
+                    has_moved = True
+            except ChannelError as error:
+                part.fault = str(error)
+        if has_moved and not self._doorbell.flags[1]:
+            return True
+        return self._look_around() or has_moved
+
+    def _look_around(self) -> bool:
+        """Sees to what is not on a value's way: faults and messages."""
+        if any(part.fault for part in self._running):
+            self._running = [part for part in self._running if not part.fault]
+        if not (self._doorbell.take_mail_flag() or self._has_mail):
+            return self._is_stopped
+        self._has_mail = False
+        while not self._is_stopped:
+            message = self._connection.take()
+            if message is None:
+                self._is_stopped = self._is_stopped or self._connection.is_closed
+                break
+            self._obey(pickle.loads(message.payload), message.fds)
+        return True
+
+    def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
+        match message:
+            case control.Create():
+                self._create(message)
+            case control.Call():
+                self._call(message)
+            case control.Introduce():
+                self._introduce(message.peer, *fds)
+            case control.OpenPlan():
+                self._open(message, fds)
+            case control.ClosePlan():
+                self._close(message.number)
+            case control.Report():
+                self._report(message)
+            case control.Stop():
+                self._is_stopped = True
+
+    def _create(self, message: control.Create) -> None:
+        self._name = message.actor
+        self._bells[message.actor] = self._doorbell.bell()
+        try:
+            cls, args, kwargs = pickle.loads(message.payload)
+            self._instance = cls(*args, **kwargs)
+        except Exception as error:
+            failure = Failure.capture(error, actor=self._name, node=f"{self._name}.__init__")
+            send(self._connection, control.Created(failure))
+            self._is_stopped = True
+            return
+        send(self._connection, control.Created(None))
+
+    def _call(self, message: control.Call) -> None:
+        label = f"{self._name}.{message.method}"
+        try:
+            args, kwargs = pickle.loads(message.payload)
+            payload = dump_user(getattr(self._instance, message.method)(*args, **kwargs))
+        except Exception as error:
+            failure = Failure.capture(error, actor=self._name, node=label)
+            send(self._connection, control.Returned(message.number, b"", failure))
+            return
+        send(self._connection, control.Returned(message.number, payload, None))
+
+    def _introduce(self, peer: str, bell_memory_fd: int, bell_fd: int, pidfd: int) -> None:
+        self._bells[peer] = Bell(Memory(bell_memory_fd), bell_fd)
+        self._pidfds[peer] = pidfd
+        self._doorbell.watch(pidfd, lambda: self._peer_died(peer))
+
+    def _peer_died(self, peer: str) -> None:
+        self._doorbell.unwatch(self._pidfds[peer])
+        for part in self._parts.values():
+            part.wiring.break_off(peer, f"the process of {peer} is gone")
+
+    def _open(self, message: control.OpenPlan, fds: tuple[int, ...]) -> None:
+        try:
+            self._parts[message.number] = part = self._part(message, list(fds))
+            self._running.append(part)
+            failure = None
+        except Exception as error:
+            failure = Failure.capture(error, actor=self._name, node="opening its channels")
+        send(self._connection, control.Opened(message.number, failure))
+
+    def _part(self, message: control.OpenPlan, fds: list[int]) -> _Part:
+        plan = message.plan
+        board_memory = Memory(fds.pop(0))
+        board = board_memory.map(board_memory.size_bytes, populate=True)
+        board_memory.close()
+        store = Memory(fds.pop(0)) if message.has_store else None
+        heaps = {owner: Memory(fd) for owner, fd in zip(message.heaps, fds, strict=True)}
+        wiring = Wiring(plan, self._name, board, heaps, self._bells, store)
+        recorder = Recorder(self._name, message.origin_ns) if message.record else None
+        mine = [node for node in plan.nodes if node.actor == self._name]
+        methods = {node.id: getattr(self._instance, node.method) for node in mine}
+        cursor = bind(plan, self._name, methods, pickle.loads(message.calls), wiring.ends, recorder)
+        return _Part(cursor, wiring, recorder)
+
+    def _close(self, number: int) -> None:
+        part = self._parts.pop(number, None)
+        if part is not None:
+            if part in self._running:
+                self._running.remove(part)
+            part.wiring.close()
+        send(self._connection, control.Closed(number))
+
+    def _report(self, message: control.Report) -> None:
+        part = self._parts[message.number]
+        statistics = ActorStatistics(part.cursor.position[0], channel_statistics(part.wiring.ends))
+        spans = part.recorder.spans() if part.recorder is not None else []
+        send(self._connection, control.Reported(message.query, spans, statistics))
+
+
+def main(control_fd: int, bell_memory_fd: int, bell_fd: int, driver_pidfd: int, spin_us: float) -> None:
+    """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(driver_pidfd)
+    connection = Connection(socket.socket(fileno=control_fd))
+    actor = _Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us))
+    try:
+        actor.serve()
+    except ConnectionError:
+        pass  # the driver is gone
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of gloo or of user code must not keep a stopped actor alive.
+    os._exit(0)

@@ -1,0 +1,147 @@
+"""What driver and actor say to each other over the control socket. Descriptors travel beside the messages.
+
+What the user gave (classes, arguments, results) is pickled by itself into ``bytes``, so that a message can always be read and
+an error in the user's part becomes an answer.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+from crossfade.engines.protocol import ActorStatistics
+from crossfade.errors import Failure
+from crossfade.host.sockets import Connection
+from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Span
+
+__all__ = [
+    "Call",
+    "ClosePlan",
+    "Closed",
+    "Create",
+    "Created",
+    "Introduce",
+    "OpenPlan",
+    "Opened",
+    "Report",
+    "Reported",
+    "Returned",
+    "Stop",
+    "dump_user",
+    "send",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """To the actor, first of all: become this. ``payload`` holds (class, args, kwargs)."""
+
+    actor: str
+    spin_us: float
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The answer: the constructor has returned, or raised."""
+
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Introduce:
+    """To the actor: know this process. Descriptors: its doorbell's memory and eventfd, its pidfd."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """To the actor: call a method. ``payload`` holds (args, kwargs)."""
+
+    number: int
+    method: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The answer: the pickled value, or the error."""
+
+    number: int
+    payload: bytes
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPlan:
+    """To the actor: take part in a plan. ``calls`` holds the arguments of its nodes, by node id.
+
+    Descriptors: the board, the gloo store if ``has_store``, then the heap of each of ``heaps``.
+    """
+
+    number: int
+    plan: Plan
+    calls: bytes
+    heaps: tuple[str, ...]
+    has_store: bool
+    record: bool
+    origin_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The answer: its ends are open and its cursor runs."""
+
+    number: int
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePlan:
+    """To the actor: leave a plan."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The answer: its ends are closed."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """To the actor: tell what you counted and recorded of a plan."""
+
+    number: int
+    query: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The answer."""
+
+    query: int
+    spans: list[Span]
+    statistics: ActorStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To the actor: exit."""
+
+
+def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:
+    """Sends one message."""
+    connection.send(pickle.dumps(message, 5), fds)
+
+
+def dump_user(value: Any) -> bytes:
+    """Pickles what the user gave."""
+    import cloudpickle
+
+    return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]

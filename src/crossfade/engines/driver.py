@@ -1,0 +1,137 @@
+"""The driver's own part of a plan: it writes inputs, and reads outputs, when the user says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from crossfade.channels.protocol import EMPTY
+from crossfade.engines.protocol import ActorStatistics
+from crossfade.errors import ChannelError, Failure
+from crossfade.plan.actions import Action, Verb
+from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Span
+from crossfade.runtime.bind import Ends
+from crossfade.runtime.record import Recorder
+from crossfade.types import DRIVER
+
+__all__ = ["DriverEnds", "channel_statistics"]
+
+
+class DriverEnds:
+    """Submits executions and collects their outputs.
+
+    Args:
+        plan: the plan.
+        ends: the driver's ends of its channels.
+        recorder: records both if given.
+    """
+
+    def __init__(self, plan: Plan, ends: Ends, recorder: Recorder | None) -> None:
+        self._plan = plan
+        self._ends = ends
+        self._recorder = recorder
+        program = plan.programs[DRIVER]
+        by_value = {plan.channel[a.target].value: a.target for a in program if a.verb is Verb.WRITE}
+        self._writes = [ends.writers[by_value[spec.value]].try_write for spec in plan.inputs]
+        reads = [plan.channel[a.target] for a in program if a.verb is Verb.READ]
+        self._reads = [ends.readers[channel.id].try_read for channel in reads]
+        position = {channel.value: index for index, channel in enumerate(reads)}
+        self._order = [position[value] for value in plan.outputs]
+        self._read_so_far: list[Any] = []
+        self._num_written = 0  # inputs of the present execution
+        self._failure: Failure | None = None
+        self.num_submitted = 0
+        self.num_collected = 0
+        if recorder is not None:
+            self._writes = [
+                self._recorded(write, Action(Verb.WRITE, spec.value), lambda: self.num_submitted)
+                for write, spec in zip(self._writes, plan.inputs, strict=True)
+            ]
+            self._reads = [
+                self._recorded(read, Action(Verb.READ, channel.id), lambda: self.num_collected)
+                for read, channel in zip(self._reads, reads, strict=True)
+            ]
+
+    def try_submit(self, values: Sequence[Any]) -> bool:
+        """Writes the inputs that are not written yet; False if one has no room."""
+        writes = self._writes
+        while (at := self._num_written) < len(writes):
+            if not self._write(writes[at], values[at]):
+                return False
+            self._num_written = at + 1
+        self._num_written = 0
+        self.num_submitted += 1
+        return True
+
+    def _write(self, write: Callable[[Any], bool], value: Any) -> bool:
+        if self._failure is not None:
+            return write(self._failure)
+        try:
+            return write(value)
+        except ChannelError:
+            raise
+        except Exception as error:
+            if self._num_written == 0:
+                raise
+            # Part of the execution is under way: let the rest of it see the error instead of a missing value.
+            self._failure = Failure.capture(error, actor=DRIVER, node="pickling an argument of execute")
+            return write(self._failure)
+
+    def take_submit_failure(self) -> Failure | None:
+        """The error of an input of the last submitted execution, once."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def try_collect(self) -> list[Any] | None:
+        """The outputs of the next execution, or None while one is missing."""
+        so_far, reads = self._read_so_far, self._reads
+        while len(so_far) < len(reads):
+            value = reads[len(so_far)]()
+            if value is EMPTY:
+                return None
+            so_far.append(value)
+        self._read_so_far = []
+        self.num_collected += 1
+        return [so_far[index] for index in self._order]
+
+    def _recorded(self, move: Callable[..., Any], action: Action, execution: Callable[[], int]) -> Callable[..., Any]:
+        recorder = self._recorder
+        waiting_since = 0
+
+        def recorded(*args: Any) -> Any:
+            nonlocal waiting_since
+            start = time.monotonic_ns()
+            result = move(*args)
+            if result is False or result is EMPTY:
+                waiting_since = waiting_since or start
+            elif recorder is not None:
+                if waiting_since:
+                    recorder.add(action, action.target, "wait", execution(), waiting_since, start)
+                    waiting_since = 0
+                recorder.add(action, action.target, "communicate", execution(), start, time.monotonic_ns())
+            return result
+
+        return recorded
+
+    def spans(self) -> list[Span]:
+        """What the driver has recorded."""
+        return [] if self._recorder is None else self._recorder.spans()
+
+    def statistics(self) -> ActorStatistics:
+        """The driver's counters."""
+        return ActorStatistics(self.num_collected, channel_statistics(self._ends))
+
+    def close(self) -> None:
+        """Closes the driver's ends."""
+        for end in (*self._ends.writers.values(), *self._ends.readers.values()):
+            end.close()
+
+
+def channel_statistics(ends: Ends) -> dict[str, dict[str, int]]:
+    """Counters of each end, as plain data."""
+    named = [(f"write {name}", end.statistics()) for name, end in ends.writers.items()]
+    named += [(f"read {name}", end.statistics()) for name, end in ends.readers.items()]
+    return {name: asdict(statistics) for name, statistics in named}

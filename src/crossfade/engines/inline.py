@@ -1,0 +1,182 @@
+"""The inline engine: every actor lives in the driver's thread. Deterministic, and what every other engine is held against.
+
+Values are copied along every edge between two actors, as they would be between processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from crossfade.channels.codec import decode, dump, encode
+from crossfade.channels.local import open_local
+from crossfade.engines.driver import DriverEnds, channel_statistics
+from crossfade.engines.protocol import ActorStatistics
+from crossfade.errors import ActorDiedError, ActorStartError, Failure, PlanError
+from crossfade.plan.call import Call
+from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Span
+from crossfade.runtime.bind import Ends, bind
+from crossfade.runtime.record import Recorder
+from crossfade.types import DRIVER
+
+__all__ = ["InlineEngine"]
+
+
+def _copied(value: Any) -> Any:
+    """What arrives at the other side of a channel."""
+    message = encode(dump(value))
+    target = bytearray(message.size_bytes)
+    message.copy_into(memoryview(target))
+    return decode(memoryview(bytes(target)), private=bytearray, shared=memoryview.toreadonly)
+
+
+class _DoneCall:
+    """A call that has run: they run when they are made."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._value
+
+
+class InlineEngine:
+    """Runs everything in the calling thread."""
+
+    name = "inline"
+
+    def __init__(self) -> None:
+        self._instances: dict[str, Any] = {}
+        self._dead: dict[str, str] = {}
+        self._plans: list[_InlinePlan] = []
+
+    def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See the protocol."""
+        try:
+            self._instances[actor] = cls(*_copied(tuple(args)), **_copied(dict(kwargs)))
+        except Exception as error:
+            self._dead[actor] = Failure.capture(error, actor=actor, node=f"{cls.__name__}.__init__").traceback_text
+
+    def _instance(self, actor: str) -> Any:
+        if actor in self._dead:
+            raise ActorStartError(f"actor {actor} could not be started:\n{self._dead[actor]}")
+        if actor not in self._instances:
+            raise ActorDiedError(f"actor {actor} is dead: it was killed")
+        return self._instances[actor]
+
+    def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _DoneCall:
+        """See the protocol."""
+        instance = self._instance(actor)
+        copied_args, copied_kwargs = _copied((tuple(args), dict(kwargs)))
+        try:
+            return _DoneCall(_copied(getattr(instance, method)(*copied_args, **copied_kwargs)))
+        except Exception as error:
+            return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
+
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> _InlinePlan:
+        """See the protocol."""
+        instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
+        opened = _InlinePlan(plan, instances, {node: _copied(call) for node, call in calls.items()}, record, self._plans)
+        self._plans.append(opened)
+        return opened
+
+    def kill(self, actor: str) -> None:
+        """See the protocol."""
+        if self._instances.pop(actor, None) is not None:
+            for plan in self._plans:
+                plan.lose(actor)
+
+    def close(self) -> None:
+        """See the protocol."""
+        for plan in list(self._plans):
+            plan.close()
+        self._instances.clear()
+
+
+class _InlinePlan:
+    """An open plan: all cursors, advanced in turn by whoever waits."""
+
+    def __init__(
+        self, plan: Plan, instances: Mapping[str, Any], calls: Mapping[str, Call], record: bool, registry: list[_InlinePlan]
+    ) -> None:
+        self._plan = plan
+        self._registry = registry
+        self._lost = ""
+        ends = {party: Ends() for party in plan.programs}
+        for spec in plan.channels:
+            writer, readers = open_local(spec.id, spec.depth, len(spec.readers))
+            ends[spec.writer].writers[spec.id] = writer
+            for name, reader in zip(spec.readers, readers, strict=True):
+                ends[name].readers[spec.id] = reader
+        origin_ns = time.monotonic_ns()
+        self._recorders = {party: Recorder(party, origin_ns) if record else None for party in plan.programs}
+        self._ends = ends
+        self._driver = DriverEnds(plan, ends[DRIVER], self._recorders[DRIVER])
+        self._cursors = {
+            actor: bind(
+                plan,
+                actor,
+                {node.id: getattr(instance, node.method) for node in plan.nodes if node.actor == actor},
+                calls,
+                ends[actor],
+                self._recorders[actor],
+            )
+            for actor, instance in instances.items()
+        }
+
+    def lose(self, actor: str) -> None:
+        """One of the actors was killed."""
+        if actor in self._cursors:
+            self._lost = actor
+
+    def _advance(self) -> bool:
+        if self._lost:
+            raise ActorDiedError(f"actor {self._lost} is dead: it was killed")
+        return any([cursor.advance() for cursor in self._cursors.values()])
+
+    def try_submit(self, values: Sequence[Any]) -> bool:
+        """See the protocol."""
+        if self._lost:
+            raise ActorDiedError(f"actor {self._lost} is dead: it was killed")
+        return self._driver.try_submit(values)
+
+    def take_submit_failure(self) -> Failure | None:
+        """See the protocol."""
+        return self._driver.take_submit_failure()
+
+    def try_collect(self) -> list[Any] | None:
+        """See the protocol."""
+        return self._driver.try_collect()
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """See the protocol. Without an engine of its own that could make progress, standing still is a deadlock."""
+        while not ready():
+            if not self._advance() and not ready():
+                raise PlanError(f"the graph stands still and nothing more can happen:\n{self._plan}")
+        return True
+
+    def spans(self) -> list[Span]:
+        """See the protocol."""
+        return [span for recorder in self._recorders.values() if recorder is not None for span in recorder.spans()]
+
+    def statistics(self) -> Mapping[str, ActorStatistics]:
+        """See the protocol."""
+        actors = {
+            name: ActorStatistics(cursor.position[0], channel_statistics(self._ends[name]))
+            for name, cursor in self._cursors.items()
+        }
+        return {DRIVER: self._driver.statistics(), **actors}
+
+    def close(self) -> None:
+        """See the protocol."""
+        if self in self._registry:
+            self._registry.remove(self)
+            self._driver.close()

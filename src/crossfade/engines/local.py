@@ -1,0 +1,261 @@
+"""The local engine: each actor is a process of this host.
+
+An actor's process is a fresh interpreter that runs our entry point on inherited descriptors; the user's main module is never
+run again. Classes and arguments come by cloudpickle, modules are found on the driver's ``sys.path``. The control socket is one half
+of a pair made before the start, so nothing listens anywhere and no file is left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from crossfade.engines import control
+from crossfade.engines.control import dump_user, send
+from crossfade.engines.local_plan import LocalPlan
+from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
+from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
+from crossfade.host.memory import Memory
+from crossfade.host.processes import describe_exit, open_pidfd
+from crossfade.host.sockets import Connection
+from crossfade.plan.call import Call
+from crossfade.plan.plan import Plan
+from crossfade.types import DRIVER
+
+__all__ = ["LocalEngine"]
+
+_GRACE_S = 1.0
+_ENTRY = "import sys; sys.path[:] = {path!r}; from crossfade.engines.actor import main; main({arguments})"
+
+
+class _Process:
+    """One actor's process, as the driver sees it."""
+
+    def __init__(self, name: str, spin_us: float, driver_pidfd: int) -> None:
+        self.name = name
+        self.bell_fds = Doorbell.create_fds(name)
+        self.bell = Bell(Memory(os.dup(self.bell_fds[0])), os.dup(self.bell_fds[1]))
+        self.connection, theirs = Connection.pair()
+        fds = (theirs.fileno(), *self.bell_fds, driver_pidfd)
+        arguments = ", ".join(map(repr, (*fds, spin_us)))
+        code = _ENTRY.format(path=[entry or os.getcwd() for entry in sys.path], arguments=arguments)
+        self.popen = subprocess.Popen([sys.executable, "-u", "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL)
+        theirs.close()
+        self.pidfd = open_pidfd(self.popen.pid)
+        self.known: set[str] = set()  # peers that it was introduced to
+        self.is_created = False
+        self.start_failure: Failure | None = None
+        self.end = ""  # how it ended, once it has
+        self.replies: dict[int, Any] = {}
+
+    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Sends a message, also to an actor that is too busy to look at its socket."""
+        try:
+            send(self.connection, message, fds)
+        except (ConnectionError, OSError):
+            return  # it is gone; its pidfd tells how
+        self.bell.announce_mail()
+
+    def error(self) -> ActorError:
+        """What became of it."""
+        if self.start_failure is not None:
+            cause = self.start_failure.to_error()
+            error = ActorStartError(f"actor {self.name} could not be started: {cause}")
+            error.__cause__ = cause
+            return error
+        return ActorDiedError(f"actor {self.name} is dead: {self.end}")
+
+    def close(self) -> None:
+        """Gives its descriptors back."""
+        self.connection.close()
+        self.bell.close()
+        for fd in (*self.bell_fds, self.pidfd):
+            os.close(fd)
+
+
+class _LocalCall:
+    """An ordinary call under way."""
+
+    def __init__(self, engine: LocalEngine, process: _Process, number: int) -> None:
+        self._engine = engine
+        self._process = process
+        self._number = number
+        self._value: Any = None
+        self._has_value = False
+
+    def is_done(self) -> bool:
+        """See the protocol."""
+        return self._has_value or self._number in self._process.replies or bool(self._process.end)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """See the protocol."""
+        return self.is_done() or self._engine.doorbell.wait_until(self.is_done, timeout_s)
+
+    def result(self) -> Any:
+        """See the protocol."""
+        if not self._has_value:
+            reply = self._process.replies.pop(self._number, None)
+            if reply is None:
+                raise self._process.error()
+            self._value = reply.failure if reply.failure is not None else pickle.loads(reply.payload)
+            self._has_value = True
+        return self._value
+
+    def __del__(self) -> None:
+        self._process.replies.pop(self._number, None)
+
+
+class LocalEngine:
+    """Runs actors as processes of this host.
+
+    Args:
+        spin_us: how long a process looks for work before it sleeps.
+    """
+
+    name = "local"
+
+    def __init__(self, *, spin_us: float = DEFAULT_SPIN_US) -> None:
+        self._spin_us = spin_us
+        self.bell_fds = Doorbell.create_fds(DRIVER)
+        self.doorbell = Doorbell(*self.bell_fds, spin_us=spin_us)
+        self.pidfd = open_pidfd(os.getpid())
+        self._processes: dict[str, _Process] = {}
+        self._numbers = itertools.count()
+        self._plans: dict[int, LocalPlan] = {}
+        self._is_closed = False
+
+    def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """See the protocol."""
+        payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
+        process = _Process(actor, self._spin_us, self.pidfd)
+        self._processes[actor] = process
+        self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
+        self.doorbell.watch(process.pidfd, lambda: self._ended(process))
+        process.send(control.Create(actor, self._spin_us, payload))
+
+    def _process(self, actor: str) -> _Process:
+        process = self._processes[actor]
+        if process.end or process.start_failure:
+            raise process.error()
+        return process
+
+    def _receive(self, process: _Process) -> None:
+        """Takes in what an actor has sent."""
+        while (message := process.connection.take()) is not None:
+            reply = pickle.loads(message.payload)
+            match reply:
+                case control.Created():
+                    process.is_created = reply.failure is None
+                    process.start_failure = reply.failure
+                case control.Returned():
+                    process.replies[reply.number] = reply
+                case control.Opened() | control.Closed() | control.Reported():
+                    for plan in list(self._plans.values()):
+                        plan.receive(process.name, reply)
+        if process.connection.is_closed:
+            self.doorbell.unwatch(process.connection.fileno())
+
+    def _ended(self, process: _Process) -> None:
+        """An actor's process has ended."""
+        if process.end:
+            return
+        self._receive(process)  # its last words
+        self.doorbell.unwatch(process.pidfd)
+        self.doorbell.unwatch(process.connection.fileno())
+        process.end = process.end or describe_exit(process.popen.wait())
+        for plan in list(self._plans.values()):
+            plan.lose(process.name, process.error())
+
+    def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _LocalCall:
+        """See the protocol."""
+        process = self._process(actor)
+        number = next(self._numbers)
+        process.send(control.Call(number, method, dump_user((tuple(args), dict(kwargs)))))
+        return _LocalCall(self, process, number)
+
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> LocalPlan:
+        """See the protocol."""
+        actors = [name for name in plan.programs if name != DRIVER]
+        for name in actors:
+            self._await_created(name)
+        number = next(self._numbers)
+        opened = LocalPlan(self, number, plan, record=record)
+        self._plans[number] = opened
+        try:
+            opened.open(calls)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _await_created(self, actor: str) -> None:
+        process = self._process(actor)
+        self.doorbell.wait_until(lambda: process.is_created or process.start_failure or process.end)
+        self._process(actor)
+
+    def introduce(self, actor: str, peer: str) -> None:
+        """Makes a peer's doorbell and process known to an actor, once."""
+        process = self._processes[actor]
+        if peer not in process.known:
+            process.known.add(peer)
+            other = self._processes.get(peer)
+            fds = (*self.bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
+            process.send(control.Introduce(peer), fds)
+
+    def send(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Sends a control message to an actor."""
+        self._processes[actor].send(message, fds)
+
+    def bell(self, actor: str) -> Bell:
+        """An actor's doorbell."""
+        return self._processes[actor].bell
+
+    def is_alive(self, actor: str) -> bool:
+        """Whether an actor's process still runs, as far as is known."""
+        return not self._processes[actor].end
+
+    def await_answers(self, is_complete: Callable[[], object]) -> None:
+        """Waits until answers have come in."""
+        self.doorbell.wait_until(is_complete)
+
+    def forget(self, number: int) -> None:
+        """A plan is closed."""
+        self._plans.pop(number, None)
+
+    def kill(self, actor: str) -> None:
+        """See the protocol."""
+        process = self._processes[actor]
+        if not process.end:
+            process.popen.kill()
+            process.popen.wait()
+            self._ended(process)
+
+    def close(self) -> None:
+        """See the protocol. Actors are asked to stop, and killed if they do not within a second."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for plan in list(self._plans.values()):
+            plan.abandon()
+        alive = [process for process in self._processes.values() if not process.end]
+        for process in alive:
+            process.send(control.Stop())
+        deadline = time.monotonic() + _GRACE_S
+        for process in alive:
+            poller = select.poll()
+            poller.register(process.pidfd, select.POLLIN)
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                process.popen.kill()
+            process.popen.wait()
+            process.end = process.end or "the session was shut down"
+        for process in self._processes.values():
+            process.close()
+        self.doorbell.close()
+        os.close(self.pidfd)

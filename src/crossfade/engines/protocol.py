@@ -1,0 +1,122 @@
+"""The seam between the user's objects and whatever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from crossfade.errors import Failure
+from crossfade.host.doorbell import DEFAULT_SPIN_US
+from crossfade.plan.call import Call
+from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Span
+
+__all__ = ["DEFAULT_SPIN_US", "ActorStatistics", "Engine", "GraphStatistics", "OpenPlan", "PendingCall"]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatistics:
+    """Counters of one party of a graph.
+
+    Attributes:
+        num_rounds: rounds of its program that it has finished.
+        channels: counters of each end, by ``"write n3"`` or ``"read n3"``.
+    """
+
+    num_rounds: int = 0
+    channels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStatistics:
+    """Counters of a compiled graph.
+
+    Attributes:
+        num_submitted: executions that were started.
+        num_finished: executions whose results have reached the driver.
+        num_inflight: the difference.
+        actors: counters of each party, the driver included.
+    """
+
+    num_submitted: int
+    num_finished: int
+    num_inflight: int
+    actors: Mapping[str, ActorStatistics]
+
+
+class PendingCall(Protocol):
+    """An ordinary method call that is under way."""
+
+    def is_done(self) -> bool:
+        """Whether the result is there. Never blocks."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Waits for the result; False if the time passed."""
+
+    def result(self) -> Any:
+        """The value, or a `Failure`.
+
+        Raises:
+            ActorDiedError: the actor died before it answered.
+        """
+
+
+class OpenPlan(Protocol):
+    """A plan whose channels are open, as the driver holds it. Submitting and collecting may happen in two threads."""
+
+    def try_submit(self, values: Sequence[Any]) -> bool:
+        """Writes the inputs of one execution, in the order of ``plan.inputs``; False if there is no room (call it again with
+        the same values then).
+
+        Raises:
+            ActorDiedError: an actor of the plan is gone.
+            Exception: what pickling the first value raised; the execution did not start.
+        """
+
+    def take_submit_failure(self) -> Failure | None:
+        """The error of an input of the execution that was submitted last, if pickling it failed half-way; once."""
+
+    def try_collect(self) -> list[Any] | None:
+        """The outputs of the next execution in the order of ``plan.outputs``, errors as `Failure`; None if not there yet.
+
+        Raises:
+            ActorDiedError: an actor of the plan is gone, and the outputs will not come.
+        """
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """Waits until ``ready()`` is true; False if the time passed."""
+
+    def spans(self) -> list[Span]:
+        """What all parties have recorded."""
+
+    def statistics(self) -> Mapping[str, ActorStatistics]:
+        """Counters of every party."""
+
+    def close(self) -> None:
+        """Takes the plan from its actors and closes the channels. Idempotent."""
+
+
+class Engine(Protocol):
+    """Runs actors."""
+
+    name: str
+
+    def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Starts an actor; does not wait for its constructor."""
+
+    def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
+        """Calls a method, after the calls that were made before."""
+
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> OpenPlan:
+        """Gives every actor its part of the plan.
+
+        Raises:
+            ActorStartError, ActorDiedError: an actor is not there.
+        """
+
+    def kill(self, actor: str) -> None:
+        """Ends an actor at once."""
+
+    def close(self) -> None:
+        """Ends everything. Idempotent."""

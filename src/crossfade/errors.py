@@ -1,0 +1,218 @@
+"""Every error that crossfade raises on purpose.
+
+::
+
+    CrossfadeError
+    ├── GraphError                a graph that cannot be compiled: the user's mistake, with a hint
+    │   └── UnknownTransport      also a ValueError
+    ├── PlanError                 a plan that breaks an invariant (PL-1 ...): a bug in crossfade, or in a hand-written plan
+    │   └── PlanSyntaxError       a plan's text that does not parse
+    ├── ActorError                something about one actor
+    │   ├── ActorStartError       it could not be started, or its constructor raised
+    │   └── ActorDiedError        its process is gone
+    ├── TaskError                 a method raised; arrives as an instance of the method's own error type too
+    ├── ChannelError              a value cannot be moved
+    │   ├── ChannelClosed         closed by this side
+    │   ├── ChannelBroken         closed, or broken, by the other side
+    │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimeoutError
+    ├── CapacityExceeded          more executions in flight than the graph was compiled for
+    ├── GetTimeoutError           a result was not there in time, and can be got again; also a TimeoutError
+    ├── SessionError              crossfade is not initialised, or is shut down, or the object is another session's
+    └── MissingDependency         an optional dependency is not installed; also an ImportError
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+
+__all__ = [
+    "ActorDiedError",
+    "ActorError",
+    "ActorStartError",
+    "CapacityExceeded",
+    "ChannelBroken",
+    "ChannelClosed",
+    "ChannelError",
+    "ChannelTimeout",
+    "CrossfadeError",
+    "Failure",
+    "GetTimeoutError",
+    "GraphError",
+    "MissingDependency",
+    "PlanError",
+    "PlanSyntaxError",
+    "SessionError",
+    "TaskError",
+    "UnknownTransport",
+]
+
+
+class CrossfadeError(Exception):
+    """The root of the tree. ``hint``, where there is one, is the last line of the message."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        self.hint = hint
+        super().__init__(message if hint is None else f"{message}\nhint: {hint}")
+
+
+class GraphError(CrossfadeError):
+    """A graph that cannot be compiled. The message names the node."""
+
+
+class UnknownTransport(GraphError, ValueError):
+    """A transport that does not exist, or not on this machine."""
+
+
+class PlanError(CrossfadeError):
+    """A plan that breaks a numbered invariant; the message shows the grid with an arrow at the step."""
+
+
+class PlanSyntaxError(PlanError):
+    """The text of a plan does not parse."""
+
+
+class ActorError(CrossfadeError):
+    """Something is wrong with one actor."""
+
+
+class ActorStartError(ActorError):
+    """An actor could not be started."""
+
+
+class ActorDiedError(ActorError):
+    """An actor's process is gone. The message gives its exit code or signal, and who waited for it."""
+
+
+class ChannelError(CrossfadeError):
+    """A value could not be moved (CH-2 tells the three kinds apart)."""
+
+
+class ChannelClosed(ChannelError):
+    """This side closed the channel."""
+
+
+class ChannelBroken(ChannelError):
+    """The other side closed the channel, or died."""
+
+
+class ChannelTimeout(ChannelError, TimeoutError):
+    """The channel was still full, or still empty, when the time limit passed. Nothing was lost."""
+
+
+class CapacityExceeded(CrossfadeError):
+    """``execute`` was called with ``max_inflight`` results not yet got."""
+
+
+class GetTimeoutError(CrossfadeError, TimeoutError):
+    """A result was not there within the time limit. The same reference can be got again."""
+
+
+class SessionError(CrossfadeError):
+    """There is no session, or it is over, or the object belongs to another one."""
+
+
+class MissingDependency(CrossfadeError, ImportError):
+    """An optional dependency is missing; the message names the extra that installs it."""
+
+    def __init__(self, package: str, *, extra: str, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package {package!r}, which is not installed",
+            hint=f"pip install 'crossfade[{extra}]'",
+        )
+
+
+class TaskError(CrossfadeError):
+    """A method raised on an actor.
+
+    What reaches the caller is an instance of this class *and*, where Python allows such a class, of the
+    error's own type: ``except ValueError`` and ``except crossfade.TaskError`` both catch it.
+
+    Attributes:
+        cause: the error itself, as it arrived here, or None where it could not be pickled.
+        actor: the id of the actor on which it was raised.
+        node: the id of the node, or the name of the method for an ordinary call.
+        remote_traceback: the traceback on the actor, as text.
+    """
+
+    cause: BaseException | None = None
+    actor: str = ""
+    node: str = ""
+    remote_traceback: str = ""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error on its way: what a channel carries in the place of a value.
+
+    It is built where the method raised and holds nothing but bytes and text, so that it can be forwarded by
+    actors which could not unpickle the error.
+    """
+
+    actor: str
+    node: str
+    type_name: str
+    message: str
+    traceback_text: str
+    pickled: bytes | None
+
+    @classmethod
+    def capture(cls, error: BaseException, *, actor: str, node: str) -> Failure:
+        """Takes an error that was just caught. Never raises: an error that cannot be pickled travels as text."""
+        pickled: bytes | None
+        try:
+            import cloudpickle
+
+            pickled = cloudpickle.dumps(error.with_traceback(None), protocol=5)
+        except Exception:
+            pickled = None
+        try:
+            message = str(error)
+        except Exception:
+            message = "<its __str__ raised>"
+        text = "".join(traceback.format_exception(error))
+        return cls(actor, node, type(error).__qualname__, message, text, pickled)
+
+    def to_error(self) -> BaseException:
+        """The error to raise at the caller: a TaskError, of the original type too where that is possible."""
+        cause = self._unpickle()
+        headline = f"{self.node} on actor {self.actor} raised {self.type_name}: {self.message}"
+        message = f"{headline}\n\nTraceback on the actor:\n{self.traceback_text.rstrip()}"
+        error = _task_error_like(cause, message)
+        error.cause = cause
+        error.actor = self.actor
+        error.node = self.node
+        error.remote_traceback = self.traceback_text
+        if cause is not None:
+            error.__cause__ = cause
+        return error
+
+    def _unpickle(self) -> BaseException | None:
+        if self.pickled is None:
+            return None
+        try:
+            cause = pickle.loads(self.pickled)
+        except Exception:
+            return None
+        return cause if isinstance(cause, BaseException) else None
+
+
+def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
+    """A TaskError which is also an instance of type(cause), with the attributes of ``cause``."""
+    if cause is None or isinstance(cause, TaskError) or not isinstance(cause, Exception):
+        return TaskError(message)
+    kind = type(cause)
+    try:
+        # Only __str__ is ours; everything else of the error's type, its attributes included, stays as it was.
+        both = type(f"TaskError({kind.__name__})", (TaskError, kind), {"__str__": TaskError.__str__, "__module__": kind.__module__})
+        error = both.__new__(both, message)
+        error.__dict__.update(vars(cause))
+        error.args = (message, *cause.args)
+        error.hint = None
+    except Exception:  # a final class, a conflicting layout or a __new__ of its own: the plain kind still carries `cause`
+        return TaskError(message)
+    return error  # type: ignore[no-any-return]

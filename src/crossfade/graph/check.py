@@ -1,0 +1,309 @@
+"""Finds the mistakes in a graph. Every message names the node and ends in a hint.
+
+What is looked at is everything that the outputs are made from, then everything that is made from that: what the user bound
+and forgot. Nothing here recurses along the graph, and the time grows with nodes and edges as ``n log n``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import heapq
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crossfade.errors import GraphError, UnknownTransport
+from crossfade.graph.nodes import (
+    InputNode,
+    InputPart,
+    MethodNode,
+    MultiOutputNode,
+    Node,
+    OutputNode,
+    describe,
+    inputs_of,
+    label_of,
+    nodes_in,
+    unknown_method,
+    walk,
+)
+from crossfade.types import DRIVER, Transport
+
+__all__ = ["CheckedGraph", "check"]
+
+GPU_TRANSPORTS = ("accelerator", "copy", "nccl", "staged")
+"""Transports that move memory of GPUs, in Ray's words and in ours."""
+
+MAX_SHOWN_NODES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedGraph:
+    """A graph without mistakes.
+
+    Attributes:
+        input: the argument of ``execute``, if the graph uses it or parts of it.
+        input_parts: the whole of it and the parts of it that are arguments of methods, in the order of their creation.
+        methods: the method calls; each comes after what it uses, and they are in the order of their creation.
+        outputs: the values that an execution gives: method calls with one value, or single values of the others.
+        returns_list: whether an execution gives a list of them, or the only one.
+    """
+
+    input: InputNode | None
+    input_parts: tuple[InputNode | InputPart, ...]
+    methods: tuple[MethodNode, ...]
+    outputs: tuple[Node, ...]
+    returns_list: bool
+
+
+def check(output: Node | MultiOutputNode, *, session: str, transports: Collection[str]) -> CheckedGraph:
+    """Finds the mistakes in a graph.
+
+    Args:
+        output: what the user compiles: a node, or a ``MultiOutputNode``.
+        session: the id of the session that compiles; all actors must belong to it.
+        transports: the names that a node may ask for.
+
+    Returns:
+        The graph, sorted.
+
+    Raises:
+        GraphError: a mistake.
+        UnknownTransport: a node asks for a transport that there is not.
+    """
+    outputs = _outputs_of(output)
+    nodes = _sorted(walk(outputs))
+    for node in nodes:
+        if isinstance(node, MethodNode):
+            _check_arguments(node)
+            _check_actor(node, session)
+        _check_transport(node, transports)
+    whole = _only_input(nodes)
+    _check_all_used(nodes, outputs)
+    methods = tuple(node for node in nodes if isinstance(node, MethodNode))
+    used = dict.fromkeys(source for node in methods for source in node.inputs)
+    parts = sorted((node for node in used if isinstance(node, InputNode | InputPart)), key=lambda part: part.order)
+    return CheckedGraph(whole, tuple(parts), methods, outputs, isinstance(output, MultiOutputNode))
+
+
+# The outputs
+
+
+def _outputs_of(output: Any) -> tuple[Node, ...]:
+    if not isinstance(output, Node):
+        is_sequence = isinstance(output, list | tuple)
+        raise GraphError(
+            f"a graph is compiled from a node, not from {_article(output)}",
+            hint="wrap the nodes: MultiOutputNode([...])" if is_sequence else "compile what method.bind(...) returned",
+        )
+    if not isinstance(output, MultiOutputNode):
+        return (_check_output(output, "the output"),)
+    if not output.nodes:
+        raise GraphError("MultiOutputNode([]) has no outputs", hint="list at least one node in it")
+    return tuple(_check_output(node, f"output {index} of MultiOutputNode") for index, node in enumerate(output.nodes))
+
+
+def _check_output(node: Any, place: str) -> Node:
+    match node:
+        case InputNode() | InputPart():
+            problem = f"{place} is {label_of(node)}, a part of the input, which no actor works on"
+            hint = "pass it through a method, or leave it out: whoever calls execute has it"
+        case MultiOutputNode():
+            problem = f"{place} is a MultiOutputNode itself"
+            hint = "list all nodes in one MultiOutputNode"
+        case MethodNode() if node.num_returns > 1:
+            problem = f"{place} is {describe(node)}, which returns {node.num_returns} values"
+            hint = "list the values that bind returned: MultiOutputNode([first, second, ...])"
+        case Node():
+            return node
+        case tuple() | list() if node and all(isinstance(item, Node) for item in node):
+            problem = f"{place} is {_article(node)} of {len(node)} nodes"
+            hint = "unpack it: MultiOutputNode([*values]); a method with several returns is bound to a tuple of nodes"
+        case _:
+            problem = f"{place} is {_article(node)} and no node"
+            hint = "list what method.bind(...) returned; a constant needs no graph"
+    raise GraphError(problem, hint=hint)
+
+
+def _article(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+# The nodes that the outputs are made from
+
+
+def _sorted(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes so that each comes after those that it uses; where there is a choice, in the order of their creation.
+
+    Nodes use what was there before them, so this changes nothing, unless a node was tampered with.
+    """
+    uses = {node: dict.fromkeys([*inputs_of(node), *_in_arguments(node)]) for node in nodes}
+    users: dict[Node, list[Node]] = {node: [] for node in nodes}
+    for node, sources in uses.items():
+        for source in sources:
+            if source not in users:
+                raise _tampered(node)
+            users[source].append(node)
+    num_awaited = {node: len(sources) for node, sources in uses.items()}
+    ready = [(node.order, node) for node in nodes if not num_awaited[node]]
+    heapq.heapify(ready)
+    done: list[Node] = []
+    while ready:
+        done.append(heapq.heappop(ready)[1])
+        for user in users[done[-1]]:
+            num_awaited[user] -= 1
+            if not num_awaited[user]:
+                heapq.heappush(ready, (user.order, user))
+    if len(done) < len(nodes):
+        raise _cycle(uses, {node for node in nodes if num_awaited[node]})
+    return done
+
+
+def _in_arguments(node: Node) -> tuple[Node, ...]:
+    return nodes_in(node.args, node.kwargs) if isinstance(node, MethodNode) else ()
+
+
+def _cycle(uses: dict[Node, dict[Node, None]], stuck: set[Node]) -> GraphError:
+    """Each stuck node uses another stuck one: the way back from any of them ends in a cycle."""
+    node = min(stuck, key=lambda each: each.order)
+    places: dict[Node, int] = {}
+    while node not in places:
+        places[node] = len(places)
+        node = next(source for source in uses[node] if source in stuck)
+    cycle = list(places)[places[node] :][::-1]
+    names = [label_of(each) for each in cycle if isinstance(each, MethodNode)]
+    actors = {each.actor.id for each in cycle if isinstance(each, MethodNode)}
+    through = f"one actor, {min(actors)}" if len(actors) == 1 else f"{len(actors)} actors"
+    shown = [*names[:MAX_SHOWN_NODES], f"{len(names) - MAX_SHOWN_NODES} more"] if len(names) > MAX_SHOWN_NODES else names
+    return GraphError(
+        f"a cycle through {through}: {' -> '.join([*shown, names[0]])}; each of these calls needs the one before it",
+        hint="bind the calls anew, each with nodes that were bound before it; a node's arguments never change afterwards",
+    )
+
+
+def _tampered(node: Node) -> GraphError:
+    return GraphError(
+        f"the arguments of {label_of(node)} were changed after it was bound",
+        hint="bind the call anew with the arguments it is to have",
+    )
+
+
+def _check_arguments(node: MethodNode) -> None:
+    if _in_arguments(node) != node.inputs:
+        raise _tampered(node)
+    for source in node.inputs:
+        if isinstance(source, MultiOutputNode):
+            raise GraphError(
+                f"{describe(node)} takes a MultiOutputNode as an argument, which is the output of a graph and no value",
+                hint="pass a list of its nodes: bind([first, second, ...])",
+            )
+        if isinstance(source, MethodNode) and source.num_returns > 1:
+            raise GraphError(
+                f"{describe(node)} takes all of {describe(source)}, which returns {source.num_returns} values",
+                hint="pass the values that bind returned, which is a tuple of nodes",
+            )
+
+
+def _check_actor(node: MethodNode, session: str) -> None:
+    actor = node.actor
+    if actor.session != session:
+        raise GraphError(
+            f"{describe(node)} runs on another driver's actor: {actor.id} belongs to another session, or to one that was shut down",
+            hint=f"start the actor again in this session: {actor.class_name}.remote(...)",
+        )
+    if actor.id == DRIVER:
+        raise GraphError(
+            f"{describe(node)} runs on an actor named {DRIVER!r}, which is the name of the driving process itself",
+            hint="give the actor another name",
+        )
+    if node.method not in actor.methods:
+        problem, hint = unknown_method(actor, node.method)
+        raise GraphError(f"{describe(node)} cannot run: {problem}", hint=hint)
+
+
+def _check_transport(node: Node, transports: Collection[str]) -> None:
+    if node.transport in transports:
+        return
+    names = sorted(transports)
+    asks = f"{describe(node)} asks for the transport {node.transport!r}"
+    if node.transport in GPU_TRANSPORTS:
+        moves = " and ".join(name for name in names if name != Transport.AUTO)
+        raise UnknownTransport(
+            f"{asks}, which moves memory of GPUs; this version moves values by {moves}",
+            hint="'shm' is the quickest way on one host; 'gloo' moves CPU tensors while both sides compute; 'auto' chooses",
+        )
+    close = difflib.get_close_matches(node.transport.lower(), names, n=1)
+    valid = f"the transports are {', '.join(names)}"
+    raise UnknownTransport(f"{asks}, which does not exist", hint=f"did you mean {close[0]!r}? {valid}" if close else valid)
+
+
+def _only_input(nodes: Iterable[Node]) -> InputNode | None:
+    inputs = [node for node in nodes if isinstance(node, InputNode)]
+    if len(inputs) <= 1:
+        return inputs[0] if inputs else None
+    users = [next((describe(user) for user in nodes if _takes(user, whole)), "no method") for whole in inputs]
+    raise GraphError(
+        f"the graph has {len(inputs)} InputNodes: {users[0]} uses one, {users[1]} another",
+        hint="use one InputNode, and parts of it for several arguments: inp[0], inp['x'], inp.x",
+    )
+
+
+def _takes(user: Node, whole: InputNode) -> bool:
+    """Whether the node is a method call with this input, or a part of it, among its arguments."""
+    sources = user.inputs if isinstance(user, MethodNode) else ()
+    return any(source is whole or (isinstance(source, InputPart) and source.parent is whole) for source in sources)
+
+
+# What is made from them
+
+
+def _check_all_used(nodes: Sequence[Node], outputs: Collection[Node]) -> None:
+    """Everything that was bound, and every part of the input that was asked for, is used."""
+    forgotten = _forgotten(nodes, outputs)
+    if not forgotten:
+        return
+    # What the user dropped may still be there, held by a cycle of references.
+    gc.collect()
+    forgotten = _forgotten(nodes, outputs)
+    parts = [node for node in forgotten if isinstance(node, InputPart)]
+    leaves = [node for node in forgotten if isinstance(node, MethodNode)]
+    if leaves:
+        more = f" (nor {len(leaves) - 1} other calls)" if len(leaves) > 1 else ""
+        raise GraphError(
+            f"nothing uses {describe(leaves[0])}{more}, and it is no output of the graph",
+            hint="list it in MultiOutputNode([...]), or drop every reference to it",
+        )
+    if parts:
+        raise GraphError(
+            f"{label_of(parts[0])} was asked for, but no method uses it",
+            hint="pass it to a method, or use a new InputNode that is not asked for it",
+        )
+
+
+def _forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> list[Node]:
+    """Calls that nothing uses and parts of the input that nothing uses, in the order of their creation."""
+    wanted = set(outputs)
+    seen = dict.fromkeys(nodes)
+    pending = list(seen)
+    forgotten: list[Node] = []
+    while pending:
+        node = pending.pop()
+        followers = _followers(node)
+        is_used = any(each.users or each in wanted for each in (node, *_values(node)))
+        if not is_used and isinstance(node, MethodNode | InputPart):
+            forgotten.append(node)
+        pending += [each for each in followers if each not in seen]
+        seen.update(dict.fromkeys(followers))
+    return sorted(forgotten, key=lambda node: node.order)
+
+
+def _values(node: Node) -> tuple[OutputNode, ...]:
+    return node.outputs if isinstance(node, MethodNode) else ()
+
+
+def _followers(node: Node) -> list[Node]:
+    """What is made from the node directly: calls that take it, its parts, its values."""
+    parts = node.parts if isinstance(node, InputNode) else ()
+    return [*node.users, *_values(node), *parts]

@@ -1,0 +1,187 @@
+"""Doorbells: how a process waits for everything at once, and how others wake it.
+
+A process has one `Doorbell`. Whoever posts something for it (a value, a free slot) looks at one byte, *asleep*, and
+rings only when it is set; so nothing but that look is spent while the process is awake. Ringing writes an eventfd, on
+which the process sleeps together with its sockets and the descriptors of the processes that it watches. An idle
+process uses no CPU, and an event loop can wait for the doorbell's descriptor like for any other.
+
+No wake-up is lost. The sleeper: (1) sets *asleep*, (2) full fence, (3) looks once more, (4) sleeps. The other side:
+(a) posts, (b) full fence (on x86 the post is one), (c) looks at *asleep*, (d) rings. If (3) misses the post then (a) comes
+after (3), so (c) comes after (1) and rings; the eventfd remembers the ring if it comes before (4).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+from crossfade.host.memory import PAGE_BYTES, Memory
+from crossfade.host.semaphore import full_fence
+
+__all__ = ["DEFAULT_SPIN_US", "Bell", "Doorbell"]
+
+DEFAULT_SPIN_US = 60.0
+
+_POLLS_BEFORE_YIELD = 20
+_YIELD_US = 0.6  # one sched_yield and one poll
+_ASLEEP = 0
+_MAIL = 1
+
+
+class Bell:
+    """A process's doorbell as others hold it.
+
+    Attributes:
+        flags: byte 0 is set while the process sleeps, byte 1 while a message waits in its control socket.
+    """
+
+    def __init__(self, memory: Memory, event_fd: int) -> None:
+        self._mapping = memory.map(PAGE_BYTES)
+        memory.close()
+        self.event_fd = event_fd
+        self.flags = memoryview(self._mapping)
+
+    def ring(self) -> None:
+        """Wakes the process."""
+        os.eventfd_write(self.event_fd, 1)
+
+    def ring_if_asleep(self) -> None:
+        """Wakes the process if it sleeps. What was posted before must be fenced (see the module's text)."""
+        if self.flags[_ASLEEP]:
+            self.ring()
+
+    def announce_mail(self) -> None:
+        """Makes a busy process look into its control socket (a sleeping one is woken by the socket itself)."""
+        self.flags[_MAIL] = 1
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        if self.event_fd >= 0:
+            os.close(self.event_fd)
+            self.event_fd = -1
+
+
+class Doorbell:
+    """The doorbell of this process.
+
+    Args:
+        memory_fd, event_fd: descriptors made by `create_fds`, owned by this object from now on.
+        spin_us: how long to look for work, yielding the core in between, before sleeping. 0 sleeps at once.
+
+    Several threads may wait: one of them sleeps on the descriptors, the others on a condition that it notifies.
+    """
+
+    def __init__(self, memory_fd: int, event_fd: int, *, spin_us: float = DEFAULT_SPIN_US) -> None:
+        self._mapping = mmap.mmap(memory_fd, PAGE_BYTES)
+        self.memory_fd = memory_fd
+        self.event_fd = event_fd
+        self.flags = memoryview(self._mapping)
+        self.spin_us = spin_us
+        self._num_yields = round(spin_us / _YIELD_US)
+        self._num_polls = _POLLS_BEFORE_YIELD if spin_us > 0 else 0
+        self._fence = full_fence()
+        self._poller = select.epoll()
+        self._poller.register(event_fd, select.EPOLLIN)
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._turn = threading.Condition()
+        self._has_sleeper = False
+
+    @staticmethod
+    def create_fds(label: str) -> tuple[int, int]:
+        """The two descriptors of a new doorbell: its memory and its eventfd."""
+        return Memory.create(f"bell-{label}", PAGE_BYTES).fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def bell(self) -> Bell:
+        """This doorbell as others hold it, for use by threads of this process."""
+        return Bell(Memory(os.dup(self.memory_fd)), os.dup(self.event_fd))
+
+    def watch(self, fd: int, handler: Callable[[], None]) -> None:
+        """Calls ``handler`` (which must not block or raise) in a waiting thread when ``fd`` is readable or hung up."""
+        self._handlers[fd] = handler
+        self._poller.register(fd, select.EPOLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Undoes `watch`."""
+        if self._handlers.pop(fd, None) is not None:
+            self._poller.unregister(fd)
+
+    def take_mail_flag(self) -> bool:
+        """Whether somebody announced a message since the last call."""
+        if self.flags[_MAIL]:
+            self.flags[_MAIL] = 0
+            return True
+        return False
+
+    def pump(self) -> None:
+        """Calls the handlers of the descriptors that are ready, without waiting."""
+        self._dispatch(self._poller.poll(0))
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None = None) -> bool:
+        """Waits until ``ready()`` is true: a short spin, then asleep.
+
+        Args:
+            ready: looked at again and again; it may do the work that it finds.
+            timeout_s: the longest wait in seconds; None for ever.
+
+        Returns:
+            False if the time passed without it.
+        """
+        for _ in range(self._num_polls):
+            if ready():
+                return True
+        yield_core = os.sched_yield
+        for _ in range(self._num_yields):
+            yield_core()
+            if ready():
+                return True
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._sleep(ready, deadline):
+            if deadline is not None and time.monotonic() >= deadline:
+                return bool(ready())
+        return True
+
+    def _sleep(self, ready: Callable[[], object], deadline: float | None) -> bool:
+        """One sleep: True if ``ready()`` was true before it."""
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with self._turn:
+            if self._has_sleeper:
+                if ready():
+                    return True
+                self._turn.wait(left_s)
+                return False
+            self._has_sleeper = True
+        try:
+            self.flags[_ASLEEP] = 1
+            self._fence()
+            if ready():
+                return True
+            events = self._poller.poll(left_s)
+        finally:
+            self.flags[_ASLEEP] = 0
+            with self._turn:
+                self._has_sleeper = False
+                self._turn.notify_all()
+        self._dispatch(events)
+        return False
+
+    def _dispatch(self, events: list[tuple[int, int]]) -> None:
+        for fd, _ in events:
+            if fd == self.event_fd:
+                try:
+                    os.eventfd_read(fd)
+                except BlockingIOError:  # another thread has taken the ring
+                    pass
+            elif handler := self._handlers.get(fd):
+                handler()
+
+    def close(self) -> None:
+        """Gives all descriptors back."""
+        if self.event_fd >= 0:
+            self._poller.close()
+            os.close(self.event_fd)
+            os.close(self.memory_fd)
+            self.event_fd = self.memory_fd = -1

@@ -1,0 +1,106 @@
+"""Anonymous shared memory (``memfd_create``): no name, so nothing to leave behind, and no limit of /dev/shm.
+
+A memory is known by its descriptor, which travels over a UNIX socket. Each process maps the parts that it needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from functools import cache
+
+__all__ = ["PAGE_BYTES", "Heap", "Memory", "address_of", "align"]
+
+PAGE_BYTES = mmap.PAGESIZE
+
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+
+
+def align(size_bytes: int, boundary_bytes: int) -> int:
+    """``size_bytes`` rounded up to a multiple of ``boundary_bytes``."""
+    return -(-size_bytes // boundary_bytes) * boundary_bytes
+
+
+def address_of(mapping: mmap.mmap, offset: int = 0) -> int:
+    """The address at which byte ``offset`` of a writable mapping lies in this process."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping, offset))
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return libc
+
+
+class Memory:
+    """A shared memory, as one process holds it.
+
+    Args:
+        fd: its descriptor, owned by this object from now on.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def create(cls, label: str, size_bytes: int) -> Memory:
+        """New zeroed memory. Pages are taken at their first touch; ``label`` shows in /proc for people."""
+        memory = cls(os.memfd_create(f"crossfade-{label}", os.MFD_CLOEXEC))
+        if size_bytes:
+            os.ftruncate(memory.fd, align(size_bytes, PAGE_BYTES))
+        return memory
+
+    @property
+    def size_bytes(self) -> int:
+        """Its present size."""
+        return os.fstat(self.fd).st_size
+
+    def map(self, size_bytes: int, offset: int = 0, *, populate: bool = False) -> mmap.mmap:
+        """Maps a part, shared and writable. It stays mapped until nobody holds the mapping or a view on it.
+
+        Args:
+            size_bytes: length of the part.
+            offset: where it starts, a multiple of the page size.
+            populate: touch every page now (the first touch of 64 MB costs tens of milliseconds).
+        """
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+        return mmap.mmap(self.fd, size_bytes, flags=flags, offset=offset)
+
+    def close(self) -> None:
+        """Gives the descriptor back; mappings stay."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Heap:
+    """Memory that one process hands out in page-aligned pieces and that others map by offset.
+
+    It grows at its end; a piece that is given back returns its pages to the system at once, its addresses are not used again.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._end = memory.size_bytes
+
+    def allocate(self, size_bytes: int) -> tuple[int, int]:
+        """A new piece, all of its pages taken now: (offset, size in bytes).
+
+        Raises:
+            OSError: there is no such amount of memory (found here, not as a fault in the middle of a copy).
+        """
+        size_bytes = align(size_bytes, PAGE_BYTES)
+        offset = self._end
+        os.posix_fallocate(self.memory.fd, offset, size_bytes)
+        self._end += size_bytes
+        return offset, size_bytes
+
+    def discard(self, offset: int, size_bytes: int) -> None:
+        """Gives a piece's pages back. Nobody may use it any more."""
+        mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+        if _libc().fallocate(self.memory.fd, mode, offset, size_bytes) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))

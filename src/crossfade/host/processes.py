@@ -1,0 +1,43 @@
+"""Watching processes die, and saying how they did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+__all__ = ["describe_exit", "die_with", "open_pidfd"]
+
+
+def open_pidfd(pid: int) -> int:
+    """A descriptor that is readable once process ``pid`` has ended."""
+    return os.pidfd_open(pid)
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit status as ``subprocess`` gives it, in words: negative numbers are signals."""
+    if code is None:
+        return "its process is gone"
+    if code >= 0:
+        return f"it exited with code {code}"
+    try:
+        return f"it was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was killed by signal {-code}"
+
+
+def die_with(pidfd: int) -> None:
+    """Ends this process as soon as the process behind ``pidfd`` ends, also in the middle of a long call.
+
+    (``PR_SET_PDEATHSIG`` would fire when the *thread* that started us ends.)
+    """
+
+    def watch() -> None:
+        import select
+
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="crossfade-die-with-driver", daemon=True).start()

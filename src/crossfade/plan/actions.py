@@ -1,0 +1,59 @@
+"""Actions: the steps that one actor takes for one execution of a graph, and the notation for them.
+
+=====================  ==============================================================================================
+``run n3``             call the method of node n3; its inputs must be in this actor's registers
+``write n3``           put the value of channel n3 into its ring (memory that the readers share; waits for a free slot)
+``read n3``            take the next value of channel n3 from its ring (waits for it)
+``send n3``            give the value of channel n3 to a transport that moves bytes by itself (gloo, and later GPUs)
+``recv n3``            let such a transport bring the next value; whoever uses the value first waits for it
+``free n3``            let go of value n3: its register is emptied and, if it came through a channel, its slot released
+=====================  ==============================================================================================
+
+``@send``, ``@recv`` after the name is the stream: an action on ``main`` (not written) is finished before the next
+action starts, an action on another stream is only started. ``+k`` is the number of executions by which the action runs
+ahead: in the round of execution e, ``recv n3 @recv +1`` starts the receive of execution e + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["MAIN", "RECV_STREAM", "SEND_STREAM", "Action", "Verb"]
+
+MAIN = "main"
+SEND_STREAM = "send"
+RECV_STREAM = "recv"
+
+
+class Verb(StrEnum):
+    """What an action does; the module's table says what each means."""
+
+    READ = "read"
+    RECV = "recv"
+    RUN = "run"
+    WRITE = "write"
+    SEND = "send"
+    FREE = "free"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of one actor.
+
+    Attributes:
+        verb: what to do.
+        target: a node id for ``run``, a channel id for ``read``, ``write``, ``send`` and ``recv``, a value id for ``free``.
+        stream: where it runs; see the module's text.
+        ahead: by how many executions it runs ahead (``recv`` only).
+    """
+
+    verb: Verb
+    target: str
+    stream: str = MAIN
+    ahead: int = 0
+
+    def __str__(self) -> str:
+        stream = "" if self.stream == MAIN else f" @{self.stream}"
+        ahead = f" +{self.ahead}" if self.ahead else ""
+        return f"{self.verb} {self.target}{stream}{ahead}"

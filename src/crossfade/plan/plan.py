@@ -1,0 +1,115 @@
+"""A plan: what every actor does for one execution, as a value.
+
+A plan holds no live object. The methods' constant arguments travel beside it (``plan.call``), so that two plans are
+equal when they move the same values in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from crossfade.plan.actions import Action
+from crossfade.types import Transport
+
+__all__ = ["ChannelSpec", "InputSpec", "NodeSpec", "Plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One value that the driver writes for each execution.
+
+    Attributes:
+        value: the value's id: i0, i1, ...
+        key: which part of the arguments of ``execute`` it is: ``*`` for all of it, ``[0]`` for a position or an item, ``.x``
+            for a keyword, ``go`` for the bare fact that an execution starts.
+    """
+
+    value: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One method call.
+
+    Attributes:
+        id: n0, n1, ...
+        actor: the id of the actor on which it runs.
+        method: the method's name.
+        inputs: ids of the values that its arguments hold, in order, each once.
+        outputs: ids of the values it makes: its own id, or n0.0, n0.1, ... for a method with several returns.
+    """
+
+    id: str
+    actor: str
+    method: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSpec:
+    """What carries one value from the actor that makes it to the actors that need it.
+
+    Attributes:
+        id: the id of the value, followed by ``~transport`` when the value also leaves by another transport.
+        value: the id of the value.
+        writer: the actor that makes the value.
+        readers: the actors that need it.
+        transport: how the bytes move.
+        depth: slots of the ring: how many executions' values it holds.
+        buffer_bytes: memory set aside for each slot in advance, 0 for none (slots grow when a value needs it).
+    """
+
+    id: str
+    value: str
+    writer: str
+    readers: tuple[str, ...]
+    transport: Transport
+    depth: int
+    buffer_bytes: int = 0
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether values of several channels between the same two actors arrive in one order (PL-1)."""
+        return self.transport is Transport.GLOO
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every actor will do, round after round.
+
+    Attributes:
+        inputs: what the driver writes.
+        nodes: the method calls, in the global order that every actor keeps to.
+        channels: what carries values between actors.
+        programs: the actions of each party, the driver included and first, in order; each runs its list once per execution.
+        outputs: ids of the values that an execution gives, in the user's order.
+        returns_list: whether the user asked for several outputs (a list) or for one value.
+        max_inflight: how many executions may be under way.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    nodes: tuple[NodeSpec, ...]
+    channels: tuple[ChannelSpec, ...]
+    programs: Mapping[str, tuple[Action, ...]]
+    outputs: tuple[str, ...]
+    returns_list: bool
+    max_inflight: int
+
+    @cached_property
+    def node(self) -> Mapping[str, NodeSpec]:
+        """Nodes by id."""
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
+    def channel(self) -> Mapping[str, ChannelSpec]:
+        """Channels by id."""
+        return {channel.id: channel for channel in self.channels}
+
+    def __str__(self) -> str:
+        from crossfade.plan.text import format_plan
+
+        return format_plan(self)

@@ -1,0 +1,491 @@
+"""The validator: proves that a plan keeps PL-1 to PL-4 in every execution and every interleaving, or names a step that
+does not.
+
+Each party runs its actions once per round, in rounds -A, ..., -1, 0, 1, ...: A is the largest ``ahead``. In round t an
+action handles execution t + ahead, and does nothing where that is negative.
+
+PL-1, PL-3 and PL-4 are checked party by party and queue by queue. For PL-2, each action is an event of each round.
+That event b waits for event a is an edge with a *lag*: b of round t waits for a of round t - lag. Program order has
+lag 0, and 1 from the end of a round to the start of the next. Messages have lag 0, credit has the ring's depth, and a
+receive that runs k ahead comes k rounds before its execution's: edges out of it gain k, edges into it lose k.
+
+What a step waits for happens once and stays true, so all interleavings stop at the same place or none does. One stops
+for ever exactly when a chain of waits leads from an event to itself in the same round or in a later one (a later one is
+as bad: the party's own order, lag 1 a turn, leads back to the same round). That is a cycle of total lag 0 or less. No
+lag is negative but for receives that run ahead on ``main``, or further than their ring is deep; without those, such a
+cycle has only edges of lag 0, and one topological sort finds it.
+
+The driver counts as a party like the others, which gets execution t before it writes the inputs of t + 1. A driver that
+runs ahead only waits less.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, groupby, pairwise
+
+from crossfade.errors import PlanError
+from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.text import format_excerpt, format_plan, values_used
+from crossfade.types import DRIVER, Transport
+
+__all__ = ["Fault", "find_fault", "validate"]
+
+MOST_ACTIONS_SHOWN = 200
+"""Plans with more actions are shown in part."""
+LONGEST_CYCLE_SHOWN = 12
+
+Step = tuple[str, int]
+"""The party's name, and the position in its program."""
+
+_HINTS = {
+    "PL-1": "a channel has one write (gloo: send), and one read (recv) in each reader; gloo: in one order at both ends",
+    "PL-2": "give all parties the order of one common list of steps; a receive on @recv, a send on @send do not wait",
+    "PL-3": "each reader frees each value it has read once, after its last use, in the same round",
+    "PL-4": "run a node on its own actor, once, after its inputs are there; free a value after its last use",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A step that breaks an invariant.
+
+    Attributes:
+        invariant: ``PL-1`` to ``PL-4``.
+        actor: the party whose step it is.
+        index: the step's position in the party's program; None where the plan has no step to point at.
+        reason: what is wrong, in words.
+    """
+
+    invariant: str
+    actor: str
+    index: int | None
+    reason: str
+
+
+def validate(plan: Plan) -> None:
+    """Checks a plan.
+
+    Raises:
+        PlanError: the plan breaks an invariant, whose number comes first in the message; then the step, the reason, and
+            the grid with an arrow (for big plans, the part of it around the step).
+    """
+    fault = find_fault(plan)
+    if fault is None:
+        return
+    if fault.index is None:
+        where, shown = fault.actor, ""
+    else:
+        where = f"{fault.actor}, step {fault.index}, {str(plan.programs[fault.actor][fault.index])!r}"
+        mark = (fault.actor, fault.index)
+        is_small = sum(map(len, plan.programs.values())) <= MOST_ACTIONS_SHOWN
+        shown = "\n" + (format_plan(plan, mark) if is_small else format_excerpt(plan, mark))
+    raise PlanError(f"{fault.invariant}: {where}: {fault.reason}{shown}", hint=_HINTS[fault.invariant])
+
+
+def find_fault(plan: Plan) -> Fault | None:
+    """The first fault found, or None for a plan that is sound. Takes time linear in the number of actions.
+
+    (With receives that run ahead on ``main`` it can take that times the sum of their ``ahead``.)
+    """
+    book = _Book()
+    checks: tuple[Callable[[Plan, _Book], Iterator[Fault]], ...] = (
+        _check_steps,
+        _check_completeness,
+        _check_registers,
+        _check_queues,
+        _check_waits,
+    )
+    return next(chain.from_iterable(check(plan, book) for check in checks), None)
+
+
+@dataclass(slots=True)
+class _Book:
+    """Where things happen, as far as the checks have come.
+
+    Attributes:
+        runs: the step that runs a node, by node.
+        puts: the step that writes or sends, by channel.
+        takes: the step that reads or receives, by channel and reader.
+        frees: the step that frees, by value and party.
+        first_uses: the first step that uses a value which came through a channel, by value and party.
+    """
+
+    runs: dict[str, Step] = field(default_factory=dict)
+    puts: dict[str, Step] = field(default_factory=dict)
+    takes: dict[tuple[str, str], Step] = field(default_factory=dict)
+    frees: dict[tuple[str, str], Step] = field(default_factory=dict)
+    first_uses: dict[tuple[str, str], Step] = field(default_factory=dict)
+
+
+# One step at a time
+
+
+def _check_steps(plan: Plan, book: _Book) -> Iterator[Fault]:
+    """Each step names things that exist, and is where it belongs, once."""
+    readers = {(channel.id, reader) for channel in plan.channels for reader in channel.readers}
+    for actor, actions in plan.programs.items():
+        for index, action in enumerate(actions):
+            for invariant, reason in _wrongs(plan, book, readers, (actor, index), action):
+                yield Fault(invariant, actor, index, reason)
+
+
+def _wrongs(
+    plan: Plan, book: _Book, readers: set[tuple[str, str]], step: Step, action: Action
+) -> Iterator[tuple[str, str]]:
+    if action.ahead < 0 or (action.ahead and action.verb is not Verb.RECV):
+        yield "PL-1", "only recv may run ahead"
+    if action.stream != MAIN and action.verb not in (Verb.SEND, Verb.RECV):
+        yield "PL-1", "only send and recv may have a stream other than main"
+    if action.verb is Verb.RUN:
+        node = plan.node.get(action.target)
+        if node is None:
+            yield "PL-4", f"there is no node {action.target}"
+        elif node.actor != step[0]:
+            yield "PL-4", f"node {node.id} belongs to {node.actor}"
+        elif book.runs.setdefault(node.id, step) != step:
+            yield "PL-4", f"node {node.id} is run twice in a round"
+    elif action.verb is not Verb.FREE:
+        channel = plan.channel.get(action.target)
+        if channel is None:
+            yield "PL-4", f"there is no channel {action.target}"
+        else:
+            yield from (("PL-1", reason) for reason in _wrong_ends(book, readers, step, action, channel))
+
+
+def _wrong_ends(
+    book: _Book, readers: set[tuple[str, str]], step: Step, action: Action, channel: ChannelSpec
+) -> Iterator[str]:
+    actor = step[0]
+    put, take = (Verb.SEND, Verb.RECV) if channel.is_ordered else (Verb.WRITE, Verb.READ)
+    if action.verb not in (put, take):
+        yield f"channel {channel.id} is {channel.transport}: its verbs are {put} and {take}"
+    elif action.verb is put and actor != channel.writer:
+        yield f"the writer of channel {channel.id} is {channel.writer}"
+    elif action.verb is take and (channel.id, actor) not in readers:
+        yield f"{actor} is no reader of channel {channel.id}"
+    elif action.verb is put and book.puts.setdefault(channel.id, step) != step:
+        yield f"channel {channel.id} has a second {put} in the same round"
+    elif action.verb is take and book.takes.setdefault((channel.id, actor), step) != step:
+        yield f"channel {channel.id} has a second {take} in the same round"
+
+
+# What is missing, and what the lists say twice
+
+
+def _check_completeness(plan: Plan, book: _Book) -> Iterator[Fault]:
+    """Both ends of every channel are there, every node is run, and the driver reads every output."""
+    for node in plan.nodes:
+        if node.id not in book.runs:
+            yield _fault_near("PL-4", f"node {node.id} is never run", node.actor, _consumer(plan, book, node.outputs))
+    yield from _duplicates(plan, book)
+    for channel in plan.channels:
+        yield from _missing_ends(channel, book)
+    read = {channel.value for channel in plan.channels if DRIVER in channel.readers}
+    for value in plan.outputs:
+        if value not in read:
+            reason = f"{value} is an output, but no channel brings it to {DRIVER}"
+            yield _fault_near("PL-1", reason, DRIVER, _producer(plan, book, value))
+
+
+def _fault_near(invariant: str, reason: str, actor: str, step: Step | None) -> Fault:
+    """A fault of something that is missing: it points at the nearest step that is not."""
+    return Fault(invariant, actor, None, reason) if step is None else Fault(invariant, *step, reason)
+
+
+def _duplicates(plan: Plan, book: _Book) -> Iterator[Fault]:
+    made = [value.value for value in plan.inputs]
+    made += [value for node in plan.nodes for value in node.outputs]
+    for what, ids in (
+        ("node", [node.id for node in plan.nodes]),
+        ("channel", [channel.id for channel in plan.channels]),
+        ("value", made),
+    ):
+        seen: set[str] = set()
+        for id_ in ids:
+            if id_ in seen:
+                yield _fault_near("PL-4", f"two {what}s are called {id_}", DRIVER, _producer(plan, book, id_))
+            seen.add(id_)
+
+
+def _missing_ends(channel: ChannelSpec, book: _Book) -> Iterator[Fault]:
+    put = book.puts.get(channel.id)
+    takes = [book.takes.get((channel.id, reader)) for reader in channel.readers]
+    nearest = put or next((take for take in takes if take is not None), None)
+    verbs = ("send", "recv") if channel.is_ordered else ("write", "read")
+    if put is None:
+        reason = f"{channel.writer} has no {verbs[0]} of channel {channel.id}"
+        yield _fault_near("PL-1", reason, channel.writer, nearest)
+    for reader, take in zip(channel.readers, takes, strict=True):
+        if take is None:
+            yield _fault_near("PL-1", f"{reader} has no {verbs[1]} of channel {channel.id}", reader, nearest)
+    if len(set(channel.readers) | {channel.writer}) <= len(channel.readers):
+        reason = f"the ends of channel {channel.id} are not different parties"
+        yield _fault_near("PL-1", reason, channel.writer, nearest)
+    if channel.depth < 1:
+        reason = f"the ring of channel {channel.id} has depth {channel.depth}, so nothing ever fits"
+        yield _fault_near("PL-2", reason, channel.writer, nearest)
+
+
+def _producer(plan: Plan, book: _Book, value: str) -> Step | None:
+    """The step that makes a value (or, for its id, runs a node), or any step at all."""
+    maker = next((node.id for node in plan.nodes if value == node.id or value in node.outputs), "")
+    return book.runs.get(maker) or book.puts.get(value) or _any_step(plan)
+
+
+def _consumer(plan: Plan, book: _Book, values: tuple[str, ...]) -> Step | None:
+    puts = (book.puts.get(channel.id) for channel in plan.channels if channel.value in values)
+    return next((put for put in puts if put is not None), None) or _any_step(plan)
+
+
+def _any_step(plan: Plan) -> Step | None:
+    return next(((actor, 0) for actor, actions in plan.programs.items() if actions), None)
+
+
+# Registers
+
+
+def _check_registers(plan: Plan, book: _Book) -> Iterator[Fault]:
+    """Values are there when they are used, are made once, and are freed where they came through a channel."""
+    inputs = [each.value for each in plan.inputs]
+    for actor, actions in plan.programs.items():
+        registers = _Registers(plan, book, actor, inputs if actor == DRIVER else [])
+        for index, action in enumerate(actions):
+            if action.ahead:
+                yield from registers.make(index, action)
+        for index, action in enumerate(actions):
+            yield from registers.use(index, action)
+            if not action.ahead:
+                yield from registers.make(index, action)
+        for value, index in registers.received.items():
+            if (value, actor) not in book.frees:
+                reason = f"{actor} never frees {value}: the slot is never free again"
+                yield Fault("PL-3", actor, index, reason)
+
+
+class _Registers:
+    """The registers of one party in one round, for that round's execution.
+
+    A receive that runs ahead was in an earlier round: this round's execution has its value from the start.
+    """
+
+    def __init__(self, plan: Plan, book: _Book, actor: str, given: list[str]) -> None:
+        self._plan, self._book, self._actor = plan, book, actor
+        self._present = set(given)
+        self._made = set(given)
+        self.received: dict[str, int] = {}
+
+    def use(self, index: int, action: Action) -> Iterator[Fault]:
+        """The action needs its values; a ``free`` takes its own away."""
+        step = (self._actor, index)
+        for value in values_used(self._plan, action):
+            if value not in self._present:
+                yield Fault("PL-4", *step, f"{value} {self._absence(value)}")
+            if value in self.received:
+                self._book.first_uses.setdefault((value, self._actor), step)
+        if action.verb is Verb.FREE:
+            self._book.frees[action.target, self._actor] = step
+            self._present.discard(action.target)
+
+    def make(self, index: int, action: Action) -> Iterator[Fault]:
+        """The action fills registers: each only once in a round, freed or not."""
+        for value in self._values_made(action):
+            if value in self._made:
+                yield Fault("PL-4", self._actor, index, f"{self._actor} gets {value} a second time in the same round")
+            self._made.add(value)
+            self._present.add(value)
+            if action.verb is not Verb.RUN:
+                self.received[value] = index
+
+    def _values_made(self, action: Action) -> tuple[str, ...]:
+        match action.verb:
+            case Verb.RUN:
+                return self._plan.node[action.target].outputs
+            case Verb.READ | Verb.RECV:
+                return (self._plan.channel[action.target].value,)
+            case _:
+                return ()
+
+    def _absence(self, value: str) -> str:
+        freed = self._book.frees.get((value, self._actor))
+        if freed is not None:
+            return f"was freed by step {freed[1]}"
+        return f"is not there yet, or never is, on {self._actor}"
+
+
+# Queues
+
+
+def _check_queues(plan: Plan, book: _Book) -> Iterator[Fault]:
+    """What one party sends to another over an ordered transport is received in the order in which it is sent."""
+    sent: dict[tuple[Transport, str, str], list[str]] = defaultdict(list)
+    received: dict[tuple[Transport, str, str], list[tuple[int, int, str]]] = defaultdict(list)
+    for channel_id, (writer, _) in book.puts.items():
+        channel = plan.channel[channel_id]
+        for reader in channel.readers if channel.is_ordered else ():
+            index = book.takes[channel_id, reader][1]
+            queue = (channel.transport, writer, reader)
+            sent[queue].append(channel_id)
+            received[queue].append((-plan.programs[reader][index].ahead, index, channel_id))
+    for queue, channel_ids in sent.items():
+        yield from _compare(queue[2], channel_ids, sorted(received[queue]))
+
+
+def _compare(reader: str, sent: list[str], received: list[tuple[int, int, str]]) -> Iterator[Fault]:
+    """One queue: the sends of a round, and the receives of an execution as (-ahead, index, channel), each in order.
+
+    Receives of successive executions must not mix either: the last of one comes before the first of the next.
+    """
+    for place, (channel_id, (_, index, other_id)) in enumerate(zip(sent, received, strict=True)):
+        if channel_id != other_id:
+            reason = f"{reader} receives {other_id} as number {place} where {channel_id} is sent"
+            yield Fault("PL-1", reader, index, reason)
+    (first_round, first, first_id), (last_round, last, last_id) = received[0], received[-1]
+    if (first_round + 1, first) < (last_round, last):
+        reason = f"{reader} receives the next execution's {first_id} before this execution's {last_id} is received"
+        yield Fault("PL-1", reader, first, reason)
+
+
+# Waits
+
+
+def _check_waits(plan: Plan, book: _Book) -> Iterator[Fault]:
+    """No chain of waits leads back to where it began."""
+    waits = _waits_of(plan, book)
+    steps = [step for step, _ in groupby(waits.steps[event] for event in waits.find_cycle())]
+    if not steps:
+        return
+    turn = next((i for i, (step, other) in enumerate(pairwise(steps)) if step[0] != other[0]), 0)
+    steps = steps[turn:] + steps[:turn]
+    ends = [step for i, step in enumerate(steps) if not steps[i - 1][0] == step[0] == steps[(i + 1) % len(steps)][0]]
+    names = [f"{actor} {str(plan.programs[actor][index])!r}" for actor, index in ends or steps]
+    if len(names) > LONGEST_CYCLE_SHOWN:
+        names = [*names[: LONGEST_CYCLE_SHOWN - 1], f"{len(names) - LONGEST_CYCLE_SHOWN + 1} more"]
+    reason = f"each of these waits for the next, and the last for the first: {'; '.join(names)}"
+    yield Fault("PL-2", *steps[0], reason)
+
+
+def _waits_of(plan: Plan, book: _Book) -> _Waits:
+    """The waits of a plan with which nothing else is wrong."""
+    waits = _Waits()
+    starts: dict[Step, int] = {}
+    ends: dict[Step, int] = {}
+    for actor, actions in plan.programs.items():
+        for index, action in enumerate(actions):
+            step = (actor, index)
+            starts[step] = ends[step] = waits.event(step, action.ahead)
+            if index:
+                waits.edges.append((ends[actor, index - 1], starts[step], 0))
+            if action.stream == MAIN and action.verb in (Verb.SEND, Verb.RECV):
+                ends[step] = waits.event(step, action.ahead)
+                waits.edges.append((starts[step], ends[step], 0))
+        if actions:
+            waits.edges.append((ends[actor, len(actions) - 1], starts[actor, 0], 1))
+    for channel in plan.channels:
+        for reader in channel.readers:
+            _add_channel(waits, book, channel, reader, starts, ends)
+    return waits
+
+
+def _add_channel(
+    waits: _Waits, book: _Book, channel: ChannelSpec, reader: str, starts: Mapping[Step, int], ends: Mapping[Step, int]
+) -> None:
+    """What the two ends of a channel wait for."""
+    put, take = book.puts[channel.id], book.takes[channel.id, reader]
+    freed = ends[book.frees[channel.value, reader]]
+    if not channel.is_ordered:
+        waits.add(ends[put], starts[take])
+        waits.add(freed, starts[put], channel.depth)
+        return
+    waits.add(freed, starts[take], channel.depth)
+    receive_waits, send_waits = starts[take] != ends[take], starts[put] != ends[put]
+    waits.add(starts[put], ends[take] if receive_waits else starts[book.first_uses[channel.value, reader]])
+    if send_waits:
+        waits.add(starts[take], ends[put])
+    else:
+        waits.add(starts[take], starts[put], channel.depth)
+
+
+@dataclass(slots=True)
+class _Waits:
+    """Who waits for whom.
+
+    Attributes:
+        steps: the step of each event; a send or receive on ``main`` has two, its start and its end.
+        aheads: for each event, by how many rounds it comes before the round of its execution.
+        edges: (a, b, lag): event b of round t waits for event a of round t - lag.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    aheads: list[int] = field(default_factory=list)
+    edges: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def event(self, step: Step, ahead: int) -> int:
+        self.steps.append(step)
+        self.aheads.append(ahead)
+        return len(self.steps) - 1
+
+    def add(self, before: int, after: int, executions: int = 0) -> None:
+        """``after`` of execution e waits for ``before`` of execution e - ``executions``."""
+        self.edges.append((before, after, executions + self.aheads[before] - self.aheads[after]))
+
+    def find_cycle(self) -> list[int]:
+        """A cycle of lag 0 or less, or nothing: events of which each waits for the next, and the last for the first."""
+        heights, last = self._heights()
+        if last:
+            return _walk_back(next(iter(last)), last)
+        tight = [(a, b) for a, b, lag in self.edges if heights[a] + lag == heights[b]]
+        after: list[list[int]] = [[] for _ in self.steps]
+        num_before = [0] * len(self.steps)
+        for a, b in tight:
+            after[a].append(b)
+            num_before[b] += 1
+        ready = [event for event, number in enumerate(num_before) if not number]
+        for a in ready:
+            for b in after[a]:
+                num_before[b] -= 1
+                if not num_before[b]:
+                    ready.append(b)
+        before = {b: a for a, b in tight if num_before[a] and num_before[b]}
+        return _walk_back(next(iter(before)), before) if before else []
+
+    def _heights(self) -> tuple[list[int], dict[int, int]]:
+        """For each event a height, such that no edge climbs by more than its lag: in a cycle of lag 0, each just by it.
+        Where a cycle of negative lag makes that impossible: also, who waits for whom on the way into it.
+
+        Heights are lengths of shortest paths. No path without a cycle is shorter than all negative lags together.
+        """
+        heights = [0] * len(self.steps)
+        lowest = sum(lag for _, _, lag in self.edges if lag < 0)
+        if not lowest:
+            return heights, {}
+        after: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for a, b, lag in self.edges:
+            after[a].append((b, lag))
+        before: dict[int, int] = {}
+        queue = deque(dict.fromkeys(a for a, _, lag in self.edges if lag < 0))
+        queued = set(queue)
+        while queue:
+            a = queue.popleft()
+            queued.discard(a)
+            for b, lag in after[a]:
+                if heights[a] + lag < heights[b]:
+                    heights[b], before[b] = heights[a] + lag, a
+                    if heights[b] < lowest:
+                        return heights, {b: a, **before}
+                    if b not in queued:
+                        queued.add(b)
+                        queue.append(b)
+        return heights, {}
+
+
+def _walk_back(event: int, before: Mapping[int, int]) -> list[int]:
+    """The cycle into which the way back from an event leads."""
+    places: dict[int, int] = {}
+    while event not in places:
+        places[event] = len(places)
+        event = before[event]
+    return list(places)[places[event] :]

@@ -1,0 +1,1 @@
+"""Obey plans inside one actor: a plan's actions become a flat list of bound calls, and a cursor runs them."""

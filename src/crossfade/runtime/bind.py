@@ -1,0 +1,249 @@
+"""Turn one party's part of a plan into a flat list of bound calls, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from crossfade.channels.protocol import EMPTY, Reader, Writer
+from crossfade.errors import ChannelError, Failure
+from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.call import Call, Hole, fill
+from crossfade.plan.plan import NodeSpec, Plan
+from crossfade.runtime.cursor import Cursor, Round, Step
+from crossfade.runtime.record import Recorder
+
+__all__ = ["Ends", "bind"]
+
+
+@dataclass(slots=True)
+class Ends:
+    """One party's ends of a plan's channels, by channel id."""
+
+    writers: dict[str, Writer] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A step, with the action that it came from."""
+
+    step: Step
+    action: Action
+
+
+def bind(
+    plan: Plan,
+    actor: str,
+    methods: Mapping[str, Callable[..., Any]],
+    calls: Mapping[str, Call],
+    ends: Ends,
+    recorder: Recorder | None = None,
+) -> Cursor:
+    """A cursor that runs ``actor``'s program.
+
+    Args:
+        plan: a validated plan.
+        actor: whose program.
+        methods: of each of its nodes, by id: the bound method.
+        calls: of each of its nodes, by id: the arguments.
+        ends: its ends of the channels.
+        recorder: records every action if given.
+    """
+    binder = _Binder(plan, actor, methods, calls, ends)
+    program = plan.programs[actor]
+    if recorder is not None:
+        _listen(plan, program, ends, recorder)
+    body = [bound for action in program for bound in binder.steps(action)]
+    max_ahead = max((action.ahead for action in program), default=0)
+    ahead = [[b for b in body if b.action.ahead and b.action.ahead + t >= 0] for t in range(-max_ahead, 0)]
+    round_ = Round(-max_ahead) if recorder is None else recorder.round
+    round_.number = -max_ahead
+
+    def wrapped(bounds: Sequence[_Bound]) -> list[Step]:
+        if recorder is None:
+            return [bound.step for bound in bounds]
+        return [recorder.wrap(bound.step, bound.action, _what(plan, bound.action)) for bound in bounds]
+
+    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_)
+
+
+def _what(plan: Plan, action: Action) -> str:
+    """What an action is about, for people."""
+    node = plan.node.get(action.target)
+    return f"{node.actor}.{node.method}" if node is not None and action.verb is Verb.RUN else action.target
+
+
+def _listen(plan: Plan, program: Sequence[Action], ends: Ends, recorder: Recorder) -> None:
+    for action in program:
+        if action.verb is Verb.SEND:
+            ends.writers[action.target].on_moved = recorder.moved(action, _what(plan, action))
+        elif action.verb is Verb.RECV:
+            ends.readers[action.target].on_moved = recorder.moved(action, _what(plan, action))
+
+
+class _Binder:
+    """Makes the steps. Values live in a list of registers that the steps close over."""
+
+    def __init__(
+        self, plan: Plan, actor: str, methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Call], ends: Ends
+    ) -> None:
+        self._plan = plan
+        self._actor = actor
+        self._methods = methods
+        self._calls = calls
+        self._ends = ends
+        self._registers: list[Any] = []
+        self._register_of: dict[str, int] = {}
+        self._pending: dict[str, Action] = {}  # values whose receive was started and that nobody has waited for yet
+        self._started = {a.target: a for a in plan.programs[actor] if a.verb is Verb.RECV}
+        self._pending = {
+            plan.channel[target].value: action for target, action in self._started.items() if action.stream != MAIN
+        }
+
+    def steps(self, action: Action) -> list[_Bound]:
+        """The steps of one action: waits for received values that it is the first to use, then the action itself."""
+        waits = [
+            _Bound(self._read(self._pending[value].target), Action(Verb.READ, self._pending.pop(value).target))
+            for value in self._used_by(action)
+            if value in self._pending
+        ]
+        return waits + [_Bound(step, action) for step in self._steps_of(action)]
+
+    def _used_by(self, action: Action) -> tuple[str, ...]:
+        match action.verb:
+            case Verb.RUN:
+                return self._plan.node[action.target].inputs
+            case Verb.WRITE | Verb.SEND:
+                return (self._plan.channel[action.target].value,)
+            case Verb.FREE:
+                return (action.target,)
+            case _:
+                return ()
+
+    def _steps_of(self, action: Action) -> list[Step]:
+        match action.verb:
+            case Verb.READ:
+                return [self._read(action.target)]
+            case Verb.RECV:
+                start = self._ends.readers[action.target].try_start
+                return [start, self._read(action.target)] if action.stream == MAIN else [start]
+            case Verb.RUN:
+                return [self._run(self._plan.node[action.target])]
+            case Verb.WRITE:
+                return [self._write(action.target)]
+            case Verb.SEND:
+                flush = self._ends.writers[action.target].try_flush
+                return [self._write(action.target), flush] if action.stream == MAIN else [self._write(action.target)]
+            case Verb.FREE:
+                return [self._free(action.target)]
+
+    def _register(self, value: str) -> int:
+        if value not in self._register_of:
+            self._register_of[value] = len(self._registers)
+            self._registers.append(None)
+        return self._register_of[value]
+
+    def _read(self, channel: str) -> Step:
+        registers, register = self._registers, self._register(self._plan.channel[channel].value)
+        try_read = self._ends.readers[channel].try_read
+
+        def read() -> bool:
+            value = try_read()
+            if value is EMPTY:
+                return False
+            registers[register] = value
+            return True
+
+        return read
+
+    def _write(self, channel: str) -> Step:
+        registers, register = self._registers, self._register(self._plan.channel[channel].value)
+        try_write, actor, value = self._ends.writers[channel].try_write, self._actor, self._plan.channel[channel].value
+
+        def write() -> bool:
+            try:
+                return try_write(registers[register])
+            except ChannelError:
+                raise
+            except Exception as error:  # it cannot be pickled: its readers get that error instead
+                return try_write(Failure.capture(error, actor=actor, node=f"{value} (pickling what it returned)"))
+
+        return write
+
+    def _free(self, value: str) -> Step:
+        registers, register = self._registers, self._register(value)
+        channel = next((c for c in self._started if self._plan.channel[c].value == value), None)
+        release = None if channel is None else self._ends.readers[channel].release
+
+        def free() -> bool:
+            registers[register] = None
+            if release is not None:
+                release()
+            return True
+
+        return free
+
+    def _run(self, node: NodeSpec) -> Step:
+        method, call = self._methods[node.id], self._calls[node.id]
+        inputs = [self._register(value) for value in node.inputs]
+        outputs = [self._register(value) for value in node.outputs]
+        label = f"{self._actor}.{node.method} (node {node.id})"
+        simple = call.args == tuple(Hole(i) for i in range(len(inputs))) and not call.kwargs
+        if simple and len(inputs) == len(outputs) == 1:
+            return self._run_one(method, inputs[0], outputs[0], label)
+        return self._run_any(method, call, inputs, outputs, label)
+
+    def _run_one(self, method: Callable[..., Any], source: int, target: int, label: str) -> Step:
+        """One value in, as the only argument, and one out: what most nodes are."""
+        registers, actor = self._registers, self._actor
+
+        def run() -> bool:
+            value = registers[source]
+            if type(value) is Failure:
+                registers[target] = value
+                return True
+            try:
+                registers[target] = method(value)
+            except Exception as error:
+                registers[target] = Failure.capture(error, actor=actor, node=label)
+            return True
+
+        return run
+
+    def _run_any(
+        self, method: Callable[..., Any], call: Call, inputs: Sequence[int], outputs: Sequence[int], label: str
+    ) -> Step:
+        registers, actor = self._registers, self._actor
+
+        def run() -> bool:
+            values = [registers[register] for register in inputs]
+            results: Sequence[Any]
+            for value in values:
+                if type(value) is Failure:
+                    results = [value] * len(outputs)
+                    break
+            else:
+                try:
+                    results = _returns(method(*fill(call.args, values), **fill(call.kwargs, values)), len(outputs))
+                except Exception as error:
+                    results = [Failure.capture(error, actor=actor, node=label)] * len(outputs)
+            for register, result in zip(outputs, results, strict=True):
+                registers[register] = result
+            return True
+
+        return run
+
+
+def _returns(result: Any, num_returns: int) -> Sequence[Any]:
+    """The values that a method gave, one for each output."""
+    if num_returns == 1:
+        return (result,)
+    try:
+        values = tuple(result)
+    except TypeError:
+        values = (result,)
+    if len(values) != num_returns:
+        raise ValueError(f"the method is declared with num_returns={num_returns} and returned {len(values)} values")
+    return values

@@ -1,0 +1,69 @@
+"""A cursor: how far one plan has come on one actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+__all__ = ["Cursor", "Round", "Step"]
+
+Step = Callable[[], bool]
+"""One bound call: True when it has done its work, False when it cannot yet (and has then done nothing)."""
+
+
+class Round:
+    """Which round a cursor is in, for whoever wants to know (only a recorder does)."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Cursor:
+    """Runs a list of steps over and over, never blocking.
+
+    Args:
+        prologue: one list of steps for each round before round 0 (only actions that run ahead).
+        body: the steps of every later round.
+        round_: told the number of the present round.
+
+    An actor has one cursor for each plan and advances any that can: no plan waits for another.
+    """
+
+    def __init__(self, prologue: Sequence[Sequence[Step]], body: Sequence[Step], round_: Round) -> None:
+        self._rounds = [list(steps) for steps in prologue]
+        self._body = list(body)
+        self._steps = self._rounds.pop(0) if self._rounds else self._body
+        self._at = 0
+        self._round = round_
+        self.num_steps = 0
+
+    def advance(self) -> bool:
+        """Runs steps up to the end of the round or the first that cannot run yet. Whether any step was done.
+
+        Raises:
+            ChannelError: a channel of the plan has ended; the cursor stays where it was.
+        """
+        steps = self._steps
+        first = at = self._at
+        end = len(steps)
+        try:
+            while at < end:
+                if not steps[at]():
+                    return at != first
+                at += 1
+            self._next_round()
+            at = 0
+            return True
+        finally:
+            self._at = at
+
+    def _next_round(self) -> None:
+        self._round.number += 1
+        if self._steps is not self._body:
+            self._steps = self._rounds.pop(0) if self._rounds else self._body
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(round, step) where it stands."""
+        return self._round.number, self._at

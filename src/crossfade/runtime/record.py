@@ -1,0 +1,81 @@
+"""Recording what ran when. Nothing here is touched unless a graph was compiled to record."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from crossfade.plan.actions import Action, Verb
+from crossfade.plan.timeline import Span
+from crossfade.runtime.cursor import Round, Step
+
+__all__ = ["MAX_SPANS", "Recorder"]
+
+MAX_SPANS = 200_000
+"""The oldest spans of an actor are forgotten beyond this many."""
+
+_KINDS = {Verb.RUN: "compute", Verb.FREE: "compute"}
+
+
+class Recorder:
+    """Collects the spans of one party of one plan.
+
+    Recording costs about 0.3 us for each action (two clock readings and an append).
+
+    Args:
+        actor: the party.
+        origin_ns: the timeline's zero on the host's monotonic clock, the same for all parties.
+    """
+
+    def __init__(self, actor: str, origin_ns: int) -> None:
+        self.actor = actor
+        self.origin_ns = origin_ns
+        self.round = Round(0)
+        self._spans: deque[tuple[Action, str, str, int, int, int]] = deque(maxlen=MAX_SPANS)
+
+    def wrap(self, step: Step, action: Action, what: str) -> Step:
+        """The same step, recorded: the time for which it could not run as ``wait``, then the call that did it."""
+        kind = _KINDS.get(action.verb, "communicate")
+        append, now, round_ = self._spans.append, time.monotonic_ns, self.round
+        waiting_since = 0
+
+        def recorded() -> bool:
+            nonlocal waiting_since
+            start = now()
+            if not step():
+                waiting_since = waiting_since or start
+                return False
+            execution = round_.number + action.ahead
+            if waiting_since:
+                append((action, what, "wait", execution, waiting_since, start))
+                waiting_since = 0
+            append((action, what, kind, execution, start, now()))
+            return True
+
+        return recorded
+
+    def moved(self, action: Action, what: str) -> Callable[[int, int], None]:
+        """For a channel's ``on_moved``: records the transfers that ran in the background, counted from execution 0."""
+        execution = 0
+
+        def record(start_ns: int, end_ns: int) -> None:
+            nonlocal execution
+            self._spans.append((action, what, "communicate", execution, start_ns, end_ns))
+            execution += 1
+
+        return record
+
+    def add(self, action: Action, what: str, kind: str, execution: int, start_ns: int, end_ns: int) -> None:
+        """Records one span directly."""
+        self._spans.append((action, what, kind, execution, start_ns, end_ns))
+
+    def spans(self) -> list[Span]:
+        """What has been recorded, in microseconds since the origin."""
+        return [
+            Span(self.actor, action.stream, str(action), what, kind, execution, self._us(start), self._us(end))
+            for action, what, kind, execution, start, end in list(self._spans)
+        ]
+
+    def _us(self, time_ns: int) -> float:
+        return (time_ns - self.origin_ns) / 1000

@@ -1,0 +1,49 @@
+"""The passes, in order."""
+
+from __future__ import annotations
+
+from crossfade.graph.check import CheckedGraph
+from crossfade.plan.actions import Verb
+from crossfade.plan.call import Call
+from crossfade.plan.plan import Plan
+from crossfade.plan.validate import find_fault, validate
+from crossfade.schedule.channels import add_channels, add_start_signal
+from crossfade.schedule.draft import Draft
+from crossfade.schedule.lower import lower
+from crossfade.schedule.messages import add_frees, add_messages, hoist_receives, trail_sends
+
+__all__ = ["compile_plan"]
+
+
+def compile_plan(
+    graph: CheckedGraph, *, max_inflight: int, buffer_bytes: int = 0, overlap: bool = False
+) -> tuple[Plan, dict[str, Call]]:
+    """A validated plan, and the arguments of its nodes by node id.
+
+    Args:
+        graph: what ``graph.check`` found to be sound.
+        max_inflight: how many executions may be under way.
+        buffer_bytes: memory to set aside for each slot.
+        overlap: start receives early and let sends trail, where a transport works in the background.
+
+    Raises:
+        PlanError: a bug in a pass.
+    """
+    draft = lower(graph, max_inflight=max_inflight)
+    draft = add_channels(draft, buffer_bytes=buffer_bytes)
+    draft = add_messages(draft)
+    draft = add_start_signal(draft)
+    draft = add_frees(draft)
+    if overlap:
+        draft = trail_sends(hoist_receives(draft))
+    elif _blocks(draft):
+        draft = trail_sends(draft)
+    plan = draft.plan()
+    validate(plan)
+    return plan, draft.calls
+
+
+def _blocks(draft: Draft) -> bool:
+    """Whether waiting for each send to be taken could wait for itself; such plans let their sends trail."""
+    has_sends = any(action.verb is Verb.SEND for actions in draft.programs.values() for action in actions)
+    return has_sends and find_fault(draft.plan()) is not None

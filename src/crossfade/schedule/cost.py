@@ -1,0 +1,259 @@
+"""What things cost: the figures that the simulator and the scheduling passes reckon with.
+
+Times are in microseconds (us), sizes in bytes; 1 MB is 1e6 bytes and 1 GB/s moves 1e3 bytes in a microsecond. The
+defaults are those of a virtual machine with two cores; calibration replaces them with measured ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
+from typing import Any
+
+from crossfade.plan.plan import NodeSpec
+
+__all__ = ["CostModel", "Slowdown", "Workload", "fit_line"]
+
+BYTES_PER_MB = 1e6
+BYTES_PER_US_AT_1_GBS = 1e3
+NEGLIGIBLE_US = 1e-3
+"""Under the clock's resolution: differences of this size between measurements mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How much longer work takes while other work of the same actor is under way; 1.0 is no longer at all.
+
+    Sharing of the cores is no part of these factors: the simulator reckons with it by itself. They stand for what is
+    left: caches, memory bandwidth, power.
+
+    Raises:
+        ValueError: a factor is under 1 or not finite.
+    """
+
+    compute: float = 1.0
+    """A method's time beside a background transfer of its actor, over its time alone."""
+    transfer: float = 1.0
+    """A background transfer's time beside a method that runs on one of its two actors, over its time alone."""
+
+    def __post_init__(self) -> None:
+        for name, factor in asdict(self).items():
+            if not (math.isfinite(factor) and factor >= 1.0):
+                raise ValueError(f"Slowdown.{name} is {factor!r}\nhint: a slowdown is a finite factor of at least 1.0")
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What the steps of a plan cost on one kind of machine.
+
+    Raises:
+        ValueError: a figure is negative or not finite, the bandwidth is 0, or there is no core.
+    """
+
+    write_us: float = 1.0
+    """Fixed cost of writing a value into a shared-memory ring."""
+    write_us_per_mb: float = 35.0
+    """Cost of a written MB (one copy) on top of ``write_us``."""
+    read_us: float = 0.6
+    """Fixed cost of taking a value from a shared-memory ring."""
+    read_us_per_mb: float = 0.0
+    """Cost of a read MB; about 0, since a reader gets a view on the slot."""
+    hop_us: float = 0.4
+    """From the end of a write, or of a release, until a polling process on the other side sees it."""
+    wake_us: float = 35.0
+    """What is added to ``hop_us`` when that process had waited longer than ``spin_us`` and sleeps."""
+    spin_us: float = 60.0
+    """How long a process polls before it sleeps."""
+    latency_us: float = 100.0
+    """Fixed cost of one transfer by gloo, from both sides' readiness on."""
+    gbs: float = 2.5
+    """Bandwidth of one transfer by gloo, in GB/s."""
+    host_us: float = 40.0
+    """What starting a send or a receive by gloo costs the process that starts it."""
+    step_us: float = 0.1
+    """The runtime's own cost for each action."""
+    num_cores: int = 2
+    """Cores of the host, shared by all processes."""
+    slowdown: Slowdown = field(default_factory=Slowdown)
+    """Computation and communication are not independent: how much they slow each other down."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            figure = getattr(self, item.name)
+            if item.name != "slowdown" and not (math.isfinite(figure) and figure >= 0):
+                raise ValueError(f"CostModel.{item.name} is {figure!r}\nhint: costs are finite and not negative")
+        if self.gbs == 0:
+            raise ValueError("CostModel.gbs is 0: nothing would ever arrive\nhint: give GB/s, such as 2.5")
+        if self.num_cores < 1:
+            raise ValueError(f"CostModel.num_cores is {self.num_cores}\nhint: a host has at least one core")
+
+    def write_time_us(self, size_bytes: int) -> float:
+        """Time that the writer spends on putting a value of that size into a ring."""
+        return self.write_us + self.write_us_per_mb * size_bytes / BYTES_PER_MB
+
+    def read_time_us(self, size_bytes: int) -> float:
+        """Time that a reader spends on taking a value of that size from a ring."""
+        return self.read_us + self.read_us_per_mb * size_bytes / BYTES_PER_MB
+
+    def transfer_time_us(self, size_bytes: int) -> float:
+        """Time that gloo takes for a value of that size when nothing else runs."""
+        return self.latency_us + size_bytes / (self.gbs * BYTES_PER_US_AT_1_GBS)
+
+    def to_json(self) -> str:
+        """The figures as text, one JSON object; ``from_json`` gives an equal model back."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> CostModel:
+        """Reads what ``to_json`` wrote. Figures that are left out keep their defaults.
+
+        Raises:
+            ValueError: the text is no JSON object, or has a name or a kind of figure that is not known.
+        """
+        figures = _figures_of(cls, "CostModel", _parse(text))
+        if "slowdown" in figures:
+            figures["slowdown"] = Slowdown(**_figures_of(Slowdown, "CostModel.slowdown", figures["slowdown"]))
+        if not isinstance(figures.get("num_cores", 1), int):
+            raise ValueError(f"CostModel.num_cores is {figures['num_cores']!r}\nhint: it is a whole number")
+        return cls(**figures)
+
+
+def _parse(text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is no cost model: {error}\nhint: give what CostModel.to_json() gave") from error
+
+
+def _figures_of(kind: type[CostModel] | type[Slowdown], where: str, found: object) -> dict[str, Any]:
+    """``found`` as keyword arguments of ``kind``, checked for names and for being numbers."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} is {found!r}\nhint: it is an object with a figure per name")
+    names = [item.name for item in fields(kind)]
+    for name, figure in found.items():
+        if name not in names:
+            raise ValueError(f"{where} has no figure {name!r}\nhint: the names are {', '.join(names)}")
+        if name != "slowdown" and (isinstance(figure, bool) or not isinstance(figure, (int, float))):
+            raise ValueError(f"{where}.{name} is {figure!r}\nhint: it is a number")
+    return dict(found)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How long a graph's methods run and how large its values are.
+
+    Raises:
+        ValueError: a time or a size is negative, or a time is not finite.
+    """
+
+    compute_us: Mapping[str, float] = field(default_factory=dict)
+    """A method's time on an idle machine: by node id (``n3``), else by ``actor.method``, else by ``method``."""
+    value_bytes: Mapping[str, int] = field(default_factory=dict)
+    """A value's size, by value id."""
+    default_compute_us: float = 0.0
+    """The time of methods that ``compute_us`` does not have."""
+    default_value_bytes: int = 8
+    """The size of values that ``value_bytes`` does not have."""
+
+    def __post_init__(self) -> None:
+        times: dict[str, float] = {**self.compute_us, "default_compute_us": self.default_compute_us}
+        sizes: dict[str, float] = {**self.value_bytes, "default_value_bytes": self.default_value_bytes}
+        for what, figures in (("time", times), ("size", sizes)):
+            for name, figure in figures.items():
+                if not (math.isfinite(figure) and figure >= 0):
+                    raise ValueError(f"the {what} of {name} is {figure!r}\nhint: it is finite and not negative")
+
+    def time_us(self, node: NodeSpec) -> float:
+        """How long the node's method runs."""
+        for name in (node.id, f"{node.actor}.{node.method}", node.method):
+            if name in self.compute_us:
+                return self.compute_us[name]
+        return self.default_compute_us
+
+    def size_bytes(self, value: str) -> int:
+        """How large the value is."""
+        return self.value_bytes.get(value, self.default_value_bytes)
+
+
+def fit_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The cost line ``a + b * x`` that is closest to measurements, outliers or not.
+
+    It minimises the sum of ``abs(a + b * x - y) / y`` (least absolute deviations, relative) over a >= 0 and b >= 0.
+    Relative, because sizes range over seven decades: a microsecond is much for 1 byte and nothing for 64 MB. Absolute,
+    because timings have long tails. For n points it takes O(n log n).
+
+    Args:
+        points: (size in bytes, time in us), in any order; sizes may repeat.
+
+    Returns:
+        (a in us, b in us per byte); b is 0 when all sizes are the same.
+
+    Raises:
+        ValueError: there are no points, or one of them is not finite or negative.
+    """
+    points = list(points)
+    if not points:
+        raise ValueError("there is nothing to fit a line to\nhint: give at least one (bytes, us) pair")
+    for x, y in points:
+        if not (math.isfinite(x) and math.isfinite(y) and x >= 0 and y >= 0):
+            raise ValueError(f"({x!r}, {y!r}) is no measurement\nhint: sizes and times are finite and not negative")
+    b = _argmin(lambda b: _misfit(points, _best_offset(points, b), b), 0.0, _greatest_slope(points))
+    return _best_offset(points, b), b
+
+
+def _greatest_slope(points: Sequence[tuple[float, float]]) -> float:
+    """What the best slope cannot exceed, us per byte; 0 when all sizes are the same.
+
+    The best line goes through two of the points, or (where a = 0) through one and the origin. The slope between any two
+    points is a mean of slopes between neighbouring sizes, so the greatest of those bounds it.
+    """
+    least, most = {0.0: 0.0}, {0.0: 0.0}
+    for x, y in points:
+        least[x] = min(y, least.get(x, y))
+        most[x] = max(y, most.get(x, y))
+    if len({x for x, _ in points}) == 1:
+        return 0.0
+    return max(0.0, *((most[x1] - least[x0]) / (x1 - x0) for x0, x1 in pairwise(sorted(least))))
+
+
+def _weight(y: float) -> float:
+    return 1 / max(y, NEGLIGIBLE_US)
+
+
+def _best_offset(points: Sequence[tuple[float, float]], b: float) -> float:
+    """The a >= 0 that minimises the misfit for this b: the weighted median of what the slope leaves over."""
+    rests = sorted((y - b * x, _weight(y)) for x, y in points)
+    half = sum(weight for _, weight in rests) / 2
+    reached = 0.0
+    for rest, weight in rests:
+        reached += weight
+        if reached >= half:
+            return max(0.0, rest)
+    return max(0.0, rests[-1][0])
+
+
+def _misfit(points: Sequence[tuple[float, float]], a: float, b: float) -> float:
+    return math.fsum(abs(a + b * x - y) * _weight(y) for x, y in points)
+
+
+def _argmin(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a convex function is least on [low, high], by golden section, to about 13 digits."""
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
+    finest = 1e-18 * (high - low)
+    while high - low > max(finest, 1e-13 * high):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+        if not low < left < right < high:
+            break
+    return min((low, left, right, high), key=function)

@@ -1,0 +1,46 @@
+"""A plan in the making: what the passes of ``schedule.compile`` hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crossfade.plan.actions import Action
+from crossfade.plan.call import Call
+from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
+
+__all__ = ["Draft"]
+
+
+@dataclass(slots=True)
+class Draft:
+    """Everything that a plan has, still open to change, and what only the passes need.
+
+    Attributes:
+        inputs, nodes, channels, programs, outputs, returns_list, max_inflight: as in `Plan`.
+        calls: the arguments of each node, by id.
+        maker: who makes each value, by value id.
+        transport: what the user asked for, by value id.
+    """
+
+    max_inflight: int
+    inputs: list[InputSpec] = field(default_factory=list)
+    nodes: list[NodeSpec] = field(default_factory=list)
+    channels: list[ChannelSpec] = field(default_factory=list)
+    programs: dict[str, list[Action]] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    returns_list: bool = False
+    calls: dict[str, Call] = field(default_factory=dict)
+    maker: dict[str, str] = field(default_factory=dict)
+    transport: dict[str, str] = field(default_factory=dict)
+
+    def plan(self) -> Plan:
+        """The finished plan."""
+        return Plan(
+            inputs=tuple(self.inputs),
+            nodes=tuple(self.nodes),
+            channels=tuple(self.channels),
+            programs={party: tuple(actions) for party, actions in self.programs.items()},
+            outputs=self.outputs,
+            returns_list=self.returns_list,
+            max_inflight=self.max_inflight,
+        )

@@ -1,0 +1,73 @@
+"""Pass 1: nodes become actions. Values and nodes get their ids, arguments their holes.
+
+The order of the nodes is the order in which the user bound them. It is topological, and all actors keep to it, which is why no plan
+can deadlock: execution and position in this order, compared first by execution, grow along every wait of the plan (PL-2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from crossfade.graph.check import CheckedGraph
+from crossfade.graph.nodes import InputNode, InputPart, MethodNode, Node, OutputNode
+from crossfade.plan.actions import Action, Verb
+from crossfade.plan.call import Call, Hole
+from crossfade.plan.plan import InputSpec, NodeSpec
+from crossfade.schedule.draft import Draft
+from crossfade.types import DRIVER
+
+__all__ = ["lower"]
+
+
+def lower(graph: CheckedGraph, *, max_inflight: int) -> Draft:
+    """One ``run`` for each node, in order, on its actor."""
+    draft = Draft(max_inflight=max_inflight, returns_list=graph.returns_list)
+    draft.programs[DRIVER] = []
+    value_of: dict[Node, str] = {}
+    for index, part in enumerate(graph.input_parts):
+        _add_input(draft, value_of, f"i{index}", part)
+    for index, node in enumerate(graph.methods):
+        _add_node(draft, value_of, f"n{index}", node)
+    draft.outputs = tuple(value_of[node] for node in graph.outputs)
+    return draft
+
+
+def _add_input(draft: Draft, value_of: dict[Node, str], value: str, part: InputNode | InputPart) -> None:
+    value_of[part] = value
+    draft.inputs.append(InputSpec(value, part.key))
+    draft.maker[value] = DRIVER
+    draft.transport[value] = part.transport
+
+
+def _add_node(draft: Draft, value_of: dict[Node, str], node_id: str, node: MethodNode) -> None:
+    actor = node.actor.id
+    outputs = [(node_id, node)] if node.num_returns == 1 else [(f"{node_id}.{o.index}", o) for o in node.outputs]
+    for value, output in outputs:
+        value_of[output] = value
+        draft.maker[value] = actor
+        draft.transport[value] = _asked_transport(node, output)
+    inputs = tuple(value_of[source] for source in node.inputs)
+    holes = {source: Hole(index) for index, source in enumerate(node.inputs)}
+    draft.nodes.append(NodeSpec(node_id, actor, node.method, inputs, tuple(value for value, _ in outputs)))
+    draft.calls[node_id] = Call(_with_holes(node.args, holes), _with_holes(node.kwargs, holes))
+    draft.programs.setdefault(actor, []).append(Action(Verb.RUN, node_id))
+
+
+def _asked_transport(node: MethodNode, output: MethodNode | OutputNode) -> str:
+    """An output's own wish, else that of the node that makes it."""
+    return output.transport if output.transport != "auto" else node.transport
+
+
+def _with_holes(template: Any, holes: Mapping[Node, Hole]) -> Any:
+    """Arguments with each node replaced by its hole."""
+    if isinstance(template, Node):
+        return holes[template]
+    kind = type(template)
+    if kind is list:
+        return [_with_holes(item, holes) for item in template]
+    if kind is tuple:
+        return tuple(_with_holes(item, holes) for item in template)
+    if kind is dict:
+        return {key: _with_holes(item, holes) for key, item in template.items()}
+    return template

@@ -1,0 +1,135 @@
+"""Passes 4 to 6: insert the moves of values, let go of what is not needed any more, and overlap the moves with the work."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
+from crossfade.plan.plan import ChannelSpec
+from crossfade.schedule.draft import Draft
+from crossfade.types import DRIVER
+
+__all__ = ["add_frees", "add_messages", "hoist_receives", "trail_sends"]
+
+
+def add_messages(draft: Draft) -> Draft:
+    """Writes and sends right after the value is made, reads and receives right before its first use.
+
+    On ordered transports the receives of one pair of actors must come in the order of the sends (PL-1), so one may come
+    earlier than its use; never later, and never before the sends it depends on.
+    """
+    outgoing: dict[str, list[ChannelSpec]] = defaultdict(list)
+    incoming: dict[tuple[str, str], ChannelSpec] = {}
+    for spec in draft.channels:
+        outgoing[spec.value].append(spec)
+        for reader in spec.readers:
+            incoming[reader, spec.value] = spec
+    node_of = {node.id: node for node in draft.nodes}
+    for party, actions in draft.programs.items():
+        if party != DRIVER:
+            uses = [(action, node_of[action.target].inputs, node_of[action.target].outputs) for action in actions]
+            draft.programs[party] = _order_receives(draft, party, _with_moves(party, uses, incoming, outgoing))
+    writes = [_move_out(spec) for item in draft.inputs for spec in outgoing[item.value]]
+    reads = [_move_in(incoming[DRIVER, value]) for value in _made_order(draft, draft.outputs)]
+    draft.programs[DRIVER] = [*writes, *reads]
+    return draft
+
+
+def _with_moves(
+    party: str,
+    uses: Iterable[tuple[Action, tuple[str, ...], tuple[str, ...]]],
+    incoming: dict[tuple[str, str], ChannelSpec],
+    outgoing: dict[str, list[ChannelSpec]],
+) -> list[Action]:
+    program: list[Action] = []
+    here: set[str] = set()
+    for action, inputs, outputs in uses:
+        for value in inputs:
+            if value not in here and (party, value) in incoming:
+                program.append(_move_in(incoming[party, value]))
+            here.add(value)
+        program.append(action)
+        here.update(outputs)
+        program += [_move_out(spec) for value in outputs for spec in outgoing[value]]
+    return program
+
+
+def _made_order(draft: Draft, values: Iterable[str]) -> list[str]:
+    """The distinct values, in the order in which they are made."""
+    wanted = set(values)
+    return [value for value in draft.maker if value in wanted]
+
+
+def _move_in(spec: ChannelSpec) -> Action:
+    return Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
+
+
+def _move_out(spec: ChannelSpec) -> Action:
+    return Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
+
+
+def _order_receives(draft: Draft, party: str, program: list[Action]) -> list[Action]:
+    """Moves receives up until those from one sender come in the order of its sends."""
+    sent = {spec.id: index for index, spec in enumerate(draft.channels)}  # channels stand in the order of their values
+    writer = {spec.id: spec.writer for spec in draft.channels}
+    place: dict[str, int] = {}
+    earliest: dict[str, int] = {}
+    receives = [(index, action) for index, action in enumerate(program) if action.verb is Verb.RECV]
+    for index, action in sorted(receives, key=lambda item: sent[item[1].target], reverse=True):
+        source = writer[action.target]
+        place[action.target] = earliest[source] = min(index, earliest.get(source, index))
+    before: dict[int, list[Action]] = defaultdict(list)
+    for _, action in sorted(receives, key=lambda item: sent[item[1].target]):
+        before[place[action.target]].append(action)
+    ordered: list[Action] = []
+    for index, action in enumerate(program):
+        ordered += before[index]
+        if action.verb is not Verb.RECV:
+            ordered.append(action)
+    return ordered
+
+
+def add_frees(draft: Draft) -> Draft:
+    """Every party lets go of a value right after it has used it last."""
+    node_of = {node.id: node for node in draft.nodes}
+    value_of = {spec.id: spec.value for spec in draft.channels}
+    for party, actions in draft.programs.items():
+        last: dict[str, int] = {}
+        for index, action in enumerate(actions):
+            if action.verb is Verb.RUN:
+                last.update(dict.fromkeys((*node_of[action.target].inputs, *node_of[action.target].outputs), index))
+            elif party != DRIVER or action.verb is Verb.READ:
+                last[value_of[action.target]] = index
+        ending: dict[int, list[Action]] = defaultdict(list)
+        for value, index in last.items():
+            ending[index].append(Action(Verb.FREE, value))
+        draft.programs[party] = [step for index, action in enumerate(actions) for step in (action, *ending[index])]
+    return draft
+
+
+def hoist_receives(draft: Draft) -> Draft:
+    """Starts every receive at the beginning of the round, and as many executions ahead as its ring has slots to spare.
+
+    Only receives that transports carry out in the background move: reading shared memory is looking at it.
+    """
+    spare = {spec.id: spec.depth - 1 for spec in draft.channels}
+    for party, actions in draft.programs.items():
+        receives = [action for action in actions if action.verb is Verb.RECV]
+        ahead = min((spare[action.target] for action in receives), default=0)
+        others = [action for action in actions if action.verb is not Verb.RECV]
+        started = [Action(Verb.RECV, action.target, RECV_STREAM, ahead) for action in receives]
+        draft.programs[party] = [*started, *others]
+    return draft
+
+
+def trail_sends(draft: Draft) -> Draft:
+    """Sends are only started; the ring's slots say how far they may trail."""
+    for party, actions in draft.programs.items():
+        draft.programs[party] = [
+            Action(Verb.SEND, action.target, SEND_STREAM)
+            if action.verb is Verb.SEND and action.stream == MAIN
+            else action
+            for action in actions
+        ]
+    return draft

@@ -1,0 +1,365 @@
+"""A discrete-event simulator: what a plan's executions would look like in time, with no actor started.
+
+What is reckoned with:
+
+- **Values.** A read waits for the write of the same execution, a write for the release of the slot by every reader.
+  Either is seen ``hop_us`` later by who polls, and ``wake_us`` after that by who had waited longer than ``spin_us``.
+- **Transfers** (gloo) start when both ends have started, one per reader, and run one after another between the same
+  two actors in the order of the sends. Who uses the value first waits for its arrival.
+- **Cores.** Work of all parties and background transfers share ``num_cores`` cores evenly. Who polls takes no core:
+  polling gives way to work. On top of that come the cost model's slowdowns.
+- **The driver** is one thread that submits inputs and gets outputs, with a fixed number of executions in flight.
+
+It takes O(log n) per action and execution, and a plan that cannot go on is an error, never an endless loop.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from functools import partial
+
+from crossfade.errors import PlanError
+from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Verb
+from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.timeline import Span, Timeline
+from crossfade.schedule.cores import Cores, Work
+from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.steps import Need, Step, Strand, strands_of
+
+__all__ = ["Simulation", "simulate"]
+
+SHOWN_STUCK = 8
+"""How many of the stuck parties an error names."""
+
+
+def simulate(
+    plan: Plan, workload: Workload, costs: CostModel, num_executions: int = 1, inflight: int | None = None
+) -> Timeline:
+    """The predicted timeline of a plan's first executions.
+
+    Args:
+        plan: a plan that ``plan.validate`` finds sound.
+        workload: times of methods and sizes of values.
+        costs: what the machine's primitives cost.
+        num_executions: how many executions the driver submits.
+        inflight: how many of them are under way at once; None for the plan's ``max_inflight``.
+
+    Returns:
+        Spans in microseconds since the first submission. Each action but ``free`` has a span on its actor's ``main``
+        stream, each transfer one at either end (streams ``send`` and ``recv``), and whoever is blocked a ``wait`` whose
+        ``what`` says for which fact. The driver's second half, getting outputs, is on the stream ``get``.
+
+    Raises:
+        PlanError: the plan stops for ever; the message says who waits for what. Or it names what it does not have.
+        ValueError: fewer than one execution, or fewer than one in flight.
+    """
+    return Simulation(plan, workload, costs, num_executions, inflight).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Cursor:
+    """Where one strand is.
+
+    Attributes:
+        strand: the strand.
+        round: the number of the round it is in.
+        index: the step of the round it is at.
+        worked: whether the step's work is done, so that its ``then`` counts, no longer its ``needs``.
+        need: the first need that is not known to be met.
+        since_us: since when it is there.
+        waits_for: the last need that blocked it here.
+    """
+
+    strand: Strand
+    round: int
+    index: int = 0
+    worked: bool = False
+    need: int = 0
+    since_us: float = 0.0
+    waits_for: str = ""
+
+    @property
+    def step(self) -> Step:
+        return self.strand.steps[self.index]
+
+    @property
+    def execution(self) -> int:
+        return self.round + self.step.ahead
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return self.step.then if self.worked else self.step.needs
+
+    def settle(self, now_us: float, *, worked: bool) -> None:
+        """Starts to look at the needs before, or after, the step's work."""
+        self.worked, self.need, self.waits_for, self.since_us = worked, 0, "", now_us
+
+
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """One value on its way from one actor to one other."""
+
+    channel: ChannelSpec
+    reader: str
+    execution: int
+    start_us: float = 0.0
+    work: Work | None = None
+
+
+@dataclass(slots=True)
+class _Pair:
+    """Transfers from one actor to one other: those whose send has started, in order, and those whose receive has."""
+
+    sent: deque[_Transfer] = field(default_factory=deque)
+    awaited: set[tuple[str, int]] = field(default_factory=set)
+    is_busy: bool = False
+
+
+@dataclass(slots=True)
+class _Process:
+    """What one actor's process does at the moment: its thread's work, and transfers in the background.
+
+    ``awake_us`` is when its thread was last known to be awake.
+    """
+
+    awake_us: float = 0.0
+    at_work: _Cursor | None = None
+    lining_up: deque[_Cursor] = field(default_factory=deque)
+    compute: Work | None = None
+    transfers: list[_Transfer] = field(default_factory=list)
+
+
+class Simulation:
+    """One run of the simulator; ``num_events`` tells how much there was to do."""
+
+    def __init__(
+        self, plan: Plan, workload: Workload, costs: CostModel, num_executions: int = 1, inflight: int | None = None
+    ) -> None:
+        inflight = plan.max_inflight if inflight is None else inflight
+        if num_executions < 1 or inflight < 1:
+            raise ValueError(
+                f"num_executions={num_executions}, inflight={inflight}\n"
+                "hint: simulate at least one execution, with at least one in flight"
+            )
+        self._workload, self._costs = workload, costs
+        self._num_executions = num_executions
+        self._cores = Cores(costs.num_cores)
+        self._cursors = [_Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
+        self._processes: defaultdict[str, _Process] = defaultdict(_Process)
+        self._pairs: defaultdict[tuple[str, str], _Pair] = defaultdict(_Pair)
+        self._facts: dict[tuple[str, int], float] = {}
+        self._blocked: defaultdict[tuple[str, int], list[_Cursor]] = defaultdict(list)
+        self._ready: deque[_Cursor] = deque()
+        self._alarms: list[tuple[float, int, _Cursor]] = []
+        self._num_alarms = 0
+        self._spans: list[Span] = []
+
+    @property
+    def num_events(self) -> int:
+        """Entries that the simulator's heaps have seen."""
+        return self._cores.num_events + self._num_alarms
+
+    def run(self) -> Timeline:
+        """Runs to the end, once. Errors: see ``simulate``."""
+        for cursor in self._cursors:
+            self._enter(cursor)
+        while True:
+            while self._ready:
+                self._go_on(self._ready.popleft())
+            alarm_us = self._alarms[0][0] if self._alarms else math.inf
+            end_us = self._cores.next_end_us()
+            if alarm_us == end_us == math.inf:
+                break
+            if end_us <= alarm_us:
+                self._cores.finish_next()
+            else:
+                self._cores.advance(alarm_us)
+                self._ready.append(heapq.heappop(self._alarms)[-1])
+        self._check_that_all_is_done()
+        return Timeline.of("predicted", self._spans)
+
+    # Strands: one step after another.
+
+    def _enter(self, cursor: _Cursor) -> None:
+        """Goes to the next step that has an execution to handle, from the cursor's index on; if there is one left."""
+        last = self._num_executions
+        while cursor.round < last:
+            while cursor.index < len(cursor.strand.steps):
+                if 0 <= cursor.execution < last:
+                    cursor.settle(self._cores.now_us, worked=False)
+                    self._ready.append(cursor)
+                    return
+                cursor.index += 1
+            cursor.round, cursor.index = cursor.round + 1, 0
+
+    def _go_on(self, cursor: _Cursor) -> None:
+        """Goes through what the step needs; works, or enters the next step, when all of it is there."""
+        needs = cursor.needs
+        while cursor.need < len(needs):
+            if self._must_wait(cursor, needs[cursor.need]):
+                return
+        self._show_wait(cursor)
+        if not cursor.worked:
+            self._line_up(cursor)
+        else:
+            cursor.index += 1
+            self._enter(cursor)
+
+    def _must_wait(self, cursor: _Cursor, need: Need) -> bool:
+        """Whether the cursor waits: for the fact, or until it is seen, from when on the need counts as met."""
+        now_us, costs = self._cores.now_us, self._costs
+        key = (need.fact, cursor.execution + need.offset)
+        if key[1] < 0:
+            cursor.need += 1
+            return False
+        if key not in self._facts:
+            cursor.waits_for = need.fact
+            self._blocked[key].append(cursor)
+            return True
+        cursor.need += 1
+        seen_us = self._facts[key] + (costs.hop_us if need.is_hop else 0.0)
+        process = self._processes[cursor.strand.actor]
+        if seen_us > now_us and process.at_work is None and seen_us - process.awake_us > costs.spin_us:
+            seen_us += costs.wake_us
+        process.awake_us = max(now_us, seen_us)
+        if seen_us <= now_us:
+            return False
+        cursor.waits_for = need.fact
+        self._num_alarms += 1
+        heapq.heappush(self._alarms, (seen_us, self._num_alarms, cursor))
+        return True
+
+    def _line_up(self, cursor: _Cursor) -> None:
+        """The step's work, when the actor's thread is free for it: the driver has two strands and one thread."""
+        process = self._processes[cursor.strand.actor]
+        if process.at_work is None:
+            self._work(process, cursor)
+        else:
+            process.lining_up.append(cursor)
+
+    def _work(self, process: _Process, cursor: _Cursor) -> None:
+        process.at_work = cursor
+        computes = cursor.step.kind == "compute"
+        factor = self._costs.slowdown.compute if computes and process.transfers else 1.0
+        done = partial(self._worked, process, cursor, self._cores.now_us)
+        work = self._cores.start(cursor.step.work_us, done, factor)
+        if computes:
+            process.compute = work
+            self._reckon_transfers(process)
+
+    def _worked(self, process: _Process, cursor: _Cursor, start_us: float) -> None:
+        step, execution = cursor.step, cursor.execution
+        if step.kind is not None:
+            self._show(cursor.strand.actor, cursor.strand.stream, step.label, step.what, step.kind, execution, start_us)
+        process.at_work, process.awake_us = None, self._cores.now_us
+        if process.compute is not None:
+            process.compute = None
+            self._reckon_transfers(process)
+        if step.fact:
+            self._happened(step.fact, execution)
+        if step.transfer is not None:
+            self._start_end(step.transfer, cursor.strand.actor, execution)
+        cursor.settle(self._cores.now_us, worked=True)
+        self._ready.append(cursor)
+        if process.lining_up:
+            self._work(process, process.lining_up.popleft())
+
+    def _happened(self, fact: str, execution: int) -> None:
+        self._facts[fact, execution] = self._cores.now_us
+        self._ready.extend(self._blocked.pop((fact, execution), ()))
+
+    # Transfers: in the background of both actors.
+
+    def _start_end(self, channel: ChannelSpec, actor: str, execution: int) -> None:
+        """One end of a transfer has started: all those to the readers for a send, one for a receive."""
+        if actor == channel.writer:
+            for reader in channel.readers:
+                self._pairs[actor, reader].sent.append(_Transfer(channel, reader, execution))
+                self._start_next(self._pairs[actor, reader])
+        else:
+            pair = self._pairs[channel.writer, actor]
+            pair.awaited.add((channel.id, execution))
+            self._start_next(pair)
+
+    def _start_next(self, pair: _Pair) -> None:
+        if pair.is_busy or not pair.sent or (pair.sent[0].channel.id, pair.sent[0].execution) not in pair.awaited:
+            return
+        transfer = pair.sent.popleft()
+        pair.awaited.remove((transfer.channel.id, transfer.execution))
+        pair.is_busy = True
+        transfer.start_us = self._cores.now_us
+        size_bytes = self._workload.size_bytes(transfer.channel.value)
+        done = partial(self._arrived, pair, transfer)
+        transfer.work = self._cores.start(self._costs.transfer_time_us(size_bytes), done, self._factor(transfer))
+        for process in self._ends(transfer):
+            process.transfers.append(transfer)
+            self._reckon_compute(process)
+
+    def _arrived(self, pair: _Pair, transfer: _Transfer) -> None:
+        channel, execution, start_us = transfer.channel, transfer.execution, transfer.start_us
+        what = f"{channel.writer} -> {transfer.reader}"
+        for actor, stream, verb in (
+            (channel.writer, SEND_STREAM, Verb.SEND),
+            (transfer.reader, RECV_STREAM, Verb.RECV),
+        ):
+            self._show(actor, stream, f"{verb} {channel.id}", what, "communicate", execution, start_us)
+        for process in self._ends(transfer):
+            process.transfers.remove(transfer)
+            self._reckon_compute(process)
+        self._happened(f"arrived {channel.id} at {transfer.reader}", execution)
+        pair.is_busy = False
+        self._start_next(pair)
+
+    # Slowdowns: what runs beside what.
+
+    def _ends(self, transfer: _Transfer) -> tuple[_Process, _Process]:
+        return self._processes[transfer.channel.writer], self._processes[transfer.reader]
+
+    def _factor(self, transfer: _Transfer) -> float:
+        computes = any(process.compute is not None for process in self._ends(transfer))
+        return self._costs.slowdown.transfer if computes else 1.0
+
+    def _reckon_transfers(self, process: _Process) -> None:
+        for transfer in process.transfers:
+            if transfer.work is not None:
+                self._cores.slow_down(transfer.work, self._factor(transfer))
+
+    def _reckon_compute(self, process: _Process) -> None:
+        if process.compute is not None:
+            self._cores.slow_down(process.compute, self._costs.slowdown.compute if process.transfers else 1.0)
+
+    # What is seen of it.
+
+    def _show(self, actor: str, stream: str, label: str, what: str, kind: str, execution: int, start_us: float) -> None:
+        self._spans.append(Span(actor, stream, label, what, kind, execution, start_us, self._cores.now_us))
+
+    def _show_wait(self, cursor: _Cursor) -> None:
+        if cursor.step.kind is not None and cursor.waits_for and self._cores.now_us > cursor.since_us:
+            step, strand = cursor.step, cursor.strand
+            self._show(
+                strand.actor, strand.stream, step.label, cursor.waits_for, "wait", cursor.execution, cursor.since_us
+            )
+
+    def _check_that_all_is_done(self) -> None:
+        stuck = [
+            f"  {cursor.strand.actor} at {cursor.step.label!r} of execution {cursor.execution}: waits for"
+            f" {cursor.waits_for!r} of execution {cursor.execution + cursor.needs[cursor.need].offset}"
+            for cursor in self._cursors
+            if cursor.round < self._num_executions
+        ]
+        for (writer, reader), pair in self._pairs.items():
+            lost = [(transfer.channel.id, transfer.execution) for transfer in pair.sent] + sorted(pair.awaited)
+            if lost and not stuck:
+                raise PlanError(
+                    f"PL-1: {lost[0][0]!r} of execution {lost[0][1]} has only one end between {writer} and {reader}",
+                    hint="each send needs its recv; crossfade.plan.validate.validate(plan) shows the step",
+                )
+        if stuck:
+            more = [f"  and {len(stuck) - SHOWN_STUCK} more"] if len(stuck) > SHOWN_STUCK else []
+            raise PlanError(
+                "PL-2: the plan stops for ever:\n" + "\n".join(stuck[:SHOWN_STUCK] + more),
+                hint="crossfade.plan.validate.validate(plan) names a step of the cycle",
+            )

@@ -1,0 +1,215 @@
+"""What a plan's actions wait for, cost and bring about, as data for the simulator.
+
+Each party becomes one or two *strands*: lists of steps that are gone through in order, once per round. A step waits for
+its needs, works, brings about a fact, and may wait again (a send or receive on ``main``, for its transfer). A *fact* is
+something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``.
+
+The driver has two strands, as its program has two ends: one submits inputs, the other gets outputs. With m executions
+in flight, submitting e starts once e - m is got, and getting e starts once e is submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from crossfade.errors import PlanError
+from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.schedule.cost import CostModel, Workload
+from crossfade.types import DRIVER
+
+__all__ = ["GET_STREAM", "Need", "Step", "Strand", "strands_of"]
+
+GET_STREAM = "get"
+"""The stream on which a predicted timeline shows the driver getting outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A fact that must be true before a step can go on.
+
+    Attributes:
+        fact: what.
+        offset: of which execution, relative to the step's own: 0 or, for a slot, minus the ring's depth. Before
+            execution 0 there is nothing to wait for.
+        is_hop: whether it is seen in shared memory, ``hop_us`` after it became true.
+    """
+
+    fact: str
+    offset: int = 0
+    is_hop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An action with its meaning spelled out.
+
+    Attributes:
+        label: the action as the plan writes it, or what a strand does at an end of its round.
+        what: the method's or the channel's name, for people.
+        ahead: by how many executions it runs ahead.
+        kind: of its span, None for no span.
+        needs: what it waits for first, one after the other.
+        work_us: what it then costs on a core.
+        fact: what is true after that, or empty.
+        transfer: the channel of which it starts one end of a transfer, or None.
+        then: what it waits for after that.
+    """
+
+    label: str
+    what: str = ""
+    ahead: int = 0
+    kind: str | None = None
+    needs: tuple[Need, ...] = ()
+    work_us: float = 0.0
+    fact: str = ""
+    transfer: ChannelSpec | None = None
+    then: tuple[Need, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Strand:
+    """Steps that one party goes through in order, once per round.
+
+    Attributes:
+        actor: the party.
+        stream: where its spans are shown.
+        steps: the steps of one round.
+        first_round: minus the largest ``ahead``.
+    """
+
+    actor: str
+    stream: str
+    steps: tuple[Step, ...]
+    first_round: int = 0
+
+
+def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int) -> list[Strand]:
+    """The strands of every party, in the order of ``plan.programs``.
+
+    Raises:
+        PlanError: an action names a node or a channel that does not exist.
+    """
+    strands = []
+    for actor, actions in plan.programs.items():
+        reckon = _Reckoner(plan, workload, costs, actor)
+        if actor == DRIVER:
+            strands += _driver_strands(reckon, actions, inflight)
+        else:
+            strands.append(_strand(actor, MAIN, [reckon.step(action) for action in actions]))
+    return strands
+
+
+def _strand(actor: str, stream: str, steps: list[Step]) -> Strand:
+    return Strand(actor, stream, tuple(steps), -max((step.ahead for step in steps), default=0))
+
+
+def _driver_strands(reckon: _Reckoner, actions: tuple[Action, ...], inflight: int) -> list[Strand]:
+    submit = [Step("submit", needs=(Need("got", -inflight),))]
+    get = [Step("get", needs=(Need("submitted"),))]
+    for action in actions:
+        (get if reckon.is_about_received(action) else submit).append(reckon.step(action))
+    submit.append(Step("submitted", fact="submitted"))
+    get.append(Step("got", fact="got"))
+    return [_strand(DRIVER, MAIN, submit), _strand(DRIVER, GET_STREAM, get)]
+
+
+class _Reckoner:
+    """Turns the actions of one actor into steps."""
+
+    def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str) -> None:
+        self._plan, self._workload, self._costs, self._actor = plan, workload, costs, actor
+        mine = [action for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV)]
+        self._received = {self._channel(action).value: self._channel(action) for action in mine}
+        self._makers: dict[Verb, Callable[[Action], Step]] = {
+            Verb.RUN: self._run,
+            Verb.WRITE: self._write,
+            Verb.READ: self._read,
+            Verb.SEND: self._send,
+            Verb.RECV: self._recv,
+            Verb.FREE: self._free,
+        }
+
+    def step(self, action: Action) -> Step:
+        return self._makers[action.verb](action)
+
+    def is_about_received(self, action: Action) -> bool:
+        """Whether the action takes a value from a channel, or does something with such a value."""
+        if action.verb is Verb.FREE:
+            return action.target in self._received
+        return self._channel(action).value in self._received if action.verb is not Verb.RUN else True
+
+    def _channel(self, action: Action) -> ChannelSpec:
+        try:
+            return self._plan.channel[action.target]
+        except KeyError:
+            raise self._unknown(action, "channel") from None
+
+    def _unknown(self, action: Action, what: str) -> PlanError:
+        return PlanError(
+            f"PL-1: {self._actor} has the action {str(action)!r}, but the plan has no {what} {action.target!r}",
+            hint="crossfade.plan.validate.validate(plan) shows the step in the plan's grid",
+        )
+
+    def _arrived(self, *values: str) -> tuple[Need, ...]:
+        """The needs of whoever uses values: those that gloo brings must be there. Others are, by program order."""
+        channels = [self._received[value] for value in values if value in self._received]
+        return tuple(Need(f"arrived {c.id} at {self._actor}") for c in channels if c.is_ordered)
+
+    def _is_free(self, channel: ChannelSpec, reader: str) -> Need:
+        return Need(f"freed {channel.value} by {reader}", -channel.depth, is_hop=reader != self._actor)
+
+    def _size_bytes(self, channel: ChannelSpec) -> int:
+        return self._workload.size_bytes(channel.value)
+
+    def _run(self, action: Action) -> Step:
+        node = self._plan.node.get(action.target)
+        if node is None:
+            raise self._unknown(action, "node")
+        work_us = self._costs.step_us + self._workload.time_us(node)
+        return Step(str(action), node.method, action.ahead, "compute", self._arrived(*node.inputs), work_us)
+
+    def _write(self, action: Action) -> Step:
+        channel = self._channel(action)
+        needs = self._arrived(channel.value) + tuple(self._is_free(channel, reader) for reader in channel.readers)
+        work_us = self._costs.write_time_us(self._size_bytes(channel))
+        return self._move(action, needs, work_us, fact=f"written {channel.id}")
+
+    def _read(self, action: Action) -> Step:
+        channel = self._channel(action)
+        work_us = self._costs.read_time_us(self._size_bytes(channel))
+        return self._move(action, (Need(f"written {channel.id}", is_hop=True),), work_us)
+
+    def _send(self, action: Action) -> Step:
+        channel = self._channel(action)
+        arrived = [f"arrived {channel.id} at {reader}" for reader in channel.readers]
+        needs = self._arrived(channel.value) + tuple(Need(fact, -channel.depth) for fact in arrived)
+        return self._move(action, needs, self._costs.host_us, then=tuple(map(Need, arrived)))
+
+    def _recv(self, action: Action) -> Step:
+        channel = self._channel(action)
+        arrived = Need(f"arrived {channel.id} at {self._actor}")
+        return self._move(action, (self._is_free(channel, self._actor),), self._costs.host_us, then=(arrived,))
+
+    def _free(self, action: Action) -> Step:
+        received = action.target in self._received
+        fact = f"freed {action.target} by {self._actor}" if received else ""
+        needs = self._arrived(action.target)
+        return Step(str(action), ahead=action.ahead, needs=needs, work_us=self._costs.step_us, fact=fact)
+
+    def _move(
+        self, action: Action, needs: tuple[Need, ...], work_us: float, fact: str = "", then: tuple[Need, ...] = ()
+    ) -> Step:
+        channel = self._channel(action)
+        return Step(
+            label=str(action),
+            what=f"{channel.writer} -> {', '.join(channel.readers)}",
+            ahead=action.ahead,
+            kind="communicate",
+            needs=needs,
+            work_us=self._costs.step_us + work_us,
+            fact=fact,
+            transfer=channel if action.verb in (Verb.SEND, Verb.RECV) else None,
+            then=then if action.stream == MAIN else (),
+        )

@@ -1,0 +1,80 @@
+"""Every transport against the conformance suite."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from crossfade.channels import conformance
+from crossfade.channels.local import open_local
+from crossfade.channels.protocol import Reader, Writer
+from crossfade.channels.shm_ring import RingLayout, ShmReader, ShmWriter, format_ring
+from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.memory import Heap, Memory
+
+
+def _bell() -> Bell:
+    memory_fd, event_fd = Doorbell.create_fds("test")
+    return Bell(Memory(memory_fd), event_fd)
+
+
+@contextmanager
+def open_shm_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
+    layout = RingLayout(depth, num_readers)
+    board_memory, heap = Memory.create("board", layout.size_bytes), Memory.create("heap", 0)
+    board = board_memory.map(layout.size_bytes)
+    format_ring(board, 0, layout)
+    bells = [_bell() for _ in range(num_readers + 1)]
+    writer = ShmWriter("c", board, 0, layout, Heap(heap), bells[1:])
+    readers = [ShmReader("c", board, 0, layout, index, heap, bells[0]) for index in range(num_readers)]
+    try:
+        yield writer, readers
+    finally:
+        for end in (writer, *readers):
+            end.close()
+        for thing in (board_memory, heap, *bells):
+            thing.close()
+
+
+@contextmanager
+def open_local_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
+    yield open_local("c", depth, num_readers)
+
+
+@contextmanager
+def open_gloo_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
+    gloo = pytest.importorskip("crossfade.channels.gloo", reason="gloo needs torch")
+    store = os.memfd_create("store")
+    parties = ["writer", *(f"reader{index}" for index in range(num_readers))]
+    links = {}
+    bells = {party: _bell() for party in parties}
+
+    def join(party: str) -> None:
+        links[party] = gloo.GlooLink(Memory(os.dup(store)), parties, party, bells[party])
+
+    threads = [threading.Thread(target=join, args=(party,)) for party in parties]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        writer = links["writer"].writer("c", 0, depth, parties[1:])
+        yield writer, [links[party].reader("c", 0, depth, "writer") for party in parties[1:]]
+    finally:
+        closing = [threading.Thread(target=link.close) for link in links.values()]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+        os.close(store)
+        for bell in bells.values():
+            bell.close()
+
+
+TestShm = conformance.suite(open_shm_pair)
+TestLocal = conformance.suite(open_local_pair)
+TestGloo = conformance.suite(open_gloo_pair)

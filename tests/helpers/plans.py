@@ -1,0 +1,357 @@
+"""Random plans: sound ones, the same with one thing changed, and arbitrary ones that only have to print.
+
+A sound plan comes from one global sequence: each step gets a moment, such that whatever it waits for within a round has
+an earlier one, and each party does its steps in the order of their moments. Nothing can wait in a circle then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
+from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
+from crossfade.types import DRIVER, Transport
+
+__all__ = ["MUTATIONS", "Size", "any_plan", "chain_plan", "mutated", "sound_plan"]
+
+START, END = -2.0, 100.0
+"""Moments before and after all runs; node number i runs at i + 0.5."""
+TICK = 1e-6
+"""Between moments that belong together."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The most of everything that a random plan has."""
+
+    nodes: int = 4
+    actors: int = 3
+    inputs: int = 2
+    inputs_per_node: int = 2
+    depth: int = 2
+
+
+SMALL = Size()
+
+
+def sound_plan(rng: Random, size: Size = SMALL) -> Plan:
+    """A plan that keeps all invariants."""
+    return _Draft(rng, size).plan()
+
+
+class _Draft:
+    """A sound plan in the making.
+
+    ``has_at`` are moments from which a party has a value for sure, ``uses`` those at which it needs it, ``sends`` those
+    of the transfers of each pair of parties.
+    """
+
+    def __init__(self, rng: Random, size: Size) -> None:
+        self.rng, self.size = rng, size
+        actors = [f"A{i}" for i in range(rng.randint(1, size.actors))]
+        inputs = [f"i{i}" for i in range(rng.randint(1, size.inputs))]
+        self.parties = [DRIVER, *actors]
+        self.maker = dict.fromkeys(inputs, DRIVER)
+        self.has_at = {(DRIVER, value): START for value in inputs}
+        self.steps: dict[str, list[tuple[float, Action]]] = {party: [] for party in self.parties}
+        self.uses: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self.sends: dict[tuple[str, str], list[tuple[float, ChannelSpec, str]]] = defaultdict(list)
+        self.channels: list[ChannelSpec] = []
+        self.nodes = [self._node(i, rng.choice(actors)) for i in range(rng.randint(1, size.nodes))]
+        made = [value for node in self.nodes for value in node.outputs]
+        used = {value for node in self.nodes for value in node.inputs}
+        self.inputs = [value for value in inputs if value in used]
+        self.outputs = [value for value in made if value not in used or rng.random() < 0.2]
+        for value in self.outputs:
+            self.uses[DRIVER, value].append(rng.uniform(self.has_at[self.maker[value], value] + 0.2, END))
+
+    def _node(self, i: int, actor: str) -> NodeSpec:
+        rng, values = self.rng, list(self.maker)
+        inputs = rng.sample(values, min(len(values), rng.randint(0 if i else 1, self.size.inputs_per_node)))
+        outputs = (f"n{i}",) if rng.random() < 0.8 else (f"n{i}.0", f"n{i}.1")
+        for value in outputs:
+            self.maker[value], self.has_at[actor, value] = actor, i + 0.5 + TICK
+        for value in inputs:
+            self.uses[actor, value].append(i + 0.5)
+        self._do(actor, i + 0.5, Action(Verb.RUN, f"n{i}"))
+        return NodeSpec(f"n{i}", actor, "step", tuple(inputs), outputs)
+
+    def _do(self, party: str, moment: float, action: Action) -> None:
+        self.steps[party].append((moment, action))
+
+    def plan(self) -> Plan:
+        for value, maker in self.maker.items():
+            readers = [party for party in self.parties if party != maker and self.uses[party, value]]
+            readers = [reader for _, reader in sorted((min(self.uses[party, value]), party) for party in readers)]
+            while readers:
+                some = [readers.pop(0) for _ in range(self.rng.randint(1, len(readers)))]
+                self._open(value, some)
+        freed_at = self._free()
+        for (_, reader), sends in self.sends.items():
+            self._receive(reader, sorted(sends, key=lambda send: send[0]), freed_at)
+        return Plan(
+            inputs=tuple(InputSpec(value, f"[{i}]") for i, value in enumerate(self.inputs)),
+            nodes=tuple(self.nodes),
+            channels=tuple(self.channels),
+            programs={party: self._program(party) for party in self.parties},
+            outputs=tuple(self.outputs),
+            returns_list=len(self.outputs) != 1,
+            max_inflight=self.rng.randint(1, 10),
+        )
+
+    def _program(self, party: str) -> tuple[Action, ...]:
+        return tuple(action for _, action in sorted(self.steps[party], key=lambda step: step[0]))
+
+    def _open(self, value: str, readers: list[str]) -> None:
+        """A channel to some readers, from whoever has the value early enough."""
+        rng = self.rng
+        needed_at = min(min(self.uses[reader, value]) for reader in readers)
+        have = [party for party, what in self.has_at if what == value and self.has_at[party, what] < needed_at]
+        writer = rng.choice([self.maker[value], *have])
+        taken = sum(channel.value == value for channel in self.channels)
+        channel = ChannelSpec(
+            id=f"{value}~{taken}" if taken else value,
+            value=value,
+            writer=writer,
+            readers=tuple(readers),
+            transport=rng.choice([Transport.SHM, Transport.GLOO]),
+            depth=rng.randint(1, self.size.depth),
+        )
+        self.channels.append(channel)
+        put_at = rng.uniform(self.has_at[writer, value], needed_at)
+        self.uses[writer, value].append(put_at)
+        if channel.is_ordered:
+            stream = rng.choice([SEND_STREAM, SEND_STREAM, MAIN])
+            self._do(writer, put_at, Action(Verb.SEND, channel.id, stream))
+            for reader in readers:
+                self.sends[writer, reader].append((put_at, channel, stream))
+                self.has_at[reader, value] = put_at + 4 * TICK
+        else:
+            self._do(writer, put_at, Action(Verb.WRITE, channel.id))
+            for reader in readers:
+                read_at = rng.uniform(put_at, min(self.uses[reader, value]))
+                self._do(reader, read_at, Action(Verb.READ, channel.id))
+                self.has_at[reader, value] = read_at
+
+    def _free(self) -> dict[tuple[str, str], float]:
+        """What came through a channel is freed after its last use, of the rest some. Gives the moments."""
+        freed_at = {}
+        for (party, value), moments in self.uses.items():
+            if moments and (party != self.maker[value] or self.rng.random() < 0.3):
+                later = self.rng.choice([TICK, self.rng.uniform(TICK, END)])
+                freed_at[party, value] = max(moments) + 8 * TICK + later
+                self._do(party, freed_at[party, value], Action(Verb.FREE, value))
+        return freed_at
+
+    def _receive(
+        self, reader: str, sends: list[tuple[float, ChannelSpec, str]], freed_at: Mapping[tuple[str, str], float]
+    ) -> None:
+        """The receives of one queue, given its sends in order.
+
+        The first ``num_sooner`` run one round further ahead than the rest do, and come after these in the round: each
+        execution's are then still in the order of the sends.
+        """
+        rng = self.rng
+        least_ahead = rng.choice([0, 0, 0, 0, 1, self.size.depth])
+        num_sooner = rng.choice([0, 0, rng.randint(0, len(sends) - 1)])
+        aheads = [least_ahead + (place < num_sooner) for place in range(len(sends))]
+        if any(ahead > channel.depth for ahead, (_, channel, _) in zip(aheads, sends, strict=True)):
+            aheads = [0] * len(sends)
+        bound = END
+        moments = []
+        for (sent_at, channel, stream), ahead in reversed(list(zip(sends, aheads, strict=True))):
+            if ahead:
+                continue
+            first_use = min([*self.uses[reader, channel.value], END])
+            bound, on_main = self._receive_at(sent_at, stream, min(bound, first_use))
+            moments.append(bound)
+            self._do(reader, bound, Action(Verb.RECV, channel.id, MAIN if on_main else RECV_STREAM))
+        after = max(moments, default=START)
+        later = [(channel, ahead) for (_, channel, _), ahead in zip(sends, aheads, strict=True) if ahead]
+        for channel, ahead in sorted(later, key=lambda each: each[1]):
+            if ahead == channel.depth:
+                after = max(after, freed_at[reader, channel.value])
+            after = rng.uniform(after + TICK, after + 2.0)
+            self._do(reader, after, Action(Verb.RECV, channel.id, RECV_STREAM, ahead))
+
+    def _receive_at(self, sent_at: float, stream: str, bound: float) -> tuple[float, bool]:
+        """When to receive, before ``bound``, and whether on ``main``."""
+        rng = self.rng
+        on_main = bound > sent_at + 4 * TICK and rng.random() < 0.3
+        if on_main:
+            return (sent_at + TICK if stream == MAIN else rng.uniform(sent_at, bound)), True
+        return rng.uniform(START - 1.0, min(bound, sent_at) if stream == MAIN else bound), False
+
+
+# Plans with one thing changed
+
+
+def mutated(plan: Plan, kind: str, rng: Random) -> Plan | None:
+    """The plan with a random change of one of the kinds of ``MUTATIONS``, or None where it has nothing to change so."""
+    return MUTATIONS[kind](plan, rng)
+
+
+def _places(plan: Plan, *verbs: Verb) -> list[tuple[str, int]]:
+    return [
+        (actor, index)
+        for actor, actions in plan.programs.items()
+        for index, action in enumerate(actions)
+        if action.verb in verbs
+    ]
+
+
+def _with(plan: Plan, actor: str, actions: list[Action]) -> Plan:
+    return replace(plan, programs={**plan.programs, actor: tuple(actions)})
+
+
+def _swapped(plan: Plan, rng: Random, verb: Verb) -> Plan | None:
+    pairs = [(a, b) for a in _places(plan, verb) for b in _places(plan, verb) if a[0] == b[0] and a[1] < b[1]]
+    if not pairs:
+        return None
+    (actor, i), (_, j) = rng.choice(pairs)
+    actions = list(plan.programs[actor])
+    actions[i], actions[j] = actions[j], actions[i]
+    return _with(plan, actor, actions)
+
+
+def _swap_adjacent(plan: Plan, rng: Random) -> Plan | None:
+    places = [place for place in _places(plan, *Verb) if place[1]]
+    if not places:
+        return None
+    actor, i = rng.choice(places)
+    actions = list(plan.programs[actor])
+    actions[i - 1], actions[i] = actions[i], actions[i - 1]
+    return _with(plan, actor, actions)
+
+
+def _cross(plan: Plan, rng: Random) -> Plan | None:
+    """A step goes to another place in its program."""
+    actor, i = rng.choice(_places(plan, *Verb))
+    actions = list(plan.programs[actor])
+    action = actions.pop(i)
+    actions.insert(rng.randint(0, len(actions)), action)
+    return _with(plan, actor, actions)
+
+
+def _changed(plan: Plan, rng: Random, change: Callable[[Action], list[Action]], *verbs: Verb) -> Plan | None:
+    """One step with one of the verbs becomes what ``change`` says."""
+    places = _places(plan, *verbs)
+    if not places:
+        return None
+    actor, i = rng.choice(places)
+    actions = list(plan.programs[actor])
+    actions[i : i + 1] = change(actions[i])
+    return _with(plan, actor, actions)
+
+
+def _to_main(plan: Plan, rng: Random) -> Plan | None:
+    verb = rng.choice([Verb.SEND, Verb.RECV])
+    return _changed(plan, rng, lambda action: [replace(action, stream=MAIN)], verb)
+
+
+def _depth_one(plan: Plan, rng: Random) -> Plan | None:
+    return replace(plan, channels=tuple(replace(channel, depth=1) for channel in plan.channels))
+
+
+def _further_ahead(plan: Plan, rng: Random) -> Plan | None:
+    by = rng.randint(1, 2)
+    return _changed(plan, rng, lambda action: [replace(action, ahead=action.ahead + by)], Verb.RECV)
+
+
+MUTATIONS: Mapping[str, Callable[[Plan, Random], Plan | None]] = {
+    "swapped sends": lambda plan, rng: _swapped(plan, rng, Verb.SEND),
+    "swapped recvs": lambda plan, rng: _swapped(plan, rng, Verb.RECV),
+    "swapped neighbours": _swap_adjacent,
+    "missing free": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.FREE),
+    "free twice": lambda plan, rng: _changed(plan, rng, lambda action: [action, action], Verb.FREE),
+    "missing write": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.WRITE, Verb.SEND),
+    "missing read": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.READ, Verb.RECV),
+    "missing run": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.RUN),
+    "any step twice": lambda plan, rng: _changed(plan, rng, lambda action: [action, action], *Verb),
+    "crossed order": _cross,
+    "depth 1": _depth_one,
+    "further ahead": _further_ahead,
+    "on main": _to_main,
+}
+"""What can be changed: by name, a function from a plan to a changed one, or to None where the plan has no such step."""
+
+
+# Plans that only have to print
+
+
+def any_plan(rng: Random) -> Plan:
+    """Any values in all fields, sound or not, as far as the notation goes."""
+    names = [DRIVER, "node", "plan", "Actor_1", "a-b", "output", "_"]
+    ids = ["n0", "n1", "n2.0", "n10~gloo", "i0", "input", "run"]
+    few = [rng.sample(ids, rng.randint(0, 3)) for _ in range(4)]
+    actors = rng.sample(names, rng.randint(0, 5))
+    return Plan(
+        inputs=tuple(InputSpec(rng.choice(ids), _any_key(rng)) for _ in few[0]),
+        nodes=tuple(
+            NodeSpec(node, rng.choice(names), "größe", tuple(few[2]), tuple(rng.sample(ids, rng.randint(0, 2))))
+            for node in few[1]
+        ),
+        channels=tuple(
+            ChannelSpec(
+                id=channel,
+                value=rng.choice([channel, "n7"]),
+                writer=rng.choice(names),
+                readers=tuple(rng.sample(names, rng.randint(0, 3))),
+                transport=rng.choice(list(Transport)),
+                depth=rng.randint(-1, 9),
+                buffer_bytes=rng.choice([0, 1, 10**6, 10**17]),
+            )
+            for channel in few[3]
+        ),
+        programs={actor: tuple(_any_action(rng, ids) for _ in range(rng.randint(0, 6))) for actor in actors},
+        outputs=tuple(few[0]),
+        returns_list=rng.random() < 0.5,
+        max_inflight=rng.randint(-1, 1000),
+    )
+
+
+def _any_action(rng: Random, ids: list[str]) -> Action:
+    stream = rng.choice([MAIN, MAIN, SEND_STREAM, RECV_STREAM, "other-1"])
+    return Action(rng.choice(list(Verb)), rng.choice(ids), stream, rng.choice([0, 0, 1, 12, -1]))
+
+
+def _any_key(rng: Random) -> str:
+    words = ["x", 'a "quoted" | key', "] = * #\n\\", "\x85\u2028\ud800", "", "x" * 100]
+    quoted = json.dumps(rng.choice(words), ensure_ascii=rng.random() < 0.5)
+    return rng.choice(["*", "go", "[0]", "[-1]", ".name", ".ä", f"[{quoted}]"])
+
+
+def chain_plan(num_nodes: int, num_actors: int = 4, transport: Transport = Transport.SHM) -> Plan:
+    """Nodes one after the other, each on the next of at least two actors: the longest way from input to output."""
+    values = ["i0", *(f"n{i}" for i in range(num_nodes))]
+    where = [DRIVER, *(f"A{i % num_actors}" for i in range(num_nodes)), DRIVER]
+    programs: dict[str, list[Action]] = {party: [] for party in dict.fromkeys(where)}
+    put, take, streams = Verb.WRITE, Verb.READ, (MAIN, MAIN)
+    if transport is Transport.GLOO:
+        put, take, streams = Verb.SEND, Verb.RECV, (SEND_STREAM, RECV_STREAM)
+    before = ""
+    for value, writer, reader in zip(values, where, where[1:], strict=False):
+        if value != "i0":
+            programs[writer].append(Action(Verb.RUN, value))
+        programs[writer].append(Action(put, value, streams[0]))
+        if value != "i0":
+            programs[writer].append(Action(Verb.FREE, before))
+        before = value
+        programs[reader].append(Action(take, value, streams[1]))
+    programs[DRIVER].append(Action(Verb.FREE, values[-1]))
+    return Plan(
+        inputs=(InputSpec("i0", "*"),),
+        nodes=tuple(NodeSpec(f"n{i}", where[i + 1], "step", (values[i],), (f"n{i}",)) for i in range(num_nodes)),
+        channels=tuple(
+            ChannelSpec(value, value, writer, (reader,), transport, depth=2)
+            for value, writer, reader in zip(values, where, where[1:], strict=False)
+        ),
+        programs={party: tuple(actions) for party, actions in programs.items()},
+        outputs=(values[-1],),
+        returns_list=False,
+        max_inflight=2,
+    )

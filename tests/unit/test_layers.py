@@ -1,0 +1,307 @@
+"""Who may import whom, read from the source: the table of docs/architecture.md, enforced.
+
+Every import counts: at the top of a module, inside a function, under ``if TYPE_CHECKING`` and by
+``importlib.import_module`` with a literal name. Only cycles are looked for among the imports that really run.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+PACKAGE = "crossfade"
+
+SHARED = {"errors", "types", "topology"}
+"""Modules that every room may import; they import only each other."""
+
+MAY_IMPORT: Mapping[str, set[str]] = {
+    "graph": set(),
+    "plan": set(),
+    "schedule": {"graph", "plan"},
+    "host": set(),
+    "device": {"host"},
+    "peers": {"host", "device"},
+    "channels": {"host", "device"},
+    "runtime": {"plan", "channels", "host", "device"},
+    "engines": {"graph", "plan", "channels", "runtime", "host", "device"},
+    "api": {"graph", "plan", "schedule", "engines"},
+    "p2p": {"host", "device", "peers"},
+    "ops": {"device", "peers"},
+    "batches": {"device", "peers"},
+    "pipelines": {"plan", "schedule", "p2p"},
+    "profile": {"plan", "schedule", "device", "peers"},
+}
+"""The rooms, and the other rooms that each may import. ``cli`` may import all of them."""
+
+FACADE = {"__init__", "collective", "dag", "exceptions"}
+"""Modules that only re-export. They may import any room but ``cli``; no room imports them."""
+
+ENTRY = {"__main__"}
+"""Modules that Python starts. They may import ``cli`` only."""
+
+NEVER_TORCH = SHARED | FACADE | ENTRY | {"graph", "plan", "schedule", "host"}
+RAY_ONLY_IN = "crossfade.engines.ray"
+HEAVY = {"torch", "numpy", "ray", "typer", "rich"}
+"""What ``import crossfade`` leaves unimported."""
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str
+    line: int
+    target: str
+    runs: bool
+    """False under ``if TYPE_CHECKING``."""
+
+    def __str__(self) -> str:
+        return f"{self.importer}, line {self.line}, imports {self.target}"
+
+
+class _Finder(ast.NodeVisitor):
+    """Collects the imports of one module, as absolute names."""
+
+    def __init__(self, module: str, is_package: bool, known: set[str]) -> None:
+        self.found: list[Import] = []
+        self._module = module
+        self._base = module.split(".") if is_package else module.split(".")[:-1]
+        self._known = known
+        self._runs = True
+
+    def _add(self, node: ast.AST, target: str) -> None:
+        self.found.append(Import(self._module, getattr(node, "lineno", 0), target, self._runs))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for name in node.names:
+            self._add(node, name.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = self._base[: len(self._base) - node.level + 1] if node.level else []
+        module = ".".join([*base, *([node.module] if node.module else [])])
+        for name in node.names:
+            submodule = f"{module}.{name.name}"
+            self._add(node, submodule if submodule in self._known else module)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+            name = str(node.args[0].value)
+            dots = len(name) - len(name.lstrip("."))
+            base = self._base[: len(self._base) - dots + 1] if dots else []
+            self._add(node, ".".join([*base, name[dots:]]))
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        test = node.test
+        name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+        before, self._runs = self._runs, self._runs and name != "TYPE_CHECKING"
+        for child in node.body:
+            self.visit(child)
+        self._runs = before
+        for child in node.orelse:
+            self.visit(child)
+
+
+def read_sources(root: Path = SOURCE) -> dict[str, str]:
+    """Module name -> source text; a package's own module is named like ``crossfade.plan.__init__``."""
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts): path.read_text()
+        for path in sorted((root / PACKAGE).rglob("*.py"))
+    }
+
+
+def find_imports(sources: Mapping[str, str]) -> list[Import]:
+    """All imports; modules are named as Python names them."""
+    known = {name.removesuffix(".__init__") for name in sources}
+    found: list[Import] = []
+    for name, text in sources.items():
+        finder = _Finder(name.removesuffix(".__init__"), name.endswith(".__init__"), known)
+        finder.visit(ast.parse(text))
+        found += finder.found
+    return found
+
+
+def is_ours(module: str) -> bool:
+    return module == PACKAGE or module.startswith(PACKAGE + ".")
+
+
+def room_of(module: str) -> str:
+    """``crossfade.plan.text`` is in ``plan``, ``crossfade`` itself in ``__init__``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def allowed_rooms(room: str) -> set[str]:
+    """The rooms that a module of ``room`` may import, its own included."""
+    rooms = set(MAY_IMPORT)
+    if room in SHARED:
+        return SHARED
+    if room in FACADE:
+        return rooms | SHARED | FACADE
+    if room in ENTRY:
+        return {"cli"}
+    if room == "cli":
+        return rooms | SHARED | FACADE | {"cli"}
+    return MAY_IMPORT[room] | SHARED | {room}
+
+
+def wrong_rooms(imports: list[Import]) -> Iterator[str]:
+    for found in imports:
+        if is_ours(found.target):
+            room, target = room_of(found.importer), room_of(found.target)
+            if target not in allowed_rooms(room):
+                yield f"{found}: {room} may import {', '.join(sorted(allowed_rooms(room) - {room}))}"
+
+
+def wrong_libraries(imports: list[Import]) -> Iterator[str]:
+    for found in imports:
+        top = found.target.split(".")[0]
+        if top == "torch" and room_of(found.importer) in NEVER_TORCH:
+            yield f"{found}: {room_of(found.importer)} works without torch"
+        if top == "ray" and found.importer != RAY_ONLY_IN:
+            yield f"{found}: only {RAY_ONLY_IN} names ray"
+
+
+def import_cycle(imports: list[Import]) -> list[str]:
+    """The modules of one cycle among the imports that run, in order, or an empty list.
+
+    Importing ``a.b.c`` runs the packages ``a`` and ``a.b`` too; that is Python's doing and does not count.
+    """
+    arrows: dict[str, set[str]] = {}
+    for found in imports:
+        if found.runs and is_ours(found.target) and found.target != found.importer:
+            arrows.setdefault(found.importer, set()).add(found.target)
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    return find_imports(read_sources())
+
+
+def test_every_module_is_in_a_room_of_the_table() -> None:
+    rooms = {room_of(name.removesuffix(".__init__")) for name in read_sources()}
+    unknown = rooms - set(MAY_IMPORT) - SHARED - FACADE - ENTRY - {"cli"}
+    assert not unknown, f"not in the table: {sorted(unknown)}\nhint: add them to docs/architecture.md and to this table"
+
+
+def test_the_source_was_found(imports: list[Import]) -> None:
+    assert len({found.importer for found in imports if is_ours(found.target)}) > 10
+
+
+def test_rooms_import_only_what_the_table_allows(imports: list[Import]) -> None:
+    assert not list(wrong_rooms(imports))
+
+
+def test_torch_and_ray_stay_in_their_rooms(imports: list[Import]) -> None:
+    assert not list(wrong_libraries(imports))
+
+
+def test_only_the_ray_engine_has_a_name_ray() -> None:
+    named = [
+        f"{module}, line {node.lineno}"
+        for module, text in read_sources().items()
+        if module != RAY_ONLY_IN
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Name) and node.id == "ray"
+    ]
+    assert not named
+
+
+def test_no_import_cycle(imports: list[Import]) -> None:
+    assert not import_cycle(imports), " -> ".join(import_cycle(imports))
+
+
+def test_the_table_itself_has_no_cycle() -> None:
+    TopologicalSorter(MAY_IMPORT).prepare()
+    assert set().union(*MAY_IMPORT.values()) <= set(MAY_IMPORT)
+
+
+def run_python(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={"PYTHONPATH": str(SOURCE)}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_facade_imports_nothing_heavy() -> None:
+    code = f"import sys, crossfade; crossfade.__all__; print(*({HEAVY!r} & set(sys.modules)))"
+    assert run_python(code).split() == []
+
+
+def test_every_public_name_works_without_torch_and_ray() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(torch=None, ray=None)\n"
+        "import crossfade\n"
+        "for name in crossfade.__all__: getattr(crossfade, name)\n"
+    )
+    run_python(code)
+
+
+def sources(**texts: str) -> dict[str, str]:
+    """A small package; ``plan_text="..."`` is the module ``crossfade.plan.text``, ``plan_init`` the package itself."""
+    return {
+        "crossfade." + name.replace("_", ".").replace(".init", ".__init__"): text
+        for name, text in sorted(texts.items())
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import crossfade.engines.local",
+        "from crossfade.engines import local",
+        "from ..engines import local",
+        "def f():\n    from crossfade.engines.local import start",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import crossfade.engines.local",
+        "import importlib\ndef f():\n    importlib.import_module('crossfade.engines.local')",
+        "import importlib\nimportlib.import_module('..engines.local', __package__)",
+        "import crossfade",
+        "from crossfade import get",
+        "import crossfade.cli.main",
+    ],
+)
+def test_an_import_against_the_table_is_seen(text: str) -> None:
+    package = sources(plan_init="", plan_text=text, engines_init="", engines_local="", cli_main="")
+    assert len(list(wrong_rooms(find_imports(package)))) == 1
+
+
+@pytest.mark.parametrize("text", ["from crossfade import errors", "from .plan import Plan", "import crossfade.types"])
+def test_an_import_by_the_table_is_allowed(text: str) -> None:
+    package = sources(errors="", types="", plan_init="", plan_plan="", plan_text=text)
+    assert not list(wrong_rooms(find_imports(package)))
+
+
+@pytest.mark.parametrize(("library", "module"), [("torch", "plan_text"), ("torch", "errors"), ("ray", "engines_local")])
+def test_a_library_in_the_wrong_room_is_seen(library: str, module: str) -> None:
+    lazy = f"def f():\n    import {library}.util\n"
+    assert len(list(wrong_libraries(find_imports(sources(**{module: lazy}))))) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_cycle"),
+    [
+        ("import crossfade.plan.b", "import crossfade.plan.a", True),
+        ("import crossfade.plan.b", "def f():\n    from crossfade.plan import a", True),
+        ("import crossfade.plan.b", "from crossfade.plan import THING", True),
+        ("import crossfade.plan.b", "if TYPE_CHECKING:\n    import crossfade.plan.a", False),
+        ("import crossfade.plan.b", "", False),
+    ],
+)
+def test_a_cycle_is_seen(first: str, second: str, is_cycle: bool) -> None:
+    package = sources(plan_init="from crossfade.plan import a", plan_a=first, plan_b=second)
+    assert bool(import_cycle(find_imports(package))) is is_cycle

@@ -1,0 +1,89 @@
+"""The names that users may rely on: adding, renaming or removing one shows here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import crossfade
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PUBLIC = {
+    "ActorClass",
+    "ActorDiedError",
+    "ActorError",
+    "ActorHandle",
+    "ActorStartError",
+    "CallRef",
+    "CapacityExceeded",
+    "ChannelBroken",
+    "ChannelClosed",
+    "ChannelError",
+    "ChannelTimeout",
+    "CompiledGraph",
+    "CompiledRef",
+    "CostModel",
+    "CrossfadeError",
+    "GetTimeoutError",
+    "GraphError",
+    "InputNode",
+    "MissingDependency",
+    "MultiOutputNode",
+    "Plan",
+    "PlanError",
+    "SessionError",
+    "Span",
+    "TaskError",
+    "TensorSpec",
+    "Timeline",
+    "Transport",
+    "UnknownTransport",
+    "Workload",
+    "get",
+    "init",
+    "is_initialized",
+    "kill",
+    "method",
+    "remote",
+    "shutdown",
+}
+
+
+def guides() -> str:
+    """Everything that users read: the README and docs/, decisions left out."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return "\n".join(page.read_text() for page in pages)
+
+
+def test_the_public_names_are_the_expected_ones() -> None:
+    assert set(crossfade.__all__) == PUBLIC
+
+
+def test_all_is_sorted_and_has_no_name_twice() -> None:
+    assert list(crossfade.__all__) == sorted(set(crossfade.__all__))
+
+
+def test_dir_shows_every_public_name() -> None:
+    assert set(dir(crossfade)) >= PUBLIC
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        crossfade.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_resolves_and_has_a_docstring_of_its_own(name: str) -> None:
+    public = getattr(crossfade, name)
+    docstring = vars(public).get("__doc__") if inspect.isclass(public) else public.__doc__
+    assert docstring
+    assert docstring.strip()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_is_in_the_guides(name: str) -> None:
+    assert re.search(rf"\b{name}\b", guides()), f"hint: say what {name} is for in README.md or docs/"
