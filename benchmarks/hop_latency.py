@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from benchmarks.workers import ROOT, Worker, WorkerFailed, cpu_seconds, environm
 LIMIT_S = 60.0
 NUM_IMPORTS = 5
 NUM_START_UPS = 3
+MAX_FAILED_STARTS = 2
 
 
 @dataclass
@@ -47,12 +49,17 @@ class Side:
     init_us: list[float] = field(default_factory=list)
     incidents: list[str] = field(default_factory=list)
     _worker: Worker | None = None
+    _num_failed_starts: int = 0
 
     def worker(self) -> Worker:
         """The live worker."""
         if self._worker is None or not self._worker.is_alive:
             self.close()
+            if self._num_failed_starts == MAX_FAILED_STARTS:
+                raise WorkerFailed(f"it was given up after {MAX_FAILED_STARTS} starts that failed")
+            self._num_failed_starts += 1
             self._worker = Worker("benchmarks.hop_worker", self.name)
+            self._num_failed_starts = 0
             self.init_us.append(self._worker.init_us)
         return self._worker
 
@@ -71,6 +78,10 @@ class Side:
             when = "while it ran" if result is None else "while it was torn down"
             self.incidents.append(f"{self.name}, {request['measure']}, {when}: {failure}")
         return result
+
+    def incidents_in_short(self) -> list[str]:
+        """Each incident once, with how often it happened."""
+        return [text if num == 1 else f"{text} ({num} times)" for text, num in Counter(self.incidents).items()]
 
     def close(self) -> None:
         """Ends the worker."""
@@ -109,7 +120,7 @@ class Run:
         finally:
             for side in (*self.sides, self.blocking):
                 side.close()
-                self.results.incidents += side.incidents
+                self.results.incidents += side.incidents_in_short()
         self.results.import_us = [import_us() for _ in range(NUM_IMPORTS)]
         for side in self.sides:
             self.results.init_us[side.name] = side.init_us

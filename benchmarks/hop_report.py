@@ -225,7 +225,8 @@ Both libraries run the same graphs from the same code, each in a worker process 
 fresh actors. While one library's block runs, the other has no graph and no actors (Ray's own daemons stay). Every
 value that came back was compared with what it had to be, outside the timed stretch. Medians and 99th percentiles are
 of all samples of all blocks; ratios are the median of the blocks' ratios of medians, with the lowest and the highest.
-A memcpy is `np.copyto` between two arrays that were touched before, in the same process, before and after the block."""
+A memcpy is `np.copyto` between two arrays that were touched before, in the same process, before and after the block.
+The first use is the first execution of a new graph; for a tensor it includes the import of torch on the actor."""
 
 
 def markdown(results: Results, shown: Sequence[Table], machine: Machine, arguments: Sequence[str], load: float) -> str:

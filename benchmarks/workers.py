@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -27,6 +28,11 @@ def environment() -> dict[str, str]:
     """The environment in which this tree's crossfade is imported, installed or not."""
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *([path] if path else [])])}
+
+
+def without_folders(text: str) -> str:
+    """``text`` with the names of files in the place of their paths: reports say nothing about the machine's folders."""
+    return re.sub(r"(?:/[\w.+-]+)+/([\w.+-]+)", r"\1", text)
 
 
 class Worker:
@@ -103,14 +109,14 @@ class Worker:
         line, self._unread = self._unread.split(b"\n", 1)
         message: dict[str, Any] = json.loads(line)
         if "error" in message:
-            raise WorkerFailed(message["error"])
+            raise WorkerFailed(without_folders(message["error"]))
         return message
 
     def _end(self, reason: str) -> WorkerFailed:
         kill_tree(self._process)
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
-        return WorkerFailed("; ".join([reason, *last]))
+        return WorkerFailed("; ".join([reason, *map(without_folders, last)]))
 
     def processes(self) -> set[int]:
         """The ids of the worker's process and of all below it."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 
 __all__ = [
@@ -134,15 +135,17 @@ class TaskError(CrossfadeError):
         actor: the id of the actor on which it was raised.
         node: the id of the node, or the name of the method for an ordinary call.
         remote_traceback: the traceback on the actor, as text.
+        message: what happened where, with the traceback; ``args`` are those of the error itself.
     """
 
     cause: BaseException | None = None
     actor: str = ""
     node: str = ""
     remote_traceback: str = ""
+    message: str = ""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
+        return self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +166,18 @@ class Failure:
     @classmethod
     def capture(cls, error: BaseException, *, actor: str, node: str) -> Failure:
         """Takes an error that was just caught. Never raises: an error that cannot be pickled travels as text."""
+        text = "".join(traceback.format_exception(error))
         pickled: bytes | None
         try:
             import cloudpickle
 
-            pickled = cloudpickle.dumps(error.with_traceback(None), protocol=5)
+            pickled = cloudpickle.dumps(error, protocol=5)
         except Exception:
             pickled = None
         try:
             message = str(error)
         except Exception:
             message = "<its __str__ raised>"
-        text = "".join(traceback.format_exception(error))
         return cls(actor, node, type(error).__qualname__, message, text, pickled)
 
     def to_error(self) -> BaseException:
@@ -204,15 +207,25 @@ class Failure:
 def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
     """A TaskError which is also an instance of type(cause), with the attributes of ``cause``."""
     if cause is None or isinstance(cause, TaskError) or not isinstance(cause, Exception):
-        return TaskError(message)
+        return _plain_task_error(message)
     kind = type(cause)
     try:
         # Only __str__ is ours; everything else of the error's type, its attributes included, stays as it was.
-        both = type(f"TaskError({kind.__name__})", (TaskError, kind), {"__str__": TaskError.__str__, "__module__": kind.__module__})
-        error = both.__new__(both, message)
+        body = {"__str__": TaskError.__str__, "__module__": kind.__module__}
+        both: type[TaskError] = type(f"TaskError({kind.__name__})", (TaskError, kind), body)
+        error: TaskError = both.__new__(both, *cause.args)
+        with suppress(Exception):  # fills what some builtins keep outside __dict__, such as errno
+            kind.__init__(error, *cause.args)
         error.__dict__.update(vars(cause))
-        error.args = (message, *cause.args)
+        error.args = cause.args
         error.hint = None
+        error.message = message
     except Exception:  # a final class, a conflicting layout or a __new__ of its own: the plain kind still carries `cause`
-        return TaskError(message)
-    return error  # type: ignore[no-any-return]
+        return _plain_task_error(message)
+    return error
+
+
+def _plain_task_error(message: str) -> TaskError:
+    error = TaskError(message)
+    error.message = message
+    return error

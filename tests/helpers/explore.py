@@ -246,7 +246,7 @@ class _Machine:
 @dataclass
 class _Ring:
     """Where a channel's memory is: ``shared`` cells, and for each reader its ``own`` cells, marks on cells that are
-    ``busy``, a semaphore ``credit``, and a semaphore ``put`` (ordered transports: the number of all values brought so far).
+    ``busy``, a semaphore ``credit``, and a semaphore ``put`` (ordered transports: the number of values brought so far).
     """
 
     channel: ChannelSpec

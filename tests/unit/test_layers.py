@@ -123,7 +123,7 @@ def find_imports(sources: Mapping[str, str]) -> list[Import]:
     found: list[Import] = []
     for name, text in sources.items():
         finder = _Finder(name.removesuffix(".__init__"), name.endswith(".__init__"), known)
-        finder.visit(ast.parse(text))
+        finder.visit(ast.parse(text, filename=name))
         found += finder.found
     return found
 
@@ -213,7 +213,7 @@ def test_only_the_ray_engine_has_a_name_ray() -> None:
         f"{module}, line {node.lineno}"
         for module, text in read_sources().items()
         if module != RAY_ONLY_IN
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(ast.parse(text, filename=module))
         if isinstance(node, ast.Name) and node.id == "ray"
     ]
     assert not named

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from crossfade.errors import PlanSyntaxError
 from crossfade.plan.actions import Action, Verb
+from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import InputSpec, Plan
-from crossfade.plan.text import format_excerpt, format_plan, parse_plan
+from crossfade.plan.text import format_excerpt, format_plan
 from crossfade.types import Transport
 from tests.helpers.plans import Size, any_plan, chain_plan, sound_plan
 

@@ -113,17 +113,16 @@ class CompiledGraph:
         return CompiledRef(self, execution, 0)
 
     def _make_room(self) -> None:
-        """Collects the oldest executions if nobody wants them; they are what is waited for then."""
+        """Takes the oldest results in, and waits for them, unless it is the caller who has to get some first."""
         deadline = self._submit_deadline()
         while len(self._inflight) >= self._max_inflight:
-            oldest = self._inflight[0]
-            if oldest.claims:
+            if all(execution.claims for execution in list(self._inflight)):
                 raise CapacityExceeded(
                     f"{len(self._inflight)} executions are in flight, and max_inflight is {self._max_inflight}",
                     hint="get the oldest result first, or compile with a larger max_inflight",
                 )
             try:
-                self._collect(oldest, None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._collect(self._inflight[0], None if deadline is None else max(0.0, deadline - time.monotonic()))
             except GetTimeoutError as error:
                 raise self._submit_timed_out() from error
 

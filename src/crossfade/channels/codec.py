@@ -18,26 +18,26 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 
 from crossfade.errors import Failure
 from crossfade.host.memory import align
 
-__all__ = ["Encoded", "Pickled", "buffer_places", "decode", "dump", "encode", "undecodable"]
+__all__ = ["PLAIN_TYPES", "Encoded", "Pickled", "buffer_places", "decode", "dump", "encode", "undecodable"]
 
 _HEAD = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQ")
 _PRIVATE = 1 << 63
 _ALIGNMENT_BYTES = 64
-_PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
+PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
+
+"""Types whose values hold nothing that needs a look before pickling."""
 
 _by_cloudpickle: set[type] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class Pickled:
+class Pickled(NamedTuple):
     """A value as a pickle and the buffers that are not in it.
 
     Attributes:
@@ -51,8 +51,7 @@ class Pickled:
     private: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A message that is ready to be copied to where it goes.
 
     Attributes:
@@ -79,7 +78,7 @@ def dump(value: object) -> Pickled:
         Exception: what pickling raised.
     """
     kind = type(value)
-    if kind in _PLAIN_TYPES:
+    if kind in PLAIN_TYPES:
         return Pickled(pickle.dumps(value, 5), ())
     if kind in _by_cloudpickle:
         return _dump_by_cloudpickle(value)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from crossfade.channels.codec import Encoded, decode, dump, encode, undecodable
+from crossfade.channels.codec import PLAIN_TYPES, Encoded, Pickled, decode, dump, encode, undecodable
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.host.doorbell import Bell
@@ -180,29 +180,30 @@ class ShmWriter(_End):
                 self._state[_WANTED] = 1
                 return False
             missing.pop()
+        pickled = None
         if type(value) is bytes:
-            self._put_bytes(value)
+            data, kind = value, _BYTES
+        elif type(value) in PLAIN_TYPES:
+            data, kind = pickle.dumps(value, 5), _PICKLE
         else:
             pickled = dump(value)
-            if pickled.buffers or len(pickled.pickle) > _INLINE_BYTES:
-                self._put_message(encode(pickled))
-            else:
-                self._put_inline(_PICKLE, pickled.pickle)
+            data, kind = pickled.pickle, _PICKLE
+        size = len(data)
+        if size <= _INLINE_BYTES and not (pickled and pickled.buffers):
+            at = self._at
+            self._data[at + 8 : at + 8 + size] = data
+            self._words[at >> 3] = size << 8 | kind
+        else:
+            self._put_large(data if kind == _BYTES else pickled or Pickled(data, ()))
         self._publish()
         return True
 
-    def _put_inline(self, kind: int, data: bytes) -> None:
-        at, size = self._at, len(data)
-        self._data[at + 8 : at + 8 + size] = data
-        self._words[at >> 3] = size << 8 | kind
-
-    def _put_bytes(self, value: bytes) -> None:
-        if len(value) <= _INLINE_BYTES:
-            self._put_inline(_BYTES, value)
-        else:
-            self._put_in_slot(_SLOT_BYTES, Encoded(value, (), len(value)))
-
-    def _put_message(self, message: Encoded) -> None:
+    def _put_large(self, what: bytes | Pickled) -> None:
+        """Writes what is not one small piece."""
+        if isinstance(what, bytes):
+            self._put_in_slot(_SLOT_BYTES, Encoded(what, (), len(what)))
+            return
+        message = encode(what)
         if message.size_bytes <= _INLINE_BYTES:
             message.copy_into(self._data[self._at + 8 : self._at + RECORD_BYTES])
             self._words[self._at >> 3] = message.size_bytes << 8 | _MESSAGE

@@ -1,8 +1,18 @@
-"""What the user says, as data: nodes, the mistakes that can be found in them, drawings. Knows nothing of how a graph runs."""
+"""What the user says, as data: nodes, the mistakes to be found in them, drawings. Knows nothing of how a graph runs."""
 
 from crossfade.graph.check import CheckedGraph
 from crossfade.graph.hook import install_compiler
-from crossfade.graph.nodes import ActorInfo, InputNode, InputPart, MethodNode, MultiOutputNode, Node, OutputNode, bind, walk
+from crossfade.graph.nodes import (
+    ActorInfo,
+    InputNode,
+    InputPart,
+    MethodNode,
+    MultiOutputNode,
+    Node,
+    OutputNode,
+    bind,
+    walk,
+)
 from crossfade.graph.type_hints import TorchTensorType
 
 __all__ = [

@@ -5,19 +5,29 @@ Containers are lists, tuples and dicts, of exactly these types; everything else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 from crossfade.errors import GraphError
 
-__all__ = ["MAX_DEPTH", "leaves", "snapshot"]
+__all__ = ["MAX_DEPTH", "brief", "find_hidden", "leaves", "snapshot"]
 
 MAX_DEPTH = 100
 """How deep containers may be nested in one another."""
 
+CONTAINERS = (list, tuple, dict)
+MAX_SHOWN_LETTERS = 24
+MAX_SHOWN_ITEMS = 4
+MAX_SHOWN_DEPTH = 2
+
+T = TypeVar("T")
+Naming = Callable[[Any], str | None]
+"""Gives the name of a leaf that has one."""
+
 
 def snapshot(template: Any, around: tuple[int, ...] = ()) -> Any:
-    """``template`` with its containers copied, so that a later change of the caller's lists and dicts does not reach it.
+    """``template`` with its containers copied, so that a later change of the caller's lists does not reach it.
 
     Leaves, and the keys of dicts, stay the same objects.
 
@@ -56,6 +66,75 @@ def leaves(template: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
             yield from leaves(item, inside)
     else:
         yield template
+
+
+def find_hidden(template: Any, sought: type[T]) -> tuple[T, str] | None:
+    """The first object of a type that is in a container but is none of its `leaves` that can be replaced.
+
+    That is: a key of a dict, or an item of a set or of an instance of a subclass of list, tuple, dict or set.
+
+    Returns:
+        The object, and where it is, such as ``in a set``; or None.
+    """
+    pending = [template]
+    while pending:
+        value = pending.pop()
+        if not isinstance(value, (*CONTAINERS, set, frozenset)):
+            continue
+        if isinstance(value, dict):
+            key = next((key for key in value if isinstance(key, sought)), None)
+            if key is not None:
+                return key, "as a key of a dict"
+        items = value.values() if isinstance(value, dict) else value
+        if type(value) in CONTAINERS:
+            pending += items
+            continue
+        item = next((item for item in items if isinstance(item, sought)), None)
+        if item is not None:
+            return item, f"in a {type(value).__name__}"
+    return None
+
+
+def brief(args: Sequence[Any], kwargs: Mapping[str, Any], *, name_of: Naming) -> str:
+    """Arguments in a few letters, as in a call: ``inp.x, [1, 2], <ndarray>, scale=2.0``.
+
+    Never calls the repr of a user's class, which may be long, slow or wrong.
+    """
+    named = [f"{name}={_brief(value, name_of, 0)}" for name, value in islice(kwargs.items(), MAX_SHOWN_ITEMS)]
+    more = ["..."] if len(kwargs) > MAX_SHOWN_ITEMS else []
+    return ", ".join([*_brief_items(args, name_of, 0), *named, *more])
+
+
+def _brief(value: Any, name_of: Naming, depth: int) -> str:
+    kind = type(value)
+    name = name_of(value)
+    if name is not None:
+        return name
+    if kind in CONTAINERS and value and depth == MAX_SHOWN_DEPTH:
+        return f"<{kind.__name__}>"
+    if kind is list:
+        return f"[{', '.join(_brief_items(value, name_of, depth + 1))}]"
+    if kind is tuple:
+        return f"({', '.join(_brief_items(value, name_of, depth + 1))}{',' if len(value) == 1 else ''})"
+    if kind is dict:
+        pairs = islice(value.items(), MAX_SHOWN_ITEMS)
+        shown = [f"{_brief(key, name_of, depth + 1)}: {_brief(item, name_of, depth + 1)}" for key, item in pairs]
+        return f"{{{', '.join([*shown, '...'] if len(value) > MAX_SHOWN_ITEMS else shown)}}}"
+    return _brief_leaf(value)
+
+
+def _brief_leaf(value: Any) -> str:
+    kind = type(value)
+    if kind in (bool, float, type(None)) or (kind is int and value.bit_length() <= 64):
+        return repr(value)
+    if kind in (str, bytes):
+        return repr(value) if len(value) <= MAX_SHOWN_LETTERS else f"{value[:MAX_SHOWN_LETTERS]!r}..."
+    return f"<{kind.__name__}>"
+
+
+def _brief_items(items: Sequence[Any], name_of: Naming, depth: int) -> list[str]:
+    shown = [_brief(item, name_of, depth) for item in items[:MAX_SHOWN_ITEMS]]
+    return [*shown, "..."] if len(items) > MAX_SHOWN_ITEMS else shown
 
 
 def _enter(container: Any, around: tuple[int, ...]) -> tuple[int, ...]:

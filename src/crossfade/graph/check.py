@@ -1,7 +1,7 @@
 """Finds the mistakes in a graph. Every message names the node and ends in a hint.
 
-What is looked at is everything that the outputs are made from, then everything that is made from that: what the user bound
-and forgot. Nothing here recurses along the graph, and the time grows with nodes and edges as ``n log n``.
+What is looked at is everything that the outputs are made from, then everything that is made from that: what the user
+bound and forgot. Nothing here recurses along the graph, and the time grows with nodes and edges as ``n log n``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from crossfade.graph.nodes import (
     inputs_of,
     label_of,
     nodes_in,
+    parts_of,
     unknown_method,
     walk,
 )
@@ -176,10 +177,12 @@ def _cycle(uses: dict[Node, dict[Node, None]], stuck: set[Node]) -> GraphError:
     names = [label_of(each) for each in cycle if isinstance(each, MethodNode)]
     actors = {each.actor.id for each in cycle if isinstance(each, MethodNode)}
     through = f"one actor, {min(actors)}" if len(actors) == 1 else f"{len(actors)} actors"
-    shown = [*names[:MAX_SHOWN_NODES], f"{len(names) - MAX_SHOWN_NODES} more"] if len(names) > MAX_SHOWN_NODES else names
+    shown = names[:MAX_SHOWN_NODES]
+    if len(names) > MAX_SHOWN_NODES:
+        shown.append(f"{len(names) - MAX_SHOWN_NODES} more")
     return GraphError(
         f"a cycle through {through}: {' -> '.join([*shown, names[0]])}; each of these calls needs the one before it",
-        hint="bind the calls anew, each with nodes that were bound before it; a node's arguments never change afterwards",
+        hint="bind the calls anew, each with nodes that were bound before it; the arguments of a node never change",
     )
 
 
@@ -210,7 +213,7 @@ def _check_actor(node: MethodNode, session: str) -> None:
     actor = node.actor
     if actor.session != session:
         raise GraphError(
-            f"{describe(node)} runs on another driver's actor: {actor.id} belongs to another session, or to one that was shut down",
+            f"{node.label} runs on another driver's actor: {actor.id} belongs to another session or one that is over",
             hint=f"start the actor again in this session: {actor.class_name}.remote(...)",
         )
     if actor.id == DRIVER:
@@ -232,11 +235,12 @@ def _check_transport(node: Node, transports: Collection[str]) -> None:
         moves = " and ".join(name for name in names if name != Transport.AUTO)
         raise UnknownTransport(
             f"{asks}, which moves memory of GPUs; this version moves values by {moves}",
-            hint="'shm' is the quickest way on one host; 'gloo' moves CPU tensors while both sides compute; 'auto' chooses",
+            hint="'shm' is quickest on one host; 'gloo' moves CPU tensors while both sides compute; 'auto' chooses",
         )
     close = difflib.get_close_matches(node.transport.lower(), names, n=1)
     valid = f"the transports are {', '.join(names)}"
-    raise UnknownTransport(f"{asks}, which does not exist", hint=f"did you mean {close[0]!r}? {valid}" if close else valid)
+    hint = f"did you mean {close[0]!r}? {valid}" if close else valid
+    raise UnknownTransport(f"{asks}, which does not exist", hint=hint)
 
 
 def _only_input(nodes: Iterable[Node]) -> InputNode | None:
@@ -305,5 +309,5 @@ def _values(node: Node) -> tuple[OutputNode, ...]:
 
 def _followers(node: Node) -> list[Node]:
     """What is made from the node directly: calls that take it, its parts, its values."""
-    parts = node.parts if isinstance(node, InputNode) else ()
+    parts = parts_of(node) if isinstance(node, InputNode) else ()
     return [*node.users, *_values(node), *parts]

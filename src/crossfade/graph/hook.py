@@ -1,4 +1,4 @@
-"""The one hook by which ``dag.compile()`` reaches the compiler without an upward import."""
+"""The one hook of this room: whoever can compile graphs installs itself here, and ``node.compile()`` finds it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from typing import Any
 
 from crossfade.errors import SessionError
 
-__all__ = ["compiler", "install_compiler"]
+__all__ = ["Compiler", "compiler", "install_compiler"]
 
 Compiler = Callable[..., Any]
+"""Called with the output of the graph, and options as keyword arguments; returns the compiled graph."""
 
 
-class _Installed:
-    compiler: Compiler | None = None
+class _Hook:
+    installed: Compiler | None = None
 
 
 def install_compiler(function: Compiler) -> None:
-    """``function(output, **options)`` is called by ``compile`` from now on."""
-    _Installed.compiler = function
+    """Makes ``function`` what ``node.compile()`` calls; the one before it, if any, is forgotten."""
+    _Hook.installed = function
 
 
 def compiler() -> Compiler:
-    """The installed compiler."""
-    if _Installed.compiler is None:
-        raise SessionError("graphs cannot be compiled yet", hint="import crossfade.api, as `import crossfade` does")
-    return _Installed.compiler
+    """The installed compiler.
+
+    Raises:
+        SessionError: there is none.
+    """
+    if _Hook.installed is None:
+        raise SessionError(
+            "no compiler is installed, so the graph stays a description",
+            hint="`import crossfade.api` installs it, as does any name that is taken from `crossfade` itself",
+        )
+    return _Hook.installed

@@ -1,32 +1,64 @@
-"""What the user says: nodes, which are calls of actors' methods and the values that go between them. Data only."""
+"""Nodes: what the user says, as data. A node is one value of a graph before the graph is compiled.
+
+::
+
+    Node
+    ├── InputNode         the argument of ``execute``
+    ├── InputPart         a part of it: ``inp[0]``, ``inp["x"]``, ``inp.x``
+    ├── MethodNode        what a method call gives; made by `bind`
+    ├── OutputNode        one of the values of a method that returns several
+    └── MultiOutputNode   several values as the output of a graph
+
+A node refers to the nodes that it uses, and these refer weakly to it: a node that the user drops is gone.
+"""
 
 from __future__ import annotations
 
 import difflib
 import itertools
 import json
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NoReturn, Self
+from weakref import WeakSet
 
+from crossfade.errors import GraphError
+from crossfade.graph.arguments import brief, find_hidden, leaves, snapshot
 from crossfade.graph.hook import compiler
 
-__all__ = ["ActorInfo", "InputNode", "InputPart", "MethodNode", "MultiOutputNode", "Node", "OutputNode", "bind", "nodes_in", "walk"]
+__all__ = [
+    "ActorInfo",
+    "InputNode",
+    "InputPart",
+    "MethodNode",
+    "MultiOutputNode",
+    "Node",
+    "OutputNode",
+    "bind",
+    "describe",
+    "inputs_of",
+    "label_of",
+    "nodes_in",
+    "parts_of",
+    "unknown_method",
+    "walk",
+]
+
+DEVICES = ("default", "cpu", "cuda", "gpu")
 
 _orders = itertools.count()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ActorInfo:
-    """An actor, as a graph knows it.
+    """What a graph has to know about an actor.
 
     Attributes:
-        id: its name, unique in its session.
-        class_name: the name of its class.
-        session: the id of the session that it belongs to.
-        methods: number of returns of each of its methods, by name.
+        id: unique in the session, such as ``Worker0``.
+        class_name: the name of the actor's class.
+        session: the id of the session that started it.
+        methods: the number of values that each method returns, by the method's name.
     """
 
     id: str
@@ -36,25 +68,26 @@ class ActorInfo:
 
 
 class Node:
-    """A value of a graph that is being written.
+    """One value of a graph. Nodes are equal, and hash, by identity.
 
     Attributes:
-        order: counts nodes in the order in which they were made. Arguments exist before the node that takes them, so this is
-            a topological order.
-        users: the nodes that take this one, as long as they are alive.
-        transport: how the value should move; see `with_tensor_transport`.
+        order: the position in the order of creation, which is topological: what a node uses was created before it.
+        users: the method calls that take this node, as far as they are still alive.
+        transport: how the value should move; ``auto`` leaves it to crossfade.
+        static_shape: the user promises that every execution's tensors have the same shapes and dtypes.
+        direct_return: the user promises that the value is a tensor itself.
     """
 
     def __init__(self) -> None:
         self.order = next(_orders)
-        self.users: weakref.WeakSet[Node] = weakref.WeakSet()
+        self.users: WeakSet[Node] = WeakSet()
         self.transport = "auto"
         self.static_shape = False
         self.direct_return = False
 
     def with_tensor_transport(
         self,
-        transport: Any = "auto",
+        transport: str = "auto",
         device: str = "default",
         _static_shape: bool = False,
         _direct_return: bool = False,
@@ -62,137 +95,178 @@ class Node:
         static_shape: bool | None = None,
         direct_return: bool | None = None,
     ) -> Self:
-        """Says how this value moves between actors; changes the node and returns it, as in Ray.
+        """Says how the node's value should move. Changes the node and returns it.
 
         Args:
-            transport: ``auto``, ``shm``, ``gloo``, or a `Transport`. Whether it exists is checked when the graph is compiled.
-            device: accepted for Ray's sake.
+            transport: its name; an unknown one is found when the graph is compiled.
+            device: where readers want the tensors; they stay on the CPU in this version, so ``default`` or ``cpu``.
+            _static_shape: Ray's spelling of ``static_shape``.
+            _direct_return: Ray's spelling of ``direct_return``.
             static_shape: every execution's tensors have the same shapes and dtypes.
-            direct_return: the value is a tensor itself, not something that holds tensors.
+            direct_return: the value is a tensor itself and does not only contain tensors.
+
+        Raises:
+            TypeError: the transport is not given by name.
+            ValueError: there is no such device.
+            GraphError: the device is a GPU.
         """
-        self.transport = str(getattr(transport, "transport", transport))
-        self.static_shape = _static_shape if static_shape is None else static_shape
-        self.direct_return = _direct_return if direct_return is None else direct_return
+        if not isinstance(transport, str):
+            raise TypeError(f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo'")
+        _check_device(device, self)
+        self.transport = str(transport)
+        self.static_shape = bool(_static_shape if static_shape is None else static_shape)
+        self.direct_return = bool(_direct_return if direct_return is None else direct_return)
         return self
 
     def with_type_hint(self, hint: Any) -> Self:
-        """Ray's older spelling of `with_tensor_transport`: takes its setting from the hint's attribute ``transport``."""
-        return self.with_tensor_transport(getattr(hint, "transport", "auto"))
-
-    def compile(self, **options: Any) -> Any:
-        """Compiles the graph that ends in this node; see `crossfade.CompiledGraph` for what comes back.
+        """The older spelling of `with_tensor_transport`.
 
         Args:
-            options: ``max_inflight``, ``overlap``, ``buffer_bytes``, ``submit_timeout``, ``record``.
+            hint: a ``TorchTensorType``, or another object with the attribute ``transport``.
+
+        Raises:
+            TypeError: the hint has no transport.
+        """
+        if not hasattr(hint, "transport"):
+            raise TypeError(f"{hint!r} does not say a transport\nhint: pass TorchTensorType(transport=...)")
+        return self.with_tensor_transport(
+            hint.transport,
+            getattr(hint, "device", "default"),
+            static_shape=getattr(hint, "static_shape", False),
+            direct_return=getattr(hint, "direct_return", False),
+        )
+
+    def compile(self, **options: Any) -> Any:
+        """Compiles the graph whose output is this node.
+
+        Args:
+            options: those of the installed compiler, which returns the compiled graph.
+
+        Raises:
+            GraphError: the graph is not sound; the message names the node and ends in a hint.
         """
         return compiler()(self, **options)
 
     def experimental_compile(self, **options: Any) -> Any:
         """Ray's name for `compile`."""
-        return self.compile(**options)
+        return compiler()(self, **options)
 
-    def __iter__(self) -> Iterator[NoReturn]:
-        raise TypeError(f"{self!r} is one value of a graph\nhint: declare the method with @crossfade.method(num_returns=k) to unpack it")
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            f"{label_of(self)} stands for one value, which is not there yet, and cannot be iterated over or unpacked\n"
+            "hint: a method that returns several values says so with num_returns; parts of the input are inp[0], inp.x"
+        )
 
-    def __reduce__(self) -> Any:
-        raise TypeError(f"{self!r} cannot be pickled\nhint: a graph stays in the program that compiles it")
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{label_of(self)} is a node of a graph and cannot be copied, pickled or sent to an actor\n"
+            "hint: among the arguments of bind, nodes are found at the top level and in lists, tuples and dicts only"
+        )
 
 
 class InputNode(Node):
-    """What ``execute`` is called with: all of it, or by ``inp[0]``, ``inp["x"]`` and ``inp.x`` parts of it.
+    """The argument of ``execute``: ``with InputNode() as inp:``, or without ``with``.
 
-    Example:
-        >>> with crossfade.InputNode() as inp:
-        ...     dag = worker.work.bind(inp)
+    The whole is bound as ``inp``, parts as ``inp[0]``, ``inp["x"]`` and ``inp.x``; whole and parts may mix. A name that
+    nodes themselves have (``key``, ``order``, ``users``, ``transport``, ``compile`` ...) or that begins with an
+    underscore is written ``inp["key"]``.
+
+    Attributes:
+        key: ``*``, the whole.
     """
 
     key = "*"
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: dict[str, InputPart] = {}
-
-    def _part(self, key: str) -> InputPart:
-        if key not in self.parts:
-            self.parts[key] = InputPart(self, key)
-        return self.parts[key]
-
-    def __getitem__(self, key: int | str) -> InputPart:
-        if not isinstance(key, int | str) or isinstance(key, bool):
-            raise TypeError(f"inp[{key!r}] is no part of the input\nhint: use an int or a str")
-        return self._part(f"[{key}]" if isinstance(key, int) else f"[{json.dumps(key)}]")
-
-    def __getattr__(self, name: str) -> InputPart:
-        if name.startswith("_"):  # copy, pickle and inspect look for such names
-            raise AttributeError(name)
-        return self._part(f".{name}")
+        self._parts: dict[str, InputPart] = {}
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        return None
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> InputPart:
+        if name.startswith("_"):  # asked for by copy, pickle, inspect and their like
+            raise AttributeError(f'an InputNode has no attribute {name!r}\nhint: a part of that name is inp["{name}"]')
+        return self._part(f".{name}")
+
+    def __getitem__(self, item: int | str) -> InputPart:
+        if isinstance(item, str):
+            return self._part(f"[{json.dumps(item)}]")
+        if isinstance(item, bool) or not hasattr(item, "__index__"):
+            raise TypeError(f"inp[{item!r}] is no part of the input\nhint: write inp[0] or inp['x']; slice in a method")
+        return self._part(f"[{operator.index(item)}]")
+
+    def _part(self, key: str) -> InputPart:
+        if key not in self._parts:
+            self._parts[key] = InputPart(self, key)
+        return self._parts[key]
 
     def __repr__(self) -> str:
         return "InputNode()"
 
 
 class InputPart(Node):
-    """A part of the input.
+    """A part of the argument of ``execute``.
 
     Attributes:
-        source: the whole.
-        key: ``[0]``, ``["x"]`` or ``.x``.
+        parent: the whole.
+        key: ``[0]``, ``["x"]`` (a string as in JSON) or ``.x``.
     """
 
-    def __init__(self, source: InputNode, key: str) -> None:
+    def __init__(self, parent: InputNode, key: str) -> None:
         super().__init__()
-        self.source = source
+        self.parent = parent
         self.key = key
 
     def __repr__(self) -> str:
-        return f"InputNode(){self.key}"
+        return f"InputPart({label_of(self)})"
 
 
 class MethodNode(Node):
-    """One call of a method of an actor; made by ``handle.method.bind(...)``.
+    """A method call. It is a value itself if the method returns one value, else its ``outputs`` are.
 
     Attributes:
-        actor, method: what is called.
-        args, kwargs: with what. Lists, tuples and dicts are copied, so a later change of the user's list changes nothing.
-        num_returns: how many values it gives.
-        inputs: the distinct nodes among the arguments, in order of appearance.
-        outputs: one node for each value if there are several, else empty.
+        actor: whose method it is.
+        method: the method's name.
+        args: the positional arguments as they were when they were bound.
+        kwargs: the keyword arguments likewise.
+        num_returns: how many values the method returns.
+        inputs: the nodes among the arguments, at any depth, each once, in order of appearance.
+        outputs: one node for each value of a method that returns several; else empty.
     """
 
-    def __init__(self, actor: ActorInfo, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_returns: int = 1) -> None:
+    def __init__(
+        self, actor: ActorInfo, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_returns: int = 1
+    ) -> None:
         super().__init__()
         self.actor = actor
         self.method = method
-        self.args = _snapshot(args)
-        self.kwargs = _snapshot(kwargs)
+        self.args: tuple[Any, ...] = snapshot(args)
+        self.kwargs: dict[str, Any] = snapshot(kwargs)
         self.num_returns = num_returns
-        self.inputs = tuple(dict.fromkeys((*nodes_in(self.args), *nodes_in(self.kwargs))))
+        _check_hidden(self)
+        self.inputs = nodes_in(self.args, self.kwargs)
+        self.outputs = tuple(OutputNode(self, index) for index in range(num_returns)) if num_returns > 1 else ()
         for node in self.inputs:
             node.users.add(self)
-        self.outputs = tuple(OutputNode(self, index) for index in range(num_returns)) if num_returns > 1 else ()
 
     @property
     def label(self) -> str:
-        """The actor and the method."""
+        """Actor and method, such as ``Worker0.forward``; not unique if the method is bound more than once."""
         return f"{self.actor.id}.{self.method}"
 
     def __repr__(self) -> str:
-        shown = [repr(arg) if isinstance(arg, Node) and not isinstance(arg, MethodNode) else _short(arg) for arg in self.args]
-        shown += [f"{name}={_short(value)}" for name, value in self.kwargs.items()]
-        return f"{self.label}({', '.join(shown)})"
+        return f"MethodNode({describe(self)})"
 
 
 class OutputNode(Node):
-    """One of several values that a method gives.
+    """One value of a method that returns several.
 
     Attributes:
-        parent: the call.
+        parent: the method call.
         index: which of its values.
     """
 
@@ -200,96 +274,145 @@ class OutputNode(Node):
         super().__init__()
         self.parent = parent
         self.index = index
-        parent.users.add(self)
 
     def __repr__(self) -> str:
-        return f"{self.parent!r}[{self.index}]"
+        return f"OutputNode({label_of(self)})"
 
 
-class MultiOutputNode:
-    """Several nodes as the end of a graph: ``execute`` gives a list of references.
+class MultiOutputNode(Node):
+    """Several values as the output of a graph, whose results are then lists.
 
-    Args:
-        nodes: the nodes whose values an execution gives.
+    Attributes:
+        nodes: the values.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = list(nodes)
-
-    def compile(self, **options: Any) -> Any:
-        """See `Node.compile`."""
-        return compiler()(self, **options)
-
-    def experimental_compile(self, **options: Any) -> Any:
-        """Ray's name for `compile`."""
-        return self.compile(**options)
+        super().__init__()
+        self.nodes = tuple(nodes)
 
     def __repr__(self) -> str:
-        return f"MultiOutputNode({self.nodes!r})"
+        return f"MultiOutputNode([{brief(self.nodes, {}, name_of=_name_of)}])"
 
 
 def bind(
     actor: ActorInfo, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_returns: int | None = None
 ) -> MethodNode | tuple[OutputNode, ...]:
-    """The node of a call, or the nodes of its values if it gives several.
+    """Puts a method call into the graph.
+
+    Args:
+        actor: whose method it is.
+        method: the method's name.
+        args: positional arguments; nodes among them are found at the top level and in lists, tuples and dicts.
+        kwargs: keyword arguments, likewise.
+        num_returns: how many values the method returns, if not as many as it declares.
+
+    Returns:
+        The call's node, or, if it returns several values, a node for each of them.
 
     Raises:
         AttributeError: the actor has no such method.
+        ValueError: ``num_returns`` is not positive.
+        GraphError: a node is where it cannot be found, such as in a set; or the arguments contain themselves.
     """
     if method not in actor.methods:
-        close = difflib.get_close_matches(method, actor.methods, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        raise AttributeError(f"actor {actor.id} has no method {method!r}\nhint: {meant}it has {', '.join(actor.methods)}")
-    node = MethodNode(actor, method, args, kwargs, actor.methods[method] if num_returns is None else num_returns)
+        problem, hint = unknown_method(actor, method)
+        raise AttributeError(f"{problem}\nhint: {hint}")
+    if num_returns is None:
+        num_returns = actor.methods[method]
+    if num_returns < 1:
+        raise ValueError(f"num_returns of {actor.id}.{method} is {num_returns}\nhint: it is 1 or more")
+    node = MethodNode(actor, method, args, kwargs, num_returns)
     return node.outputs or node
 
 
-def nodes_in(template: Any) -> Iterator[Node]:
-    """The nodes among arguments, inside lists, tuples and dicts too."""
-    if isinstance(template, Node):
-        yield template
-    elif type(template) in (list, tuple):
-        for item in template:
-            yield from nodes_in(item)
-    elif type(template) is dict:
-        for item in template.values():
-            yield from nodes_in(item)
+def parts_of(whole: InputNode) -> tuple[InputPart, ...]:
+    """The parts of the input that were ever asked for."""
+    return tuple(whole._parts.values())
+
+
+def inputs_of(node: Node) -> tuple[Node, ...]:
+    """The nodes that a node is directly made from."""
+    match node:
+        case MethodNode():
+            return node.inputs
+        case InputPart() | OutputNode():
+            return (node.parent,)
+        case MultiOutputNode():
+            given: tuple[Any, ...] = node.nodes
+            return tuple(source for source in given if isinstance(source, Node))
+    return ()
 
 
 def walk(outputs: Iterable[Node]) -> list[Node]:
-    """Everything that the outputs depend on, and they themselves, in a topological order (the order of creation)."""
-    found: set[Node] = set()
-    waiting = list(outputs)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += sources(node)
+    """The outputs and all nodes that they are made from, directly or not, in the order of their creation."""
+    found = dict.fromkeys(outputs)
+    pending = list(found)
+    while pending:
+        for source in inputs_of(pending.pop()):
+            if source not in found:
+                found[source] = None
+                pending.append(source)
     return sorted(found, key=lambda node: node.order)
 
 
-def sources(node: Node) -> tuple[Node, ...]:
-    """What a node depends on directly."""
-    if isinstance(node, MethodNode):
-        return node.inputs
-    if isinstance(node, OutputNode):
-        return (node.parent,)
-    return (node.source,) if isinstance(node, InputPart) else ()
+def nodes_in(*arguments: Any) -> tuple[Node, ...]:
+    """The nodes in the arguments, at any depth, each once, in order of appearance."""
+    return tuple(dict.fromkeys(leaf for leaf in leaves(arguments) if isinstance(leaf, Node)))
 
 
-def _snapshot(template: Any) -> Any:
-    kind = type(template)
-    if kind is list:
-        return [_snapshot(item) for item in template]
-    if kind is tuple:
-        return tuple(_snapshot(item) for item in template)
-    if kind is dict:
-        return {key: _snapshot(item) for key, item in template.items()}
-    return template
+def label_of(node: Node) -> str:
+    """How messages and drawings call a node: ``inp.x``, ``Worker0.forward``, ``Worker0.split[1]``."""
+    match node:
+        case InputPart():
+            return f"inp{node.key}"
+        case InputNode():
+            return "inp"
+        case MethodNode():
+            return node.label
+        case OutputNode():
+            return f"{node.parent.label}[{node.index}]"
+    return type(node).__name__
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, MethodNode):
-        return f"{value.label}(...)"
-    text = repr(value)
-    return text if len(text) <= 24 else f"{text[:21]}..."
+def describe(node: Node) -> str:
+    """The label and, for a method call, the arguments in a few letters: ``Worker0.forward(inp.x, scale=2)``."""
+    match node:
+        case MethodNode():
+            return f"{node.label}({brief(node.args, node.kwargs, name_of=_name_of)})"
+        case OutputNode():
+            return f"{describe(node.parent)}[{node.index}]"
+    return label_of(node)
+
+
+def unknown_method(actor: ActorInfo, method: str) -> tuple[str, str]:
+    """What to say about a method that the actor does not have: the problem and the hint."""
+    public = [name for name in actor.methods if not name.startswith("_")]
+    close = difflib.get_close_matches(method, public, n=1)
+    has = f"{actor.id} has {', '.join(public)}" if public else f"{actor.id} has no methods"
+    hint = f"did you mean {close[0]!r}? {has}" if close else has
+    return f"actor {actor.id} ({actor.class_name}) has no method {method!r}", hint
+
+
+def _name_of(leaf: Any) -> str | None:
+    return label_of(leaf) if isinstance(leaf, Node) else None
+
+
+def _check_device(device: str, node: Node) -> None:
+    if device not in DEVICES:
+        raise ValueError(f"there is no device {device!r}\nhint: it is one of {', '.join(DEVICES)}")
+    if device in ("cuda", "gpu"):
+        raise GraphError(
+            f"{describe(node)} asks for its tensors on the device {device!r}, and this version moves CPU tensors only",
+            hint="leave `device` out, and move the tensor in the method that uses it",
+        )
+
+
+def _check_hidden(node: MethodNode) -> None:
+    """Finds nodes where they would be taken for constants."""
+    hidden = find_hidden((node.args, node.kwargs), Node)
+    if hidden is not None:
+        source, place = hidden
+        raise GraphError(
+            f"{node.label} is given the node {describe(source)} {place}, where it cannot be found",
+            hint="pass nodes at the top level, in lists and tuples, or as the values of dicts",
+        )

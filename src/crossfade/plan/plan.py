@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from crossfade.plan.actions import Action
+from crossfade.plan.text import format_plan
 from crossfade.types import Transport
 
 __all__ = ["ChannelSpec", "InputSpec", "NodeSpec", "Plan"]
@@ -110,6 +111,4 @@ class Plan:
         return {channel.id: channel for channel in self.channels}
 
     def __str__(self) -> str:
-        from crossfade.plan.text import format_plan
-
         return format_plan(self)

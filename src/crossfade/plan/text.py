@@ -2,18 +2,18 @@
 
 ::
 
-    plan max_inflight=10 returns=value
+    plan max_inflight=2 returns=value
     input i0 = *
-    node n0 = Sender0.make(i0) -> n0
-    node n1 = Receiver0.take(n0) -> n1
-    channel i0: driver -> Sender0 | shm depth=10 buffer_bytes=0
-    channel n0: Sender0 -> Receiver0 | gloo depth=2 buffer_bytes=0
-    channel n1: Receiver0 -> driver | shm depth=10 buffer_bytes=0
+    node n0 = Sender.make(i0) -> n0
+    node n1 = Receiver.take(n0) -> n1
+    channel i0: driver -> Sender | shm depth=2 buffer_bytes=0
+    channel n0: Sender -> Receiver | gloo depth=3 buffer_bytes=0
+    channel n1~shm of n1: Receiver -> driver | shm depth=2 buffer_bytes=0
     output n1
-    # rings take 22.0 KiB: i0 10.0 KiB, n0 2.0 KiB, n1 10.0 KiB
-    driver    | write i0      |         |        |               | read n1  | free n1
-    Sender0   |               | read i0 | run n0 | send n0 @send | free i0
-    Receiver0 | recv n0 @recv |         |        |               | run n1   | write n1 ...
+    # rings take 7.0 KiB: n0 3.0 KiB, i0 2.0 KiB, n1~shm 2.0 KiB
+    driver   | write i0         |         |        |               |         |              | read n1~shm | free n1
+    Sender   |                  | read i0 | run n0 | send n0 @send | free i0
+    Receiver | recv n0 @recv +1 |         |        |               | run n1  | write n1~shm | free n0
 
 The grid has one row per party. A step's column is the length of the longest chain of steps of the same round that must
 be over before it, so that messages run from left to right; plans with a cycle, and those which would be mostly empty
@@ -23,17 +23,16 @@ that start with ``#`` are for people: the parser skips them.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from crossfade.errors import PlanSyntaxError
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
-from crossfade.types import Transport
 
-__all__ = ["format_excerpt", "format_plan", "parse_plan", "values_used"]
+if TYPE_CHECKING:
+    from crossfade.plan.plan import ChannelSpec, NodeSpec, Plan
+
+__all__ = ["format_excerpt", "format_plan", "values_used"]
 
 Mark = tuple[str, int]
 """A step: the party's name and the position in its program."""
@@ -43,7 +42,6 @@ SMALLEST_SLOT_BYTES = 1024
 MAX_CELLS_PER_ACTION = 16
 """A grid with more cells than this, for each action, is written without gaps."""
 NUM_RINGS_SHOWN = 8
-LONGEST_LINE_SHOWN = 120
 
 
 def values_used(plan: Plan, action: Action) -> tuple[str, ...]:
@@ -61,11 +59,8 @@ def values_used(plan: Plan, action: Action) -> tuple[str, ...]:
             return ()
 
 
-# Writing
-
-
 def format_plan(plan: Plan, mark: Mark | None = None) -> str:
-    """The plan as text, sound or not; ``parse_plan`` gives an equal plan back.
+    """The plan as text, sound or not; ``crossfade.plan.parse.parse_plan`` gives an equal plan back.
 
     Args:
         plan: the plan.
@@ -215,164 +210,3 @@ def _waits(plan: Plan, starts: dict[str, int]) -> Iterator[tuple[int, int]]:
             for value in values_used(plan, action):
                 if value in coming:
                     yield coming.pop(value), step
-
-
-# Reading
-
-_ID = r"[A-Za-z_][A-Za-z0-9_.~-]*"
-_NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
-_INT = r"-?[0-9]{1,18}"
-_LIST = r"[A-Za-z0-9_.~, \t-]*"
-
-_HEADER = re.compile(rf"plan\s+max_inflight=({_INT})\s+returns=(list|value)")
-_INPUT = re.compile(rf"input\s+({_ID})\s*=\s*(\*|go|\[{_INT}\]|\.\S+|\[(\"(?:[^\"\\]|\\.)*\")\])", re.DOTALL)
-_NODE = re.compile(rf"node\s+({_ID})\s*=\s*({_NAME})\.(\w+)\(({_LIST})\)\s*->({_LIST})")
-_CHANNEL = re.compile(
-    rf"channel\s+({_ID})(?:\s+of\s+({_ID}))?\s*:\s*({_NAME})\s*->({_LIST})\|\s*(\w+)\s+depth=({_INT})\s+buffer_bytes=({_INT})"
-)
-_OUTPUT = re.compile(rf"output\s+({_ID})")
-_ROW = re.compile(rf"({_NAME})\s*\|(.*)", re.DOTALL)
-_ACTION = re.compile(rf"({'|'.join(Verb)})\s+({_ID})(?:\s+@({_NAME}))?(?:\s+\+({_INT}))?")
-
-_FORMS = {
-    "plan": "plan max_inflight=10 returns=value",
-    "input": 'input i0 = KEY, where KEY is *, go, [0], ["text"] or .name',
-    "node": "node n0 = Actor.method(i0) -> n0",
-    "channel": "channel n0: Writer -> Reader, driver | shm depth=2 buffer_bytes=0",
-    "output": "output n0",
-}
-_ROW_FORM = "a party's row, such as: Actor | read i0 | run n0"
-
-
-def parse_plan(text: str) -> Plan:
-    """The plan that ``format_plan`` wrote. It is not checked for soundness: ``crossfade.plan.validate`` does that.
-
-    Raises:
-        PlanSyntaxError: the text is no plan; the message gives the line and what was expected there.
-    """
-    parser = _Parser()
-    for number, line in enumerate(text.split("\n"), 1):
-        stripped = line.strip()
-        if stripped and not stripped.startswith("#"):
-            parser.take(number, stripped)
-    return parser.plan()
-
-
-class _Parser:
-    """Takes a plan's lines one after the other."""
-
-    def __init__(self) -> None:
-        self._number, self._line = 1, ""
-        self._header: tuple[int, bool] | None = None
-        self._inputs: list[InputSpec] = []
-        self._nodes: list[NodeSpec] = []
-        self._channels: list[ChannelSpec] = []
-        self._outputs: list[str] = []
-        self._programs: dict[str, tuple[Action, ...]] = {}
-        self._takers: list[tuple[re.Pattern[str], Callable[[re.Match[str]], None]]] = [
-            (_ROW, self._take_row),
-            (_NODE, self._take_node),
-            (_CHANNEL, self._take_channel),
-            (_INPUT, self._take_input),
-            (_OUTPUT, self._take_output),
-            (_HEADER, self._take_header),
-        ]
-
-    def take(self, number: int, line: str) -> None:
-        """One line, with no space around it, which is not empty and no comment."""
-        self._number, self._line = number, line
-        for pattern, taker in self._takers:
-            match = pattern.fullmatch(line)
-            if match is not None:
-                if self._header is None and pattern is not _HEADER:
-                    raise self._expected(_FORMS["plan"], "the first line of a plan is its header")
-                taker(match)
-                return
-        keyword = line.split(maxsplit=1)[0]
-        if keyword in _FORMS:
-            raise self._expected(_FORMS[keyword], "names are letters, digits and _ - ; ids may also hold . and ~")
-        known = ", ".join(_FORMS)
-        raise self._expected(_ROW_FORM, f"lines start with one of {known}, or with a party's name and |")
-
-    def plan(self) -> Plan:
-        """All that was taken."""
-        if self._header is None:
-            raise self._expected(_FORMS["plan"], "the text holds no plan; format_plan(plan) writes one")
-        max_inflight, returns_list = self._header
-        return Plan(
-            inputs=tuple(self._inputs),
-            nodes=tuple(self._nodes),
-            channels=tuple(self._channels),
-            programs=self._programs,
-            outputs=tuple(self._outputs),
-            returns_list=returns_list,
-            max_inflight=max_inflight,
-        )
-
-    def _expected(self, what: str, hint: str) -> PlanSyntaxError:
-        line = self._line
-        shown = line if len(line) <= LONGEST_LINE_SHOWN else f"{line[:LONGEST_LINE_SHOWN]}..."
-        return PlanSyntaxError(f"line {self._number}: {shown!r}\nexpected: {what}", hint=hint)
-
-    def _ids(self, text: str, what: str) -> tuple[str, ...]:
-        if not text.strip():
-            return ()
-        ids = tuple(each.strip() for each in text.split(","))
-        for each in ids:
-            if not re.fullmatch(_ID, each):
-                raise self._expected(what, f"{each!r} is no id; ids are separated by commas")
-        return ids
-
-    def _take_header(self, match: re.Match[str]) -> None:
-        if self._header is not None:
-            raise self._expected("one header only", "a text holds one plan")
-        self._header = int(match[1]), match[2] == "list"
-
-    def _take_input(self, match: re.Match[str]) -> None:
-        value, key, quoted = match.groups()
-        if quoted is not None:
-            try:
-                json.loads(quoted)
-            except ValueError as error:
-                raise self._expected(_FORMS["input"], f"the text in brackets is written as in JSON: {error}") from None
-        self._inputs.append(InputSpec(value, key))
-
-    def _take_node(self, match: re.Match[str]) -> None:
-        node_id, actor, method, inputs, outputs = match.groups()
-        form = _FORMS["node"]
-        self._nodes.append(NodeSpec(node_id, actor, method, self._ids(inputs, form), self._ids(outputs, form)))
-
-    def _take_channel(self, match: re.Match[str]) -> None:
-        channel_id, value, writer, readers, transport, depth, buffer_bytes = match.groups()
-        if transport not in set(Transport):
-            raise self._expected(_FORMS["channel"], f"transports are {', '.join(Transport)}")
-        ids = self._ids(readers, _FORMS["channel"])
-        self._channels.append(
-            ChannelSpec(
-                id=channel_id,
-                value=value or channel_id,
-                writer=writer,
-                readers=ids,
-                transport=Transport(transport),
-                depth=int(depth),
-                buffer_bytes=int(buffer_bytes),
-            )
-        )
-
-    def _take_output(self, match: re.Match[str]) -> None:
-        self._outputs.append(match[1])
-
-    def _take_row(self, match: re.Match[str]) -> None:
-        actor, cells = match.groups()
-        if actor in self._programs:
-            raise self._expected("another party's row", f"{actor} has a row already; each party has one")
-        actions = [self._action(cell) for cell in map(str.strip, cells.split("|")) if cell]
-        self._programs[actor] = tuple(actions)
-
-    def _action(self, cell: str) -> Action:
-        match = _ACTION.fullmatch(cell)
-        if match is None:
-            hint = f"{cell[:LONGEST_LINE_SHOWN]!r} is no action; verbs are {', '.join(Verb)}, @ names the stream"
-            raise self._expected("actions between |, such as: recv n0 @recv +1", hint)
-        verb, target, stream, ahead = match.groups()
-        return Action(Verb(verb), target, stream or MAIN, int(ahead or 0))

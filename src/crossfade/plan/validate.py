@@ -9,11 +9,7 @@ That event b waits for event a is an edge with a *lag*: b of round t waits for a
 lag 0, and 1 from the end of a round to the start of the next. Messages have lag 0, credit has the ring's depth, and a
 receive that runs k ahead comes k rounds before its execution's: edges out of it gain k, edges into it lose k.
 
-What a step waits for happens once and stays true, so all interleavings stop at the same place or none does. One stops
-for ever exactly when a chain of waits leads from an event to itself in the same round or in a later one (a later one is
-as bad: the party's own order, lag 1 a turn, leads back to the same round). That is a cycle of total lag 0 or less. No
-lag is negative but for receives that run ahead on ``main``, or further than their ring is deep; without those, such a
-cycle has only edges of lag 0, and one topological sort finds it.
+``crossfade.plan.waits`` says which cycles of such edges are deadlocks.
 
 The driver counts as a party like the others, which gets execution t before it writes the inputs of t + 1. A driver that
 runs ahead only waits less.
@@ -21,7 +17,7 @@ runs ahead only waits less.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
@@ -30,6 +26,7 @@ from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.text import format_excerpt, format_plan, values_used
+from crossfade.plan.waits import Step, Waits
 from crossfade.types import DRIVER, Transport
 
 __all__ = ["Fault", "find_fault", "validate"]
@@ -37,9 +34,6 @@ __all__ = ["Fault", "find_fault", "validate"]
 MOST_ACTIONS_SHOWN = 200
 """Plans with more actions are shown in part."""
 LONGEST_CYCLE_SHOWN = 12
-
-Step = tuple[str, int]
-"""The party's name, and the position in its program."""
 
 _HINTS = {
     "PL-1": "a channel has one write (gloo: send), and one read (recv) in each reader; gloo: in one order at both ends",
@@ -183,7 +177,11 @@ def _check_completeness(plan: Plan, book: _Book) -> Iterator[Fault]:
             yield _fault_near("PL-4", f"node {node.id} is never run", node.actor, _consumer(plan, book, node.outputs))
     yield from _duplicates(plan, book)
     for channel in plan.channels:
-        yield from _missing_ends(channel, book)
+        for reason, actor, step in _wrong_channel(channel, book):
+            yield _fault_near("PL-1", reason, actor, step or _producer(plan, book, channel.value))
+        if channel.depth < 1:
+            reason = f"the ring of channel {channel.id} has depth {channel.depth}, so nothing ever fits"
+            yield Fault("PL-2", *book.puts[channel.id], reason)
     read = {channel.value for channel in plan.channels if DRIVER in channel.readers}
     for value in plan.outputs:
         if value not in read:
@@ -211,23 +209,19 @@ def _duplicates(plan: Plan, book: _Book) -> Iterator[Fault]:
             seen.add(id_)
 
 
-def _missing_ends(channel: ChannelSpec, book: _Book) -> Iterator[Fault]:
+def _wrong_channel(channel: ChannelSpec, book: _Book) -> Iterator[tuple[str, str, Step | None]]:
+    """What is wrong, with which party, and the other end of the channel."""
     put = book.puts.get(channel.id)
     takes = [book.takes.get((channel.id, reader)) for reader in channel.readers]
     nearest = put or next((take for take in takes if take is not None), None)
     verbs = ("send", "recv") if channel.is_ordered else ("write", "read")
     if put is None:
-        reason = f"{channel.writer} has no {verbs[0]} of channel {channel.id}"
-        yield _fault_near("PL-1", reason, channel.writer, nearest)
+        yield f"{channel.writer} has no {verbs[0]} of channel {channel.id}", channel.writer, nearest
     for reader, take in zip(channel.readers, takes, strict=True):
         if take is None:
-            yield _fault_near("PL-1", f"{reader} has no {verbs[1]} of channel {channel.id}", reader, nearest)
+            yield f"{reader} has no {verbs[1]} of channel {channel.id}", reader, nearest
     if len(set(channel.readers) | {channel.writer}) <= len(channel.readers):
-        reason = f"the ends of channel {channel.id} are not different parties"
-        yield _fault_near("PL-1", reason, channel.writer, nearest)
-    if channel.depth < 1:
-        reason = f"the ring of channel {channel.id} has depth {channel.depth}, so nothing ever fits"
-        yield _fault_near("PL-2", reason, channel.writer, nearest)
+        yield f"the ends of channel {channel.id} are not different parties", channel.writer, nearest
 
 
 def _producer(plan: Plan, book: _Book, value: str) -> Step | None:
@@ -368,9 +362,9 @@ def _check_waits(plan: Plan, book: _Book) -> Iterator[Fault]:
     yield Fault("PL-2", *steps[0], reason)
 
 
-def _waits_of(plan: Plan, book: _Book) -> _Waits:
+def _waits_of(plan: Plan, book: _Book) -> Waits:
     """The waits of a plan with which nothing else is wrong."""
-    waits = _Waits()
+    waits = Waits()
     starts: dict[Step, int] = {}
     ends: dict[Step, int] = {}
     for actor, actions in plan.programs.items():
@@ -391,7 +385,7 @@ def _waits_of(plan: Plan, book: _Book) -> _Waits:
 
 
 def _add_channel(
-    waits: _Waits, book: _Book, channel: ChannelSpec, reader: str, starts: Mapping[Step, int], ends: Mapping[Step, int]
+    waits: Waits, book: _Book, channel: ChannelSpec, reader: str, starts: Mapping[Step, int], ends: Mapping[Step, int]
 ) -> None:
     """What the two ends of a channel wait for."""
     put, take = book.puts[channel.id], book.takes[channel.id, reader]
@@ -407,85 +401,3 @@ def _add_channel(
         waits.add(starts[take], ends[put])
     else:
         waits.add(starts[take], starts[put], channel.depth)
-
-
-@dataclass(slots=True)
-class _Waits:
-    """Who waits for whom.
-
-    Attributes:
-        steps: the step of each event; a send or receive on ``main`` has two, its start and its end.
-        aheads: for each event, by how many rounds it comes before the round of its execution.
-        edges: (a, b, lag): event b of round t waits for event a of round t - lag.
-    """
-
-    steps: list[Step] = field(default_factory=list)
-    aheads: list[int] = field(default_factory=list)
-    edges: list[tuple[int, int, int]] = field(default_factory=list)
-
-    def event(self, step: Step, ahead: int) -> int:
-        self.steps.append(step)
-        self.aheads.append(ahead)
-        return len(self.steps) - 1
-
-    def add(self, before: int, after: int, executions: int = 0) -> None:
-        """``after`` of execution e waits for ``before`` of execution e - ``executions``."""
-        self.edges.append((before, after, executions + self.aheads[before] - self.aheads[after]))
-
-    def find_cycle(self) -> list[int]:
-        """A cycle of lag 0 or less, or nothing: events of which each waits for the next, and the last for the first."""
-        heights, last = self._heights()
-        if last:
-            return _walk_back(next(iter(last)), last)
-        tight = [(a, b) for a, b, lag in self.edges if heights[a] + lag == heights[b]]
-        after: list[list[int]] = [[] for _ in self.steps]
-        num_before = [0] * len(self.steps)
-        for a, b in tight:
-            after[a].append(b)
-            num_before[b] += 1
-        ready = [event for event, number in enumerate(num_before) if not number]
-        for a in ready:
-            for b in after[a]:
-                num_before[b] -= 1
-                if not num_before[b]:
-                    ready.append(b)
-        before = {b: a for a, b in tight if num_before[a] and num_before[b]}
-        return _walk_back(next(iter(before)), before) if before else []
-
-    def _heights(self) -> tuple[list[int], dict[int, int]]:
-        """For each event a height, such that no edge climbs by more than its lag: in a cycle of lag 0, each just by it.
-        Where a cycle of negative lag makes that impossible: also, who waits for whom on the way into it.
-
-        Heights are lengths of shortest paths. No path without a cycle is shorter than all negative lags together.
-        """
-        heights = [0] * len(self.steps)
-        lowest = sum(lag for _, _, lag in self.edges if lag < 0)
-        if not lowest:
-            return heights, {}
-        after: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for a, b, lag in self.edges:
-            after[a].append((b, lag))
-        before: dict[int, int] = {}
-        queue = deque(dict.fromkeys(a for a, _, lag in self.edges if lag < 0))
-        queued = set(queue)
-        while queue:
-            a = queue.popleft()
-            queued.discard(a)
-            for b, lag in after[a]:
-                if heights[a] + lag < heights[b]:
-                    heights[b], before[b] = heights[a] + lag, a
-                    if heights[b] < lowest:
-                        return heights, {b: a, **before}
-                    if b not in queued:
-                        queued.add(b)
-                        queue.append(b)
-        return heights, {}
-
-
-def _walk_back(event: int, before: Mapping[int, int]) -> list[int]:
-    """The cycle into which the way back from an event leads."""
-    places: dict[int, int] = {}
-    while event not in places:
-        places[event] = len(places)
-        event = before[event]
-    return list(places)[places[event] :]

@@ -1,0 +1,177 @@
+"""A graph as a standalone SVG picture.
+
+Each actor has its colour, each box its actor's; colours repeat after eight actors, names do not. Values that go from
+one process to another are drawn as solid dark lines, those that stay in one as thin dashed ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from xml.sax.saxutils import escape
+
+from crossfade.graph.check import CheckedGraph
+from crossfade.graph.layout import Box, Edge, Layout, Picture, lay_out, picture_of, place
+from crossfade.types import DRIVER
+
+__all__ = ["COLOURS", "DRIVER_COLOUR", "colours_of", "to_svg"]
+
+MARGIN = 20.0
+LETTER_WIDTH = 7.4
+"""The widest that letters of ``FONT_SIZE`` are on average, in the fonts named below."""
+FONT_SIZE = 12
+FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
+BOX_HEIGHT = 30.0
+LAYER_HEIGHT = 78.0
+GAP = 22.0
+BEND_WIDTH = 8.0
+LEGEND_HEIGHT = 24.0
+MAX_LABEL_LETTERS = 40
+MAX_LEGEND_ACTORS = 24
+LEGEND_WIDTH = 640.0
+
+DRIVER_COLOUR = "#e4e6e9"
+COLOURS = ("#9fd0ee", "#f6cf86", "#8fd9bd", "#f2b3d4", "#f5ec95", "#f0ab86", "#b9bdf0", "#c9dca0")
+"""Light enough for black text, and told apart with any kind of colour vision by lightness as well as hue."""
+
+NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def colours_of(picture: Picture) -> dict[str, str]:
+    """The colour of each actor."""
+    others = [actor for actor in picture.actors if actor != DRIVER]
+    return {DRIVER: DRIVER_COLOUR} | {actor: COLOURS[index % len(COLOURS)] for index, actor in enumerate(others)}
+
+
+def to_svg(graph: CheckedGraph) -> str:
+    """The graph as an SVG document; the sizes in it are in pixels."""
+    picture = picture_of(graph)
+    layout = lay_out(picture)
+    labels = {box.id: _shorten(f"{box.id} {box.label}" if box.id != "out" else box.label) for box in picture.boxes}
+    widths = {name: len(label) * LETTER_WIDTH + 20 for name, label in labels.items()}
+    middle = place(layout, lambda name: widths.get(name, BEND_WIDTH), GAP)
+    colours = colours_of(picture)
+    legend = list(_legend(colours))
+    top = MARGIN * 2 + LEGEND_HEIGHT * (1 + max(row for row, _, _ in legend))
+    spots = _spots(layout, middle, top)
+    width = max(LEGEND_WIDTH, max(middle[name] + widths.get(name, BEND_WIDTH) / 2 for name in middle)) + 2 * MARGIN
+    height = top + (len(layout.layers) - 1) * LAYER_HEIGHT + BOX_HEIGHT + MARGIN
+    lines = [
+        *_head(width, height),
+        *(_legend_item(row, x, name, colours) for row, x, name in legend),
+        *(_edge(edge, [spots[name] for name in layout.paths[edge.source, edge.target]]) for edge in picture.edges),
+        *(_box(box, labels[box.id], spots[box.id], widths[box.id], colours[box.actor]) for box in picture.boxes),
+        *(text for edge in picture.edges if (text := _edge_label(edge, layout, spots))),
+    ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _spots(layout: Layout, middle: Mapping[str, float], top: float) -> dict[str, tuple[float, float]]:
+    """The middle of each place, in x and y."""
+    return {
+        name: (middle[name] + MARGIN, top + index * LAYER_HEIGHT + BOX_HEIGHT / 2)
+        for index, layer in enumerate(layout.layers)
+        for name in layer
+    }
+
+
+def _head(width: float, height: float) -> Iterator[str]:
+    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    yield '<?xml version="1.0" encoding="UTF-8"?>'
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" font-size="{FONT_SIZE}">'
+    yield "<title>compiled graph</title>"
+    yield "<defs>"
+    for kind, colour in (("far", "#222222"), ("near", "#8a9099")):
+        yield (
+            f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+            f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="{colour}"/></marker>'
+        )
+    yield "</defs>"
+    yield f'<rect width="{width:.0f}" height="{height:.0f}" fill="#ffffff"/>'
+
+
+def _legend(colours: Mapping[str, str]) -> Iterator[tuple[int, float, str]]:
+    """Row, left edge and name of each item: the two kinds of line, then the actors."""
+    names = list(colours)
+    shown = names[: MAX_LEGEND_ACTORS + 1]
+    more = [f"and {len(names) - len(shown)} more actors"] if len(names) > len(shown) else []
+    row, x = 0, MARGIN
+    for name in ["between processes", "within one process", *shown, *more]:
+        width = len(_shorten(name)) * LETTER_WIDTH + 46
+        if x > MARGIN and x + width > LEGEND_WIDTH + MARGIN:
+            row, x = row + 1, MARGIN
+        yield row, x, name
+        x += width
+
+
+def _legend_item(row: int, x: float, name: str, colours: Mapping[str, str]) -> str:
+    y = MARGIN + row * LEGEND_HEIGHT
+    text = _text(x + 30, y + 4, _shorten(name), 'fill="#333333"')
+    if name in colours:
+        return f'<rect x="{x:.1f}" y="{y - 7:.1f}" width="24" height="14" rx="4" fill="{colours[name]}"/>{text}'
+    look = _look(is_local=name == "within one process")
+    return f'<path d="M{x:.1f},{y:.1f} h24" {look}/>{text}'
+
+
+def _box(box: Box, label: str, spot: tuple[float, float], width: float, colour: str) -> str:
+    x, y = spot
+    kind = "call" if box.id.startswith("n") else "input" if box.id.startswith("i") else "output"
+    radius = 5 if kind == "call" else BOX_HEIGHT / 2
+    place = f'x="{x - width / 2:.1f}" y="{y - BOX_HEIGHT / 2:.1f}" width="{width:.1f}" height="{BOX_HEIGHT:.0f}"'
+    text = _text(x, y + 4, label, 'fill="#000000" text-anchor="middle"')
+    tip = _clean(f"{box.label} on {box.actor}: {box.detail}")
+    return (
+        f'<g class="{kind}" id="{box.id}"><title>{tip}</title>'
+        f'<rect {place} rx="{radius:.0f}" fill="{colour}" stroke="#444444" stroke-width="0.8"/>'
+        f"{text}</g>"
+    )
+
+
+def _edge(edge: Edge, spots: Sequence[tuple[float, float]]) -> str:
+    """From the lower edge of a box to the upper edge of another; straight through bends, curved in between."""
+    x, y = spots[0]
+    parts = [f"M{x:.1f},{y + BOX_HEIGHT / 2:.1f}"]
+    y += BOX_HEIGHT / 2
+    for index, (next_x, next_y) in enumerate(spots[1:], start=1):
+        entry = next_y - BOX_HEIGHT / 2
+        half = (entry - y) / 2
+        parts.append(f"C{x:.1f},{y + half:.1f} {next_x:.1f},{entry - half:.1f} {next_x:.1f},{entry:.1f}")
+        x, y = next_x, entry
+        if index < len(spots) - 1:
+            y = next_y + BOX_HEIGHT / 2
+            parts.append(f"L{x:.1f},{y:.1f}")
+    kind = "local" if edge.is_local else "remote"
+    arrow = "near" if edge.is_local else "far"
+    return (
+        f'<path class="{kind}" data-from="{edge.source}" data-to="{edge.target}" d="{" ".join(parts)}" '
+        f'{_look(is_local=edge.is_local)} marker-end="url(#{arrow})"/>'
+    )
+
+
+def _look(*, is_local: bool) -> str:
+    if is_local:
+        return 'fill="none" stroke="#8a9099" stroke-width="1.1" stroke-dasharray="5 3"'
+    return 'fill="none" stroke="#222222" stroke-width="1.5"'
+
+
+def _edge_label(edge: Edge, layout: Layout, spots: Mapping[str, tuple[float, float]]) -> str:
+    """Written beside the end of the edge, near the box that uses the value."""
+    if not edge.label:
+        return ""
+    before, (x, y) = layout.paths[edge.source, edge.target][-2], spots[edge.target]
+    x += (spots[before][0] - x) * 0.18
+    halo = 'fill="#333333" font-size="10" paint-order="stroke" stroke="#ffffff" stroke-width="3" text-anchor="middle"'
+    return _text(x, y - BOX_HEIGHT / 2 - 12, _shorten(edge.label), halo)
+
+
+def _text(x: float, y: float, text: str, look: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{_clean(text)}</text>'
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_LABEL_LETTERS else f"{text[: MAX_LABEL_LETTERS - 1]}…"
+
+
+def _clean(text: str) -> str:
+    """Text for XML: escaped, and without what XML cannot hold."""
+    return escape(NOT_IN_XML.sub("\ufffd", text), {'"': "&quot;"})

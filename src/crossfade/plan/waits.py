@@ -1,0 +1,102 @@
+"""Who waits for whom in a plan's rounds, and where that goes round in a circle (PL-2).
+
+What a step waits for happens once and stays true, so all interleavings stop at the same place or none does. One stops
+for ever exactly when a chain of waits leads from an event to itself in the same round or in a later one (a later one is
+as bad: the party's own order, lag 1 a turn, leads back to the same round). That is a cycle of total lag 0 or less. No
+lag is negative but for receives that run ahead on ``main``, or further than their ring is deep; without those, such a
+cycle has only edges of lag 0, and one topological sort finds it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Step", "Waits"]
+
+Step = tuple[str, int]
+"""The party's name, and the position in its program."""
+
+
+@dataclass(slots=True)
+class Waits:
+    """Who waits for whom.
+
+    Attributes:
+        steps: the step of each event; a send or receive on ``main`` has two, its start and its end.
+        aheads: for each event, by how many rounds it comes before the round of its execution.
+        edges: (a, b, lag): event b of round t waits for event a of round t - lag.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    aheads: list[int] = field(default_factory=list)
+    edges: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def event(self, step: Step, ahead: int) -> int:
+        """Adds an event; gives its number."""
+        self.steps.append(step)
+        self.aheads.append(ahead)
+        return len(self.steps) - 1
+
+    def add(self, before: int, after: int, executions: int = 0) -> None:
+        """``after`` of execution e waits for ``before`` of execution e - ``executions``."""
+        self.edges.append((before, after, executions + self.aheads[before] - self.aheads[after]))
+
+    def find_cycle(self) -> list[int]:
+        """A cycle of lag 0 or less, or nothing: events of which each waits for the next, and the last for the first."""
+        heights, last = self._heights()
+        if last:
+            return _walk_back(next(iter(last)), last)
+        tight = [(a, b) for a, b, lag in self.edges if heights[a] + lag == heights[b]]
+        after: list[list[int]] = [[] for _ in self.steps]
+        num_before = [0] * len(self.steps)
+        for a, b in tight:
+            after[a].append(b)
+            num_before[b] += 1
+        ready = [event for event, number in enumerate(num_before) if not number]
+        for a in ready:
+            for b in after[a]:
+                num_before[b] -= 1
+                if not num_before[b]:
+                    ready.append(b)
+        before = {b: a for a, b in tight if num_before[a] and num_before[b]}
+        return _walk_back(next(iter(before)), before) if before else []
+
+    def _heights(self) -> tuple[list[int], dict[int, int]]:
+        """For each event a height, such that no edge climbs by more than its lag: in a cycle of lag 0, each just by it.
+        Where a cycle of negative lag makes that impossible: also, who waits for whom on the way into it.
+
+        Heights are lengths of shortest paths. No path without a cycle is shorter than all negative lags together.
+        """
+        heights = [0] * len(self.steps)
+        lowest = sum(lag for _, _, lag in self.edges if lag < 0)
+        if not lowest:
+            return heights, {}
+        after: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for a, b, lag in self.edges:
+            after[a].append((b, lag))
+        before: dict[int, int] = {}
+        queue = deque(dict.fromkeys(a for a, _, lag in self.edges if lag < 0))
+        queued = set(queue)
+        while queue:
+            a = queue.popleft()
+            queued.discard(a)
+            for b, lag in after[a]:
+                if heights[a] + lag < heights[b]:
+                    heights[b], before[b] = heights[a] + lag, a
+                    if heights[b] < lowest:
+                        return heights, {b: a, **before}
+                    if b not in queued:
+                        queued.add(b)
+                        queue.append(b)
+        return heights, {}
+
+
+def _walk_back(event: int, before: Mapping[int, int]) -> list[int]:
+    """The cycle into which the way back from an event leads."""
+    places: dict[int, int] = {}
+    while event not in places:
+        places[event] = len(places)
+        event = before[event]
+    return list(places)[places[event] :]

@@ -1,0 +1,413 @@
+"""What is particular to actors that are processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import crossfade
+
+
+@crossfade.remote
+class Actor:
+    """Does what tests need."""
+
+    def __init__(self, greeting: str = "hello") -> None:
+        self._greeting = greeting
+        self._thread = threading.get_ident()
+
+    def greet(self, name: str) -> str:
+        return f"{self._greeting} {name}"
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def add(self, a: Any, b: Any = 0) -> Any:
+        return a + b
+
+    @crossfade.method(num_returns=2)
+    def halves(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
+        middle = len(values) // 2
+        return values[:middle], values[middle:]
+
+    def fail(self, value: Any) -> Any:
+        raise FileNotFoundError(2, "no such thing", str(value))
+
+    def generator(self, value: Any) -> Any:
+        return (item for item in (value,))
+
+    def on_constructor_thread(self, _: Any) -> bool:
+        return threading.get_ident() == self._thread and threading.current_thread() is threading.main_thread()
+
+    def wait_for(self, path: str) -> str:
+        """Returns once somebody opens the other end of a named pipe."""
+        with open(path) as pipe:
+            return pipe.read()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class BadConstructor:
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise LookupError("nothing here")
+
+    def work(self, value: Any) -> Any:
+        return value
+
+
+@pytest.fixture(params=["local", "inline"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A session on each engine in turn."""
+    crossfade.init(engine=request.param)
+    yield request.param
+    crossfade.shutdown()
+
+
+@pytest.fixture
+def local() -> Iterator[None]:
+    """A session on the local engine."""
+    crossfade.init()
+    yield
+    crossfade.shutdown()
+
+
+def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
+    with crossfade.InputNode() as inp:
+        return getattr(actor, method).bind(inp).compile(**options)
+
+
+def test_ordinary_calls(engine: str) -> None:
+    actor = Actor.remote("good day")
+    assert crossfade.get(actor.greet.remote("you")) == "good day you"
+    assert crossfade.get(actor.halves.remote([1, 2, 3])) == [[1], [2, 3]]
+    assert crossfade.get(actor.add.remote(actor.add.remote(1, 2), b=4)) == 7
+    ref = actor.fail.remote(1)
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError) as caught:
+            ref.get()
+        assert isinstance(caught.value, crossfade.TaskError)
+        assert caught.value.errno == 2
+
+
+def test_methods_run_on_the_main_thread(local: None) -> None:
+    actor = Actor.remote()
+    with _graph(actor, "on_constructor_thread") as graph:
+        assert graph.execute(0).get() is True
+    assert actor.on_constructor_thread.remote(0).get() is True
+
+
+def test_refs_in_any_order_and_more_than_once(engine: str) -> None:
+    with _graph(Actor.remote(), "echo", max_inflight=5) as graph:
+        refs = [graph.execute(number) for number in range(5)]
+        assert [ref.get() for ref in reversed(refs)] == [4, 3, 2, 1, 0]
+        assert crossfade.get(refs) == [0, 1, 2, 3, 4]
+    assert crossfade.get(refs) == [0, 1, 2, 3, 4]  # what was got outlives the graph
+
+
+def test_capacity(engine: str) -> None:
+    with _graph(Actor.remote(), "echo", max_inflight=2) as graph:
+        refs = [graph.execute(0), graph.execute(1)]
+        with pytest.raises(crossfade.CapacityExceeded, match="max_inflight is 2"):
+            graph.execute(2)
+        assert refs[0].get() == 0
+        assert graph.execute(3).get() == 3
+        for number in range(20):
+            graph.execute(number)  # dropped: makes room by itself
+        assert graph.execute("end").get() == "end"
+
+
+def test_a_get_that_timed_out_may_be_repeated(local: None, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with _graph(Actor.remote(), "wait_for") as graph:
+        ref = graph.execute(str(pipe))
+        for _ in range(2):
+            with pytest.raises(crossfade.GetTimeoutError):
+                ref.get(timeout=0.05)
+        pipe.write_text("done")
+        assert ref.get(timeout=30) == "done"
+
+
+def test_submit_timeout(local: None, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with _graph(Actor.remote(), "wait_for", max_inflight=1, submit_timeout=0.05) as graph:
+        graph.execute(str(pipe))
+        with pytest.raises(crossfade.ChannelTimeout, match=r"0\.05 s"):
+            graph.execute(str(pipe))
+        pipe.write_text("done")
+
+
+def test_an_exception_reaches_what_depends_on_it_and_the_graph_goes_on(engine: str) -> None:
+    a, b = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        bad = b.echo.bind(a.fail.bind(inp))
+        good = b.add.bind(inp, b=[inp])
+        dag = crossfade.MultiOutputNode([bad, good, a.echo.bind(inp)])
+    with dag.compile() as graph:
+        for _ in range(3):
+            refs = graph.execute([1])
+            with pytest.raises(FileNotFoundError) as caught:
+                refs[0].get()
+            assert isinstance(caught.value, crossfade.TaskError)
+            assert "in fail" in caught.value.remote_traceback
+            assert "fail" in caught.value.node
+            assert crossfade.get(refs[1:]) == [[1, [1]], [1]]
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_its_node(engine: str) -> None:
+    a, b = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        dag = b.echo.bind(a.generator.bind(inp))
+    with dag.compile() as graph:
+        with pytest.raises(TypeError, match="generator"):
+            graph.execute(1).get()
+        with pytest.raises(TypeError, match="generator"):
+            graph.execute(2).get()
+
+
+def test_an_argument_that_cannot_be_pickled_is_refused(engine: str) -> None:
+    actor = Actor.remote()
+    with crossfade.InputNode() as inp:
+        dag = actor.add.bind(inp.a, b=inp.b)
+    with dag.compile() as graph:
+        for bad in ({"a": (i for i in ()), "b": 1}, {"a": 1, "b": (i for i in ())}):
+            with pytest.raises(TypeError, match="generator"):
+                graph.execute(**bad)
+            assert graph.execute(a=1, b=2).get() == 3
+
+
+def test_arrays_arrive_as_read_only_views_and_may_be_kept(local: None) -> None:
+    with _graph(Actor.remote(), "echo", max_inflight=2) as graph:
+        kept = [graph.execute(np.full(100_000, number)).get() for number in range(12)]
+        for number, array in enumerate(kept):
+            assert not array.flags.writeable
+            assert (array == number).all()
+
+
+def test_tensors(local: None) -> None:
+    torch = pytest.importorskip("torch", reason="tensors need torch")
+    tensors = [torch.randn(300, 400), torch.randn(5, dtype=torch.bfloat16), torch.empty(0, 3), torch.tensor(7)]
+    tensors += [torch.randn(40, 50).t(), torch.randn(3, requires_grad=True), torch.randn(2000, 100) > 0]
+    with _graph(Actor.remote(), "echo") as graph:
+        for tensor in tensors:
+            got = graph.execute({"tensor": tensor}).get()["tensor"]
+            assert got.dtype == tensor.dtype
+            assert got.requires_grad == tensor.requires_grad
+            assert torch.equal(got, tensor)
+
+
+def test_several_graphs_share_actors_and_one_graph_compiles_again(engine: str) -> None:
+    a, b = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        there = b.add.bind(a.echo.bind(inp), b=1)
+    with crossfade.InputNode() as inp:
+        back = a.add.bind(b.echo.bind(inp), b=2)
+    graphs = [there.compile(), back.compile(), there.compile(max_inflight=1)]
+    for number in range(20):
+        refs = [graph.execute(number) for graph in graphs]
+        assert crossfade.get(refs) == [number + 1, number + 2, number + 1]
+        assert a.echo.remote(number).get() == number
+    for graph in graphs:
+        graph.teardown()
+        graph.teardown()
+    assert there.compile().execute(1).get() == 2
+
+
+def test_a_graph_without_input(engine: str) -> None:
+    a, b = Actor.remote(), Actor.remote()
+    with b.add.bind(a.add.bind(1, 2), b=3).compile() as graph:
+        assert [graph.execute().get() for _ in range(3)] == [6, 6, 6]
+        with pytest.raises(TypeError, match="no arguments"):
+            graph.execute(1)
+
+
+def test_constructor_error(engine: str) -> None:
+    actor = crossfade.remote(BadConstructor).remote()
+    with pytest.raises(crossfade.ActorStartError, match="nothing here"):
+        _graph(actor, "work")
+    with pytest.raises(crossfade.ActorStartError, match="nothing here"):
+        crossfade.get(actor.work.remote(1))
+
+
+def test_a_dead_actor_is_named(local: None) -> None:
+    a, b = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        dag = b.echo.bind(a.echo.bind(inp))
+    graph = dag.compile()
+    pid = a.pid.remote().get()
+    assert graph.execute(1).get() == 1
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(crossfade.ActorDiedError, match=r"Actor\d+ is dead: it was killed by SIGKILL"):
+        for _ in range(100):
+            graph.execute(2).get(timeout=5)
+    graph.teardown()
+    assert b.echo.remote("alive").get() == "alive"
+    crossfade.kill(b)
+    with pytest.raises(crossfade.ActorDiedError, match="SIGKILL"):
+        b.echo.remote(1).get()
+
+
+def test_executing_after_teardown_and_shutdown(engine: str) -> None:
+    actor = Actor.remote()
+    graph = _graph(actor, "echo")
+    pending = graph.execute(1)
+    graph.teardown()
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        graph.execute(1)
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        pending.get()
+    crossfade.shutdown()
+    with pytest.raises(crossfade.SessionError, match="session that is over"):
+        actor.echo.remote(1)
+
+
+def test_graphs_from_several_threads(local: None) -> None:
+    actor = Actor.remote()
+    failures: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            with _graph(actor, "echo") as graph:
+                for number in range(200):
+                    assert graph.execute(number).get(timeout=60) == number
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_one_graph_from_several_threads(local: None) -> None:
+    with _graph(Actor.remote(), "echo", max_inflight=8) as graph:
+        failures: list[BaseException] = []
+
+        def use(base: int) -> None:
+            try:
+                for number in range(base, base + 200):
+                    assert graph.execute(number).get(timeout=60) == number
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=use, args=(1000 * index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+SCRIPT = """
+import crossfade
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+@crossfade.remote
+class Mover:
+    def move(self, point):
+        return Point(point.x + 1)
+
+first, second = Mover.remote(), Mover.remote()
+with crossfade.InputNode() as inp:
+    dag = second.move.bind(first.move.bind(inp))
+graph = dag.compile()
+result = graph.execute(Point(40)).get()
+assert type(result) is Point, type(result)
+print("answer", result.x)
+"""
+
+
+@pytest.mark.parametrize("form", ["file", "-c", "stdin"])
+def test_scripts_without_a_main_guard(form: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    command = {"file": [str(file)], "-c": ["-c", SCRIPT], "stdin": ["-"]}[form]
+    done = subprocess.run(
+        [sys.executable, *command], input=SCRIPT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "answer 42\n", done.stderr
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_actors_die_with_a_killed_driver(tmp_path: Path) -> None:
+    code = (
+        "import crossfade, sys\n@crossfade.remote\nclass A:\n    def pid(self, _):\n        import os; return os.getpid()\n"
+        "    def spin(self, _):\n        while True: pass\n"
+        "a, b = A.remote(), A.remote()\nprint(a.pid.remote(0).get(), b.pid.remote(0).get(), flush=True)\n"
+        "b.spin.remote(0).get()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+        assert driver.stdout is not None
+        pids = [int(word) for word in driver.stdout.readline().split()]
+        watches = [os.pidfd_open(pid) for pid in pids]
+        driver.kill()
+        driver.wait()
+        start = time.monotonic()
+        for watch in watches:
+            import select
+
+            poller = select.poll()
+            poller.register(watch, select.POLLIN)
+            assert poller.poll(5000), "an actor outlives its driver"
+            os.close(watch)
+        assert time.monotonic() - start < 1.0
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_the_timeline_has_every_action(engine: str) -> None:
+    a, b = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        dag = b.add.bind(a.echo.bind(inp), b=1)
+    with dag.compile(record=True) as graph:
+        for number in range(5):
+            assert graph.execute(number).get() == number + 1
+        timeline = graph.timeline()
+    assert graph.timeline() == timeline  # also after teardown
+    done = {(span.actor, span.label, span.execution) for span in timeline.spans if span.kind != "wait"}
+    for party, actions in graph.plan.programs.items():
+        for action in actions:
+            if party != "driver" or action.verb != "free":
+                for execution in range(5):
+                    assert (party, str(action), execution) in done
+    with _graph(a, "echo") as silent, pytest.raises(crossfade.GraphError, match="record=True"):
+        silent.timeline()
+
+
+def test_statistics(engine: str) -> None:
+    actor = Actor.remote()
+    with _graph(actor, "echo") as graph:
+        refs = [graph.execute(number) for number in range(3)]
+        crossfade.get(refs)
+        statistics = graph.statistics()
+    assert (statistics.num_submitted, statistics.num_finished, statistics.num_inflight) == (3, 3, 0)
+    (name,) = set(statistics.actors) - {"driver"}
+    assert statistics.actors[name].num_rounds == 3
+    assert statistics.actors["driver"].channels["write i0"]["num_values"] == 3

@@ -1,0 +1,184 @@
+"""Random graphs: drawn by hypothesis as data, built on the actors of any engine, run, and reduced to comparable results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+import crossfade
+from crossfade.api import session as sessions
+from tests.helpers.workers import Worker, digest
+
+NUM_ACTORS = 3
+_SIZES = (0, 8, 200, 1500, 40_000)
+_LARGE_SIZES = (1_000_000, 8_000_000)
+_KINDS = ("int", "bytes", "array", "nested")
+_METHODS = ("work", "work", "work", "split", "fail_sometimes")
+_keys = itertools.count()
+
+
+@dataclass(frozen=True)
+class NodeDraw:
+    """One node.
+
+    Attributes:
+        actor: on which of the actors.
+        method, kind, size_bytes: what it does.
+        sources: which of the values that exist so far it takes: (index, how: positional, keyword, in a list, in a dict).
+    """
+
+    actor: int
+    method: str
+    kind: str
+    size_bytes: int
+    sources: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class GraphDraw:
+    """A graph, how it is compiled, and how it is executed.
+
+    Attributes:
+        nodes: in order.
+        parts: whether the input is taken by parts (``inp[0]``, ``inp.x``) or whole.
+        depth: max_inflight.
+        overlap: as in compile.
+        transport: asked of every node.
+        num_executions: how often it runs.
+        dropped: which executions' references are dropped at once.
+        newest_first: whether results are got in reverse.
+    """
+
+    nodes: tuple[NodeDraw, ...]
+    parts: bool
+    depth: int
+    overlap: bool
+    transport: str
+    num_executions: int
+    dropped: frozenset[int]
+    newest_first: bool
+
+
+@st.composite
+def graph_draws(draw: st.DrawFn, *, transports: Sequence[str] = ("auto",), with_large: bool = True) -> GraphDraw:
+    """Draws a graph."""
+    num_values = 2  # inp[0] and inp.x, or the input twice
+    nodes = []
+    sizes = _SIZES * 6 + _LARGE_SIZES if with_large else _SIZES
+    for _ in range(draw(st.integers(1, 8))):
+        method = draw(st.sampled_from(_METHODS))
+        how = st.sampled_from(("positional", "keyword", "list", "dict"))
+        sources = draw(st.lists(st.tuples(st.integers(0, num_values - 1), how), max_size=3))
+        nodes.append(
+            NodeDraw(draw(st.integers(0, NUM_ACTORS - 1)), method, draw(st.sampled_from(_KINDS)), draw(st.sampled_from(sizes)), tuple(sources))
+        )
+        num_values += 2 if method == "split" else 1
+    num_executions = draw(st.integers(1, 5))
+    return GraphDraw(
+        nodes=tuple(nodes),
+        parts=draw(st.booleans()),
+        depth=draw(st.integers(1, 8)),
+        overlap=draw(st.booleans()),
+        transport=draw(st.sampled_from(transports)),
+        num_executions=num_executions,
+        dropped=frozenset(draw(st.lists(st.integers(0, num_executions - 1), max_size=2))),
+        newest_first=draw(st.booleans()),
+    )
+
+
+@contextmanager
+def session_of(session: sessions.Session) -> Iterator[None]:
+    """Makes another session the program's for a while."""
+    before, sessions._Holder.session = sessions._Holder.session, session
+    try:
+        yield
+    finally:
+        sessions._Holder.session = before
+
+
+class Bench:
+    """A session with actors, on one engine."""
+
+    def __init__(self, engine: str) -> None:
+        self.session = sessions.Session(sessions._make_engine(engine, 60.0))
+        with session_of(self.session):
+            self.actors = [crossfade.remote(Worker).remote() for _ in range(NUM_ACTORS)]
+
+    def run(self, draws: Sequence[GraphDraw], key: str) -> list[list[Any]]:
+        """Runs several graphs at once on the same actors: for each graph, the outcome of each execution."""
+        with session_of(self.session):
+            graphs = [self._compile(draw, f"{key}/{index}") for index, draw in enumerate(draws)]
+            try:
+                return _execute_all(graphs, draws)
+            finally:
+                for graph in graphs:
+                    graph.teardown()
+
+    def _compile(self, draw: GraphDraw, key: str) -> crossfade.CompiledGraph:
+        with crossfade.InputNode() as inp:
+            values: list[Any] = [inp[0], inp.x] if draw.parts else [inp, inp]
+        used: set[int] = set()
+        for index, node in enumerate(draw.nodes):
+            sources = [(values[at], how) for at, how in node.sources]
+            if index < 2:  # both parts of the input must be used by somebody
+                sources.append((values[index], "positional"))
+            if index == len(draw.nodes) - 1 == 0:
+                sources.append((values[1], "positional"))
+            used.update(id(value) for value, _ in sources)
+            values += self._bind(node, key, sources, draw.transport)
+        leaves = [value for value in values[2:] if id(value) not in used]
+        return crossfade.MultiOutputNode(leaves).compile(max_inflight=draw.depth, overlap=draw.overlap)
+
+    def _bind(self, node: NodeDraw, key: str, sources: Sequence[tuple[Any, str]], transport: str) -> list[Any]:
+        args = [value for value, how in sources if how == "positional"]
+        nested: dict[str, Any] = {}
+        for index, (value, how) in enumerate(sources):
+            if how == "keyword":
+                nested[f"k{index}"] = value
+            elif how != "positional":
+                nested[f"n{index}"] = [1, (value,)] if how == "list" else {"deep": [value], "constant": 2}
+        method = getattr(self.actors[node.actor], node.method)
+        bound = method.bind(key, node.kind, node.size_bytes, *args, **nested)
+        outputs = list(bound) if isinstance(bound, tuple) else [bound]
+        return [output.with_tensor_transport(transport) for output in outputs]
+
+
+def _execute_all(graphs: Sequence[crossfade.CompiledGraph], draws: Sequence[GraphDraw]) -> list[list[Any]]:
+    """Executions of all graphs in turn; results are got when a graph is full, and at the end."""
+    outcomes: list[dict[int, Any]] = [{} for _ in graphs]
+    held: list[dict[int, Any]] = [{} for _ in graphs]
+    for number in range(max(draw.num_executions for draw in draws)):
+        for graph, draw, refs, done in zip(graphs, draws, held, outcomes, strict=True):
+            if number >= draw.num_executions:
+                continue
+            if len(refs) == draw.depth:
+                _collect(refs, done, newest_first=draw.newest_first)
+            made = graph.execute(number, x=[number, "x"]) if draw.parts else graph.execute({"number": number})
+            if number not in draw.dropped:
+                refs[number] = made
+            del made
+    for refs, draw, done in zip(held, draws, outcomes, strict=True):
+        _collect(refs, done, newest_first=draw.newest_first)
+    return [[done.get(number) for number in range(draw.num_executions)] for done, draw in zip(outcomes, draws, strict=True)]
+
+
+def _collect(refs: dict[int, Any], done: dict[int, Any], *, newest_first: bool) -> None:
+    for number in sorted(refs, reverse=newest_first):
+        done[number] = [_outcome(ref) for ref in refs.pop(number)]
+
+
+def _outcome(ref: crossfade.CompiledRef) -> Any:
+    try:
+        return digest(ref.get(timeout=60))
+    except crossfade.TaskError as error:
+        return type(error).__name__, repr(error.cause)
+
+
+def new_key() -> str:
+    """A key that no other run of this process has."""
+    return f"run{next(_keys)}"
