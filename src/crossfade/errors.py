@@ -220,7 +220,9 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
         error.args = cause.args
         error.hint = None
         error.message = message
-    except Exception:  # a final class, a conflicting layout or a __new__ of its own: the plain kind still carries `cause`
+    except (
+        Exception
+    ):  # a final class, a conflicting layout or a __new__ of its own: the plain kind still carries `cause`
         return _plain_task_error(message)
     return error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["DRIVER", "Transport", "TensorSpec"]
+__all__ = ["DRIVER", "TensorSpec", "Transport"]
 
 DRIVER = "driver"
 """The name of the driving process in plans; no actor may have it."""

@@ -34,10 +34,13 @@ def open_shm_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequen
     try:
         yield writer, readers
     finally:
-        for end in (writer, *readers):
-            end.close()
-        for thing in (board_memory, heap, *bells):
-            thing.close()
+        writer.close()
+        for reader in readers:
+            reader.close()
+        for memory in (board_memory, heap):
+            memory.close()
+        for bell in bells:
+            bell.close()
 
 
 @contextmanager

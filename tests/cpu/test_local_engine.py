@@ -18,8 +18,7 @@ import pytest
 import crossfade
 
 
-@crossfade.remote
-class Actor:
+class Doer:
     """Does what tests need."""
 
     def __init__(self, greeting: str = "hello") -> None:
@@ -58,6 +57,9 @@ class Actor:
         return os.getpid()
 
 
+Actor = crossfade.remote(Doer)
+
+
 class BadConstructor:
     """Cannot be made."""
 
@@ -86,7 +88,8 @@ def local() -> Iterator[None]:
 
 def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
     with crossfade.InputNode() as inp:
-        return getattr(actor, method).bind(inp).compile(**options)
+        graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)
+    return graph
 
 
 def test_ordinary_calls(engine: str) -> None:
@@ -184,7 +187,7 @@ def test_an_argument_that_cannot_be_pickled_is_refused(engine: str) -> None:
     with crossfade.InputNode() as inp:
         dag = actor.add.bind(inp.a, b=inp.b)
     with dag.compile() as graph:
-        for bad in ({"a": (i for i in ()), "b": 1}, {"a": 1, "b": (i for i in ())}):
+        for bad in ({"a": (n for n in range(0)), "b": 1}, {"a": 1, "b": (n for n in range(0))}):
             with pytest.raises(TypeError, match="generator"):
                 graph.execute(**bad)
             assert graph.execute(a=1, b=2).get() == 3
@@ -243,6 +246,11 @@ def test_constructor_error(engine: str) -> None:
         crossfade.get(actor.work.remote(1))
 
 
+def _use_until_it_fails(graph: crossfade.CompiledGraph) -> None:
+    for _ in range(100):
+        graph.execute(2).get(timeout=5)
+
+
 def test_a_dead_actor_is_named(local: None) -> None:
     a, b = Actor.remote(), Actor.remote()
     with crossfade.InputNode() as inp:
@@ -251,9 +259,8 @@ def test_a_dead_actor_is_named(local: None) -> None:
     pid = a.pid.remote().get()
     assert graph.execute(1).get() == 1
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(crossfade.ActorDiedError, match=r"Actor\d+ is dead: it was killed by SIGKILL"):
-        for _ in range(100):
-            graph.execute(2).get(timeout=5)
+    with pytest.raises(crossfade.ActorDiedError, match=r"Doer\d+ is dead: it was killed by SIGKILL"):
+        _use_until_it_fails(graph)
     graph.teardown()
     assert b.echo.remote("alive").get() == "alive"
     crossfade.kill(b)
@@ -343,7 +350,13 @@ def test_scripts_without_a_main_guard(form: str, tmp_path: Path) -> None:
     file.write_text(SCRIPT)
     command = {"file": [str(file)], "-c": ["-c", SCRIPT], "stdin": ["-"]}[form]
     done = subprocess.run(
-        [sys.executable, *command], input=SCRIPT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *command],
+        input=SCRIPT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout == "answer 42\n", done.stderr
 
@@ -358,7 +371,8 @@ def _alive(pid: int) -> bool:
 
 def test_actors_die_with_a_killed_driver(tmp_path: Path) -> None:
     code = (
-        "import crossfade, sys\n@crossfade.remote\nclass A:\n    def pid(self, _):\n        import os; return os.getpid()\n"
+        "import crossfade, sys\n@crossfade.remote\nclass A:\n"
+        "    def pid(self, _):\n        import os; return os.getpid()\n"
         "    def spin(self, _):\n        while True: pass\n"
         "a, b = A.remote(), A.remote()\nprint(a.pid.remote(0).get(), b.pid.remote(0).get(), flush=True)\n"
         "b.spin.remote(0).get()\n"

@@ -33,6 +33,8 @@ def test_pl4_random_graphs_agree_with_the_inline_engine(benches: tuple[Bench, Be
 
 @pytest.mark.timeout(600)
 @given(draw=graph_draws(transports=("gloo",), with_large=False))
-def test_pl4_random_graphs_over_gloo_agree_with_the_inline_engine(benches: tuple[Bench, Bench], draw: GraphDraw) -> None:
+def test_pl4_random_graphs_over_gloo_agree_with_the_inline_engine(
+    benches: tuple[Bench, Bench], draw: GraphDraw
+) -> None:
     pytest.importorskip("torch", reason="gloo needs torch")
     _agree(benches, [draw])

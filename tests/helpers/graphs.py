@@ -75,7 +75,13 @@ def graph_draws(draw: st.DrawFn, *, transports: Sequence[str] = ("auto",), with_
         how = st.sampled_from(("positional", "keyword", "list", "dict"))
         sources = draw(st.lists(st.tuples(st.integers(0, num_values - 1), how), max_size=3))
         nodes.append(
-            NodeDraw(draw(st.integers(0, NUM_ACTORS - 1)), method, draw(st.sampled_from(_KINDS)), draw(st.sampled_from(sizes)), tuple(sources))
+            NodeDraw(
+                draw(st.integers(0, NUM_ACTORS - 1)),
+                method,
+                draw(st.sampled_from(_KINDS)),
+                draw(st.sampled_from(sizes)),
+                tuple(sources),
+            )
         )
         num_values += 2 if method == "split" else 1
     num_executions = draw(st.integers(1, 5))
@@ -132,7 +138,10 @@ class Bench:
             used.update(id(value) for value, _ in sources)
             values += self._bind(node, key, sources, draw.transport)
         leaves = [value for value in values[2:] if id(value) not in used]
-        return crossfade.MultiOutputNode(leaves).compile(max_inflight=draw.depth, overlap=draw.overlap)
+        graph: crossfade.CompiledGraph = crossfade.MultiOutputNode(leaves).compile(
+            max_inflight=draw.depth, overlap=draw.overlap
+        )
+        return graph
 
     def _bind(self, node: NodeDraw, key: str, sources: Sequence[tuple[Any, str]], transport: str) -> list[Any]:
         args = [value for value, how in sources if how == "positional"]
@@ -164,7 +173,9 @@ def _execute_all(graphs: Sequence[crossfade.CompiledGraph], draws: Sequence[Grap
             del made
     for refs, draw, done in zip(held, draws, outcomes, strict=True):
         _collect(refs, done, newest_first=draw.newest_first)
-    return [[done.get(number) for number in range(draw.num_executions)] for done, draw in zip(outcomes, draws, strict=True)]
+    return [
+        [done.get(number) for number in range(draw.num_executions)] for done, draw in zip(outcomes, draws, strict=True)
+    ]
 
 
 def _collect(refs: dict[int, Any], done: dict[int, Any], *, newest_first: bool) -> None:

@@ -26,6 +26,8 @@ COSTS = CostModel(
     latency_us=2.0,
     gbs=1.0,
     host_us=1.0,
+    receive_host_us=1.0,
+    host_us_per_mb=0.0,
     step_us=0.0,
     num_cores=64,
 )
@@ -209,27 +211,72 @@ def test_a_blocking_fan_in_transfers_and_computes_in_turn() -> None:
     assert times(only(timeline, "R", "recv n1", "wait")) == (163.75, 263.75)
 
 
-def test_hoisted_receives_bring_all_values_at_once() -> None:
+def test_hoisted_receives_bring_values_one_after_another_in_their_order() -> None:
     timeline = simulate(HOISTED, FAN_IN_WORK, COSTS)
     for number in range(3):
-        assert times(only(timeline, "R", f"recv n{number}", "communicate")) == (12.75, 112.75)
-        assert times(only(timeline, f"S{number}", f"send n{number}")) == (12.75, 112.75)
-    assert timeline.makespan_us == pytest.approx(264.5)
+        start, end = 12.75 + 100 * number, 112.75 + 100 * number
+        assert times(only(timeline, "R", f"recv n{number}", "communicate")) == (start, end)
+        assert times(only(timeline, f"S{number}", f"send n{number}")) == (start, end)
+    # The three values come back to back, and the last one is worked on: 50, write 1, hop 0.25, read 0.5.
+    assert timeline.makespan_us == pytest.approx(312.75 + 51.75)
     waited = only(timeline, "R", "run n3", "wait")
     assert (*times(waited), waited.what) == (3.0, 112.75, "arrived n0 at R")
 
 
+def test_a_value_that_is_late_holds_up_those_that_are_received_after_it() -> None:
+    late = replace(FAN_IN_WORK, compute_us={"n0": 40.0, "make": 10.0, "work": 50.0})
+    timeline = simulate(HOISTED, late, COSTS)
+    assert times(only(timeline, "R", "recv n0", "communicate")) == (42.75, 142.75)
+    assert times(only(timeline, "R", "recv n1", "communicate")) == (142.75, 242.75)
+
+
+def test_a_sender_sends_to_several_receivers_at_once() -> None:
+    forked = plan(
+        {"n0": ("A.f", "i0"), "n1": ("B.g", "n0"), "n2": ("C.g", "n0")},
+        {
+            "i0": ("driver", "A", "shm", 1),
+            "n0": ("A", "B C", "gloo", 1),
+            "n1": ("B", "driver", "shm", 1),
+            "n2": ("C", "driver", "shm", 1),
+        },
+        {
+            "driver": "write i0; read n1; free n1; read n2; free n2",
+            "A": "read i0; run n0; free i0; send n0 @send",
+            "B": "recv n0; run n1; free n0; write n1",
+            "C": "recv n0; run n2; free n0; write n2",
+        },
+        ("n1", "n2"),
+    )
+    timeline = simulate(forked, Workload({"f": 10.0}, default_value_bytes=98_000), COSTS)
+    for reader in "BC":
+        assert times(only(timeline, reader, "recv n0", "wait")) == (1.0, 112.75)
+    assert [times(span) for span in timeline.spans if (span.actor, span.stream) == ("A", "send")] == [
+        (12.75, 112.75),
+        (12.75, 112.75),
+    ]
+
+
+@pytest.mark.parametrize(("num_cores", "transfer_us"), [(2, 100.0), (1, 196.0)])
+def test_a_transfer_takes_a_core_of_the_sender_too(num_cores: int, transfer_us: float) -> None:
+    """98,000 bytes: 100 us on the receiver's core, 980 us/MB are 96 us on the sender's."""
+    costs = replace(COSTS, num_cores=num_cores, host_us_per_mb=96 / 0.098)
+    timeline = simulate(two_sends("@send"), Workload({"g": 5.0}, default_value_bytes=98_000), costs)
+    assert only(timeline, "B", "recv n1", "communicate").duration_us == pytest.approx(transfer_us)
+
+
 def test_receives_that_run_ahead_hide_the_next_execution_s_transfer() -> None:
-    timeline = simulate(AHEAD, FAN_IN_WORK, COSTS, num_executions=2)
-    assert times(only(timeline, "R", "recv n0", execution=1)) == (112.75, 212.75)
-    assert times(only(timeline, "R", "run n3", "compute", execution=1)) == (263.75, 313.75)
-    assert timeline.hidden_us("R") == pytest.approx(100.0)
+    work = replace(FAN_IN_WORK, default_value_bytes=38_000)  # 40 us a transfer
+    timeline = simulate(AHEAD, work, COSTS, num_executions=2)
+    # The first execution's values come back to back from 12.75 on, the second one's after them.
+    assert times(only(timeline, "R", "recv n0", execution=1)) == (132.75, 172.75)
+    assert times(only(timeline, "R", "run n3", "compute", execution=1)) == (203.75, 253.75)
+    assert timeline.hidden_us("R") == pytest.approx(5 * 40 - 1)
     # 6 us of starting receives, the first transfer, and two writes of the output.
-    assert timeline.exposed_us("R") == pytest.approx(6 + 100 + 2)
-    hoisted = simulate(HOISTED, FAN_IN_WORK, COSTS, num_executions=10)
-    ahead = simulate(AHEAD, FAN_IN_WORK, COSTS, num_executions=10)
+    assert timeline.exposed_us("R") == pytest.approx(6 + 40 + 2)
+    hoisted = simulate(HOISTED, work, COSTS, num_executions=10)
+    ahead = simulate(AHEAD, work, COSTS, num_executions=10)
     # The first transfer starts with the first of the three receives.
-    assert hoisted.steady_us() == pytest.approx(1 + 100 + 150 + 1)
+    assert hoisted.steady_us() == pytest.approx(1 + 40 + 150 + 1)
     assert ahead.steady_us() == pytest.approx(3 + 150 + 1)
 
 

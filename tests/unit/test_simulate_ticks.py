@@ -33,6 +33,8 @@ SLEEPY = CostModel(
     latency_us=7,
     gbs=1.0,
     host_us=1,
+    receive_host_us=1,
+    host_us_per_mb=2000,
     step_us=0,
     num_cores=1000,
 )
@@ -191,22 +193,25 @@ class TickMachine:
         return all(self.arrival.get((action.target, reader, execution), 1 << 60) <= self.now for reader in readers)
 
     def start_transfers(self) -> bool:
-        """Starts the first unstarted transfer of each pair if the pair is idle and its receive has started."""
-        heads: dict[tuple[str, str], tuple[str, str, int]] = {}
-        for key in self.sent:
-            heads.setdefault((self.plan.channel[key[0]].writer, key[1]), key)
+        """Starts, at each idle receiver, the receive that started first, if it is its sender's first unstarted send."""
         moved = False
-        for pair, key in heads.items():
-            busy = any(
-                (self.plan.channel[name].writer, reader) == pair and end > self.now
-                for (name, reader, _), end in self.arrival.items()
-            )
-            if not busy and key in self.started:
-                size = self.workload.size_bytes(self.plan.channel[key[0]].value)
-                self.arrival[key] = self.now + int(self.costs.latency_us) + size // 1_000
+        for reader in self.plan.programs:
+            busy = any(key[1] == reader and end > self.now for key, end in self.arrival.items())
+            key = next((key for key in self.started if key[1] == reader and key not in self.arrival), None)
+            if busy or key is None:
+                continue
+            writer = self.plan.channel[key[0]].writer
+            sent = [k for k in self.sent if k[1] == reader and self.plan.channel[k[0]].writer == writer]
+            if sent and sent[0] == key:
+                self.arrival[key] = self.now + self.transfer_time(self.plan.channel[key[0]])
                 self.sent.remove(key)
                 moved = True
         return moved
+
+    def transfer_time(self, channel: ChannelSpec) -> int:
+        """The longer of what the receiver's and the sender's core do."""
+        size = self.workload.size_bytes(channel.value)
+        return max(int(self.costs.latency_us) + size // 1_000, int(self.costs.host_us_per_mb) * size // 1_000_000)
 
 
 def random_plan(rng: random.Random) -> tuple[Plan, Workload]:

@@ -51,18 +51,22 @@ class Splitter:
             raise self._misfit(f"got {len(args)} positional arguments")
         if self._has_whole and (len(args) != 1 or kwargs):
             raise self._misfit(f"got {len(args)} positional and {len(kwargs)} keyword arguments")
-        if not self._unpacks(args) and not self._has_whole:
-            if len(args) > max(self._positions, default=-1) + 1 and not (self._names and len(args) == 1 and not kwargs):
-                raise self._misfit(f"got {len(args)} positional arguments")
+        takes_it_apart = self._has_whole or self._unpacks(args) or (self._names and len(args) == 1 and not kwargs)
+        if not takes_it_apart and len(args) > max(self._positions, default=-1) + 1:
+            raise self._misfit(f"got {len(args)} positional arguments")
 
     def _unpacks(self, args: tuple[Any, ...]) -> bool:
         """Whether the only argument is taken apart by position."""
-        return len(args) == 1 and (self._has_whole or max(self._positions, default=0) > 0 or min(self._positions, default=0) < 0)
+        return len(args) == 1 and (
+            self._has_whole or max(self._positions, default=0) > 0 or min(self._positions, default=0) < 0
+        )
 
     def _misfit(self, problem: str) -> TypeError:
         takes = []
         if self._has_whole or (self._positions and self._positions != {0}):
-            takes.append("one positional argument" if self._has_whole else f"{max(self._positions) + 1} positional arguments")
+            takes.append(
+                "one positional argument" if self._has_whole else f"{max(self._positions) + 1} positional arguments"
+            )
         elif self._positions:
             takes.append("1 positional argument")
         takes += [f"{name}=" for name in sorted(self._names)]

@@ -54,7 +54,9 @@ class CompiledGraph:
         plan: what every actor does, as a value; ``print(graph.plan)`` shows it.
     """
 
-    def __init__(self, session: Session, checked: CheckedGraph, plan: Plan, opened: OpenPlan, options: CompileOptions) -> None:
+    def __init__(
+        self, session: Session, checked: CheckedGraph, plan: Plan, opened: OpenPlan, options: CompileOptions
+    ) -> None:
         self.plan = plan
         self._session = session
         self._checked = checked
@@ -78,7 +80,8 @@ class CompiledGraph:
         """Starts one execution and returns at once.
 
         Args:
-            args, kwargs: what the graph's ``InputNode`` stands for; its parts are taken out of them.
+            *args: what the graph's ``InputNode`` stands for; its parts are taken out of them.
+            **kwargs: as above.
 
         Returns:
             A reference to the result; for a graph that ends in a ``MultiOutputNode`` a list of references.
@@ -168,7 +171,7 @@ class CompiledGraph:
                     raise SessionError(f"execution {execution.number} has no result: {self._ended}")
                 if not self._collect_next():
                     left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    if not self._opened.wait_until(self._collect_next, left_s):
+                    if not self._opened.wait_to_collect(self._collect_next, left_s):
                         raise self._timed_out(execution, timeout)
         finally:
             self._collecting.release()
@@ -210,7 +213,9 @@ class CompiledGraph:
             GraphError: the graph was compiled without ``record=True``.
         """
         if not self._options.record:
-            raise GraphError("the graph does not record what it runs", hint="compile it with record=True (0.3 us an action)")
+            raise GraphError(
+                "the graph does not record what it runs", hint="compile it with record=True (0.3 us an action)"
+            )
         if not self._ended:
             self._measured = Timeline.of("measured", self._opened.spans())
         if self._measured is None:
@@ -224,7 +229,9 @@ class CompiledGraph:
         finished = self._num_submitted - len(self._inflight)
         return GraphStatistics(self._num_submitted, finished, len(self._inflight), self._opened.statistics())
 
-    def visualize(self, filename: str | Path = "compiled_graph", format: str = "png", view: bool = False, **_: Any) -> str:
+    def visualize(
+        self, filename: str | Path = "compiled_graph", format: str = "png", view: bool = False, **_: Any
+    ) -> str:
         """Draws the graph.
 
         Args:
@@ -266,7 +273,9 @@ class CompiledGraph:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.teardown()
 
     def __repr__(self) -> str:

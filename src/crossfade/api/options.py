@@ -14,7 +14,13 @@ _RAY_NAMES = {
     "_max_inflight_executions": "max_inflight",
     "_overlap_gpu_communication": "overlap",
 }
-_RAY_ONLY = ("_buffer_size_bytes", "_max_buffered_results", "_default_communicator", "enable_asyncio", "_asyncio_max_queue_size")
+_RAY_ONLY = (
+    "_buffer_size_bytes",
+    "_max_buffered_results",
+    "_default_communicator",
+    "enable_asyncio",
+    "_asyncio_max_queue_size",
+)
 
 
 @dataclass(frozen=True, slots=True)

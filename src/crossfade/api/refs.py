@@ -50,14 +50,18 @@ class CallRef(Ref):
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`."""
         if not self._pending.wait(timeout):
-            raise GetTimeoutError(f"{self._label} has not returned within {timeout} s", hint="get the same reference again")
+            raise GetTimeoutError(
+                f"{self._label} has not returned within {timeout} s", hint="get the same reference again"
+            )
         value = self._pending.result()
         if type(value) is Failure:
             raise value.to_error()
         if self._index is None:
             return value
         if len(value) != self._num_returns:
-            raise ValueError(f"{self._label} is declared with num_returns={self._num_returns} and returned {len(value)} values")
+            raise ValueError(
+                f"{self._label} is declared with num_returns={self._num_returns} and returned {len(value)} values"
+            )
         return value[self._index]
 
     def __repr__(self) -> str:
@@ -118,7 +122,9 @@ def _get(refs: Any, deadline: float | None) -> Any:
         return refs.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
     if isinstance(refs, Sequence) and not isinstance(refs, str | bytes):
         return [_get(ref, deadline) for ref in refs]
-    raise TypeError(f"cannot get {refs!r}\nhint: pass a reference that execute() or .remote() returned, or a list of them")
+    raise TypeError(
+        f"cannot get {refs!r}\nhint: pass a reference that execute() or .remote() returned, or a list of them"
+    )
 
 
 def resolve(template: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, overload
 from crossfade.api.refs import CallRef, resolve
 from crossfade.api.session import require, require_same
 from crossfade.errors import SessionError
-from crossfade.graph.nodes import ActorInfo, MethodNode, OutputNode, bind
+from crossfade.graph.nodes import ActorInfo, bind
 
 __all__ = ["ActorClass", "ActorHandle", "ActorMethod", "kill", "method", "remote"]
 
@@ -48,7 +48,8 @@ def remote(cls: type | None = None, /, **options: Any) -> ActorClass | Callable[
     Use it bare (``@crossfade.remote``) or with options (``@crossfade.remote(num_cpus=1)``).
 
     Args:
-        options: ``name``, ``num_cpus``, ``num_gpus`` and the others that Ray has.
+        cls: the class.
+        **options: ``name``, ``num_cpus``, ``num_gpus`` and the others that Ray has.
     """
     _check_options(options)
     if cls is None:
@@ -72,7 +73,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise TypeError(f"unknown actor option {name!r}\nhint: {meant}")
     asked = options.get("name")
     if asked is not None and not _NAME.match(asked):
-        raise ValueError(f"{asked!r} cannot be an actor's name\nhint: letters, digits, _ and -, not starting with a digit")
+        raise ValueError(
+            f"{asked!r} cannot be an actor's name\nhint: letters, digits, _ and -, not starting with a digit"
+        )
 
 
 def _methods_of(cls: type) -> dict[str, int]:
@@ -153,19 +156,19 @@ class ActorMethod:
         """The same method with another number of returns."""
         return ActorMethod(self._info, self._name, num_returns)
 
-    def bind(self, *args: Any, **kwargs: Any) -> MethodNode | tuple[OutputNode, ...]:
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
         """A node that calls the method; the arguments may be, or hold in lists, tuples and dicts, other nodes.
 
         Returns:
-            The node; for a method with several returns a tuple of nodes, one for each.
+            The node (`MethodNode`); for a method with several returns a tuple of nodes (`OutputNode`), one for each.
         """
         return bind(self._info, self._name, resolve(args), resolve(kwargs), self._num_returns)
 
-    def remote(self, *args: Any, **kwargs: Any) -> CallRef | list[CallRef]:
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the method now, outside any graph. References among the arguments are waited for.
 
         Returns:
-            A reference to the result; for a method with several returns a list of them.
+            A reference to the result (`CallRef`); for a method with several returns a list of them.
         """
         session = require_same(self._info.session, f"actor {self._info.id}")
         pending = session.engine.call(self._info.id, self._name, resolve(args), resolve(kwargs))

@@ -49,7 +49,9 @@ class Session:
         with self._lock:
             if asked is not None:
                 if asked in self._names:
-                    raise SessionError(f"there is an actor named {asked!r} already", hint="give it another name in options(name=...)")
+                    raise SessionError(
+                        f"there is an actor named {asked!r} already", hint="give it another name in options(name=...)"
+                    )
                 self._names.add(asked)
                 return asked
             counter = self._counters.setdefault(class_name, itertools.count())

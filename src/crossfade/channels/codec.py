@@ -6,7 +6,10 @@ A message is laid out like this (all offsets from its first byte, numbers are li
     ┌────────┬──────────┬─────────────────────┬────────┬─ 64-byte aligned ─┬─...
     │ pickle │ number n │ n x (offset, length │ pickle │ buffer 0          │
     │ bytes  │ of bufs  │      | PRIVATE)     │        │                   │
+    │ | ARRAY│          │                     │        │                   │
     └────────┴──────────┴─────────────────────┴────────┴───────────────────┴─...
+
+A numpy array by itself is marked ARRAY: its pickle holds dtype and shape only (``channels.arrays``).
 
 numpy arrays read back as read-only views on the message. torch CPU tensors cannot be made read-only, so their buffers are
 marked PRIVATE: a reader that shares the message with others copies them.
@@ -18,6 +21,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -29,6 +33,7 @@ __all__ = ["PLAIN_TYPES", "Encoded", "Pickled", "buffer_places", "decode", "dump
 _HEAD = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQ")
 _PRIVATE = 1 << 63
+_ARRAY = 1 << 63
 _ALIGNMENT_BYTES = 64
 PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
 
@@ -44,11 +49,13 @@ class Pickled(NamedTuple):
         pickle: the pickle.
         buffers: contiguous byte views, in the order in which the pickle asks for them.
         private: which of them a reader must not share (positions).
+        is_array: the pickle is the description of a numpy array, the buffer its memory.
     """
 
     pickle: bytes
     buffers: Sequence[memoryview]
     private: frozenset[int] = frozenset()
+    is_array: bool = False
 
 
 class Encoded(NamedTuple):
@@ -80,6 +87,9 @@ def dump(value: object) -> Pickled:
     kind = type(value)
     if kind in PLAIN_TYPES:
         return Pickled(pickle.dumps(value, 5), ())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and kind is numpy.ndarray and (described := _arrays().describe_array(value)) is not None:
+        return Pickled(described[0], described[1:], is_array=True)
     if kind in _by_cloudpickle:
         return _dump_by_cloudpickle(value)
     try:
@@ -91,6 +101,14 @@ def dump(value: object) -> Pickled:
     if b"__main__" in pickled.pickle:  # a class or function that only this process's main module has
         return _dump_by_cloudpickle(value)
     return pickled
+
+
+@cache
+def _arrays() -> Any:
+    """The module that knows numpy; imported with the first array."""
+    from crossfade.channels import arrays
+
+    return arrays
 
 
 def _remember(kind: type) -> None:
@@ -131,7 +149,8 @@ def encode(pickled: Pickled) -> Encoded:
         entries.append(_ENTRY.pack(offset, data.nbytes | (_PRIVATE if index in pickled.private else 0)))
         placed.append((offset, data))
         offset += data.nbytes
-    head = b"".join((_HEAD.pack(len(pickled.pickle), len(placed)), *entries, pickled.pickle))
+    pickle_bytes = len(pickled.pickle) | (_ARRAY if pickled.is_array else 0)
+    head = b"".join((_HEAD.pack(pickle_bytes, len(placed)), *entries, pickled.pickle))
     return Encoded(head, tuple(placed), offset)
 
 
@@ -149,10 +168,13 @@ def decode(
         Exception: what unpickling raised, or ValueError when the message is not one.
     """
     pickle_bytes, num_buffers = _HEAD.unpack_from(message)
+    is_array, pickle_bytes = pickle_bytes & _ARRAY, pickle_bytes & ~_ARRAY
     start = _HEAD.size + _ENTRY.size * num_buffers
     end = message.nbytes
     if start + pickle_bytes > end:
-        raise ValueError(f"a message of {end} bytes says that it has {num_buffers} buffers and a {pickle_bytes} byte pickle")
+        raise ValueError(
+            f"a message of {end} bytes says that it has {num_buffers} buffers and a {pickle_bytes} byte pickle"
+        )
     buffers = []
     for index in range(num_buffers):
         offset, length = _ENTRY.unpack_from(message, _HEAD.size + _ENTRY.size * index)
@@ -161,6 +183,8 @@ def decode(
         if offset + length > end:
             raise ValueError(f"buffer {index} of a message ends at byte {offset + length} of {end}")
         buffers.append(make(message[offset : offset + length]))
+    if is_array and num_buffers == 1:
+        return _arrays().rebuild_array(message[start : start + pickle_bytes], buffers[0])
     return pickle.loads(message[start : start + pickle_bytes], buffers=buffers)
 
 

@@ -71,6 +71,7 @@ class ChannelSuite:
     open_pair: OpenPair
 
     def test_ch1_values_arrive_whole_and_in_order(self) -> None:
+        """Values of many kinds and sizes."""
         values = [0, None, b"", b"x" * 5000, "text", 3.5, [1, {"k": (2, None)}], {"a": b"y" * 2000}, list(range(3000))]
         with self.open_pair(2, 1) as (writer, (reader,)):
             for value in values:
@@ -78,6 +79,7 @@ class ChannelSuite:
                 assert _read(reader) == value
 
     def test_ch1_every_reader_reads_every_value_once(self) -> None:
+        """Several readers."""
         with self.open_pair(3, 3) as (writer, readers):
             for number in range(50):
                 _write(writer, number)
@@ -85,6 +87,7 @@ class ChannelSuite:
             assert all(reader.try_read() is EMPTY for reader in readers)
 
     def test_arrays_of_all_sizes(self) -> None:
+        """Small and large ones, growing and shrinking."""
         random = np.random.default_rng(0)
         with self.open_pair(2, 2) as (writer, readers):
             for size in (0, 1, 100, 128, 1000, 100_000, 1_000_000, 50, 2_000_000):
@@ -96,12 +99,14 @@ class ChannelSuite:
                     np.testing.assert_array_equal(value["array"], array)
 
     def test_arrays_cannot_be_written(self) -> None:
+        """Values are immutable once they are sent."""
         with self.open_pair(2, 1) as (writer, (reader,)):
             for size in (10, 100_000):
                 _write(writer, np.zeros(size))
                 assert not _read(reader).flags.writeable
 
     def test_a_full_ring_accepts_nothing_and_loses_nothing(self) -> None:
+        """The ring has exactly `depth` slots."""
         for depth in (1, 2, 5):
             with self.open_pair(depth, 1) as (writer, (reader,)):
                 for number in range(depth):
@@ -112,21 +117,21 @@ class ChannelSuite:
                 assert _read(reader) == "again"
 
     def test_ch1_kept_values_stay_whole_and_never_stop_the_ring(self) -> None:
+        """Readers keep everything that they read."""
         with self.open_pair(2, 2) as (writer, readers):
             kept: list[list[Any]] = [[] for _ in readers]
             for number in range(20):
                 _write(writer, np.full(50_000, number))
                 for reader, mine in zip(readers, kept, strict=True):
                     mine.append(_read(reader))
-            for mine in kept:
-                for number, array in enumerate(mine):
-                    assert (array == number).all()
-            del array, mine
+            assert all((array == number).all() for mine in kept for number, array in enumerate(mine))
             kept.clear()
+            mine = []
             gc.collect()
             assert all(reader.statistics().num_kept == 0 for reader in readers)
 
     def test_values_outlive_their_channel(self) -> None:
+        """A value is read, then the channel is closed."""
         with self.open_pair(2, 1) as (writer, (reader,)):
             _write(writer, np.arange(100_000))
             array = _read(reader)
@@ -134,9 +139,10 @@ class ChannelSuite:
         np.testing.assert_array_equal(array, np.arange(100_000))
 
     def test_an_unpicklable_value_is_refused_and_nothing_is_written(self) -> None:
+        """The next value is the next that is read."""
         with self.open_pair(2, 1) as (writer, (reader,)):
             try:
-                writer.try_write((value for value in ()))
+                writer.try_write(number for number in range(0))
             except TypeError:
                 pass
             else:
@@ -145,6 +151,7 @@ class ChannelSuite:
             assert _read(reader) == "next"
 
     def test_a_value_that_does_not_unpickle_arrives_as_a_failure(self) -> None:
+        """The reader gets the error in its place."""
         with self.open_pair(2, 1) as (writer, (reader,)):
             _write(writer, _Unpicklable())
             assert type(_read(reader)) is Failure
@@ -152,6 +159,7 @@ class ChannelSuite:
             assert _read(reader) == "next"
 
     def test_failures_travel(self) -> None:
+        """An error is a value like any other."""
         for size in (1, 100_000):
             failure = Failure.capture(ValueError("x" * size), actor="a", node="n")
             with self.open_pair(2, 1) as (writer, (reader,)):
@@ -159,6 +167,7 @@ class ChannelSuite:
                 assert _read(reader) == failure
 
     def test_ch2_closed_by_me(self) -> None:
+        """Closed by this side."""
         with self.open_pair(2, 1) as (writer, (reader,)):
             writer.close()
             writer.close()
@@ -167,6 +176,7 @@ class ChannelSuite:
             _raises(ChannelClosed, reader.try_read)
 
     def test_ch2_broken_by_the_writer(self) -> None:
+        """Nothing more will come."""
         with self.open_pair(2, 1) as (writer, (reader,)):
             _write(writer, "last")
             _start(reader)
@@ -177,6 +187,7 @@ class ChannelSuite:
             _raises(ChannelBroken, reader.try_read)
 
     def test_ch3_what_had_arrived_can_be_read_after_the_end(self) -> None:
+        """The end comes after the values."""
         with self.open_pair(2, 1) as (writer, (reader,)):
             _write(writer, "last")
             _start(reader)
@@ -187,6 +198,7 @@ class ChannelSuite:
             _raises(ChannelBroken, reader.try_read)
 
     def test_ch2_broken_by_the_reader(self) -> None:
+        """Nobody will read it."""
         with self.open_pair(2, 1) as (writer, (_,)):
             writer.break_off("the reader died")
             _raises(ChannelBroken, lambda: writer.try_write(1))

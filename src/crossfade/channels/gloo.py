@@ -1,10 +1,10 @@
 """CPU values over torch.distributed's gloo: bytes move in the background of both sides.
 
-All gloo channels of a plan share one process group of the plan's own (never the user's default group), on loopback. A party has
-one sending thread for each party that it sends to, and one receiving thread, which receives a value for each permit that the program
-gave (``try_start``), one after another: several senders into one receiver share its link, and the value that is needed first should
-not wait for the others. Between two parties the k-th permit is for the k-th value (PL-1), which every message's head lets the
-receiver check.
+All gloo channels of a plan share one process group of the plan's own (never the user's default group), on loopback.
+A party has one sending thread for each party that it sends to, and one receiving thread, which receives a value for each
+permit that the program gave (``try_start``), one after another: several senders into one receiver share its link, and the
+value that is needed first should not wait for the others. Between two parties the k-th permit is for the k-th value
+(PL-1), which every message's head lets the receiver check.
 
 A message is a head of three i64 (channel index, bytes of the first part, bytes of all), the first part (codec table and
 pickle, or everything if it is small), then each buffer by itself, received where it will lie.
@@ -36,6 +36,7 @@ from crossfade.host.memory import Memory
 
 __all__ = ["GlooLink", "GlooReader", "GlooWriter"]
 
+_FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 _END = -1
 _ONE_PART_BYTES = 1 << 16
 _TAG = 0xC0FA
@@ -62,12 +63,12 @@ class GlooLink:
         self._bell = bell
         self._outgoing: dict[str, _SendLane] = {}
         self._incoming: _ReceiveLane | None = None
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = datetime.timedelta(days=365)
         # torch opens the path again in the store's destructor: the memory must outlive the group (see close).
         self._store = store
-        file_store = dist.FileStore(f"/proc/self/fd/{store.fd}", len(parties))
+        file_store = _FileStore(f"/proc/self/fd/{store.fd}", len(parties))
         file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
         try:
             self._group: Any = dist.ProcessGroupGloo(file_store, self._rank[me], len(parties), options)
@@ -208,7 +209,9 @@ class _ReceiveLane:
         if index == _END:
             return False
         if index != reader.index:
-            raise ChannelError(f"PL-1: channel {reader.name} (number {reader.index}) was sent a value of channel number {index}")
+            raise ChannelError(
+                f"PL-1: channel {reader.name} (number {reader.index}) was sent a value of channel number {index}"
+            )
         reader.inbox.append(message)
         if reader.on_moved is not None:
             reader.on_moved(start_ns, time.monotonic_ns())
@@ -223,7 +226,7 @@ class _ReceiveLane:
         whole = torch.empty(size_bytes, dtype=torch.uint8)
         if size_bytes:
             self._receive(whole[:first_bytes], peer)
-        message = memoryview(whole.numpy()).cast("B") if size_bytes else memoryview(bytearray())
+        message = _memory_of(whole) if size_bytes else memoryview(bytearray())
         if first_bytes < size_bytes:
             for offset, length in buffer_places(message[:first_bytes]):
                 if length:
@@ -236,6 +239,12 @@ class _ReceiveLane:
 
 def _head(index: int, first_bytes: int, size_bytes: int) -> torch.Tensor:
     return torch.tensor([index, first_bytes, size_bytes], dtype=torch.int64)
+
+
+def _memory_of(tensor: torch.Tensor) -> memoryview:
+    """A byte tensor's memory."""
+    array: Any = tensor.numpy()
+    return memoryview(array)
 
 
 class _Exposed:
@@ -352,6 +361,10 @@ class GlooReader(_End):
             return decode(message, private=_itself, shared=memoryview.toreadonly)
         except Exception as error:
             return undecodable(error, self.name)
+
+    def is_idle(self) -> bool:
+        """See the protocol."""
+        return not self.inbox
 
     def release(self) -> None:
         """See the protocol."""

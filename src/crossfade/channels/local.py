@@ -109,6 +109,10 @@ class LocalReader:
         except Exception as error:
             return undecodable(error, self._ring.name)
 
+    def is_idle(self) -> bool:
+        """See the protocol."""
+        return not self._queue
+
     def release(self) -> None:
         """Nothing to do: a value that was read owns its memory."""
 

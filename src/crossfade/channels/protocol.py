@@ -103,6 +103,9 @@ class Reader(Protocol):
             ChannelClosed, ChannelBroken: see CH-2.
         """
 
+    def is_idle(self) -> bool:
+        """A cheap look: true as long as ``try_read`` would find nothing, unless the channel has ended."""
+
     def release(self) -> None:
         """The program has let go of the value that was read longest ago: its slot may be used again, unless the transport
         tracks the value's own lifetime (shared memory does).

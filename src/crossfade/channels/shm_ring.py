@@ -1,21 +1,22 @@
 """The shared-memory ring: one writer, any number of readers, on one host.
 
 Two memories carry it. The *board* has one block for each ring: a state byte, semaphores, and ``depth`` records of
-`RECORD_BYTES`. A value whose message fits into a record lives there. A larger one lies in a *slot*: a piece of the writer's *heap*,
-and the record says which; numpy and torch get views on the slot (no copy), and the slot is free again when the last view dies.
+`RECORD_BYTES`. A value whose message fits into a record lives there. A larger one lies in a *slot*: a piece of the
+writer's *heap*, and the record says which; numpy and torch get views on the slot (no copy), and the slot is free again
+when the last view dies.
 
 Who waits for what (R readers, depth D; e counts values):
 
-- ``items[r]`` counts records written and not yet taken by reader r. ``credits[r]`` counts records that r has not to read any more:
-  record e is rewritten (as e + D) only with one credit from every reader (PL-3).
-- ``freed[s]`` is posted once by each reader that is done with slot s. A reader keeps views on at most D slots; when it holds that many,
-  values are copied out and their slot is freed at once. So with D records in flight and R x D slots kept, D (1 + R) slots always have
-  a free one, and the writer never waits for a slot: kept values cannot stop the ring.
+- ``items[r]`` counts records written and not yet taken by reader r. ``credits[r]`` counts records that r has not to read
+  any more: record e is rewritten (as e + D) only with one credit from every reader (PL-3).
+- ``freed[s]`` is posted once by each reader that is done with slot s. A reader keeps views on at most D slots; when it
+  holds that many, values are copied out and their slot is freed at once. So with D records in flight and R x D slots
+  kept, D (1 + R) slots always have a free one, and the writer never waits for a slot: kept values cannot stop the ring.
 - Slots are made when first needed and grow when a value does not fit: the piece is given back and a larger one taken.
 
-Memory order: whatever the writer stores before it posts ``items`` is seen by a reader that took it, and the reader is done with a record
-or slot before it posts ``credits`` or ``freed`` (host/semaphore.py says why). The state byte and *wanted* are hints: they are set
-before a fence and looked at after one (host/doorbell.py).
+Memory order: whatever the writer stores before it posts ``items`` is seen by a reader that took it, and the reader is
+done with a record or slot before it posts ``credits`` or ``freed`` (host/semaphore.py says why). The state byte and
+*wanted* are hints: they are set before a fence and looked at after one (host/doorbell.py).
 """
 
 from __future__ import annotations
@@ -155,7 +156,15 @@ class ShmWriter(_End):
     """
 
     def __init__(
-        self, name: str, board: mmap.mmap, offset: int, layout: RingLayout, heap: Heap, bells: Sequence[Bell], *, buffer_bytes: int = 0
+        self,
+        name: str,
+        board: mmap.mmap,
+        offset: int,
+        layout: RingLayout,
+        heap: Heap,
+        bells: Sequence[Bell],
+        *,
+        buffer_bytes: int = 0,
     ) -> None:
         super().__init__(name, board, offset, layout, _READER_GONE)
         semaphores = [
@@ -172,7 +181,7 @@ class ShmWriter(_End):
 
     def try_write(self, value: object) -> bool:
         """See the protocol."""
-        if self._state[_STATE] or self._is_closed:
+        if self._state[_STATE]:
             self._raise_if_ended()
         missing = self._missing
         while missing:
@@ -329,7 +338,9 @@ class ShmReader(_End):
         self, name: str, board: mmap.mmap, offset: int, layout: RingLayout, index: int, heap_memory: Memory, bell: Bell
     ) -> None:
         super().__init__(name, board, offset, layout, _WRITER_GONE)
-        self._take = open_semaphore(self._base + layout.items(index)).acquire
+        items = open_semaphore(self._base + layout.items(index))
+        self._take = items.acquire
+        self.is_idle = items._is_zero  # a method of the interpreter's own: no Python frame in a spinning loop
         self._post_credit = open_semaphore(self._base + layout.credits(index)).release
         self._bell = bell
         self._bell_flags, self._ring = bell.flags, bell.ring
@@ -344,7 +355,7 @@ class ShmReader(_End):
     def try_read(self) -> object:
         """See the protocol."""
         if not self._take(False):
-            if not (self._state[_STATE] or self._is_closed):
+            if not self._state[_STATE]:
                 return EMPTY
             if self._is_closed or not self._take(False):  # a value may have come before the end did
                 self._raise_if_ended()
@@ -377,7 +388,9 @@ class ShmReader(_End):
         word = at >> 3
         slot, offset, capacity = self._words[word + 1 : word + 4]
         if kind not in (_SLOT_BYTES, _SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
-            raise ValueError(f"a record of channel {self.name} is damaged: kind {kind}, slot {slot}, {size} of {capacity} bytes")
+            raise ValueError(
+                f"a record of channel {self.name} is damaged: kind {kind}, slot {slot}, {size} of {capacity} bytes"
+            )
         self._num_bytes += size
         if kind == _SLOT_BYTES:
             return self._slots.copied(bytes, slot, offset, capacity, size)

@@ -25,13 +25,14 @@ class TensorPickler(pickle.Pickler):
         self.buffers: list[pickle.PickleBuffer] = []
         self.private: set[int] = set()
         super().__init__(file, 5, buffer_callback=self.buffers.append)
-        self.dispatch_table = ChainMap({torch.Tensor: self._reduce_tensor}, copyreg.dispatch_table)
+        tables: list[Any] = [{torch.Tensor: self._reduce_tensor}, copyreg.dispatch_table]
+        self.dispatch_table = ChainMap(*tables)
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_conj():
-            return tensor.__reduce_ex__(5)
+            return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         flat = tensor.detach().contiguous().view(-1)
-        data = flat.view(torch.uint8).numpy() if flat.numel() else flat.new_empty(0, dtype=torch.uint8).numpy()
+        data: Any = flat.view(torch.uint8).numpy() if flat.numel() else flat.new_empty(0, dtype=torch.uint8).numpy()
         self.private.add(len(self.buffers))
         return _rebuild_tensor, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 

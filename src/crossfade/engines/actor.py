@@ -57,7 +57,7 @@ class _Actor:
         """Runs until told to stop or until the driver is gone."""
         wait_until, turn = self._doorbell.wait_until, self._turn
         while not self._is_stopped:
-            wait_until(turn)
+            wait_until(turn, None, self._running[0].cursor.idle() if len(self._running) == 1 else None)
 
     def _mail_came(self) -> None:
         self._has_mail = True
@@ -85,7 +85,7 @@ class _Actor:
         while not self._is_stopped:
             message = self._connection.take()
             if message is None:
-                self._is_stopped = self._is_stopped or self._connection.is_closed
+                self._is_stopped = self._connection.is_closed
                 break
             self._obey(pickle.loads(message.payload), message.fds)
         return True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from crossfade.channels.protocol import EMPTY
+from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import Action, Verb
@@ -38,6 +38,7 @@ class DriverEnds:
         self._writes = [ends.writers[by_value[spec.value]].try_write for spec in plan.inputs]
         reads = [plan.channel[a.target] for a in program if a.verb is Verb.READ]
         self._reads = [ends.readers[channel.id].try_read for channel in reads]
+        self._idles = [ends.readers[channel.id].is_idle for channel in reads]
         position = {channel.value: index for index, channel in enumerate(reads)}
         self._order = [position[value] for value in plan.outputs]
         self._read_so_far: list[Any] = []
@@ -97,6 +98,10 @@ class DriverEnds:
         self.num_collected += 1
         return [so_far[index] for index in self._order]
 
+    def idle(self) -> Callable[[], bool]:
+        """A cheap look: true as long as the output that is waited for is missing."""
+        return self._idles[len(self._read_so_far)]
+
     def _recorded(self, move: Callable[..., Any], action: Action, execution: Callable[[], int]) -> Callable[..., Any]:
         recorder = self._recorder
         waiting_since = 0
@@ -126,7 +131,8 @@ class DriverEnds:
 
     def close(self) -> None:
         """Closes the driver's ends."""
-        for end in (*self._ends.writers.values(), *self._ends.readers.values()):
+        ends: list[Writer | Reader] = [*self._ends.writers.values(), *self._ends.readers.values()]
+        for end in ends:
             end.close()
 
 

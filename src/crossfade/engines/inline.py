@@ -84,7 +84,9 @@ class InlineEngine:
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> _InlinePlan:
         """See the protocol."""
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
-        opened = _InlinePlan(plan, instances, {node: _copied(call) for node, call in calls.items()}, record, self._plans)
+        opened = _InlinePlan(
+            plan, instances, {node: _copied(call) for node, call in calls.items()}, record, self._plans
+        )
         self._plans.append(opened)
         return opened
 
@@ -105,7 +107,12 @@ class _InlinePlan:
     """An open plan: all cursors, advanced in turn by whoever waits."""
 
     def __init__(
-        self, plan: Plan, instances: Mapping[str, Any], calls: Mapping[str, Call], record: bool, registry: list[_InlinePlan]
+        self,
+        plan: Plan,
+        instances: Mapping[str, Any],
+        calls: Mapping[str, Call],
+        record: bool,
+        registry: list[_InlinePlan],
     ) -> None:
         self._plan = plan
         self._registry = registry
@@ -140,7 +147,8 @@ class _InlinePlan:
     def _advance(self) -> bool:
         if self._lost:
             raise ActorDiedError(f"actor {self._lost} is dead: it was killed")
-        return any([cursor.advance() for cursor in self._cursors.values()])
+        moved = [cursor.advance() for cursor in self._cursors.values()]  # all of them, not up to the first
+        return any(moved)
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
@@ -162,6 +170,10 @@ class _InlinePlan:
             if not self._advance() and not ready():
                 raise PlanError(f"the graph stands still and nothing more can happen:\n{self._plan}")
         return True
+
+    def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """See the protocol."""
+        return self.wait_until(ready, timeout_s)
 
     def spans(self) -> list[Span]:
         """See the protocol."""

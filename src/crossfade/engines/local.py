@@ -169,7 +169,7 @@ class LocalEngine:
         self._receive(process)  # its last words
         self.doorbell.unwatch(process.pidfd)
         self.doorbell.unwatch(process.connection.fileno())
-        process.end = process.end or describe_exit(process.popen.wait())
+        process.end = describe_exit(process.popen.wait())
         for plan in list(self._plans.values()):
             plan.lose(process.name, process.error())
 

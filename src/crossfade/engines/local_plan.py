@@ -78,7 +78,11 @@ class LocalPlan:
                 engine.introduce(actor, peer)
             needed = heaps_of(plan, actor)
             mine = {node.id: calls[node.id] for node in plan.nodes if node.actor == actor}
-            fds = (board_memory.fd, *((store.fd,) if store and actor in meeting else ()), *(heaps[owner].fd for owner in needed))
+            fds = (
+                board_memory.fd,
+                *((store.fd,) if store and actor in meeting else ()),
+                *(heaps[owner].fd for owner in needed),
+            )
             message = control.OpenPlan(
                 self._number, plan, dump_user(mine), needed, actor in meeting, self._record, self._origin_ns
             )
@@ -167,9 +171,14 @@ class LocalPlan:
         """See the protocol."""
         return self._engine.doorbell.wait_until(ready, timeout_s)
 
+    def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """See the protocol."""
+        return self._engine.doorbell.wait_until(ready, timeout_s, self._ends.idle())
+
     def _query(self) -> dict[str, control.Reported]:
         number = next(self._queries)
-        self._reports[number] = answers = {}
+        answers: dict[str, control.Reported] = {}
+        self._reports[number] = answers
         engine = self._engine
         for actor in self._actors:
             if engine.is_alive(actor):

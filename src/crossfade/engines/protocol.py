@@ -87,6 +87,9 @@ class OpenPlan(Protocol):
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """Waits until ``ready()`` is true; False if the time passed."""
 
+    def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """Waits until ``ready()``, which calls `try_collect`, is true; False if the time passed."""
+
     def spans(self) -> list[Span]:
         """What all parties have recorded."""
 

@@ -23,6 +23,10 @@ MAX_COLUMNS = 160
 GAP = 3
 BEND_WIDTH = 3
 BOX_HEIGHT = 3
+PORT_DISTANCE = 2
+ROW_DISTANCE = 4
+"""At most three lines run down beside each other (two that enter a box, one that leaves another between them), so there
+is a space between the lines of two values in one row of a channel, and ``+|+`` is always a crossing."""
 MAX_LISTED_ACTORS = 20
 
 
@@ -85,10 +89,10 @@ class _Drawing:
         self._labels = {box.id: _text_of(box.id, box.label) for box in picture.boxes}
         middle = place(layout, self._width, GAP)
         self._left = {name: round(x - self._width(name) / 2) for name, x in middle.items()}
-        self.num_columns = max(self._left[name] + self._width(name) for name in middle)
         self._sends: dict[str, int] = {}
         self._receives: dict[str, dict[str, int]] = {}
         self._find_ports()
+        self.num_columns = max(self._left[name] + self._width(name) for name in middle)
 
     def text(self) -> str:
         """All rows, without spaces at their ends."""
@@ -102,19 +106,30 @@ class _Drawing:
     def _width(self, name: str) -> int:
         if name in self._layout.bends:
             return BEND_WIDTH
-        return max(len(self._labels[name]) + 4, 2 * len(self._layout.sources[name]) + 5)
+        return max(len(self._labels[name]) + 4, (PORT_DISTANCE + 1) * len(self._layout.sources[name]) + 4)
 
     # Ports
 
     def _find_ports(self) -> None:
         for layer in self._layout.layers:
-            for name in layer:
+            for index, name in enumerate(layer):
+                if name in self._layout.bends:
+                    self._straighten(name, layer[index - 1 : index], layer[index + 1 : index + 2])
                 left, right = self._inside(name)
                 senders = sorted(self._layout.sources[name], key=lambda sender: self._sends[sender])
                 columns = _receiving_columns([self._sends[sender] for sender in senders], left, right)
                 self._receives[name] = dict(zip(senders, columns, strict=True))
                 wanted = columns[0] if name in self._layout.bends else (left + right) // 2
                 self._sends[name] = _nearest(wanted, left, right, parity=0)
+
+    def _straighten(self, bend: str, before: Sequence[str], after: Sequence[str]) -> None:
+        """Moves a bend below its sender if that is near enough and the neighbours leave room."""
+        (sender,) = self._layout.sources[bend]
+        left = self._sends[sender] - BEND_WIDTH // 2
+        low = max((self._left[name] + self._width(name) + 1 for name in before), default=0)
+        high = min((self._left[name] - BEND_WIDTH - 1 for name in after), default=left)
+        if low <= left <= high and abs(left - self._left[bend]) <= GAP:
+            self._left[bend] = left
 
     def _inside(self, name: str) -> tuple[int, int]:
         """The first and the last column where lines may begin or end."""
@@ -187,10 +202,10 @@ def _receiving_columns(senders: Sequence[int], left: int, right: int) -> list[in
     columns: list[int] = []
     low = left
     for index, sender in enumerate(senders):
-        high = right - 2 * (len(senders) - 1 - index)
+        high = right - (PORT_DISTANCE + 1) * (len(senders) - 1 - index)
         column = sender if low <= sender <= high else _nearest(sender, low, high, parity=1)
         columns.append(column)
-        low = column + 1
+        low = column + PORT_DISTANCE
     return columns
 
 
@@ -202,11 +217,11 @@ def _nearest(wanted: int, low: int, high: int, *, parity: int) -> int:
 
 
 def _share_rows(spans: dict[str, tuple[int, int]]) -> dict[str, int]:
-    """A row for each span, so that spans in one row neither overlap nor touch."""
+    """A row for each span, so that spans in one row are more than `ROW_DISTANCE` apart."""
     last: list[int] = []
     rows: dict[str, int] = {}
     for name, (first, end) in sorted(spans.items(), key=lambda item: item[1]):
-        row = next((row for row, used in enumerate(last) if used + 1 < first), len(last))
+        row = next((row for row, used in enumerate(last) if first - used > ROW_DISTANCE), len(last))
         if row == len(last):
             last.append(end)
         last[row] = end

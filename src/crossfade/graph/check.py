@@ -264,26 +264,35 @@ def _takes(user: Node, whole: InputNode) -> bool:
 
 
 def _check_all_used(nodes: Sequence[Node], outputs: Collection[Node]) -> None:
-    """Everything that was bound, and every part of the input that was asked for, is used."""
-    forgotten = _forgotten(nodes, outputs)
-    if not forgotten:
+    """Everything that was bound, and every part of the input that was asked for, is used.
+
+    Nothing in this function, or in the error, refers to what is forgotten: an error that somebody keeps, as interactive
+    sessions do with the last one, must not keep alive what the hint says to drop.
+    """
+    if _find_forgotten(nodes, outputs) is None:
         return
-    # What the user dropped may still be there, held by a cycle of references.
-    gc.collect()
+    gc.collect()  # what the user dropped may still be there, held by a cycle of references
+    error = _find_forgotten(nodes, outputs)
+    if error is not None:
+        raise error
+
+
+def _find_forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> GraphError | None:
     forgotten = _forgotten(nodes, outputs)
-    parts = [node for node in forgotten if isinstance(node, InputPart)]
     leaves = [node for node in forgotten if isinstance(node, MethodNode)]
+    parts = [node for node in forgotten if isinstance(node, InputPart)]
     if leaves:
-        more = f" (nor {len(leaves) - 1} other calls)" if len(leaves) > 1 else ""
-        raise GraphError(
+        more = f" (nor {len(leaves) - 1} more calls)" if len(leaves) > 1 else ""
+        return GraphError(
             f"nothing uses {describe(leaves[0])}{more}, and it is no output of the graph",
             hint="list it in MultiOutputNode([...]), or drop every reference to it",
         )
     if parts:
-        raise GraphError(
+        return GraphError(
             f"{label_of(parts[0])} was asked for, but no method uses it",
             hint="pass it to a method, or use a new InputNode that is not asked for it",
         )
+    return None
 
 
 def _forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> list[Node]:

@@ -35,7 +35,8 @@ def to_dot(graph: CheckedGraph) -> str:
     for edge in picture.edges:
         looks = [f"label={_quote(edge.label)}"] if edge.label else []
         looks += ['style=dashed, color="#8a9099"'] if edge.is_local else []
-        lines.append(f"  {edge.source} -> {edge.target} [{', '.join(looks)}];")
+        attributes = f" [{', '.join(looks)}]" if looks else ""
+        lines.append(f"  {edge.source} -> {edge.target}{attributes};")
     return "\n".join([*lines, "}", ""])
 
 

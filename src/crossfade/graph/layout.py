@@ -46,7 +46,8 @@ class Edge:
     Attributes:
         source: the id of the box that makes them.
         target: the id of the box that uses them.
-        label: which of the source's values, or of the graph's outputs, they are; empty where there is only one.
+        label: which of the source's values (``[1]``) and of the graph's outputs (``#0``) they are; empty where there is
+            only one.
         is_local: they stay in one process.
     """
 
@@ -110,7 +111,7 @@ def _edges(graph: CheckedGraph, names: Mapping[Node, str]) -> Iterable[Edge]:
         for source in node.inputs:
             labels.setdefault((names[_maker(source)], names[node]), []).append(_value_label(source))
     for index, source in enumerate(graph.outputs):
-        position = f"output {index}" if graph.returns_list else ""
+        position = f"#{index}" if graph.returns_list else ""
         label = " ".join(word for word in (_value_label(source), position) if word)
         labels.setdefault((names[_maker(source)], "out"), []).append(label)
     actor_of = {names[node]: node.actor.id if isinstance(node, MethodNode) else DRIVER for node in names}

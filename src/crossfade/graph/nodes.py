@@ -357,7 +357,7 @@ def walk(outputs: Iterable[Node]) -> list[Node]:
 
 def nodes_in(*arguments: Any) -> tuple[Node, ...]:
     """The nodes in the arguments, at any depth, each once, in order of appearance."""
-    return tuple(dict.fromkeys(leaf for leaf in leaves(arguments) if isinstance(leaf, Node)))
+    return tuple(dict.fromkeys(leaf for each in arguments for leaf in leaves(each) if isinstance(leaf, Node)))
 
 
 def label_of(node: Node) -> str:

@@ -20,11 +20,13 @@ MARGIN = 20.0
 LETTER_WIDTH = 7.4
 """The widest that letters of ``FONT_SIZE`` are on average, in the fonts named below."""
 FONT_SIZE = 12
+LABEL_SIZE = 10
 FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 BOX_HEIGHT = 30.0
 LAYER_HEIGHT = 78.0
 GAP = 22.0
 BEND_WIDTH = 8.0
+MAX_PORT_DISTANCE = 18.0
 LEGEND_HEIGHT = 24.0
 MAX_LABEL_LETTERS = 40
 MAX_LEGEND_ACTORS = 24
@@ -33,6 +35,9 @@ LEGEND_WIDTH = 640.0
 DRIVER_COLOUR = "#e4e6e9"
 COLOURS = ("#9fd0ee", "#f6cf86", "#8fd9bd", "#f2b3d4", "#f5ec95", "#f0ab86", "#b9bdf0", "#c9dca0")
 """Light enough for black text, and told apart with any kind of colour vision by lightness as well as hue."""
+
+Spot = tuple[float, float]
+"""x and y, in pixels."""
 
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -54,25 +59,44 @@ def to_svg(graph: CheckedGraph) -> str:
     legend = list(_legend(colours))
     top = MARGIN * 2 + LEGEND_HEIGHT * (1 + max(row for row, _, _ in legend))
     spots = _spots(layout, middle, top)
+    routes = _routes(layout, spots, widths)
     width = max(LEGEND_WIDTH, max(middle[name] + widths.get(name, BEND_WIDTH) / 2 for name in middle)) + 2 * MARGIN
     height = top + (len(layout.layers) - 1) * LAYER_HEIGHT + BOX_HEIGHT + MARGIN
     lines = [
         *_head(width, height),
         *(_legend_item(row, x, name, colours) for row, x, name in legend),
-        *(_edge(edge, [spots[name] for name in layout.paths[edge.source, edge.target]]) for edge in picture.edges),
+        *(_edge(edge, routes[edge.source, edge.target]) for edge in picture.edges),
         *(_box(box, labels[box.id], spots[box.id], widths[box.id], colours[box.actor]) for box in picture.boxes),
-        *(text for edge in picture.edges if (text := _edge_label(edge, layout, spots))),
+        *(_edge_label(edge, routes[edge.source, edge.target]) for edge in picture.edges if edge.label),
     ]
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _spots(layout: Layout, middle: Mapping[str, float], top: float) -> dict[str, tuple[float, float]]:
+def _spots(layout: Layout, middle: Mapping[str, float], top: float) -> dict[str, Spot]:
     """The middle of each place, in x and y."""
     return {
         name: (middle[name] + MARGIN, top + index * LAYER_HEIGHT + BOX_HEIGHT / 2)
         for index, layer in enumerate(layout.layers)
         for name in layer
     }
+
+
+def _routes(
+    layout: Layout, spots: Mapping[str, Spot], widths: Mapping[str, float]
+) -> dict[tuple[str, str], list[Spot]]:
+    """For each edge the middles of its places, the last one moved aside so that edges end beside one another."""
+    arriving: dict[str, list[tuple[str, str]]] = {}
+    for source, target in layout.paths:
+        arriving.setdefault(target, []).append((source, target))
+    routes: dict[tuple[str, str], list[Spot]] = {}
+    for target, edges in arriving.items():
+        edges.sort(key=lambda edge: spots[layout.paths[edge][-2]][0])
+        distance = min(MAX_PORT_DISTANCE, (widths[target] - 16) / len(edges))
+        for index, edge in enumerate(edges):
+            x, y = spots[target]
+            end = (x + (index - (len(edges) - 1) / 2) * distance, y)
+            routes[edge] = [*(spots[name] for name in layout.paths[edge][:-1]), end]
+    return routes
 
 
 def _head(width: float, height: float) -> Iterator[str]:
@@ -113,7 +137,7 @@ def _legend_item(row: int, x: float, name: str, colours: Mapping[str, str]) -> s
     return f'<path d="M{x:.1f},{y:.1f} h24" {look}/>{text}'
 
 
-def _box(box: Box, label: str, spot: tuple[float, float], width: float, colour: str) -> str:
+def _box(box: Box, label: str, spot: Spot, width: float, colour: str) -> str:
     x, y = spot
     kind = "call" if box.id.startswith("n") else "input" if box.id.startswith("i") else "output"
     radius = 5 if kind == "call" else BOX_HEIGHT / 2
@@ -127,7 +151,7 @@ def _box(box: Box, label: str, spot: tuple[float, float], width: float, colour: 
     )
 
 
-def _edge(edge: Edge, spots: Sequence[tuple[float, float]]) -> str:
+def _edge(edge: Edge, spots: Sequence[Spot]) -> str:
     """From the lower edge of a box to the upper edge of another; straight through bends, curved in between."""
     x, y = spots[0]
     parts = [f"M{x:.1f},{y + BOX_HEIGHT / 2:.1f}"]
@@ -154,14 +178,14 @@ def _look(*, is_local: bool) -> str:
     return 'fill="none" stroke="#222222" stroke-width="1.5"'
 
 
-def _edge_label(edge: Edge, layout: Layout, spots: Mapping[str, tuple[float, float]]) -> str:
-    """Written beside the end of the edge, near the box that uses the value."""
-    if not edge.label:
-        return ""
-    before, (x, y) = layout.paths[edge.source, edge.target][-2], spots[edge.target]
-    x += (spots[before][0] - x) * 0.18
-    halo = 'fill="#333333" font-size="10" paint-order="stroke" stroke="#ffffff" stroke-width="3" text-anchor="middle"'
-    return _text(x, y - BOX_HEIGHT / 2 - 12, _shorten(edge.label), halo)
+def _edge_label(edge: Edge, spots: Sequence[Spot]) -> str:
+    """Written on the last piece of the edge, halfway."""
+    (x, y), (next_x, next_y) = spots[-2:]
+    x, y = (x + next_x) / 2, (y + next_y) / 2
+    label = _shorten(edge.label)
+    width = len(label) * LETTER_WIDTH * LABEL_SIZE / FONT_SIZE + 4
+    back = f'<rect x="{x - width / 2:.1f}" y="{y - 7:.1f}" width="{width:.1f}" height="14" fill="#ffffff"/>'
+    return back + _text(x, y + 3.5, label, f'fill="#333333" font-size="{LABEL_SIZE}" text-anchor="middle"')
 
 
 def _text(x: float, y: float, text: str, look: str) -> str:

@@ -26,7 +26,8 @@ __all__ = ["DEFAULT_SPIN_US", "Bell", "Doorbell"]
 
 DEFAULT_SPIN_US = 60.0
 
-_POLLS_BEFORE_YIELD = 20
+_POLLS_BEFORE_YIELD = 20  # cheap looks: 0.5 us in all
+_CALLS_BEFORE_YIELD = 2  # of a whole ready(): longer would keep others, who share the core, from making it true
 _YIELD_US = 0.6  # one sched_yield and one poll
 _ASLEEP = 0
 _MAIL = 1
@@ -82,7 +83,6 @@ class Doorbell:
         self.flags = memoryview(self._mapping)
         self.spin_us = spin_us
         self._num_yields = round(spin_us / _YIELD_US)
-        self._num_polls = _POLLS_BEFORE_YIELD if spin_us > 0 else 0
         self._fence = full_fence()
         self._poller = select.epoll()
         self._poller.register(event_fd, select.EPOLLIN)
@@ -120,29 +120,42 @@ class Doorbell:
         """Calls the handlers of the descriptors that are ready, without waiting."""
         self._dispatch(self._poller.poll(0))
 
-    def wait_until(self, ready: Callable[[], object], timeout_s: float | None = None) -> bool:
+    def wait_until(
+        self, ready: Callable[[], object], timeout_s: float | None = None, idle: Callable[[], bool] | None = None
+    ) -> bool:
         """Waits until ``ready()`` is true: a short spin, then asleep.
 
         Args:
             ready: looked at again and again; it may do the work that it finds.
             timeout_s: the longest wait in seconds; None for ever.
+            idle: a cheap look that is true as long as ``ready()`` is most likely false; taken instead of it while spinning.
 
         Returns:
             False if the time passed without it.
         """
-        for _ in range(self._num_polls):
-            if ready():
-                return True
-        yield_core = os.sched_yield
-        for _ in range(self._num_yields):
-            yield_core()
-            if ready():
-                return True
+        if self._spin(ready, idle):
+            return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._sleep(ready, deadline):
             if deadline is not None and time.monotonic() >= deadline:
                 return bool(ready())
         return True
+
+    def _spin(self, ready: Callable[[], object], idle: Callable[[], bool] | None) -> bool:
+        """Looks, then yields the core and looks, until ``ready()`` is true or the spin time is over."""
+        if not self._num_yields:
+            return False
+        num_polls = _CALLS_BEFORE_YIELD if idle is None else _POLLS_BEFORE_YIELD
+        is_idle = _never if idle is None else idle
+        for _ in range(num_polls):
+            if not is_idle() and ready():
+                return True
+        yield_core = os.sched_yield
+        for _ in range(self._num_yields):
+            yield_core()
+            if not is_idle() and ready():
+                return True
+        return False
 
     def _sleep(self, ready: Callable[[], object], deadline: float | None) -> bool:
         """One sleep: True if ``ready()`` was true before it."""
@@ -185,3 +198,7 @@ class Doorbell:
             os.close(self.event_fd)
             os.close(self.memory_fd)
             self.event_fd = self.memory_fd = -1
+
+
+def _never() -> bool:
+    return False

@@ -15,10 +15,9 @@ import ctypes
 import mmap
 import os
 import platform
+from _multiprocessing import SemLock  # type: ignore[import-not-found]
 from functools import cache
 from typing import Protocol, cast
-
-from _multiprocessing import SemLock
 
 from crossfade.host.memory import PAGE_BYTES, address_of
 
@@ -42,6 +41,9 @@ class Semaphore(Protocol):
 
     def release(self) -> None:
         """Posts one."""
+
+    def _is_zero(self) -> bool:
+        """Whether there is none to take; takes nothing."""
 
 
 @cache

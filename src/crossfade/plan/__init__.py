@@ -1,0 +1,1 @@
+"""What each actor will do, as a value: actions, text form, validator, timeline."""

@@ -11,7 +11,7 @@ from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call, Hole, fill
 from crossfade.plan.plan import NodeSpec, Plan
-from crossfade.runtime.cursor import Cursor, Round, Step
+from crossfade.runtime.cursor import Cursor, Idle, Round, Step
 from crossfade.runtime.record import Recorder
 
 __all__ = ["Ends", "bind"]
@@ -31,6 +31,7 @@ class _Bound:
 
     step: Step
     action: Action
+    idle: Idle | None = None
 
 
 def bind(
@@ -66,7 +67,8 @@ def bind(
             return [bound.step for bound in bounds]
         return [recorder.wrap(bound.step, bound.action, _what(plan, bound.action)) for bound in bounds]
 
-    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_)
+    idles = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}
+    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles)
 
 
 def _what(plan: Plan, action: Action) -> str:
@@ -105,11 +107,16 @@ class _Binder:
     def steps(self, action: Action) -> list[_Bound]:
         """The steps of one action: waits for received values that it is the first to use, then the action itself."""
         waits = [
-            _Bound(self._read(self._pending[value].target), Action(Verb.READ, self._pending.pop(value).target))
+            self._bound_read(self._pending.pop(value).target)
             for value in self._used_by(action)
             if value in self._pending
         ]
+        if action.verb is Verb.READ:
+            return [*waits, self._bound_read(action.target)]
         return waits + [_Bound(step, action) for step in self._steps_of(action)]
+
+    def _bound_read(self, channel: str) -> _Bound:
+        return _Bound(self._read(channel), Action(Verb.READ, channel), self._ends.readers[channel].is_idle)
 
     def _used_by(self, action: Action) -> tuple[str, ...]:
         match action.verb:
@@ -124,8 +131,6 @@ class _Binder:
 
     def _steps_of(self, action: Action) -> list[Step]:
         match action.verb:
-            case Verb.READ:
-                return [self._read(action.target)]
             case Verb.RECV:
                 start = self._ends.readers[action.target].try_start
                 return [start, self._read(action.target)] if action.stream == MAIN else [start]
@@ -138,6 +143,8 @@ class _Binder:
                 return [self._write(action.target), flush] if action.stream == MAIN else [self._write(action.target)]
             case Verb.FREE:
                 return [self._free(action.target)]
+            case Verb.READ:
+                return [self._read(action.target)]
 
     def _register(self, value: str) -> int:
         if value not in self._register_of:

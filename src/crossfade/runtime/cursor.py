@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Cursor", "Round", "Step"]
+__all__ = ["Cursor", "Idle", "Round", "Step"]
 
 Step = Callable[[], bool]
 """One bound call: True when it has done its work, False when it cannot yet (and has then done nothing)."""
+
+Idle = Callable[[], bool]
+"""A cheap look: true as long as a step most likely cannot run."""
 
 
 class Round:
@@ -26,17 +29,20 @@ class Cursor:
         prologue: one list of steps for each round before round 0 (only actions that run ahead).
         body: the steps of every later round.
         round_: told the number of the present round.
+        idles: for each step of the body that waits for a value, by position, a cheap look at whether it is still missing.
 
     An actor has one cursor for each plan and advances any that can: no plan waits for another.
     """
 
-    def __init__(self, prologue: Sequence[Sequence[Step]], body: Sequence[Step], round_: Round) -> None:
+    def __init__(
+        self, prologue: Sequence[Sequence[Step]], body: Sequence[Step], round_: Round, idles: Mapping[int, Idle]
+    ) -> None:
         self._rounds = [list(steps) for steps in prologue]
         self._body = list(body)
         self._steps = self._rounds.pop(0) if self._rounds else self._body
         self._at = 0
         self._round = round_
-        self.num_steps = 0
+        self._idles = idles
 
     def advance(self) -> bool:
         """Runs steps up to the end of the round or the first that cannot run yet. Whether any step was done.
@@ -62,6 +68,10 @@ class Cursor:
         self._round.number += 1
         if self._steps is not self._body:
             self._steps = self._rounds.pop(0) if self._rounds else self._body
+
+    def idle(self) -> Idle | None:
+        """A cheap look at what it stands still for, if there is one."""
+        return self._idles.get(self._at) if self._steps is self._body else None
 
     @property
     def position(self) -> tuple[int, int]:

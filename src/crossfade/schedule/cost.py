@@ -19,6 +19,8 @@ __all__ = ["CostModel", "Slowdown", "Workload", "fit_line"]
 
 BYTES_PER_MB = 1e6
 BYTES_PER_US_AT_1_GBS = 1e3
+LARGE_BYTES = 1_000
+"""About the largest value that fits into a record of a ring."""
 NEGLIGIBLE_US = 1e-3
 """Under the clock's resolution: differences of this size between measurements mean nothing."""
 
@@ -55,24 +57,34 @@ class CostModel:
 
     write_us: float = 1.0
     """Fixed cost of writing a value into a shared-memory ring."""
+    write_large_us: float = 8.0
+    """What is added to ``write_us`` for a value over ``LARGE_BYTES``: its buffers are taken out and it needs a slot."""
     write_us_per_mb: float = 35.0
     """Cost of a written MB (one copy) on top of ``write_us``."""
     read_us: float = 0.6
     """Fixed cost of taking a value from a shared-memory ring."""
+    read_large_us: float = 8.0
+    """What is added to ``read_us`` for a value over ``LARGE_BYTES``: views on its slot are made."""
     read_us_per_mb: float = 0.0
     """Cost of a read MB; about 0, since a reader gets a view on the slot."""
     hop_us: float = 0.4
     """From the end of a write, or of a release, until a polling process on the other side sees it."""
     wake_us: float = 35.0
-    """What is added to ``hop_us`` when that process had waited longer than ``spin_us`` and sleeps."""
+    """What is added to ``hop_us`` when that process had waited longer than ``spin_us`` and sleeps. It includes what the
+    writer spends on waking it and what both lose to cold caches."""
     spin_us: float = 60.0
     """How long a process polls before it sleeps."""
     latency_us: float = 100.0
-    """Fixed cost of one transfer by gloo, from both sides' readiness on."""
+    """Fixed cost of one transfer by gloo: from both sides' readiness until the receiver's main thread has the value."""
     gbs: float = 2.5
     """Bandwidth of one transfer by gloo, in GB/s."""
     host_us: float = 40.0
-    """What starting a send or a receive by gloo costs the process that starts it."""
+    """What starting a send by gloo costs the main thread that starts it."""
+    receive_host_us: float = 2.0
+    """What starting a receive by gloo costs the main thread that starts it."""
+    host_us_per_mb: float = 350.0
+    """What a MB sent by gloo costs a core of the sender, in the background of its main thread, while the receiver's side
+    of the transfer takes another core. Without a free core the transfer and all else take longer."""
     step_us: float = 0.1
     """The runtime's own cost for each action."""
     num_cores: int = 2
@@ -92,15 +104,21 @@ class CostModel:
 
     def write_time_us(self, size_bytes: int) -> float:
         """Time that the writer spends on putting a value of that size into a ring."""
-        return self.write_us + self.write_us_per_mb * size_bytes / BYTES_PER_MB
+        large_us = self.write_large_us if size_bytes > LARGE_BYTES else 0.0
+        return self.write_us + large_us + self.write_us_per_mb * size_bytes / BYTES_PER_MB
 
     def read_time_us(self, size_bytes: int) -> float:
         """Time that a reader spends on taking a value of that size from a ring."""
-        return self.read_us + self.read_us_per_mb * size_bytes / BYTES_PER_MB
+        large_us = self.read_large_us if size_bytes > LARGE_BYTES else 0.0
+        return self.read_us + large_us + self.read_us_per_mb * size_bytes / BYTES_PER_MB
 
     def transfer_time_us(self, size_bytes: int) -> float:
         """Time that gloo takes for a value of that size when nothing else runs."""
         return self.latency_us + size_bytes / (self.gbs * BYTES_PER_US_AT_1_GBS)
+
+    def send_host_time_us(self, size_bytes: int) -> float:
+        """Time that the sender's background thread spends on a core for a value of that size."""
+        return self.host_us_per_mb * size_bytes / BYTES_PER_MB
 
     def to_json(self) -> str:
         """The figures as text, one JSON object; ``from_json`` gives an equal model back."""

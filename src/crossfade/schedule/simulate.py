@@ -4,9 +4,11 @@ What is reckoned with:
 
 - **Values.** A read waits for the write of the same execution, a write for the release of the slot by every reader.
   Either is seen ``hop_us`` later by who polls, and ``wake_us`` after that by who had waited longer than ``spin_us``.
-- **Transfers** (gloo) start when both ends have started, one per reader, and run one after another between the same
-  two actors in the order of the sends. Who uses the value first waits for its arrival.
-- **Cores.** Work of all parties and background transfers share ``num_cores`` cores evenly. Who polls takes no core:
+- **Transfers** (gloo), one per reader. A receiver takes one after another, in the order of its receives; a sender sends
+  one after another to each receiver, in the order of its sends, but to several receivers at once. So a transfer starts
+  when it is the first of both queues. Who uses the value first waits for its arrival.
+- **Cores.** Work of all parties and background transfers share ``num_cores`` cores evenly. A transfer is work for a core
+  of the receiver from its start to its end, and beside that work for a core of the sender. Who polls takes no core:
   polling gives way to work. On top of that come the cost model's slowdowns.
 - **The driver** is one thread that submits inputs and gets outputs, with a fixed number of executions in flight.
 
@@ -107,15 +109,44 @@ class _Transfer:
     execution: int
     start_us: float = 0.0
     work: Work | None = None
+    num_working: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What both of its ends know it by."""
+        return self.channel.id, self.execution
 
 
 @dataclass(slots=True)
-class _Pair:
-    """Transfers from one actor to one other: those whose send has started, in order, and those whose receive has."""
+class _Inbox:
+    """What one actor receives in the background: values come one after another, in the order of its receives.
 
-    sent: deque[_Transfer] = field(default_factory=deque)
-    awaited: set[tuple[str, int]] = field(default_factory=set)
+    Attributes:
+        awaited: (sender, channel id, execution) of the receives that have started.
+        sent: of each sender, the transfers whose send has started, in order.
+        is_busy: whether a value is on its way.
+    """
+
+    awaited: deque[tuple[str, str, int]] = field(default_factory=deque)
+    sent: defaultdict[str, deque[_Transfer]] = field(default_factory=lambda: defaultdict(deque))
     is_busy: bool = False
+
+    def take(self) -> _Transfer | None:
+        """The next transfer, if it can start."""
+        if self.is_busy or not self.awaited:
+            return None
+        sender, *key = self.awaited[0]
+        sent = self.sent[sender]
+        if not sent or sent[0].key != tuple(key):
+            return None
+        self.awaited.popleft()
+        self.is_busy = True
+        return sent.popleft()
+
+    def lost(self) -> list[tuple[str, int, str]]:
+        """(channel id, execution, sender) of ends that found no other end."""
+        sent = [(*transfer.key, sender) for sender, queue in self.sent.items() for transfer in queue]
+        return sent + [(channel, execution, sender) for sender, channel, execution in self.awaited]
 
 
 @dataclass(slots=True)
@@ -149,7 +180,7 @@ class Simulation:
         self._cores = Cores(costs.num_cores)
         self._cursors = [_Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
         self._processes: defaultdict[str, _Process] = defaultdict(_Process)
-        self._pairs: defaultdict[tuple[str, str], _Pair] = defaultdict(_Pair)
+        self._inboxes: defaultdict[str, _Inbox] = defaultdict(_Inbox)
         self._facts: dict[tuple[str, int], float] = {}
         self._blocked: defaultdict[tuple[str, int], list[_Cursor]] = defaultdict(list)
         self._ready: deque[_Cursor] = deque()
@@ -277,28 +308,34 @@ class Simulation:
         """One end of a transfer has started: all those to the readers for a send, one for a receive."""
         if actor == channel.writer:
             for reader in channel.readers:
-                self._pairs[actor, reader].sent.append(_Transfer(channel, reader, execution))
-                self._start_next(self._pairs[actor, reader])
+                self._inboxes[reader].sent[actor].append(_Transfer(channel, reader, execution))
+                self._start_next(self._inboxes[reader])
         else:
-            pair = self._pairs[channel.writer, actor]
-            pair.awaited.add((channel.id, execution))
-            self._start_next(pair)
+            self._inboxes[actor].awaited.append((channel.writer, channel.id, execution))
+            self._start_next(self._inboxes[actor])
 
-    def _start_next(self, pair: _Pair) -> None:
-        if pair.is_busy or not pair.sent or (pair.sent[0].channel.id, pair.sent[0].execution) not in pair.awaited:
+    def _start_next(self, inbox: _Inbox) -> None:
+        transfer = inbox.take()
+        if transfer is None:
             return
-        transfer = pair.sent.popleft()
-        pair.awaited.remove((transfer.channel.id, transfer.execution))
-        pair.is_busy = True
         transfer.start_us = self._cores.now_us
         size_bytes = self._workload.size_bytes(transfer.channel.value)
-        done = partial(self._arrived, pair, transfer)
-        transfer.work = self._cores.start(self._costs.transfer_time_us(size_bytes), done, self._factor(transfer))
+        times_us = (self._costs.transfer_time_us(size_bytes), self._costs.send_host_time_us(size_bytes))
+        transfer.num_working = 2
+        done = partial(self._side_done, inbox, transfer)
+        transfer.work = self._cores.start(times_us[0], done, self._factor(transfer))
+        self._cores.start(times_us[1], done)
         for process in self._ends(transfer):
             process.transfers.append(transfer)
             self._reckon_compute(process)
 
-    def _arrived(self, pair: _Pair, transfer: _Transfer) -> None:
+    def _side_done(self, inbox: _Inbox, transfer: _Transfer) -> None:
+        """The receiver's or the sender's core is done with it; the value is there when both are."""
+        transfer.num_working -= 1
+        if transfer.num_working == 0:
+            self._arrived(inbox, transfer)
+
+    def _arrived(self, inbox: _Inbox, transfer: _Transfer) -> None:
         channel, execution, start_us = transfer.channel, transfer.execution, transfer.start_us
         what = f"{channel.writer} -> {transfer.reader}"
         for actor, stream, verb in (
@@ -310,8 +347,8 @@ class Simulation:
             process.transfers.remove(transfer)
             self._reckon_compute(process)
         self._happened(f"arrived {channel.id} at {transfer.reader}", execution)
-        pair.is_busy = False
-        self._start_next(pair)
+        inbox.is_busy = False
+        self._start_next(inbox)
 
     # Slowdowns: what runs beside what.
 
@@ -350,11 +387,10 @@ class Simulation:
             for cursor in self._cursors
             if cursor.round < self._num_executions
         ]
-        for (writer, reader), pair in self._pairs.items():
-            lost = [(transfer.channel.id, transfer.execution) for transfer in pair.sent] + sorted(pair.awaited)
-            if lost and not stuck:
+        for reader, inbox in self._inboxes.items():
+            for channel, execution, sender in inbox.lost()[:1] if not stuck else ():
                 raise PlanError(
-                    f"PL-1: {lost[0][0]!r} of execution {lost[0][1]} has only one end between {writer} and {reader}",
+                    f"PL-1: {channel!r} of execution {execution} has only one end between {sender} and {reader}",
                     hint="each send needs its recv; crossfade.plan.validate.validate(plan) shows the step",
                 )
         if stuck:

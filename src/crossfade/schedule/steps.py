@@ -190,7 +190,8 @@ class _Reckoner:
     def _recv(self, action: Action) -> Step:
         channel = self._channel(action)
         arrived = Need(f"arrived {channel.id} at {self._actor}")
-        return self._move(action, (self._is_free(channel, self._actor),), self._costs.host_us, then=(arrived,))
+        needs = (self._is_free(channel, self._actor),)
+        return self._move(action, needs, self._costs.receive_host_us, then=(arrived,))
 
     def _free(self, action: Action) -> Step:
         received = action.target in self._received

@@ -1,0 +1,297 @@
+"""Calibration: what the steps of a plan cost on this machine, measured with tiny graphs on the local engine.
+
+Each figure of `CostModel` comes from a primitive, none from a graph that one would want to predict:
+
+- a write and a read, from recorded spans of an actor that gives the driver small values, then arrays of many sizes, both
+  sides awake;
+- an action, from a chain of nodes on one actor; it moves nothing, so its length decides its time;
+- a hop, from the round trip through one actor: what is left of it when everything else is taken off;
+- a wake-up, from an actor that works so long that the driver goes to sleep;
+- a transfer by gloo, from recorded spans of two actors, and what it costs the sender from that process's CPU time.
+
+What else runs on the machine meanwhile is measured too: calibrate when it does what it will do later.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from crossfade.api.compiled import CompiledGraph, compile_graph
+from crossfade.api.refs import get
+from crossfade.api.remote import ActorHandle, remote
+from crossfade.api.session import init, is_initialized, shutdown
+from crossfade.engines.protocol import DEFAULT_SPIN_US
+from crossfade.errors import SessionError
+from crossfade.graph.nodes import InputNode
+from crossfade.plan.spans import COMMUNICATE, Span
+from crossfade.plan.timeline import Timeline
+from crossfade.schedule.cost import BYTES_PER_MB, BYTES_PER_US_AT_1_GBS, CostModel, Workload, fit_line
+from crossfade.schedule.simulate import simulate
+from crossfade.types import DRIVER
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["calibrate"]
+
+RING_BYTES = (2_000, 20_000, 100_000, 1_000_000, 4_000_000, 8_000_000)
+GLOO_BYTES = (1_000, 100_000, 1_000_000, 4_000_000, 8_000_000, 16_000_000)
+NUM_PER_SIZE = 25
+NUM_SMALL = 500
+NUM_ROUND_TRIPS = 1_500
+NUM_CHAIN_NODES = 65
+NUM_CHAINS = 200
+NUM_WAKE_UPS = 60
+NUM_WARM_UPS = 12
+
+AWAKE_US = 2_000.0
+"""For how long a waiting process polls while rings are measured: nobody falls asleep beside a large copy."""
+ASLEEP_US = 4_000.0
+"""How long an actor works so that who waits for it sleeps."""
+
+
+class _Probe:
+    """The actor of all measures."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, np.ndarray[Any, Any]] = {}
+
+    def give(self, size_bytes: int) -> np.ndarray[Any, Any]:
+        """An array of that size, made once."""
+        import numpy as np
+
+        if size_bytes not in self._arrays:
+            self._arrays[size_bytes] = np.ones(size_bytes, np.uint8)
+        return self._arrays[size_bytes]
+
+    def take(self, array: np.ndarray[Any, Any]) -> int:
+        """The size of an array, which is not looked into."""
+        return array.nbytes
+
+    def pass_on(self, value: object) -> object:
+        """What came."""
+        return value
+
+    def work(self, time_us: float) -> float:
+        """Keeps a core busy."""
+        end_ns = time.monotonic_ns() + int(time_us * 1_000)
+        while time.monotonic_ns() < end_ns:
+            pass
+        return time_us
+
+    def cpu_us(self) -> float:
+        """CPU time of this process, all threads, since it started."""
+        return time.process_time() * 1e6
+
+
+def calibrate(progress: Callable[[str, float], None] | None = None) -> CostModel:
+    """Measures what moving values costs on this machine; takes 5 to 15 seconds.
+
+    Calibration has sessions of its own, since actors of another one would take cores from what is measured: it is refused
+    while one is running, and afterwards none is.
+
+    Args:
+        progress: called before each stage with its name, and after the last one, with the part that is done, 0 to 1.
+
+    Returns:
+        A model for ``graph.predicted_timeline(workload, costs)``. Where torch is not installed, the figures of gloo are
+        the defaults. Slowdowns are left at 1: on few cores they cannot be told from sharing the cores.
+
+    Raises:
+        SessionError: a session is running.
+    """
+    if is_initialized():
+        raise SessionError(
+            "calibrate() was called while a session is running, whose actors would disturb it",
+            hint="calibrate before the first actor, or call crossfade.shutdown() first; CostModel.to_json() keeps the result",
+        )
+    tell = progress or (lambda stage, done: None)
+    costs = CostModel(num_cores=len(os.sched_getaffinity(0)), spin_us=DEFAULT_SPIN_US)
+    tell("starting an actor", 0.0)
+    with _probes(1, spin_us=AWAKE_US) as (probe,):
+        for stage, measure, done in (
+            ("small values", _measure_small, 0.1),
+            ("large values", _measure_large, 0.2),
+            ("actions", _measure_steps, 0.35),
+            ("hops", _measure_hops, 0.4),
+            ("wake-ups", _measure_wake_ups, 0.45),
+        ):
+            tell(stage, done)
+            costs = measure(probe, costs)
+    if importlib.util.find_spec("torch") is not None:
+        tell("transfers by gloo", 0.5)
+        with _probes(2, spin_us=DEFAULT_SPIN_US) as (sender, receiver):
+            costs = _measure_gloo(sender, receiver, costs)
+    tell("done", 1.0)
+    return costs
+
+
+@contextmanager
+def _probes(num: int, *, spin_us: float) -> Iterator[list[ActorHandle]]:
+    """A session with that many actors."""
+    init(engine="local", spin_us=spin_us)
+    try:
+        yield [remote(_Probe).remote() for _ in range(num)]
+    finally:
+        shutdown()
+
+
+def _measure_small(probe: ActorHandle, costs: CostModel) -> CostModel:
+    """Values that fit into a ring's records."""
+    with InputNode() as inp:
+        node = probe.pass_on.bind(inp)
+    with compile_graph(node, max_inflight=1, record=True) as graph:
+        _round_trips_us(graph, NUM_SMALL)
+        timeline = graph.timeline()
+    moves = _spans(timeline, node.actor.id, "write n0"), _spans(timeline, DRIVER, "read n0")
+    write_us, read_us = (statistics.median(spans[-1].duration_us for spans in each.values()) for each in moves)
+    clock_us = _clock_us()
+    return replace(costs, write_us=max(0.0, write_us - clock_us), read_us=max(0.0, read_us - clock_us))
+
+
+def _measure_large(probe: ActorHandle, costs: CostModel) -> CostModel:
+    """Arrays, which need slots."""
+    with InputNode() as inp:
+        node = probe.give.bind(inp)
+    with compile_graph(node, max_inflight=1, record=True) as graph:
+        sizes, timeline = _run_sizes(graph, RING_BYTES, lambda size, array: array.nbytes == size)
+    write_us, write_us_per_byte = fit_line(_points(sizes, _spans(timeline, node.actor.id, "write n0")))
+    read_us, read_us_per_byte = fit_line(_points(sizes, _spans(timeline, DRIVER, "read n0")))
+    return replace(
+        costs,
+        write_large_us=max(0.0, write_us - costs.write_us),
+        write_us_per_mb=write_us_per_byte * BYTES_PER_MB,
+        read_large_us=max(0.0, read_us - costs.read_us),
+        read_us_per_mb=read_us_per_byte * BYTES_PER_MB,
+    )
+
+
+def _measure_steps(probe: ActorHandle, costs: CostModel) -> CostModel:
+    """Each further node of a chain on one actor adds two actions: its run, and letting go of what it was given."""
+    medians_us = []
+    for num_nodes in (1, NUM_CHAIN_NODES):
+        with InputNode() as inp:
+            node = probe.pass_on.bind(inp)
+            for _ in range(num_nodes - 1):
+                node = probe.pass_on.bind(node)
+        with compile_graph(node, max_inflight=1) as graph:
+            medians_us.append(statistics.median(_round_trips_us(graph, NUM_CHAINS)))
+    return replace(costs, step_us=max(0.0, medians_us[1] - medians_us[0]) / (2 * (NUM_CHAIN_NODES - 1)))
+
+
+def _measure_hops(probe: ActorHandle, costs: CostModel) -> CostModel:
+    """What the round trip through one actor takes beyond its steps is shared by its two hops."""
+    with InputNode() as inp:
+        node = probe.pass_on.bind(inp)
+    with compile_graph(node, max_inflight=1) as graph:
+        trip_us = statistics.median(_round_trips_us(graph, NUM_ROUND_TRIPS))
+        steps_us = simulate(graph.plan, Workload(), replace(costs, hop_us=0.0)).makespan_us
+    return replace(costs, hop_us=max(0.0, trip_us - steps_us) / 2)
+
+
+def _measure_wake_ups(probe: ActorHandle, costs: CostModel) -> CostModel:
+    """From the start of a write to the end of the read, with a reader that sleeps, beyond what it takes with one that polls."""
+    with InputNode() as inp:
+        node = probe.work.bind(inp)
+    with compile_graph(node, max_inflight=1, record=True) as graph:
+        for _ in range(NUM_WAKE_UPS):
+            get(graph.execute(ASLEEP_US))
+        timeline = graph.timeline()
+    writes, reads = _spans(timeline, node.actor.id, "write n0"), _spans(timeline, DRIVER, "read n0")
+    taken_us = [reads[number][-1].end_us - writes[number][0].start_us for number in writes]
+    awake_us = costs.write_us + costs.hop_us + costs.read_us
+    return replace(costs, wake_us=max(0.0, statistics.median(taken_us) - awake_us))
+
+
+def _measure_gloo(sender: ActorHandle, receiver: ActorHandle, costs: CostModel) -> CostModel:
+    with InputNode() as inp:
+        made = sender.give.bind(inp).with_tensor_transport(transport="gloo")
+        node = receiver.take.bind(made)
+    with compile_graph(node, max_inflight=2, record=True) as graph:
+        sizes, timeline = _run_sizes(graph, GLOO_BYTES, lambda size, got: got == size)
+        cpu_us = [point for size in GLOO_BYTES for point in _cpu_points(graph, sender, size)]
+    sends, receives = _spans(timeline, made.actor.id, "send n0"), _spans(timeline, node.actor.id, "recv n0")
+    reads = _spans(timeline, node.actor.id, "read n0")
+    starts = {number: min(spans, key=lambda span: span.start_us) for number, spans in sends.items() if number in sizes}
+    host_us = statistics.median(span.duration_us for span in starts.values())
+    latency_us, per_byte_us = fit_line(
+        (sizes[number], reads[number][-1].end_us - start.end_us) for number, start in starts.items()
+    )
+    return replace(
+        costs,
+        host_us=host_us,
+        receive_host_us=statistics.median(min(span.duration_us for span in spans) for spans in receives.values()),
+        latency_us=latency_us,
+        gbs=1 / (max(per_byte_us, 1e-9) * BYTES_PER_US_AT_1_GBS),
+        host_us_per_mb=min(per_byte_us, fit_line(cpu_us)[1]) * BYTES_PER_MB,
+    )
+
+
+def _cpu_points(graph: CompiledGraph, sender: ActorHandle, size_bytes: int) -> list[tuple[float, float]]:
+    """(size, CPU time of the sender's process for one execution), a few times."""
+    points = []
+    for _ in range(3):
+        before_us = get(sender.cpu_us.remote())
+        for _ in range(5):
+            get(graph.execute(size_bytes))
+        points.append((float(size_bytes), (get(sender.cpu_us.remote()) - before_us) / 5))
+    return points
+
+
+def _run_sizes(
+    graph: CompiledGraph, sizes_bytes: Sequence[int], is_right: Callable[[int, Any], bool]
+) -> tuple[dict[int, int], Timeline]:
+    """Executes a recorded graph with every size, shuffled, after a warm-up with the largest one, which makes the slots.
+
+    Returns:
+        The size of each execution, by its number, and the timeline.
+
+    Raises:
+        RuntimeError: a wrong value came.
+    """
+    sizes = [*sizes_bytes] * NUM_PER_SIZE
+    random.Random(0).shuffle(sizes)
+    sizes = [max(sizes_bytes)] * NUM_WARM_UPS + sizes
+    for size in sizes:
+        got = get(graph.execute(size))
+        if not is_right(size, got):
+            raise RuntimeError(f"calibration asked for {size} bytes and got {got!r}\nhint: this is a bug in crossfade")
+        del got
+    return {number: size for number, size in enumerate(sizes) if number >= NUM_WARM_UPS}, graph.timeline()
+
+
+def _round_trips_us(graph: CompiledGraph, num: int) -> list[float]:
+    times_us = []
+    for _ in range(num + NUM_WARM_UPS):
+        start_ns = time.perf_counter_ns()
+        graph.execute(1).get()
+        times_us.append((time.perf_counter_ns() - start_ns) / 1_000)
+    return times_us[NUM_WARM_UPS:]
+
+
+def _spans(timeline: Timeline, actor: str, label: str) -> dict[int, list[Span]]:
+    """The actor's moves of that kind, by execution, in order; its waits left out."""
+    found: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        if span.actor == actor and span.kind == COMMUNICATE and span.label.startswith(label):
+            found.setdefault(span.execution, []).append(span)
+    return found
+
+
+def _points(sizes: dict[int, int], spans: dict[int, list[Span]]) -> list[tuple[float, float]]:
+    """(size in bytes, time in us) of each execution's move."""
+    return [(size, spans[number][-1].duration_us) for number, size in sizes.items()]
+
+
+def _clock_us() -> float:
+    """What looking at the clock costs."""
+    times_ns = [time.monotonic_ns() for _ in range(1_000)]
+    return statistics.median(after - before for before, after in zip(times_ns, times_ns[1:], strict=False)) / 1_000

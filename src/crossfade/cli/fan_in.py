@@ -1,0 +1,209 @@
+"""The demo's program, and what is measured on it.
+
+::
+
+            Sender0.make  ─┐
+    driver  Sender1.make  ─┼─►  Receiver.work (three times)  ─►  driver
+            Sender2.make  ─┘
+
+A *burst* is NUM_IN_BURST executions, of which at most MAX_INFLIGHT are under way, on a graph that is idle before and after. The
+measured timeline is cut at the bursts' ends, so that the idle time between them is nobody's waiting; the simulator predicts the same
+burst.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import crossfade
+from crossfade.api import ActorHandle, CompiledGraph, remote
+from crossfade.cli.actors import Receiver, Sender
+from crossfade.cli.exits import WrongResult
+from crossfade.cli.measure import in_flight_us, median
+from crossfade.plan.plan import Plan
+from crossfade.plan.spans import COMPUTE, Overlap, Span
+from crossfade.plan.timeline import Timeline
+from crossfade.schedule.cost import CostModel, Workload
+from crossfade.types import DRIVER
+
+__all__ = ["ARRAY_BYTES", "NUM_SENDERS", "Burst", "FanIn", "Measured", "Shares", "measure"]
+
+NUM_SENDERS = 3
+NUM_WORDS = 500_000
+ARRAY_BYTES = 4 * NUM_WORDS
+NUM_PASSES = 20
+NUM_IN_BURST = 6
+MAX_INFLIGHT = 3
+NUM_WARM = 2
+"""Bursts that are not counted: slots are made, and their memory touched, when the first values need them."""
+
+
+class FanIn:
+    """The actors, and the plain computation that all results are held against."""
+
+    def __init__(self) -> None:
+        sender, receiver = remote(Sender), remote(Receiver)
+        self.senders = [sender.options(name=f"Sender{n}").remote(n, NUM_WORDS) for n in range(NUM_SENDERS)]
+        self.receiver: ActorHandle = receiver.options(name="Receiver").remote(NUM_WORDS, NUM_PASSES)
+        self._expected: dict[int, list[int]] = {}
+
+    def compile(self, *, transport: str = "auto", overlap: bool = True) -> CompiledGraph:
+        """The graph with that transport on the edges from the senders to the receiver; it records."""
+        with crossfade.InputNode() as execution:
+            arrays: list[Any] = [sender.make.bind(execution) for sender in self.senders]
+            results: list[Any] = [self.receiver.work.bind(array.with_tensor_transport(transport)) for array in arrays]
+            dag = crossfade.MultiOutputNode(results)
+        graph: CompiledGraph = dag.compile(overlap=overlap, max_inflight=MAX_INFLIGHT, record=True)
+        return graph
+
+    def expected(self, execution: int) -> list[int]:
+        """What an execution gives, computed here and now without any graph."""
+        if execution not in self._expected:
+            receiver = Receiver(NUM_WORDS, NUM_PASSES)
+            makers = [Sender(number, NUM_WORDS) for number in range(NUM_SENDERS)]
+            self._expected[execution] = [receiver.work(maker.make(execution)) for maker in makers]
+        return self._expected[execution]
+
+    def check(self, executions: Iterable[int], results: Iterable[list[int]]) -> None:
+        """Compares results with the plain computation.
+
+        Raises:
+            WrongResult: one differs.
+        """
+        for execution, result in zip(executions, results, strict=True):
+            if result != self.expected(execution):
+                raise WrongResult(f"the result of execution {execution}", result, self.expected(execution))
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """One burst, on a clock that starts with it.
+
+    Attributes:
+        timeline: what ran, cut at the burst's start; executions count from 0.
+        results_us: when each result was there.
+    """
+
+    timeline: Timeline
+    results_us: tuple[float, ...]
+
+    @property
+    def length_us(self) -> float:
+        """Until the last result."""
+        return self.results_us[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What one party did with the time of all bursts, as shares of it.
+
+    Attributes:
+        compute, wait: it ran a method; it was blocked on a value or a slot.
+        exposed, hidden: it communicated, and did not, or did, compute at the same time.
+    """
+
+    compute: float
+    exposed: float
+    hidden: float
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The bursts of one graph.
+
+    Attributes:
+        plan: the graph's plan.
+        bursts: in order, without those that warmed up.
+    """
+
+    plan: Plan
+    bursts: tuple[Burst, ...]
+
+    def execution_us(self) -> list[float]:
+        """The times between successive results of a burst: what one more execution takes once things are rolling."""
+        return [later - earlier for burst in self.bursts for earlier, later in pairwise(burst.results_us)]
+
+    def steady_us(self) -> float:
+        """The time per execution between a burst's first and last result: the median of the bursts."""
+        return median((burst.results_us[-1] - burst.results_us[0]) / (len(burst.results_us) - 1) for burst in self.bursts)
+
+    def typical(self) -> Burst:
+        """The burst of median length."""
+        return sorted(self.bursts, key=lambda burst: burst.length_us)[len(self.bursts) // 2]
+
+    def durations_us(self, label: str) -> list[float]:
+        """How long an action took, each time, without waiting."""
+        spans = [span for burst in self.bursts for span in burst.timeline.spans]
+        return [span.duration_us for span in spans if span.label == label and span.kind != "wait"]
+
+    def shares(self) -> dict[str, Shares]:
+        """By party."""
+        total_us = sum(burst.timeline.makespan_us for burst in self.bursts)
+        found = {}
+        for actor in self.plan.programs:
+            parts = [Overlap.of(span for span in burst.timeline.spans if span.actor == actor) for burst in self.bursts]
+            sums = [sum(getattr(part, f"{name}_us") for part in parts) for name in ("compute", "exposed", "hidden", "wait")]
+            found[actor] = Shares(*(time_us / total_us for time_us in sums))
+        return found
+
+    def predicted(self) -> Timeline:
+        """The burst as the simulator sees it, from the medians of what its methods and writes took here."""
+        from crossfade.schedule.simulate import simulate
+
+        compute_us = {node.id: median(self.durations_us(f"run {node.id}")) for node in self.plan.nodes}
+        arrays = [channel for channel in self.plan.channels if channel.writer != DRIVER and channel.readers != (DRIVER,)]
+        write_us = median([time_us for channel in arrays for time_us in self.durations_us(f"write {channel.id}")])
+        workload = Workload(compute_us=compute_us, value_bytes={channel.value: ARRAY_BYTES for channel in arrays})
+        costs = CostModel(write_us_per_mb=write_us / (ARRAY_BYTES / 1e6), num_cores=os.cpu_count() or 1)
+        timeline = simulate(self.plan, workload, costs, NUM_IN_BURST)
+        return replace(timeline, name="predicted from the medians below")
+
+
+def measure(program: FanIn, graphs: Sequence[CompiledGraph], num_bursts: int) -> list[Measured]:
+    """Runs bursts on the graphs in turn, so that whatever else the machine does falls on all of them alike.
+
+    Raises:
+        WrongResult: a result is not what the plain computation gives.
+    """
+    results_us: list[list[list[float]]] = [[] for _ in graphs]
+    inputs = range(NUM_IN_BURST)
+    for _ in range(NUM_WARM + num_bursts):
+        for graph, times_us in zip(graphs, results_us, strict=True):
+            ends_us, results = in_flight_us(graph, inputs, MAX_INFLIGHT)
+            program.check(inputs, results)
+            times_us.append(ends_us)
+    return [
+        Measured(graph.plan, tuple(_bursts(graph.timeline(), times_us)[NUM_WARM:]))
+        for graph, times_us in zip(graphs, results_us, strict=True)
+    ]
+
+
+def _bursts(timeline: Timeline, results_us: Sequence[Sequence[float]]) -> list[Burst]:
+    spans: list[list[Span]] = [[] for _ in results_us]
+    for span in timeline.spans:
+        number = span.execution // NUM_IN_BURST
+        if number < len(spans):
+            spans[number].append(span)
+    return [Burst(_cut(each), tuple(ends_us)) for each, ends_us in zip(spans, results_us, strict=True)]
+
+
+def _cut(spans: Sequence[Span]) -> Timeline:
+    """One burst's spans on a clock that starts with the driver's first write."""
+    start_us = min(span.start_us for span in spans if span.actor == DRIVER and span.kind != "wait")
+    end_us = max(span.end_us for span in spans if span.actor == DRIVER)
+    kept = [
+        replace(
+            span,
+            start_us=max(span.start_us - start_us, 0.0),
+            end_us=min(span.end_us, end_us) - start_us,
+            execution=span.execution % NUM_IN_BURST,
+        )
+        for span in spans
+        if start_us < span.end_us and span.start_us < end_us
+    ]
+    return Timeline.of("measured", kept)

@@ -1,0 +1,136 @@
+"""The command ``crossfade``: arguments, and what becomes of errors.
+
+========  ==================================================================================================
+exit code  meaning
+========  ==================================================================================================
+0         done
+1         something went wrong on the way: an actor died, a result is wrong
+2         the user's mistake: unknown options, a module that cannot be imported, a graph that cannot be compiled
+130       Ctrl-C
+========  ==================================================================================================
+
+However a command ends, its actors are gone before it returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import crossfade
+from crossfade.cli.exits import INTERRUPTED, PROBLEM, USERS_MISTAKE, UsersMistake, WrongResult
+from crossfade.errors import CrossfadeError, MissingDependency
+
+__all__ = ["EngineName", "app"]
+
+app = typer.Typer(
+    name="crossfade",
+    help="Hides communication behind computation in graphs of actors, and shows how much it hid.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(help="Measures this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+
+class EngineName(StrEnum):
+    """What runs the actors."""
+
+    LOCAL = "local"
+    INLINE = "inline"
+
+
+@contextmanager
+def _command() -> Iterator[None]:
+    """Around a command's work: errors become messages and exit codes, and the session is over at the end."""
+    try:
+        try:
+            yield
+        finally:
+            crossfade.shutdown()
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (UsersMistake, MissingDependency) as mistake:
+        raise _failed(mistake, USERS_MISTAKE) from None
+    except (CrossfadeError, WrongResult) as error:
+        raise _failed(error, PROBLEM) from None
+
+
+def _failed(error: Exception, code: int) -> typer.Exit:
+    print(f"error: {error}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"crossfade {crossfade.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def crossfade_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Hides communication behind computation in graphs of actors, and shows how much it hid."""
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="The folder for the picture, the traces and the plan.")] = Path(
+        "demo-output"
+    ),
+    engine: Annotated[EngineName, typer.Option(help="Processes, or all in this thread.")] = EngineName.LOCAL,
+) -> None:
+    """Runs three senders and a receiver, and shows what took how long. Needs neither torch nor a GPU."""
+    with _command():
+        from crossfade.cli.demo import run_demo
+
+        run_demo(output, engine.value)
+
+
+@app.command()
+def plan(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="Returns the last node of a graph, or a MultiOutputNode; takes no arguments.",
+        ),
+    ],
+    max_inflight: Annotated[int, typer.Option(min=1, help="How many executions may be under way.")] = 10,
+    overlap: Annotated[bool, typer.Option(help="Start receives early and let sends trail.")] = True,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture of the predicted timeline there.")] = None,
+) -> None:
+    """Prints what every actor of a graph would do. Starts no process: the actors' constructors run in this one."""
+    with _command():
+        from crossfade.cli.plan import show_plan
+
+        show_plan(target, max_inflight=max_inflight, overlap=overlap, svg=svg)
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measures this machine."""
+
+
+@bench_app.command()
+def hops(
+    num: Annotated[int, typer.Option(min=10, help="Executions for each figure (fewer where they take long).")] = 5000,
+    spin_us: Annotated[
+        float, typer.Option(min=0, help="How long, in microseconds, a waiting process looks for work before it sleeps.")
+    ] = 60.0,
+) -> None:
+    """Round trips through actors: latency, chains, fan-out, arrays, several in flight. All values are checked."""
+    with _command():
+        from crossfade.cli.bench import bench_hops
+
+        bench_hops(num, spin_us)

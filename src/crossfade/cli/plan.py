@@ -1,0 +1,190 @@
+"""``crossfade plan``: what every actor of a user's graph would do."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import crossfade
+from crossfade.api import CompiledGraph
+from crossfade.cli.exits import UsersMistake
+from crossfade.errors import ActorStartError, GraphError, MissingDependency
+from crossfade.graph.nodes import MultiOutputNode, Node
+from crossfade.plan.picture import draw
+from crossfade.plan.plan import Plan
+
+__all__ = ["load_graph", "ring_bytes", "show_plan"]
+
+SMALLEST_SLOT_BYTES = 1024
+
+
+def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None) -> None:
+    """Prints the plan of the graph that a function returns, and what the simulator expects of it.
+
+    Raises:
+        UsersMistake: there is no such function, or it fails, or what it returns is no graph that can be compiled.
+    """
+    crossfade.init(engine="inline")  # before the user's module is imported: it may start actors
+    node = load_graph(target)
+    with _compile(node, target, max_inflight=max_inflight, overlap=overlap) as graph:
+        print(graph.plan)
+        timeline = graph.predicted_timeline(num_executions=min(max_inflight, 3))
+        one = graph.predicted_timeline()
+        num_actors = len(graph.plan.programs) - 1
+        print(f"\n{len(graph.plan.nodes)} method calls on {num_actors} actors, {len(graph.plan.channels)} channels")
+        print(f"rings take at least {ring_bytes(graph.plan):,} bytes; larger values make larger slots when they come")
+        print(f"predicted: {one.makespan_us:.1f} us for one execution, with methods that take no time and small values")
+        if svg is not None:
+            _write(svg, draw([timeline], f"{target}: methods take no time"))
+            print(f"picture of the predicted timeline: {svg}")
+
+
+def load_graph(target: str) -> Node | MultiOutputNode:
+    """Imports the module, found from the current directory too, and calls the function.
+
+    Args:
+        target: ``module:function``.
+
+    Raises:
+        UsersMistake: that does not give a node.
+    """
+    module_name, colon, function_name = target.partition(":")
+    if not colon or not module_name or not function_name:
+        raise UsersMistake(
+            f"{target!r} is not of the form MODULE:FUNCTION", hint="for example my_package.my_module:make_graph"
+        )
+    if "/" in module_name or module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise UsersMistake(f"{module_name!r} is a file, not a module", hint=f"write {dotted}:{function_name}")
+    function = _find_function(_import(module_name), module_name, function_name)
+    with _UsersCode(f"{target}()"):
+        made = function()
+    if isinstance(made, Node | MultiOutputNode):
+        return made
+    raise UsersMistake(f"{target}() returned {_describe(made)}, which is no node of a graph", hint=_hint_for(made))
+
+
+def ring_bytes(plan: Plan) -> int:
+    """What the rings of a plan take when no value is large."""
+    return sum(each.depth * max(each.buffer_bytes, SMALLEST_SLOT_BYTES) for each in plan.channels)
+
+
+def _import(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    importlib.invalidate_caches()
+    try:
+        with _UsersCode(f"importing {name}"):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsersMistake(
+                f"there is no module {error.name!r}",
+                hint="run the command in the folder that holds it, or install its package",
+            ) from None
+        raise UsersMistake(
+            f"importing {name} failed: {error}", hint="install what is missing into the environment of this command"
+        ) from None
+
+
+def _find_function(module: Any, module_name: str, name: str) -> Callable[[], Any]:
+    function = getattr(module, name, None)
+    if function is None:
+        own = [
+            each
+            for each, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module_name
+        ]
+        raise UsersMistake(
+            f"module {module_name} has no {name!r}", hint=f"its functions are {', '.join(own) or '(none)'}"
+        )
+    if not callable(function):
+        raise UsersMistake(
+            f"{module_name}:{name} is {_describe(function)}, and cannot be called",
+            hint="name a function that returns a node",
+        )
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise UsersMistake(
+            f"{module_name}:{name} needs arguments: {error}", hint="name a function that takes none"
+        ) from None
+    except ValueError:
+        pass  # written in C, without a signature
+    return function  # type: ignore[no-any-return]
+
+
+class _UsersCode:
+    """Around code of the user's: what it raises is told in one line, with the place."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None or isinstance(
+            error, ModuleNotFoundError | MissingDependency | KeyboardInterrupt | UsersMistake
+        ):
+            return
+        if not isinstance(error, Exception | SystemExit):
+            return
+        name = type(error).__name__
+        message, _, hint = str(error).partition("\nhint: ")
+        if isinstance(error, crossfade.SessionError) and "initialised already" in message:
+            hint = "this command has called crossfade.init() already: leave it to the program's main part"
+        raise UsersMistake(
+            f"{self._what} raised {name}: {message}{_place(error)}",
+            hint=hint or "see whether the function works in a Python shell",
+        ) from None
+
+
+def _place(error: BaseException) -> str:
+    """Where the user's code was, if it was the user's code that raised."""
+    own = Path(crossfade.__file__).parent
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not Path(f.filename).is_relative_to(own) and "importlib" not in f.filename
+    ]
+    if isinstance(error, SyntaxError) or not frames:
+        return ""
+    return f"\n  at {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
+
+
+def _compile(node: Node | MultiOutputNode, target: str, *, max_inflight: int, overlap: bool) -> CompiledGraph:
+    try:
+        graph: CompiledGraph = node.compile(max_inflight=max_inflight, overlap=overlap)
+    except GraphError as error:
+        message, _, hint = str(error).partition("\nhint: ")
+        raise UsersMistake(f"the graph of {target} cannot be compiled: {message}", hint=hint or "see above") from None
+    except ActorStartError as error:
+        headline, *_, cause = str(error).strip().splitlines()
+        raise UsersMistake(f"{headline} {cause}", hint="this command runs constructors, so they must succeed") from None
+    return graph
+
+
+def _describe(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _hint_for(made: object) -> str:
+    if isinstance(made, CompiledGraph):
+        return "return the node itself, before .compile(): this command compiles it"
+    if isinstance(made, tuple | list) and made and all(isinstance(each, Node) for each in made):
+        return "return crossfade.MultiOutputNode([...]) of them"
+    return "return what the last method.bind(...) returned, or a MultiOutputNode"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsersMistake(
+            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that exists"
+        ) from None
