@@ -133,7 +133,7 @@ class TaskError(CrossfadeError):
     Attributes:
         cause: the error itself, as it arrived here, or None where it could not be pickled.
         actor: the id of the actor on which it was raised.
-        node: the id of the node, or the name of the method for an ordinary call.
+        node: the method and, in a graph, the id of the node: ``Parser0.parse (node n0)``.
         remote_traceback: the traceback on the actor, as text.
         message: what happened where, with the traceback; ``args`` are those of the error itself.
     """

@@ -204,9 +204,8 @@ def test_a_cycle_through_several_actors_names_them_in_order() -> None:
     values = split(2, second)
     after = call(3, values[0])
     tamper(first, values[1])
-    mistake(after, "cycle through 3 actors: Worker[0-2].*; each of these calls needs the one before it")
-    with pytest.raises(GraphError, match=r"Worker0.forward -> Worker1.forward -> Worker2.split -> Worker0.forward|"):
-        checked(after)
+    ring = "Worker1.forward -> Worker2.split -> Worker0.forward -> Worker1.forward"
+    mistake(after, f"a cycle through 3 actors: {ring}; each of these calls needs the one before it")
 
 
 def test_a_node_put_into_a_list_afterwards() -> None:
@@ -214,7 +213,7 @@ def test_a_node_put_into_a_list_afterwards() -> None:
     node = call(0, inner)
     user = call(1, node)
     node.args[0].append(user)
-    mistake(user, "arguments of Worker0.forward were changed|cycle through 2 actors")
+    mistake(user, "a cycle through 2 actors")
     other = call(2)
     fine = call(3, [other])
     fine.args[0].append(call(0))
@@ -352,7 +351,7 @@ def test_ten_thousand_calls() -> None:
     node = call(0, inp)
     for index in range(10_000):
         node = call(index % 4, node, inp)
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     graph = checked(node)
-    assert time.perf_counter() - start_s < 5
+    assert time.process_time() - start_s < 2
     assert len(graph.methods) == 10_001

@@ -115,8 +115,9 @@ def test_layers_bends_and_places(graph: CheckedGraph) -> None:
     assert all(layout.layers)
     assert Counter(names) == Counter([*(box.id for box in picture.boxes), *layout.bends])
     layer_of = {name: index for index, layer in enumerate(layout.layers) for name in layer}
-    assert set(layout.paths) == edges_of(graph)
-    for (source, target), path in layout.paths.items():
+    assert set(layout.num_shared) == edges_of(graph)
+    for source, target in layout.num_shared:
+        path = layout.path(source, target)
         assert (path[0], path[-1]) == (source, target)
         assert [layer_of[name] for name in path] == list(range(layer_of[source], layer_of[target] + 1))
         assert all(layout.bends[name] == source for name in path[1:-1])
@@ -316,12 +317,14 @@ def test_big_graphs_are_drawn_in_time() -> None:
     long_ = checked(node)
     other = InputNode()
     wide = checked(call("Sum", [call(f"W{index % 7}", other) for index in range(1_000)]))
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     for graph in (long_, wide):
-        assert to_svg(graph).count("<g ") == len(graph.methods) + 2
+        text = to_svg(graph)
+        assert text.count("<g ") == len(graph.methods) + 2
+        assert len(text) < 2_000 * len(graph.methods)
         to_dot(graph)
         to_ascii(graph)
-    assert time.perf_counter() - start_s < 10
+    assert time.process_time() - start_s < 5
 
 
 def test_too_many_bends_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

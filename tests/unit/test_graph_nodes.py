@@ -369,11 +369,11 @@ def copy_of(template: Any) -> Any:
 def test_a_long_chain_is_walked_without_recursion() -> None:
     inp = InputNode()
     node: Node = inp
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     for _ in range(10_000):
         node = call(node)
     walked = walk([MultiOutputNode([node])])
-    assert time.perf_counter() - start_s < 5
+    assert time.process_time() - start_s < 2
     assert len(walked) == 10_002
     assert walked[0] is inp
     assert walked[-2] is node

@@ -21,7 +21,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from crossfade.api.compiled import CompiledGraph, compile_graph
@@ -294,4 +295,4 @@ def _points(sizes: dict[int, int], spans: dict[int, list[Span]]) -> list[tuple[f
 def _clock_us() -> float:
     """What looking at the clock costs."""
     times_ns = [time.monotonic_ns() for _ in range(1_000)]
-    return statistics.median(after - before for before, after in zip(times_ns, times_ns[1:], strict=False)) / 1_000
+    return statistics.median(after - before for before, after in pairwise(times_ns)) / 1_000

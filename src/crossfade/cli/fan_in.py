@@ -6,9 +6,9 @@
     driver  Sender1.make  ─┼─►  Receiver.work (three times)  ─►  driver
             Sender2.make  ─┘
 
-A *burst* is NUM_IN_BURST executions, of which at most MAX_INFLIGHT are under way, on a graph that is idle before and after. The
-measured timeline is cut at the bursts' ends, so that the idle time between them is nobody's waiting; the simulator predicts the same
-burst.
+A *burst* is NUM_IN_BURST executions, of which at most MAX_INFLIGHT are under way, on a graph that is idle before and
+after. The measured timeline is cut at the bursts' ends, so that the idle time between them is nobody's waiting; the
+simulator predicts the same burst.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from crossfade.cli.actors import Receiver, Sender
 from crossfade.cli.exits import WrongResult
 from crossfade.cli.measure import in_flight_us, median
 from crossfade.plan.plan import Plan
-from crossfade.plan.spans import COMPUTE, Overlap, Span
+from crossfade.plan.spans import WAIT, Overlap, Span
 from crossfade.plan.timeline import Timeline
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.types import DRIVER
@@ -128,10 +128,6 @@ class Measured:
         """The times between successive results of a burst: what one more execution takes once things are rolling."""
         return [later - earlier for burst in self.bursts for earlier, later in pairwise(burst.results_us)]
 
-    def steady_us(self) -> float:
-        """The time per execution between a burst's first and last result: the median of the bursts."""
-        return median((burst.results_us[-1] - burst.results_us[0]) / (len(burst.results_us) - 1) for burst in self.bursts)
-
     def typical(self) -> Burst:
         """The burst of median length."""
         return sorted(self.bursts, key=lambda burst: burst.length_us)[len(self.bursts) // 2]
@@ -139,7 +135,7 @@ class Measured:
     def durations_us(self, label: str) -> list[float]:
         """How long an action took, each time, without waiting."""
         spans = [span for burst in self.bursts for span in burst.timeline.spans]
-        return [span.duration_us for span in spans if span.label == label and span.kind != "wait"]
+        return [span.duration_us for span in spans if span.label == label and span.kind != WAIT]
 
     def shares(self) -> dict[str, Shares]:
         """By party."""
@@ -147,7 +143,9 @@ class Measured:
         found = {}
         for actor in self.plan.programs:
             parts = [Overlap.of(span for span in burst.timeline.spans if span.actor == actor) for burst in self.bursts]
-            sums = [sum(getattr(part, f"{name}_us") for part in parts) for name in ("compute", "exposed", "hidden", "wait")]
+            sums = [
+                sum(getattr(part, f"{name}_us") for part in parts) for name in ("compute", "exposed", "hidden", "wait")
+            ]
             found[actor] = Shares(*(time_us / total_us for time_us in sums))
         return found
 
@@ -156,12 +154,14 @@ class Measured:
         from crossfade.schedule.simulate import simulate
 
         compute_us = {node.id: median(self.durations_us(f"run {node.id}")) for node in self.plan.nodes}
-        arrays = [channel for channel in self.plan.channels if channel.writer != DRIVER and channel.readers != (DRIVER,)]
+        arrays = [
+            channel for channel in self.plan.channels if channel.writer != DRIVER and channel.readers != (DRIVER,)
+        ]
         write_us = median([time_us for channel in arrays for time_us in self.durations_us(f"write {channel.id}")])
         workload = Workload(compute_us=compute_us, value_bytes={channel.value: ARRAY_BYTES for channel in arrays})
         costs = CostModel(write_us_per_mb=write_us / (ARRAY_BYTES / 1e6), num_cores=os.cpu_count() or 1)
         timeline = simulate(self.plan, workload, costs, NUM_IN_BURST)
-        return replace(timeline, name="predicted from the medians below")
+        return replace(timeline, name="predicted")
 
 
 def measure(program: FanIn, graphs: Sequence[CompiledGraph], num_bursts: int) -> list[Measured]:
@@ -194,7 +194,7 @@ def _bursts(timeline: Timeline, results_us: Sequence[Sequence[float]]) -> list[B
 
 def _cut(spans: Sequence[Span]) -> Timeline:
     """One burst's spans on a clock that starts with the driver's first write."""
-    start_us = min(span.start_us for span in spans if span.actor == DRIVER and span.kind != "wait")
+    start_us = min(span.start_us for span in spans if span.actor == DRIVER and span.kind != WAIT)
     end_us = max(span.end_us for span in spans if span.actor == DRIVER)
     kept = [
         replace(

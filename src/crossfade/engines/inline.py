@@ -55,7 +55,7 @@ class InlineEngine:
 
     def __init__(self) -> None:
         self._instances: dict[str, Any] = {}
-        self._dead: dict[str, str] = {}
+        self._dead: dict[str, Failure] = {}
         self._plans: list[_InlinePlan] = []
 
     def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -63,11 +63,12 @@ class InlineEngine:
         try:
             self._instances[actor] = cls(*_copied(tuple(args)), **_copied(dict(kwargs)))
         except Exception as error:
-            self._dead[actor] = Failure.capture(error, actor=actor, node=f"{cls.__name__}.__init__").traceback_text
+            self._dead[actor] = Failure.capture(error, actor=actor, node=f"{cls.__name__}.__init__")
 
     def _instance(self, actor: str) -> Any:
         if actor in self._dead:
-            raise ActorStartError(f"actor {actor} could not be started:\n{self._dead[actor]}")
+            cause = self._dead[actor].to_error()
+            raise ActorStartError(f"actor {actor} could not be started: {cause}") from cause
         if actor not in self._instances:
             raise ActorDiedError(f"actor {actor} is dead: it was killed")
         return self._instances[actor]

@@ -78,7 +78,8 @@ class Layout:
         layers: names of places, from left to right: a box's id, or a bend's name.
         bends: for each bend, the box whose value passes there.
         sources: for each place, the places in the layer above (without bends: in any layer above) that it is joined to.
-        paths: for each edge, as (source, target), its places from box to box.
+        trunks: for each box whose value is used, the box and then its bends, downwards.
+        num_shared: for each edge, as (source, target), how many places of its source's trunk it passes.
         is_bent: long edges have bends; otherwise there would be too many.
     """
 
@@ -86,7 +87,12 @@ class Layout:
     is_bent: bool = True
     bends: dict[str, str] = field(default_factory=dict)
     sources: dict[str, list[str]] = field(default_factory=dict)
-    paths: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    trunks: dict[str, list[str]] = field(default_factory=dict)
+    num_shared: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def path(self, source: str, target: str) -> list[str]:
+        """The places of an edge, from box to box."""
+        return [*self.trunks[source][: self.num_shared[source, target]], target]
 
 
 def picture_of(graph: CheckedGraph) -> Picture:
@@ -161,19 +167,18 @@ def _join(layout: Layout, picture: Picture, layer_of: Mapping[str, int]) -> None
         farthest[edge.source] = max(farthest.get(edge.source, 0), layer_of[edge.target])
     layout.is_bent = sum(last - layer_of[source] - 1 for source, last in farthest.items()) <= MAX_BENDS
     layout.sources.update({box.id: [] for box in picture.boxes})
-    trunks: dict[str, list[str]] = {source: [source] for source in farthest}
+    layout.trunks.update({source: [source] for source in farthest})
     for source, last in farthest.items() if layout.is_bent else ():
         for layer in range(layer_of[source] + 1, last):
             bend = f"{source}@{layer}"
             layout.bends[bend] = source
-            layout.sources[bend] = [trunks[source][-1]]
+            layout.sources[bend] = [layout.trunks[source][-1]]
             layout.layers[layer].append(bend)
-            trunks[source].append(bend)
+            layout.trunks[source].append(bend)
     for edge in picture.edges:
         num_places = layer_of[edge.target] - layer_of[edge.source] if layout.is_bent else 1
-        path = trunks[edge.source][:num_places]
-        layout.sources[edge.target].append(path[-1])
-        layout.paths[edge.source, edge.target] = [*path, edge.target]
+        layout.num_shared[edge.source, edge.target] = num_places
+        layout.sources[edge.target].append(layout.trunks[edge.source][num_places - 1])
 
 
 def _order(layout: Layout) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from crossfade.graph.check import CheckedGraph
@@ -38,6 +39,8 @@ COLOURS = ("#9fd0ee", "#f6cf86", "#8fd9bd", "#f2b3d4", "#f5ec95", "#f0ab86", "#b
 
 Spot = tuple[float, float]
 """x and y, in pixels."""
+Branch = tuple[Spot, Spot]
+"""The ends of the last piece of an edge: a box or a bend, and the box that it leads to."""
 
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -59,15 +62,16 @@ def to_svg(graph: CheckedGraph) -> str:
     legend = list(_legend(colours))
     top = MARGIN * 2 + LEGEND_HEIGHT * (1 + max(row for row, _, _ in legend))
     spots = _spots(layout, middle, top)
-    routes = _routes(layout, spots, widths)
+    branches = _branches(layout, spots, widths)
     width = max(LEGEND_WIDTH, max(middle[name] + widths.get(name, BEND_WIDTH) / 2 for name in middle)) + 2 * MARGIN
     height = top + (len(layout.layers) - 1) * LAYER_HEIGHT + BOX_HEIGHT + MARGIN
     lines = [
         *_head(width, height),
         *(_legend_item(row, x, name, colours) for row, x, name in legend),
-        *(_edge(edge, routes[edge.source, edge.target]) for edge in picture.edges),
+        *_trunks(picture, layout, spots),
+        *(_edge(edge, branches[edge.source, edge.target]) for edge in picture.edges),
         *(_box(box, labels[box.id], spots[box.id], widths[box.id], colours[box.actor]) for box in picture.boxes),
-        *(_edge_label(edge, routes[edge.source, edge.target]) for edge in picture.edges if edge.label),
+        *(_edge_label(edge, branches[edge.source, edge.target]) for edge in picture.edges if edge.label),
     ]
     return "\n".join([*lines, "</svg>", ""])
 
@@ -81,22 +85,19 @@ def _spots(layout: Layout, middle: Mapping[str, float], top: float) -> dict[str,
     }
 
 
-def _routes(
-    layout: Layout, spots: Mapping[str, Spot], widths: Mapping[str, float]
-) -> dict[tuple[str, str], list[Spot]]:
-    """For each edge the middles of its places, the last one moved aside so that edges end beside one another."""
-    arriving: dict[str, list[tuple[str, str]]] = {}
-    for source, target in layout.paths:
-        arriving.setdefault(target, []).append((source, target))
-    routes: dict[tuple[str, str], list[Spot]] = {}
-    for target, edges in arriving.items():
-        edges.sort(key=lambda edge: spots[layout.paths[edge][-2]][0])
-        distance = min(MAX_PORT_DISTANCE, (widths[target] - 16) / len(edges))
-        for index, edge in enumerate(edges):
+def _branches(layout: Layout, spots: Mapping[str, Spot], widths: Mapping[str, float]) -> dict[tuple[str, str], Branch]:
+    """The last piece of each edge. It ends at the target, moved aside so that edges end beside one another."""
+    arriving: dict[str, list[tuple[str, Spot]]] = {}
+    for (source, target), num_shared in layout.num_shared.items():
+        arriving.setdefault(target, []).append((source, spots[layout.trunks[source][num_shared - 1]]))
+    branches: dict[tuple[str, str], Branch] = {}
+    for target, starts in arriving.items():
+        starts.sort(key=lambda start: start[1])
+        distance = min(MAX_PORT_DISTANCE, (widths[target] - 16) / len(starts))
+        for index, (source, spot) in enumerate(starts):
             x, y = spots[target]
-            end = (x + (index - (len(edges) - 1) / 2) * distance, y)
-            routes[edge] = [*(spots[name] for name in layout.paths[edge][:-1]), end]
-    return routes
+            branches[source, target] = (spot, (x + (index - (len(starts) - 1) / 2) * distance, y))
+    return branches
 
 
 def _head(width: float, height: float) -> Iterator[str]:
@@ -151,25 +152,36 @@ def _box(box: Box, label: str, spot: Spot, width: float, colour: str) -> str:
     )
 
 
-def _edge(edge: Edge, spots: Sequence[Spot]) -> str:
-    """From the lower edge of a box to the upper edge of another; straight through bends, curved in between."""
-    x, y = spots[0]
-    parts = [f"M{x:.1f},{y + BOX_HEIGHT / 2:.1f}"]
-    y += BOX_HEIGHT / 2
-    for index, (next_x, next_y) in enumerate(spots[1:], start=1):
-        entry = next_y - BOX_HEIGHT / 2
-        half = (entry - y) / 2
-        parts.append(f"C{x:.1f},{y + half:.1f} {next_x:.1f},{entry - half:.1f} {next_x:.1f},{entry:.1f}")
-        x, y = next_x, entry
-        if index < len(spots) - 1:
-            y = next_y + BOX_HEIGHT / 2
-            parts.append(f"L{x:.1f},{y:.1f}")
-    kind = "local" if edge.is_local else "remote"
-    arrow = "near" if edge.is_local else "far"
+def _trunks(picture: Picture, layout: Layout, spots: Mapping[str, Spot]) -> Iterator[str]:
+    """The way of each value through its bends, which its edges share; drawn as local if all of them are."""
+    is_local = dict.fromkeys(layout.trunks, True)
+    for edge in picture.edges:
+        is_local[edge.source] &= edge.is_local or layout.num_shared[edge.source, edge.target] == 1
+    for source, places in layout.trunks.items():
+        if len(places) > 1:
+            way = _way([spots[name] for name in places])
+            x, y = spots[places[-1]]
+            end = f"L{x:.1f},{y + BOX_HEIGHT / 2:.1f}"
+            yield f'<path class="trunk" data-from="{source}" d="{way} {end}" {_look(is_local=is_local[source])}/>'
+
+
+def _edge(edge: Edge, branch: Branch) -> str:
+    kind, arrow = ("local", "near") if edge.is_local else ("remote", "far")
     return (
-        f'<path class="{kind}" data-from="{edge.source}" data-to="{edge.target}" d="{" ".join(parts)}" '
+        f'<path class="{kind}" data-from="{edge.source}" data-to="{edge.target}" d="{_way(branch)}" '
         f'{_look(is_local=edge.is_local)} marker-end="url(#{arrow})"/>'
     )
+
+
+def _way(spots: Sequence[Spot]) -> str:
+    """From the lower edge of the first place to the upper edge of the last: straight through places, curved between."""
+    x, y = spots[0]
+    pieces = [f"M{x:.1f},{y + BOX_HEIGHT / 2:.1f}"]
+    for (x, y), (next_x, next_y) in pairwise(spots):
+        start, end = y + BOX_HEIGHT / 2, next_y - BOX_HEIGHT / 2
+        middle = (start + end) / 2
+        pieces.append(f"L{x:.1f},{start:.1f} C{x:.1f},{middle:.1f} {next_x:.1f},{middle:.1f} {next_x:.1f},{end:.1f}")
+    return " ".join(pieces)
 
 
 def _look(*, is_local: bool) -> str:
@@ -178,9 +190,9 @@ def _look(*, is_local: bool) -> str:
     return 'fill="none" stroke="#222222" stroke-width="1.5"'
 
 
-def _edge_label(edge: Edge, spots: Sequence[Spot]) -> str:
+def _edge_label(edge: Edge, branch: Branch) -> str:
     """Written on the last piece of the edge, halfway."""
-    (x, y), (next_x, next_y) = spots[-2:]
+    (x, y), (next_x, next_y) = branch
     x, y = (x + next_x) / 2, (y + next_y) / 2
     label = _shorten(edge.label)
     width = len(label) * LETTER_WIDTH * LABEL_SIZE / FONT_SIZE + 4

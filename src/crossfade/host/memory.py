@@ -6,14 +6,16 @@ A memory is known by its descriptor, which travels over a UNIX socket. Each proc
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from functools import cache
 
-__all__ = ["PAGE_BYTES", "Heap", "Memory", "address_of", "align"]
+__all__ = ["PAGE_BYTES", "Heap", "Memory", "address_of", "align", "available_bytes"]
 
 PAGE_BYTES = mmap.PAGESIZE
 
+_LARGE_BYTES = 64 << 20
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 
@@ -33,6 +35,16 @@ def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     return libc
+
+
+def available_bytes() -> int:
+    """Memory that the system can give without swapping, by its own estimate."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return int(rest.split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * PAGE_BYTES
 
 
 class Memory:
@@ -93,6 +105,9 @@ class Heap:
             OSError: there is no such amount of memory (found here, not as a fault in the middle of a copy).
         """
         size_bytes = align(size_bytes, PAGE_BYTES)
+        if size_bytes >= _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):
+            # The system would go on taking pages until it kills somebody.
+            raise OSError(errno.ENOMEM, f"{size_bytes} bytes of shared memory are asked for and {free_bytes} are available")
         offset = self._end
         os.posix_fallocate(self.memory.fd, offset, size_bytes)
         self._end += size_bytes

@@ -33,24 +33,29 @@ MERGED_PX = 0.4
 MAX_NAME_LETTERS = 28
 MS_FROM_US = 10_000.0
 """Pictures at least this long have their axis in milliseconds."""
+SHADES = "shades take turns with executions"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one kind of span is drawn: fill and text colour, share of the lane's height, words in the legend."""
+    """How one kind of span is drawn: fill and text colour, share of the lane's height, words in the legend.
+
+    Executions take turns with ``fill`` and ``odd_fill``, so that where one ends and the next begins shows without a label.
+    """
 
     fill: str
+    odd_fill: str
     ink: str
     height: float
     legend: str
 
 
 LOOKS = {
-    COMPUTE: Look("#0072b2", "#ffffff", 0.86, "computes"),
-    COMMUNICATE: Look("#e69f00", "#000000", 0.66, "communicates"),
-    WAIT: Look("#c4c8cc", "#000000", 0.24, "waits for a value or a slot"),
+    COMPUTE: Look("#0072b2", "#00527f", "#ffffff", 0.86, "computes"),
+    COMMUNICATE: Look("#e69f00", "#f2c063", "#000000", 0.66, "communicates"),
+    WAIT: Look("#c4c8cc", "#c4c8cc", "#000000", 0.24, "waits for a value or a slot"),
 }
-OTHER = Look("#cc79a7", "#000000", 0.66, "other")
+OTHER = Look("#cc79a7", "#cc79a7", "#000000", 0.66, "other")
 
 NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -87,7 +92,7 @@ def draw(timelines: Sequence[NamedSpans], title: str = "") -> str:
     They are drawn on the clock they have; shift one whose zero is another moment. Each actor has a lane per stream,
     and at the right what part of its communication is hidden behind its computation.
     """
-    lanes = [lanes_of(timeline.spans) for timeline in timelines]
+    lanes = [_lanes(timeline.spans) for timeline in timelines]
     axis = _axis(timelines, max((len(_name(a, s)) for panel in lanes for a, s, _ in panel), default=8))
     top = MARGIN + HEAD_HEIGHT
     body: list[str] = []
@@ -96,6 +101,19 @@ def draw(timelines: Sequence[NamedSpans], title: str = "") -> str:
         top += PANEL_HEAD + max(1, len(panel)) * LANE_HEIGHT + PANEL_GAP
     grid = _axis_lines(axis, MARGIN + HEAD_HEIGHT + PANEL_HEAD, top)
     return "\n".join([*_head(title, top + AXIS_HEIGHT), *grid, *body, "</svg>", ""])
+
+
+def _lanes(spans: Sequence[Span]) -> list[tuple[str, str, list[Span]]]:
+    """As ``lanes_of``, but waiting takes no lane: it lies behind what its stream does in the background meanwhile."""
+    busy = {(span.actor, span.stream) for span in spans if span.kind != WAIT}
+    waits: dict[tuple[str, str], list[Span]] = {}
+    shown = []
+    for span in spans:
+        if span.kind == WAIT and (span.actor, span.stream) in busy:
+            waits.setdefault((span.actor, span.stream), []).append(span)
+        else:
+            shown.append(span)
+    return [(actor, lane, [*waits.get((actor, lane), ()), *own]) for actor, lane, own in lanes_of(shown)]
 
 
 def _axis(timelines: Sequence[NamedSpans], num_letters: int) -> Axis:
@@ -114,7 +132,7 @@ def _head(title: str, height: float) -> Iterator[str]:
     )
     yield f"<title>{_clean(title or 'timeline')}</title>"
     yield f'<rect width="{WIDTH}" height="{height:g}" fill="#ffffff"/>'
-    legend_width = sum(len(look.legend) * LETTER_WIDTH + 36 for look in LOOKS.values())
+    legend_width = sum(len(look.legend) * LETTER_WIDTH + 36 for look in LOOKS.values()) + len(SHADES) * LETTER_WIDTH
     room = int((WIDTH - 2 * MARGIN - legend_width) / (LETTER_WIDTH * 14 / FONT_SIZE))
     yield _text(MARGIN, MARGIN + 13, _shorten(title, room), "#111111", 'font-size="14" font-weight="bold"')
     x = WIDTH - MARGIN - legend_width
@@ -122,6 +140,7 @@ def _head(title: str, height: float) -> Iterator[str]:
         yield _bar(x, MARGIN + 9 - LANE_HEIGHT / 2, 18, kind)
         yield _text(x + 23, MARGIN + 13, look.legend, "#333333")
         x += len(look.legend) * LETTER_WIDTH + 36
+    yield _text(x, MARGIN + 13, SHADES, "#777777")
 
 
 def _axis_lines(axis: Axis, top: float, bottom: float) -> Iterator[str]:
@@ -164,57 +183,65 @@ def _panel(timeline: NamedSpans, lanes: Sequence[tuple[str, str, list[Span]]], a
 def _summary(overlap: Overlap, y: float) -> str:
     """At the right of an actor's first lane: how much of its communication is hidden."""
     text = "no communication"
-    if overlap.communicate_us > 0:
+    if overlap.communicate_us > 0 and not overlap.compute_us:
+        text = f"communicates {_duration(overlap.communicate_us)}"
+    elif overlap.communicate_us > 0:
         text = f"hidden {overlap.hidden_us / overlap.communicate_us:.0%} of {_duration(overlap.communicate_us)}"
     return _text(WIDTH - MARGIN, y + 15, text, "#555555", 'text-anchor="end"')
 
 
 def _bars(spans: Sequence[Span], axis: Axis, y: float) -> Iterator[str]:
-    for span, num_merged in _merged(spans, axis):
+    for span, num_merged, has_name in _merged(spans, axis):
         left, right = axis.x(span.start_us), axis.x(span.end_us)
         more = f" and {num_merged - 1} more" if num_merged > 1 else ""
         tip = f"{span.kind}: {span.label} {span.what}{more}, execution {span.execution}"
         tip += f", {span.start_us:.3f} to {span.end_us:.3f} µs ({span.duration_us:.3f} µs)"
-        yield _bar(left, y, max(right - left, MERGED_PX), span.kind, tip)
-        label = "" if span.kind == WAIT or num_merged > 1 else _label(span, right - left)
+        yield _bar(left, y, max(right - left, MERGED_PX), span.kind, tip, is_odd=span.execution % 2 == 1)
+        label = _label(span, right - left) if has_name and span.kind != WAIT else ""
         if label:
             ink = LOOKS.get(span.kind, OTHER).ink
             yield _text((left + right) / 2, y + 15, label, ink, 'text-anchor="middle" pointer-events="none"')
 
 
-def _merged(spans: Sequence[Span], axis: Axis) -> Iterator[tuple[Span, int]]:
-    """Spans as they are drawn, with how many each stands for: invisibly narrow ones join one another."""
+def _merged(spans: Sequence[Span], axis: Axis) -> Iterator[tuple[Span, int, bool]]:
+    """Spans as they are drawn, with how many each stands for: invisibly narrow ones join one another, or a wider one before them.
+
+    The last item says whether the first of them, whose name it has, is visible by itself.
+    """
     narrow_us = MERGED_PX / (axis.right - axis.left) * axis.length_us
     held: Span | None = None
-    count = 0
+    count, has_name = 0, False
     for span in spans:
         near = held is not None and span.start_us - held.end_us <= narrow_us and span.kind == held.kind
         if held is not None and near and span.duration_us <= narrow_us:
             held, count = replace(held, end_us=max(held.end_us, span.end_us)), count + 1
             continue
         if held is not None:
-            yield held, count
-        held, count = span, 1
+            yield held, count, has_name
+        held, count, has_name = span, 1, span.duration_us > narrow_us
     if held is not None:
-        yield held, count
+        yield held, count, has_name
 
 
 def _label(span: Span, width: float) -> str:
     """The longest of the span's names that fits, with the execution's number; or nothing."""
     number = f"#{span.execution}"
-    for label in (f"{span.label} {span.what} {number}", f"{span.what} {number}", f"{span.label} {number}", number):
+    action = span.label.partition(" @")[0]
+    whole = action if action.endswith(span.what) else f"{action} {span.what}"
+    names = (whole, span.what, span.what.rpartition(".")[2], action)
+    for label in (*(f"{name} {number}" for name in names), number):
         if (len(label) + 1) * LETTER_WIDTH <= width:
             return label
     return ""
 
 
-def _bar(x: float, y: float, width: float, kind: str, tip: str = "") -> str:
+def _bar(x: float, y: float, width: float, kind: str, tip: str = "", *, is_odd: bool = False) -> str:
     look = LOOKS.get(kind, OTHER)
     height = LANE_HEIGHT * look.height
     place = f'x="{x:.2f}" y="{y + (LANE_HEIGHT - height) / 2:.2f}" width="{width:.2f}" height="{height:.2f}"'
     inside = f"><title>{_clean(tip)}</title></rect>" if tip else "/>"
     edge = ' stroke="#ffffff" stroke-width="0.4"' if width > 3 else ""
-    return f'<rect class="{_clean(kind)}" {place} fill="{look.fill}"{edge}{inside}'
+    return f'<rect class="{_clean(kind)}" {place} fill="{look.odd_fill if is_odd else look.fill}"{edge}{inside}'
 
 
 def _text(x: float, y: float, text: str, colour: str, more: str = "") -> str:
@@ -226,7 +253,7 @@ def _name(actor: str, lane: str) -> str:
 
 
 def _duration(time_us: float) -> str:
-    return f"{time_us / 1e3:.4g} ms" if time_us >= MS_FROM_US else f"{time_us:.4g} µs"
+    return f"{time_us / 1e3:.3g} ms" if time_us >= 1000 else f"{time_us:.3g} µs"
 
 
 def _shorten(text: str, num_letters: int) -> str:

@@ -1,0 +1,379 @@
+"""How well the cost model predicts graphs that it has not seen.
+
+Run ``python -m benchmarks.cost_model`` from the root of the repository: ``--quick`` for a smoke run, ``--report`` to write
+the Markdown report, ``--rounds`` for more blocks. `crossfade.api.calibrate` measures primitives first. Then every method is
+timed alone, in a graph of one node, and every graph is predicted and measured, in alternating blocks. Each result is
+compared with what numpy gives in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = "1"  # before numpy, here and in the actors: one thread an actor
+
+import numpy as np
+
+import crossfade
+from benchmarks.common import Table, this_machine, today, write_report
+from crossfade.api.calibrate import calibrate
+from crossfade.plan.timeline import Timeline
+from crossfade.schedule.cost import CostModel, Workload
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+ROWS = 256
+SMALL_BYTES = ROWS * ROWS * 8
+WIDE_BYTES = 8_000_000
+NUM_REPEATS = 3
+NUM_STEADY = 16
+NUM_EACH = 5
+MEDIAN_LIMIT_PERCENT = 10
+WORST_LIMIT_PERCENT = 20
+
+
+def permutation(seed: int) -> Array:
+    """A permutation matrix: products with it are exact, however they are summed."""
+    order = np.random.default_rng(seed).permutation(ROWS)
+    return np.eye(ROWS)[order]
+
+
+def picture(seed: int) -> Array:
+    return np.random.default_rng(seed).standard_normal((ROWS, ROWS))
+
+
+class Worker:
+    """The actor of all graphs; the same methods, called here, say what must come out."""
+
+    def __init__(self) -> None:
+        self._turns = permutation(1)
+        self._wide = np.arange(WIDE_BYTES // 8, dtype=np.float64)
+        self._pictures = {seed: picture(seed) for seed in range(4)}
+
+    def make(self, seed: int) -> Array:
+        return self.turn(self._pictures[seed])
+
+    def turn(self, x: Array) -> Array:
+        for _ in range(NUM_REPEATS):
+            x = x @ self._turns
+        return x
+
+    def join(self, x: Array, y: Array) -> Array:
+        return self.turn(x) - y
+
+    def join_three(self, x: Array, y: Array, z: Array) -> Array:
+        return self.turn(x) - self.turn(y) + z
+
+    def widen(self, factor: float) -> Array:
+        return self._wide * factor
+
+    def total(self, x: Array) -> float:
+        return float(np.sqrt(x).sum())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph to predict.
+
+    Attributes:
+        name: for the table.
+        build: the graph, from three or four actors.
+        expected: what it must give for an input, from a worker in this process.
+        argument: makes the input of execution k.
+        alone: arguments of each method, for its own measure.
+        sizes: bytes of values, by id; others are small.
+        inflight: executions in flight for the steady measure; 1 to leave it out.
+        needs_torch: whether it uses gloo.
+    """
+
+    name: str
+    build: Callable[[Sequence[Any], Any], Any]
+    expected: Callable[[Worker, Any], Any]
+    argument: Callable[[int], Any]
+    alone: Mapping[str, tuple[Any, ...]]
+    sizes: Mapping[str, int]
+    inflight: int = 1
+    needs_torch: bool = False
+
+
+def chain(actors: Sequence[Any], inp: Any) -> Any:
+    for actor in actors[:3]:
+        inp = actor.turn.bind(inp)
+    return inp
+
+
+def fan_in(actors: Sequence[Any], inp: Any, transport: str = "shm") -> Any:
+    made = [actor.make.bind(inp).with_tensor_transport(transport=transport) for actor in actors[:3]]
+    return actors[3].join_three.bind(*made)
+
+
+def diamond(actors: Sequence[Any], inp: Any) -> Any:
+    top = actors[0].make.bind(inp)
+    return actors[3].join.bind(actors[1].turn.bind(top), actors[2].turn.bind(top))
+
+
+def fan_out(actors: Sequence[Any], inp: Any) -> Any:
+    wide = actors[0].widen.bind(inp)
+    return crossfade.MultiOutputNode([actor.total.bind(wide) for actor in actors[1:4]])
+
+
+def gloo_fan_in(actors: Sequence[Any], inp: Any) -> Any:
+    return fan_in(actors, inp, "gloo")
+
+
+def small_values(num: int) -> dict[str, int]:
+    return {f"n{index}": SMALL_BYTES for index in range(num)}
+
+
+def cases() -> list[Case]:
+    p = [picture(seed) for seed in range(4)]
+
+    def joined(worker: Worker, seed: int) -> Array:
+        return worker.join_three(*[worker.make(seed)] * 3)
+
+    def crossed(worker: Worker, seed: int) -> Array:
+        made = worker.turn(worker.make(seed))
+        return worker.join(made, made)
+
+    three = {"make": (1,), "join_three": (p[0], p[1], p[2])}
+    turned: Callable[[Worker, Array], Array] = lambda w, x: w.turn(w.turn(w.turn(x)))  # noqa: E731 - shared by two
+    arrays = {"i0": SMALL_BYTES, **small_values(3)}
+    return [
+        Case("chain of three", chain, turned, lambda k: p[k % 4], {"turn": (p[0],)}, arrays),
+        Case("fan-in of three", fan_in, joined, lambda k: k % 4, three, small_values(4)),
+        Case(
+            "diamond",
+            diamond,
+            crossed,
+            lambda k: k % 4,
+            {"make": (1,), "turn": (p[0],), "join": (p[0], p[1])},
+            small_values(4),
+        ),
+        Case(
+            "fan-out of 8 MB",
+            fan_out,
+            lambda w, x: [w.total(w.widen(x))] * 3,
+            lambda k: 1.0 + k % 4,
+            {"widen": (2.0,), "total": (np.arange(WIDE_BYTES // 8, dtype=np.float64),)},
+            {"n0": WIDE_BYTES},
+        ),
+        Case("pipeline of three", chain, turned, lambda k: p[k % 4], {"turn": (p[0],)}, arrays, inflight=4),
+        Case(
+            "fan-in over gloo, overlap", gloo_fan_in, joined, lambda k: k % 4, three, small_values(4), 2, needs_torch=True
+        ),
+    ]
+
+
+@dataclass
+class Measured:
+    """A compiled case, its graphs of one node, and what they took, in microseconds."""
+
+    case: Case
+    graph: Any
+    alone: Mapping[str, Any]
+    compute_us: dict[str, list[float]] = field(default_factory=dict)
+    latency_us: list[float] = field(default_factory=list)
+    steady_us: list[float] = field(default_factory=list)
+    num_checked: int = 0
+
+    @classmethod
+    def compile(cls, case: Case, actors: Sequence[Any]) -> Measured:
+        with crossfade.InputNode() as inp:
+            dag = case.build(actors, inp)
+        graph = dag.compile(max_inflight=max(2, case.inflight))
+        return cls(case, graph, {name: one_node(actors[0], name, len(args)) for name, args in case.alone.items()})
+
+    def run_block(self, worker: Worker) -> None:
+        for name, args in self.case.alone.items():
+            self.compute_us.setdefault(name, []).extend(compute_times_us(self.alone[name], args))
+        for number in range(1 + NUM_EACH):
+            start_ns = time.perf_counter_ns()
+            got = crossfade.get(self.graph.execute(self.case.argument(number)))
+            taken_us = (time.perf_counter_ns() - start_ns) / 1_000
+            self._check(worker, number, got)
+            if number:
+                self.latency_us.append(taken_us)
+        if self.case.inflight > 1:
+            self.steady_us += [self._steady_block_us(worker) for _ in range(max(1, NUM_EACH // 2))]
+
+    def _steady_block_us(self, worker: Worker) -> float:
+        """Time per execution while ``inflight`` are under way, over the later ones of a run."""
+        inflight = self.case.inflight
+        refs = deque(self.graph.execute(self.case.argument(number)) for number in range(inflight))
+        results, ends_ns = [], []
+        for number in range(inflight, NUM_STEADY + 2 * inflight):
+            results.append(crossfade.get(refs.popleft()))
+            ends_ns.append(time.perf_counter_ns())
+            if number < NUM_STEADY + inflight:
+                refs.append(self.graph.execute(self.case.argument(number)))
+        for number, got in enumerate(results):
+            self._check(worker, number, got)
+        return (ends_ns[-1] - ends_ns[inflight - 1]) / 1_000 / (len(ends_ns) - inflight)
+
+    def _check(self, worker: Worker, number: int, got: Any) -> None:
+        expected = self.case.expected(worker, self.case.argument(number))
+        if not np.array_equal(got, expected):
+            raise SystemExit(f"{self.case.name}: execution {number} gave a wrong value")
+        self.num_checked += 1
+
+    def workload(self) -> Workload:
+        times_us = {name: statistics.median(samples) for name, samples in self.compute_us.items()}
+        return Workload(times_us, self.case.sizes)
+
+
+def one_node(actor: Any, name: str, num_args: int) -> Any:
+    """A graph of one node, which records how long its method runs."""
+    with crossfade.InputNode() as inp:
+        args = [inp] if num_args == 1 else [inp[index] for index in range(num_args)]
+        node = getattr(actor, name).bind(*args)
+    return node.compile(max_inflight=1, record=True)
+
+
+def compute_times_us(graph: Any, args: tuple[Any, ...]) -> list[float]:
+    first = graph.statistics().num_submitted + 1
+    for _ in range(1 + NUM_EACH):
+        crossfade.get(graph.execute(*args))
+    spans = [span for span in graph.timeline().spans if span.label == "run n0" and span.kind == "compute"]
+    return [span.duration_us for span in spans if span.execution >= first]
+
+
+def predicted_steady_us(timeline: Timeline, inflight: int) -> float:
+    """As `Measured._steady_block_us` counts it."""
+    ends_us: dict[int, float] = {}
+    for span in timeline.spans:
+        ends_us[span.execution] = max(span.end_us, ends_us.get(span.execution, 0.0))
+    ordered = [ends_us[number] for number in sorted(ends_us)]
+    return (ordered[-1] - ordered[inflight - 1]) / (len(ordered) - inflight)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prediction beside its measurement, in microseconds."""
+
+    name: str
+    predicted_us: float
+    samples_us: Sequence[float]
+
+    @property
+    def measured_us(self) -> float:
+        return statistics.median(self.samples_us)
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted_us / self.measured_us - 1)
+
+    def cells(self) -> tuple[str, ...]:
+        quartiles = statistics.quantiles(self.samples_us, n=4)
+        return (
+            self.name,
+            f"{self.predicted_us / 1_000:.2f}",
+            f"{self.measured_us / 1_000:.2f} ({quartiles[0] / 1_000:.2f} to {quartiles[2] / 1_000:.2f})",
+            f"{self.error_percent:+.1f} %",
+            str(len(self.samples_us)),
+        )
+
+
+def rows_of(measured: Measured, costs: CostModel) -> list[Row]:
+    case, workload = measured.case, measured.workload()
+    rows = []
+    if case.name != "pipeline of three":  # alone, it is the chain
+        predicted = measured.graph.predicted_timeline(workload, costs)
+        rows.append(Row(f"{case.name}: one execution", predicted.makespan_us, measured.latency_us))
+    if case.inflight > 1:
+        num = NUM_STEADY + case.inflight
+        predicted = measured.graph.predicted_timeline(workload, costs, num_executions=num)
+        steady_us = predicted_steady_us(predicted, case.inflight)
+        rows.append(Row(f"{case.name}: {case.inflight} in flight, per execution", steady_us, measured.steady_us))
+    return rows
+
+
+def run(num_rounds: int, costs: CostModel) -> list[Measured]:
+    """Measures every case, in alternating blocks."""
+    has_torch = importlib.util.find_spec("torch") is not None
+    worker = Worker()
+    crossfade.init(engine="local")
+    try:
+        actors = [crossfade.remote(Worker).remote() for _ in range(4)]
+        chosen = [case for case in cases() if has_torch or not case.needs_torch]
+        measured = [Measured.compile(case, actors) for case in chosen]
+        for number in range(num_rounds):
+            print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
+            for each in measured if number % 2 == 0 else measured[::-1]:
+                each.run_block(worker)
+    finally:
+        crossfade.shutdown()
+    return measured
+
+
+def figures_table(costs: CostModel) -> Table:
+    table = Table("What calibration found", ["figure", "value"])
+    for figure in type(costs).__dataclass_fields__:
+        value = getattr(costs, figure)
+        if figure != "slowdown":
+            table.add(figure, f"{value:.3g}" if isinstance(value, float) else str(value))
+    return table
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.cost_model", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round: a smoke run")
+    parser.add_argument("--report", action="store_true", help="write the report into benchmarks/reports/")
+    parser.add_argument("--rounds", type=int, default=None, help="rounds of blocks (default: 5, quick: 1)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Calibrates, measures, prints; 1 when the errors are larger than they may be."""
+    options = parse_arguments(arguments)
+    num_rounds = options.rounds or (1 if options.quick else 5)
+    load = os.getloadavg()[0]
+    start_s = time.monotonic()
+    costs = calibrate(lambda stage, done: print(f"calibrating, {done:.0%}: {stage}", file=sys.stderr))
+    calibrated_s = time.monotonic() - start_s
+    measured = run(num_rounds, costs)
+    rows = [row for each in measured for row in rows_of(each, costs)]
+    table = Table("Predicted and measured", ["graph", "predicted, ms", "measured, ms (quartiles)", "error", "samples"])
+    for row in rows:
+        table.add(*row.cells())
+    methods = Table("Methods alone", ["graph", "method", "median, ms"])
+    for each in measured:
+        for name, time_us in each.workload().compute_us.items():
+            methods.add(each.case.name, name, f"{time_us / 1_000:.2f}")
+    errors = sorted(abs(row.error_percent) for row in rows)
+    median, worst = statistics.median(errors), errors[-1]
+    num_checked = sum(each.num_checked for each in measured)
+    verdict = (
+        f"Median error {median:.1f} % (at most {MEDIAN_LIMIT_PERCENT} wanted), worst {worst:.1f} % "
+        f"(at most {WORST_LIMIT_PERCENT} wanted). {num_checked} results checked, all right. "
+        f"Calibration took {calibrated_s:.1f} s; load average at the start {load:.1f}, at the end {os.getloadavg()[0]:.1f}."
+    )
+    tables = (table, methods, figures_table(costs))
+    for shown in tables:
+        shown.show()
+    print(verdict)
+    if options.report:
+        machine = this_machine(("crossfade", "numpy", "torch"))
+        command = " ".join(["python -m benchmarks.cost_model", *(sys.argv[1:] if arguments is None else arguments)])
+        parts = [
+            f"# How well the cost model predicts graphs that it has not seen\n\n{machine}; {today()}; `{command}`",
+            verdict,
+            "Calibration measures primitives only; each method is timed alone, in a graph of one node on an otherwise idle "
+            "session; the cost model is fitted to none of the graphs below. Alternating blocks, medians.",
+            *(shown.markdown() for shown in tables),
+        ]
+        print(f"wrote {write_report('cost_model', machine, chr(10).join(f'{part}{chr(10)}' for part in parts)).name}")
+    return 0 if median <= MEDIAN_LIMIT_PERCENT and worst <= WORST_LIMIT_PERCENT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

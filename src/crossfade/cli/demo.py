@@ -1,0 +1,244 @@
+"""``crossfade demo``: the fan-in program, run, measured and drawn."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import crossfade
+from crossfade.api import CompiledGraph
+from crossfade.cli.exits import UsersMistake
+from crossfade.cli.fan_in import ARRAY_BYTES, NUM_IN_BURST, NUM_SENDERS, FanIn, Measured, measure
+from crossfade.cli.measure import alone_us, median, p99, show_us
+from crossfade.plan.picture import draw
+from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Timeline
+
+__all__ = ["fold_grid", "run_demo"]
+
+NUM_BURSTS = 10
+NUM_ROUND_TRIPS = 2000
+NUM_GLOO_BURSTS = 8
+ARRAY_MB = ARRAY_BYTES / 1e6
+
+
+def run_demo(output: Path, engine: str) -> None:
+    """Runs the program, prints what it took, and writes the plan, the picture and the traces.
+
+    Args:
+        output: the folder for the files; it is made.
+        engine: ``local`` or ``inline``.
+
+    Raises:
+        UsersMistake: the folder cannot be made.
+        WrongResult: a result is not what the plain computation gives.
+    """
+    console = Console(highlight=False)
+    _make_folder(output)
+    _print_head(console, engine)
+    start_s = time.perf_counter()
+    crossfade.init(engine=engine)
+    program = FanIn()
+    with program.compile() as graph:
+        console.print(f"Actors started and graph compiled in {time.perf_counter() - start_s:.2f} s.\n")
+        console.print("[bold]The plan[/]: what each does in one execution, from left to right")
+        console.print(fold_grid(graph.plan, console.width), markup=False, soft_wrap=True)
+        measured = _measure(console, program, graph)
+        num_copied = _num_copied(graph)
+    _print_times(console, measured, _round_trips_us(program))
+    _print_shares(console, measured)
+    _print_prediction(console, measured)
+    console.print(
+        "Through shared memory nothing is copied on the way: a sender writes its array into a slot once, and the receiver works on that very "
+        f"slot ({num_copied} arrays were copied out). So there is no transfer to hide, and overlap changes nothing here."
+    )
+    files = _write_files(output, measured)
+    files += _show_overlap(console, program, output, engine)
+    console.print("\n[bold]Files[/]")
+    for path, what in files:
+        console.print(f"  {path}  {what}", soft_wrap=True)
+
+
+def fold_grid(plan: Plan, width: int) -> str:
+    """The grid of a plan's text, in as many pieces one below the other as it takes for lines of ``width`` letters."""
+    lines = str(plan).splitlines()
+    rows = [line.split(" | ") for line in lines[-len(plan.programs) :]]
+    num_columns = max(map(len, rows))
+    widths = [max(len(row[column].rstrip()) for row in rows if column < len(row)) for column in range(num_columns)]
+    pieces: list[list[int]] = [[]]
+    for column in range(1, num_columns):
+        if pieces[-1] and widths[0] + sum(widths[each] + 3 for each in (*pieces[-1], column)) > width:
+            pieces.append([])
+        pieces[-1].append(column)
+    return "\n\n".join("\n".join(_piece(row, widths, piece) for row in rows) for piece in pieces)
+
+
+def _piece(row: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> str:
+    cells = [row[column].rstrip().ljust(widths[column]) if column < len(row) else "" for column in (0, *columns)]
+    return " | ".join(cells).rstrip(" |")
+
+
+def _make_folder(output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "plan.txt").touch()
+    except OSError as error:
+        raise UsersMistake(
+            f"cannot write into {output}: {error.strerror}", hint="name another folder with --output"
+        ) from None
+
+
+def _print_head(console: Console, engine: str) -> None:
+    console.print(f"[bold]crossfade {crossfade.__version__}[/], engine {engine}, {os.cpu_count()} cores, ", end="")
+    console.print(f"Python {platform.python_version()}, numpy {np.__version__}")
+    console.print(
+        f"{NUM_SENDERS} senders make an array of {ARRAY_MB:g} MB each, a receiver works on each, the driver gets the results.",
+        soft_wrap=True,
+    )
+
+
+def _measure(console: Console, program: FanIn, graph: CompiledGraph) -> Measured:
+    with console.status("running"):
+        measured = measure(program, [graph], NUM_BURSTS)[0]
+    num = len(measured.bursts) * NUM_IN_BURST
+    console.print(f"\n{num} executions in bursts of {NUM_IN_BURST}; each result equals a plain computation's.")
+    return measured
+
+
+def _num_copied(graph: CompiledGraph) -> int:
+    """Arrays that the receiver copied out of their slots."""
+    ends = graph.statistics().actors["Receiver"].channels
+    return sum(counters["num_copied_out"] for counters in ends.values())
+
+
+def _round_trips_us(program: FanIn) -> list[float]:
+    with crossfade.InputNode() as value:
+        node = program.receiver.echo.bind(value)
+    with node.compile() as graph:
+        inputs = [bytes([number % 251]) for number in range(NUM_ROUND_TRIPS)]
+        alone_us(graph, inputs[:200], bytes.__eq__)
+        return alone_us(graph, inputs, bytes.__eq__)
+
+
+def _print_times(console: Console, measured: Measured, round_trips_us: Sequence[float]) -> None:
+    table = Table()
+    table.add_column("what")
+    for heading in ("median us", "p99 us", "MB/s"):
+        table.add_column(heading, justify="right")
+    first, last = measured.plan.nodes[0], measured.plan.nodes[-1]
+    writes_us = measured.durations_us(f"write {first.outputs[0]}")
+    rows = [
+        ("one more execution, others in flight", measured.execution_us(), NUM_SENDERS * ARRAY_MB),
+        (f"  {first.method}: a sender makes its array", measured.durations_us(f"run {first.id}"), 0),
+        (f"  an array of {ARRAY_MB:g} MB into its slot", writes_us, ARRAY_MB),
+        (f"  {last.method}: the receiver works on one", measured.durations_us(f"run {last.id}"), 0),
+        ("1 byte, driver to actor and back", round_trips_us, 0),
+        ("  per hop", [time_us / 2 for time_us in round_trips_us], 0),
+    ]
+    for what, times_us, size_mb in rows:
+        rate = f"{size_mb / median(times_us) * 1e6:,.0f}" if size_mb else ""
+        table.add_row(what, show_us(median(times_us)), show_us(p99(times_us)), rate)
+    console.print(table)
+
+
+def _print_shares(console: Console, measured: Measured) -> None:
+    table = Table(title="Shares of the time, from the measured timeline", title_justify="left")
+    table.add_column("who")
+    for heading in ("busy", "computes", "exposed comm.", "hidden comm.", "waits"):
+        table.add_column(heading, justify="right")
+    for actor, shares in measured.shares().items():
+        figures = (shares.compute + shares.exposed, shares.compute, shares.exposed, shares.hidden, shares.wait)
+        table.add_row(actor, *(f"{figure:.1%}" for figure in figures))
+    console.print(table)
+
+
+def _print_prediction(console: Console, measured: Measured) -> None:
+    predicted_us, typical_us = measured.predicted().makespan_us, measured.typical().length_us
+    console.print(
+        f"A burst of {NUM_IN_BURST}: predicted {predicted_us / 1e3:.1f} ms, measured {typical_us / 1e3:.1f} ms (median). The "
+        "prediction knows how long methods and writes of arrays took in this very run (their medians); when what runs, and who "
+        "waits for whom, is the simulator's."
+    )
+
+
+def _write_files(output: Path, measured: Measured) -> list[tuple[Path, str]]:
+    predicted, typical = measured.predicted(), measured.typical().timeline
+    (output / "plan.txt").write_text(f"{measured.plan}\n", encoding="utf-8")
+    title = "Fan-in through shared memory: predicted, measured"
+    (output / "timeline.svg").write_text(draw([predicted, typical], title), encoding="utf-8")
+    predicted.save(output / "predicted.json")
+    typical.save(output / "measured.json")
+    return [
+        (output / "timeline.svg", "predicted above measured: the burst of median length"),
+        (output / "predicted.json", "the same for https://ui.perfetto.dev"),
+        (output / "measured.json", "the same for https://ui.perfetto.dev"),
+        (output / "plan.txt", "the whole plan"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    """What overlap gained: the program with gloo edges, without and with it."""
+
+    plain: Measured
+    overlapped: Measured
+
+    @property
+    def share(self) -> float:
+        """Time saved, as a share: the median over bursts that ran one after the other."""
+        pairs = zip(self.plain.bursts, self.overlapped.bursts, strict=True)
+        return 1 - median(after.length_us / before.length_us for before, after in pairs)
+
+
+def _show_overlap(console: Console, program: FanIn, output: Path, engine: str) -> list[tuple[Path, str]]:
+    """Runs the program over gloo, where a transfer takes time that can be hidden; says what is missing if it cannot."""
+    if engine != "local":
+        console.print("With --engine local, and torch installed, the same program over gloo edges shows overlap.")
+        return []
+    if find_spec("torch") is None:
+        console.print(
+            "With torch installed, the same program over gloo edges shows overlap: pip install 'crossfade[torch]'",
+            markup=False,
+        )
+        return []
+    with (
+        console.status("the same program over gloo edges: importing torch in every actor"),
+        program.compile(transport="gloo", overlap=False) as plain,
+        program.compile(transport="gloo", overlap=True) as overlapped,
+    ):
+        gain = _Gain(*measure(program, [plain, overlapped], NUM_GLOO_BURSTS))
+    _print_gain(console, gain)
+    timelines = [_named(gain.plain, "without overlap"), _named(gain.overlapped, "with overlap")]
+    path = output / "overlap.svg"
+    path.write_text(draw(timelines, "Fan-in over gloo edges, measured"), encoding="utf-8")
+    return [(path, "over gloo edges: without overlap above with overlap, bursts of median length")]
+
+
+def _named(measured: Measured, name: str) -> Timeline:
+    return Timeline(name, measured.typical().timeline.spans)
+
+
+def _print_gain(console: Console, gain: _Gain) -> None:
+    table = Table(title="The same program over gloo edges, which copy in the background", title_justify="left")
+    table.add_column("")
+    for heading in ("ms per execution", "receiver's comm. exposed", "hidden"):
+        table.add_column(heading, justify="right")
+    for name, measured in (("without overlap", gain.plain), ("with overlap", gain.overlapped)):
+        shares = measured.shares()["Receiver"]
+        per_execution_ms = median(burst.length_us for burst in measured.bursts) / NUM_IN_BURST / 1e3
+        table.add_row(name, f"{per_execution_ms:.2f}", f"{shares.exposed:.1%}", f"{shares.hidden:.1%}")
+    console.print()
+    console.print(table)
+    word = "faster" if gain.share >= 0 else "slower: other work on this machine takes the cores that overlap would use"
+    console.print(
+        f"With overlap {abs(gain.share):.0%} {word} (median of {NUM_GLOO_BURSTS} pairs of bursts that took turns)."
+    )

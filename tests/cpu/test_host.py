@@ -1,0 +1,211 @@
+"""The operating-system words, by themselves."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.memory import PAGE_BYTES, Heap, Memory, address_of
+from crossfade.host.processes import describe_exit, open_pidfd
+from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore, open_semaphore
+from crossfade.host.sockets import Connection
+
+
+def test_memory_is_shared_by_its_descriptor() -> None:
+    memory = Memory.create("test", 3 * PAGE_BYTES)
+    one, two = memory.map(PAGE_BYTES, PAGE_BYTES), Memory(os.dup(memory.fd)).map(3 * PAGE_BYTES, populate=True)
+    one[7] = 42
+    assert two[PAGE_BYTES + 7] == 42
+    memory.close()
+    memory.close()
+    one[8] = 43
+    assert two[PAGE_BYTES + 8] == 43
+
+
+def test_a_heap_gives_pages_back() -> None:
+    memory = Memory.create("heap", 0)
+    heap = Heap(memory)
+    offset, size_bytes = heap.allocate(1_000_000)
+    assert size_bytes % PAGE_BYTES == 0
+    assert os.fstat(memory.fd).st_blocks * 512 >= 1_000_000
+    heap.discard(offset, size_bytes)
+    assert os.fstat(memory.fd).st_blocks == 0
+    assert heap.allocate(1)[0] == offset + size_bytes
+    memory.close()
+
+
+def test_a_heap_refuses_more_than_there_is() -> None:
+    memory = Memory.create("heap", 0)
+    with pytest.raises(OSError, match="shared memory are asked for"):
+        Heap(memory).allocate(1 << 60)
+    memory.close()
+
+
+def test_semaphores_count_between_processes() -> None:
+    memory = Memory.create("semaphores", PAGE_BYTES)
+    mapping = memory.map(PAGE_BYTES)
+    base = address_of(mapping)
+    for index, value in enumerate((0, 3)):
+        init_semaphore(base + index * SEMAPHORE_BYTES, value)
+    first, second = (open_semaphore(base + index * SEMAPHORE_BYTES) for index in range(2))
+    assert [second.acquire(False) for _ in range(4)] == [True, True, True, False]
+    code = (
+        "import sys\nfrom crossfade.host.memory import Memory, address_of\n"
+        "from crossfade.host.semaphore import open_semaphore\n"
+        f"mapping = Memory({memory.fd}).map({PAGE_BYTES})\nsemaphore = open_semaphore(address_of(mapping))\n"
+        "for _ in range(5): semaphore.release()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    subprocess.run([sys.executable, "-c", code], pass_fds=(memory.fd,), env=environment, check=True, timeout=30)
+    assert [first.acquire(False) for _ in range(6)] == [True] * 5 + [False]
+    memory.close()
+
+
+def _doorbell(**options: float) -> Doorbell:
+    return Doorbell(*Doorbell.create_fds("test"), **options)
+
+
+@pytest.mark.parametrize("spin_us", [0.0, 60.0])
+def test_no_wake_up_is_lost(spin_us: float) -> None:
+    """Thousands of hand-overs between two threads, with nothing but the doorbells to wake them."""
+    doorbells = [_doorbell(spin_us=spin_us) for _ in range(2)]
+    bells = [doorbell.bell() for doorbell in doorbells]
+    turn = [0]
+    num_turns = 4000
+
+    def play(me: int) -> None:
+        for number in range(me, num_turns, 2):
+            assert doorbells[me].wait_until(lambda number=number: turn[0] == number, 30.0)  # type: ignore[misc]
+            turn[0] = number + 1
+            bells[1 - me].ring_if_asleep()
+
+    players = [threading.Thread(target=play, args=(me,)) for me in range(2)]
+    for player in players:
+        player.start()
+    for player in players:
+        player.join(60)
+    assert turn[0] == num_turns
+    for thing in (*doorbells, *bells):
+        assert isinstance(thing, Doorbell | Bell)
+        thing.close()
+
+
+def test_a_wait_ends_in_time() -> None:
+    doorbell = _doorbell()
+    start = time.monotonic()
+    assert not doorbell.wait_until(lambda: False, 0.05)
+    assert 0.04 < time.monotonic() - start < 5
+    doorbell.close()
+
+
+def test_many_threads_wait_on_one_doorbell() -> None:
+    doorbell = _doorbell(spin_us=0)
+    bell = doorbell.bell()
+    ready = [False] * 8
+    done = threading.Barrier(9)
+
+    def wait(index: int) -> None:
+        assert doorbell.wait_until(lambda: ready[index], 30)
+        done.wait(30)
+
+    threads = [threading.Thread(target=wait, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for index in range(8):
+        ready[index] = True
+        bell.ring()
+    done.wait(30)
+    for thread in threads:
+        thread.join()
+    bell.close()
+    doorbell.close()
+
+
+def test_a_doorbell_serves_other_descriptors() -> None:
+    doorbell = _doorbell(spin_us=0)
+    mine, theirs = socket.socketpair()
+    seen: list[bytes] = []
+    doorbell.watch(mine.fileno(), lambda: seen.append(mine.recv(10)))
+    theirs.send(b"hello")
+    assert doorbell.wait_until(lambda: seen, 30)
+    assert seen == [b"hello"]
+    doorbell.unwatch(mine.fileno())
+    doorbell.unwatch(mine.fileno())
+    theirs.send(b"again")
+    doorbell.pump()
+    assert seen == [b"hello"]
+    for end in (mine, theirs):
+        end.close()
+    doorbell.close()
+
+
+def test_messages_with_many_descriptors() -> None:
+    mine, other = Connection.pair()
+    theirs = Connection(other)
+    fds = [os.memfd_create(f"m{index}") for index in range(600)]
+    for index, fd in enumerate(fds):
+        os.write(fd, str(index).encode())
+    for payload, some in ((b"x" * 700, fds), (b"", ()), (b"y" * 3_000_000, fds[:1])):
+        sender = threading.Thread(target=mine.send, args=(payload, some))
+        sender.start()
+        message = None
+        while message is None:
+            theirs.wait(30)
+            message = theirs.take()
+        sender.join()
+        assert message.payload == payload
+        for index, fd in enumerate(message.fds):
+            assert os.pread(fd, 10, 0) == str(index).encode()
+            os.close(fd)
+        assert len(message.fds) == len(some)
+    for fd in fds:
+        os.close(fd)
+    mine.close()
+    theirs.wait(30)
+    assert theirs.take() is None
+    assert theirs.is_closed
+    with pytest.raises(ConnectionError):
+        theirs.send(b"nobody")
+    theirs.close()
+
+
+def test_two_sides_that_send_at_once_do_not_block_each_other() -> None:
+    mine, other = Connection.pair()
+    theirs = Connection(other)
+    payload = b"z" * 20_000_000
+    senders = [threading.Thread(target=end.send, args=(payload,), daemon=True) for end in (mine, theirs)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join(30)
+        assert not sender.is_alive()
+    for end in (mine, theirs):
+        message = None
+        while message is None:
+            end.wait(30)
+            message = end.take()
+        assert message.payload == payload
+        end.close()
+
+
+def test_a_pidfd_tells_of_the_end() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        pidfd = open_pidfd(child.pid)
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        assert not poller.poll(0)
+        child.send_signal(signal.SIGTERM)
+        assert poller.poll(30_000)
+        os.close(pidfd)
+        assert describe_exit(child.wait()) == "it was killed by SIGTERM"
+    assert describe_exit(3) == "it exited with code 3"
+    assert describe_exit(None) == "its process is gone"
