@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -26,6 +27,7 @@ import numpy as np
 
 import crossfade
 from benchmarks.common import Table, this_machine, today, write_report
+from benchmarks.quiet import Quiet
 from crossfade.api.calibrate import calibrate
 from crossfade.plan.timeline import Timeline
 from crossfade.schedule.cost import CostModel, Workload
@@ -37,6 +39,7 @@ SMALL_BYTES = ROWS * ROWS * 8
 WIDE_BYTES = 8_000_000
 NUM_REPEATS = 3
 NUM_STEADY = 16
+NUM_STEADY_RUNS = 3
 NUM_EACH = 5
 MEDIAN_LIMIT_PERCENT = 10
 WORST_LIMIT_PERCENT = 20
@@ -175,15 +178,28 @@ def cases() -> list[Case]:
 
 
 @dataclass
+class Block:
+    """What a block took, in microseconds: methods alone, executions alone, and per execution with several in flight."""
+
+    compute_us: dict[str, list[float]] = field(default_factory=dict)
+    latency_us: list[float] = field(default_factory=list)
+    steady_us: list[float] = field(default_factory=list)
+
+    def add(self, other: Block) -> None:
+        for name, samples in other.compute_us.items():
+            self.compute_us.setdefault(name, []).extend(samples)
+        self.latency_us += other.latency_us
+        self.steady_us += other.steady_us
+
+
+@dataclass
 class Measured:
-    """A compiled case, its graphs of one node, and what they took, in microseconds."""
+    """A compiled case, its graphs of one node, and the blocks that count, as one."""
 
     case: Case
     graph: Any
     alone: Mapping[str, Any]
-    compute_us: dict[str, list[float]] = field(default_factory=dict)
-    latency_us: list[float] = field(default_factory=list)
-    steady_us: list[float] = field(default_factory=list)
+    blocks: Block = field(default_factory=Block)
     num_checked: int = 0
 
     @classmethod
@@ -193,18 +209,18 @@ class Measured:
         graph = dag.compile(max_inflight=max(2, case.inflight))
         return cls(case, graph, {name: one_node(actors[0], name, len(args)) for name, args in case.alone.items()})
 
-    def run_block(self, worker: Worker) -> None:
-        for name, args in self.case.alone.items():
-            self.compute_us.setdefault(name, []).extend(compute_times_us(self.alone[name], args))
+    def run_block(self, worker: Worker) -> Block:
+        block = Block({name: compute_times_us(self.alone[name], args) for name, args in self.case.alone.items()})
         for number in range(1 + NUM_EACH):
             start_ns = time.perf_counter_ns()
             got = crossfade.get(self.graph.execute(self.case.argument(number)))
             taken_us = (time.perf_counter_ns() - start_ns) / 1_000
             self._check(worker, number, got)
             if number:
-                self.latency_us.append(taken_us)
+                block.latency_us.append(taken_us)
         if self.case.inflight > 1:
-            self.steady_us += [self._steady_block_us(worker) for _ in range(max(1, NUM_EACH // 2))]
+            block.steady_us += [self._steady_block_us(worker) for _ in range(NUM_STEADY_RUNS)]
+        return block
 
     def _steady_block_us(self, worker: Worker) -> float:
         """Time per execution while ``inflight`` are under way, over the later ones of a run."""
@@ -227,7 +243,7 @@ class Measured:
         self.num_checked += 1
 
     def workload(self) -> Workload:
-        times_us = {name: statistics.median(samples) for name, samples in self.compute_us.items()}
+        times_us = {name: statistics.median(samples) for name, samples in self.blocks.compute_us.items()}
         return Workload(times_us, self.case.sizes)
 
 
@@ -288,16 +304,16 @@ def rows_of(measured: Measured, costs: CostModel) -> list[Row]:
     rows = []
     if case.name != "pipeline of three":  # alone, it is the chain
         predicted = measured.graph.predicted_timeline(workload, costs)
-        rows.append(Row(f"{case.name}: one execution", predicted.makespan_us, measured.latency_us))
+        rows.append(Row(f"{case.name}: one execution", predicted.makespan_us, measured.blocks.latency_us))
     if case.inflight > 1:
         num = NUM_STEADY + case.inflight
         predicted = measured.graph.predicted_timeline(workload, costs, num_executions=num)
         steady_us = predicted_steady_us(predicted, case.inflight)
-        rows.append(Row(f"{case.name}: {case.inflight} in flight, per execution", steady_us, measured.steady_us))
+        rows.append(Row(f"{case.name}: {case.inflight} in flight, per execution", steady_us, measured.blocks.steady_us))
     return rows
 
 
-def run(num_rounds: int, costs: CostModel) -> list[Measured]:
+def run(num_rounds: int, quiet: Quiet) -> list[Measured]:
     """Measures every case, in alternating blocks."""
     has_torch = importlib.util.find_spec("torch") is not None
     worker = Worker()
@@ -309,10 +325,17 @@ def run(num_rounds: int, costs: CostModel) -> list[Measured]:
         for number in range(num_rounds):
             print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
             for each in measured if number % 2 == 0 else measured[::-1]:
-                each.run_block(worker)
+                each.blocks.add(quiet.run(partial(each.run_block, worker)))
     finally:
         crossfade.shutdown()
     return measured
+
+
+def timed_calibration() -> tuple[CostModel, float]:
+    """The costs, and how long it took in seconds."""
+    start_s = time.monotonic()
+    costs = calibrate(lambda stage, done: print(f"calibrating, {done:.0%}: {stage}", file=sys.stderr))
+    return costs, time.monotonic() - start_s
 
 
 def figures_table(costs: CostModel) -> Table:
@@ -328,6 +351,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(prog="benchmarks.cost_model", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round: a smoke run")
     parser.add_argument("--report", action="store_true", help="write the report into benchmarks/reports/")
+    parser.add_argument("--patience", type=float, default=60, help="seconds to wait, in all, for a quiet machine")
     parser.add_argument("--rounds", type=int, default=None, help="rounds of blocks (default: 5, quick: 1)")
     return parser.parse_args(arguments)
 
@@ -337,10 +361,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     num_rounds = options.rounds or (1 if options.quick else 5)
     load = os.getloadavg()[0]
-    start_s = time.monotonic()
-    costs = calibrate(lambda stage, done: print(f"calibrating, {done:.0%}: {stage}", file=sys.stderr))
-    calibrated_s = time.monotonic() - start_s
-    measured = run(num_rounds, costs)
+    quiet = Quiet(0 if options.quick else options.patience)
+    costs, calibrated_s = quiet.run(timed_calibration)
+    measured = run(num_rounds, quiet)
     rows = [row for each in measured for row in rows_of(each, costs)]
     table = Table("Predicted and measured", ["graph", "predicted, ms", "measured, ms (quartiles)", "error", "samples"])
     for row in rows:
@@ -355,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdict = (
         f"Median error {median:.1f} % (at most {MEDIAN_LIMIT_PERCENT} wanted), worst {worst:.1f} % "
         f"(at most {WORST_LIMIT_PERCENT} wanted). {num_checked} results checked, all right. "
-        f"Calibration took {calibrated_s:.1f} s; load average at the start {load:.1f}, at the end {os.getloadavg()[0]:.1f}."
+        f"Calibration took {calibrated_s:.1f} s; load average at the start {load:.1f}, at the end {os.getloadavg()[0]:.1f}. {quiet.summary()}"
     )
     tables = (table, methods, figures_table(costs))
     for shown in tables:

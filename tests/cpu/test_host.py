@@ -70,8 +70,8 @@ def test_semaphores_count_between_processes() -> None:
     memory.close()
 
 
-def _doorbell(**options: float) -> Doorbell:
-    return Doorbell(*Doorbell.create_fds("test"), **options)
+def _doorbell(spin_us: float = 60.0) -> Doorbell:
+    return Doorbell(*Doorbell.create_fds("test"), spin_us=spin_us)
 
 
 @pytest.mark.parametrize("spin_us", [0.0, 60.0])
@@ -182,19 +182,24 @@ def test_two_sides_that_send_at_once_do_not_block_each_other() -> None:
     mine, other = Connection.pair()
     theirs = Connection(other)
     payload = b"z" * 20_000_000
-    senders = [threading.Thread(target=end.send, args=(payload,), daemon=True) for end in (mine, theirs)]
-    for sender in senders:
-        sender.start()
-    for sender in senders:
-        sender.join(30)
-        assert not sender.is_alive()
-    for end in (mine, theirs):
+    arrived: list[bool] = []
+
+    def exchange(end: Connection) -> None:
+        end.send(payload)
         message = None
         while message is None:
             end.wait(30)
             message = end.take()
-        assert message.payload == payload
-        end.close()
+        arrived.append(message.payload == payload)
+
+    threads = [threading.Thread(target=exchange, args=(end,), daemon=True) for end in (mine, theirs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert arrived == [True, True]
+    mine.close()
+    theirs.close()
 
 
 def test_a_pidfd_tells_of_the_end() -> None:

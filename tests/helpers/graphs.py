@@ -128,33 +128,79 @@ class Bench:
     def _compile(self, draw: GraphDraw, key: str) -> crossfade.CompiledGraph:
         with crossfade.InputNode() as inp:
             values: list[Any] = [inp[0], inp.x] if draw.parts else [inp, inp]
-        used: set[int] = set()
-        for index, node in enumerate(draw.nodes):
-            sources = [(values[at], how) for at, how in node.sources]
-            if index < 2:  # both parts of the input must be used by somebody
-                sources.append((values[index], "positional"))
-            if index == len(draw.nodes) - 1 == 0:
-                sources.append((values[1], "positional"))
-            used.update(id(value) for value, _ in sources)
-            values += self._bind(node, key, sources, draw.transport)
-        leaves = [value for value in values[2:] if id(value) not in used]
+        for node, sources in zip(draw.nodes, sources_of(draw), strict=True):
+            args, kwargs = arguments(key, node, [(values[at], how) for at, how in sources])
+            bound = getattr(self.actors[node.actor], node.method).bind(*args, **kwargs)
+            outputs = list(bound) if isinstance(bound, tuple) else [bound]
+            values += [output.with_tensor_transport(draw.transport) for output in outputs]
+        leaves = [values[at] for at in leaves_of(draw)]
         graph: crossfade.CompiledGraph = crossfade.MultiOutputNode(leaves).compile(
             max_inflight=draw.depth, overlap=draw.overlap
         )
         return graph
 
-    def _bind(self, node: NodeDraw, key: str, sources: Sequence[tuple[Any, str]], transport: str) -> list[Any]:
-        args = [value for value, how in sources if how == "positional"]
-        nested: dict[str, Any] = {}
-        for index, (value, how) in enumerate(sources):
-            if how == "keyword":
-                nested[f"k{index}"] = value
-            elif how != "positional":
-                nested[f"n{index}"] = [1, (value,)] if how == "list" else {"deep": [value], "constant": 2}
-        method = getattr(self.actors[node.actor], node.method)
-        bound = method.bind(key, node.kind, node.size_bytes, *args, **nested)
-        outputs = list(bound) if isinstance(bound, tuple) else [bound]
-        return [output.with_tensor_transport(transport) for output in outputs]
+
+def sources_of(draw: GraphDraw) -> list[list[tuple[int, str]]]:
+    """For each node, which values it takes and how. Both parts of the input must be used by somebody."""
+    sources = [list(node.sources) for node in draw.nodes]
+    for index in range(2):
+        sources[min(index, len(sources) - 1)].append((index, "positional"))
+    return sources
+
+
+def leaves_of(draw: GraphDraw) -> list[int]:
+    """The values that no node takes."""
+    used = {at for sources in sources_of(draw) for at, _ in sources}
+    num_values = 2 + sum(2 if node.method == "split" else 1 for node in draw.nodes)
+    return [at for at in range(2, num_values) if at not in used]
+
+
+def arguments(key: str, node: NodeDraw, sources: Sequence[tuple[Any, str]]) -> tuple[list[Any], dict[str, Any]]:
+    """What a node's method is called with."""
+    named: dict[str, Any] = {}
+    for index, (value, how) in enumerate(sources):
+        if how == "keyword":
+            named[f"k{index}"] = value
+        elif how != "positional":
+            named[f"n{index}"] = [1, (value,)] if how == "list" else {"deep": [value], "constant": 2}
+    return [key, node.kind, node.size_bytes, *(value for value, how in sources if how == "positional")], named
+
+
+def run_directly(draws: Sequence[GraphDraw], key: str) -> list[list[Any]]:
+    """What the graphs must give: methods called one by one on plain objects, with nothing of crossfade in between."""
+    return [_run_one_directly(draw, f"{key}/{index}") for index, draw in enumerate(draws)]
+
+
+def _run_one_directly(draw: GraphDraw, key: str) -> list[Any]:
+    workers = [Worker() for _ in range(NUM_ACTORS)]
+    outcomes: list[Any] = []
+    for number in range(draw.num_executions):
+        values: list[Any] = [number, [number, "x"]] if draw.parts else [{"number": number}] * 2
+        for node, sources in zip(draw.nodes, sources_of(draw), strict=True):
+            values += _call_directly(workers[node.actor], key, node, [(values[at], how) for at, how in sources])
+        outcome = [_direct_outcome(values[at]) for at in leaves_of(draw)]
+        outcomes.append(None if number in draw.dropped else outcome)
+    return outcomes
+
+
+def _call_directly(worker: Worker, key: str, node: NodeDraw, sources: Sequence[tuple[Any, str]]) -> list[Any]:
+    num_values = 2 if node.method == "split" else 1
+    errors = [value for value, _ in sorted(sources, key=lambda source: source[1] != "positional")]
+    errors = [value for value in errors if isinstance(value, Exception)]
+    if errors:
+        return [errors[0]] * num_values
+    args, kwargs = arguments(key, node, sources)
+    try:
+        result = getattr(worker, node.method)(*args, **kwargs)
+    except KeyError as error:
+        return [error] * num_values
+    return list(result) if num_values > 1 else [result]
+
+
+def _direct_outcome(value: Any) -> Any:
+    if isinstance(value, Exception):
+        return f"TaskError({type(value).__name__})", repr(value)
+    return digest(value)
 
 
 def _execute_all(graphs: Sequence[crossfade.CompiledGraph], draws: Sequence[GraphDraw]) -> list[list[Any]]:

@@ -136,7 +136,9 @@ def outputs(draw: st.DrawFn) -> MultiOutputNode:
 
 
 @given(output=outputs(), overlap=st.booleans(), max_inflight=st.integers(1, 2))
-def test_every_plan_is_sound_by_the_exhaustive_search_too(output: MultiOutputNode, overlap: bool, max_inflight: int) -> None:
+def test_every_plan_is_sound_by_the_exhaustive_search_too(
+    output: MultiOutputNode, overlap: bool, max_inflight: int
+) -> None:
     plan, _ = _compile(output, overlap=overlap, max_inflight=max_inflight)
     assert parse_plan(str(plan)) == plan
     assert explore(plan).verdict == "ok"

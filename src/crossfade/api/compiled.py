@@ -14,7 +14,7 @@ from crossfade.api.arguments import Splitter
 from crossfade.api.options import CompileOptions
 from crossfade.api.refs import CompiledRef
 from crossfade.api.session import Session, current
-from crossfade.engines.protocol import GraphStatistics, OpenPlan
+from crossfade.engines.protocol import GraphStatistics, HalfSubmitted, OpenPlan
 from crossfade.errors import CapacityExceeded, ChannelTimeout, GetTimeoutError, GraphError, SessionError
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
@@ -103,14 +103,14 @@ class CompiledGraph:
             try:
                 if not self._opened.try_submit(values):
                     self._submit_slowly(values)
+            except HalfSubmitted as half:
+                self._num_submitted += 1
+                execution.claims.clear()
+                raise half.failure.to_error() from None
             except BaseException:
                 self._inflight.pop()
                 raise
             self._num_submitted += 1
-        failure = self._opened.take_submit_failure()
-        if failure is not None:
-            execution.claims.clear()
-            raise failure.to_error()
         if self._returns_list:
             return [CompiledRef(self, execution, index) for index in range(self._num_outputs)]
         return CompiledRef(self, execution, 0)
@@ -297,9 +297,9 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
 
     chosen = CompileOptions.of(options)
     session = current()
-    checked = check(output, session=session.id if session is not None else "", transports=_transports())
     if session is None:
         raise SessionError("there is no session, so the graph's actors are gone", hint="make them anew")
+    checked = check(output, session=session.id, transports=_transports())
     plan, calls = compile_plan(
         checked, max_inflight=chosen.max_inflight, buffer_bytes=chosen.buffer_bytes, overlap=chosen.overlap
     )

@@ -18,7 +18,9 @@ def describe_array(array: Any) -> tuple[bytes, memoryview] | None:
     dtype = array.dtype
     if dtype.hasobject or dtype.names is not None or not array.flags.c_contiguous or dtype.kind == "V":
         return None
-    return pickle.dumps((dtype.str, array.shape), 5), array.data.cast("B") if dtype.kind not in "mM" else _bytes_of(array)
+    return pickle.dumps((dtype.str, array.shape), 5), array.data.cast("B") if dtype.kind not in "mM" else _bytes_of(
+        array
+    )
 
 
 def _bytes_of(array: Any) -> memoryview:

@@ -58,8 +58,9 @@ def run_demo(output: Path, engine: str) -> None:
     _print_shares(console, measured)
     _print_prediction(console, measured)
     console.print(
-        "Through shared memory nothing is copied on the way: a sender writes its array into a slot once, and the receiver works on that very "
-        f"slot ({num_copied} arrays were copied out). So there is no transfer to hide, and overlap changes nothing here."
+        "Through shared memory nothing is copied on the way: a sender writes its array into a slot once, and the receiver "
+        f"works on that very slot ({num_copied} arrays were copied out). So there is no transfer to hide, and overlap changes "
+        "nothing here."
     )
     files = _write_files(output, measured)
     files += _show_overlap(console, program, output, engine)
@@ -238,7 +239,9 @@ def _print_gain(console: Console, gain: _Gain) -> None:
         table.add_row(name, f"{per_execution_ms:.2f}", f"{shares.exposed:.1%}", f"{shares.hidden:.1%}")
     console.print()
     console.print(table)
-    word = "faster" if gain.share >= 0 else "slower: other work on this machine takes the cores that overlap would use"
+    word = "less" if gain.share >= 0 else "more"
     console.print(
-        f"With overlap {abs(gain.share):.0%} {word} (median of {NUM_GLOO_BURSTS} pairs of bursts that took turns)."
+        f"With overlap an execution takes {abs(gain.share):.0%} {word} time (median of {NUM_GLOO_BURSTS} pairs of bursts in turn)."
     )
+    if gain.share < 0:
+        console.print("There may be other work on this machine, which takes the cores that overlap would use.")

@@ -164,8 +164,8 @@ def _compile(node: Node | MultiOutputNode, target: str, *, max_inflight: int, ov
         message, _, hint = str(error).partition("\nhint: ")
         raise UsersMistake(f"the graph of {target} cannot be compiled: {message}", hint=hint or "see above") from None
     except ActorStartError as error:
-        headline, *_, cause = str(error).strip().splitlines()
-        raise UsersMistake(f"{headline} {cause}", hint="this command runs constructors, so they must succeed") from None
+        headline = str(error).partition("\n")[0]
+        raise UsersMistake(headline, hint="this command runs constructors, so they must succeed") from None
     return graph
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from crossfade.channels.protocol import EMPTY, Reader, Writer
-from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.protocol import ActorStatistics, HalfSubmitted
 from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
@@ -42,6 +42,7 @@ class DriverEnds:
         position = {channel.value: index for index, channel in enumerate(reads)}
         self._order = [position[value] for value in plan.outputs]
         self._read_so_far: list[Any] = []
+        self._num_writes = len(self._writes)
         self._num_written = 0  # inputs of the present execution
         self._failure: Failure | None = None
         self.num_submitted = 0
@@ -57,34 +58,39 @@ class DriverEnds:
             ]
 
     def try_submit(self, values: Sequence[Any]) -> bool:
-        """Writes the inputs that are not written yet; False if one has no room."""
-        writes = self._writes
-        while (at := self._num_written) < len(writes):
-            if not self._write(writes[at], values[at]):
+        """Writes the inputs that are not written yet; False if one has no room.
+
+        Raises:
+            HalfSubmitted: an input other than the first could not be pickled; the execution is under way all the same.
+        """
+        if self._num_written == 0:
+            if not self._writes[0](values[0]):
                 return False
-            self._num_written = at + 1
+            self._num_written = 1
+        if self._num_written < self._num_writes and not self._write_rest(values):
+            return False
         self._num_written = 0
         self.num_submitted += 1
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise HalfSubmitted(failure)
         return True
 
-    def _write(self, write: Callable[[Any], bool], value: Any) -> bool:
-        if self._failure is not None:
-            return write(self._failure)
-        try:
-            return write(value)
-        except ChannelError:
-            raise
-        except Exception as error:
-            if self._num_written == 0:
+    def _write_rest(self, values: Sequence[Any]) -> bool:
+        for at in range(self._num_written, self._num_writes):
+            write = self._writes[at]
+            try:
+                is_written = write(values[at] if self._failure is None else self._failure)
+            except ChannelError:
                 raise
-            # Part of the execution is under way: let the rest of it see the error instead of a missing value.
-            self._failure = Failure.capture(error, actor=DRIVER, node="pickling an argument of execute")
-            return write(self._failure)
-
-    def take_submit_failure(self) -> Failure | None:
-        """The error of an input of the last submitted execution, once."""
-        failure, self._failure = self._failure, None
-        return failure
+            except Exception as error:
+                # Part of the execution is under way: let the rest of it see the error instead of a missing value.
+                self._failure = Failure.capture(error, actor=DRIVER, node="pickling an argument of execute")
+                is_written = write(self._failure)
+            if not is_written:
+                return False
+            self._num_written = at + 1
+        return True
 
     def try_collect(self) -> list[Any] | None:
         """The outputs of the next execution, or None while one is missing."""

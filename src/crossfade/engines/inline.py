@@ -157,10 +157,6 @@ class _InlinePlan:
             raise ActorDiedError(f"actor {self._lost} is dead: it was killed")
         return self._driver.try_submit(values)
 
-    def take_submit_failure(self) -> Failure | None:
-        """See the protocol."""
-        return self._driver.take_submit_failure()
-
     def try_collect(self) -> list[Any] | None:
         """See the protocol."""
         return self._driver.try_collect()

@@ -57,7 +57,7 @@ class LocalPlan:
         self._lost: ActorError | None = None
         self._is_closed = False
         self._wiring: Wiring | None = None
-        self._driver: DriverEnds | None = None
+        self._driver: DriverEnds  # from `open` on
 
     def open(self, calls: Mapping[str, Call]) -> None:
         """Makes the channels and gives every party its part.
@@ -132,29 +132,19 @@ class LocalPlan:
         if self._lost is not None:
             raise self._fresh_error()
         try:
-            return self._ends.try_submit(values)
+            return self._driver.try_submit(values)
         except ChannelError as error:
             raise self._explained(error) from None
-
-    def take_submit_failure(self) -> Failure | None:
-        """See the protocol."""
-        return self._ends.take_submit_failure()
 
     def try_collect(self) -> list[Any] | None:
         """See the protocol."""
         try:
-            values = self._ends.try_collect()
+            values = self._driver.try_collect()
         except ChannelError as error:
             raise self._explained(error) from None
         if values is None and self._lost is not None:
             raise self._fresh_error()
         return values
-
-    @property
-    def _ends(self) -> DriverEnds:
-        if self._driver is None:
-            raise ChannelError("the plan is not open")
-        return self._driver
 
     def _fresh_error(self) -> ActorError:
         """The loss as a new object: one error raised twice would collect tracebacks."""
@@ -173,7 +163,7 @@ class LocalPlan:
 
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
-        return self._engine.doorbell.wait_until(ready, timeout_s, self._ends.idle())
+        return self._engine.doorbell.wait_until(ready, timeout_s, self._driver.idle())
 
     def _query(self) -> dict[str, control.Reported]:
         number = next(self._queries)
@@ -189,12 +179,12 @@ class LocalPlan:
     def spans(self) -> list[Span]:
         """See the protocol."""
         answers = self._query()
-        return [*self._ends.spans(), *(span for report in answers.values() for span in report.spans)]
+        return [*self._driver.spans(), *(span for report in answers.values() for span in report.spans)]
 
     def statistics(self) -> Mapping[str, ActorStatistics]:
         """See the protocol."""
         answers = self._query()
-        return {DRIVER: self._ends.statistics(), **{actor: report.statistics for actor, report in answers.items()}}
+        return {DRIVER: self._driver.statistics(), **{actor: report.statistics for actor, report in answers.items()}}
 
     def close(self) -> None:
         """See the protocol. Waits for actors that are in the middle of a method."""

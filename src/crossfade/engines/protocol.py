@@ -12,7 +12,15 @@ from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
 
-__all__ = ["DEFAULT_SPIN_US", "ActorStatistics", "Engine", "GraphStatistics", "OpenPlan", "PendingCall"]
+__all__ = [
+    "DEFAULT_SPIN_US",
+    "ActorStatistics",
+    "Engine",
+    "GraphStatistics",
+    "HalfSubmitted",
+    "OpenPlan",
+    "PendingCall",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,18 @@ class GraphStatistics:
     actors: Mapping[str, ActorStatistics]
 
 
+class HalfSubmitted(Exception):
+    """An input could not be pickled when others were already written.
+
+    Attributes:
+        failure: the error.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 class PendingCall(Protocol):
     """An ordinary method call that is under way."""
 
@@ -71,11 +91,9 @@ class OpenPlan(Protocol):
 
         Raises:
             ActorDiedError: an actor of the plan is gone.
+            HalfSubmitted: a later value could not be pickled; the execution is under way and ends with that error.
             Exception: what pickling the first value raised; the execution did not start.
         """
-
-    def take_submit_failure(self) -> Failure | None:
-        """The error of an input of the execution that was submitted last, if pickling it failed half-way; once."""
 
     def try_collect(self) -> list[Any] | None:
         """The outputs of the next execution in the order of ``plan.outputs``, errors as `Failure`; None if not there yet.

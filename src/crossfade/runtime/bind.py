@@ -67,7 +67,9 @@ def bind(
             return [bound.step for bound in bounds]
         return [recorder.wrap(bound.step, bound.action, _what(plan, bound.action)) for bound in bounds]
 
-    idles = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}
+    # A recorder has to see each step that cannot run yet, so nothing may look before it.
+    looks = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}
+    idles = looks if recorder is None else {}
     return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles)
 
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from crossfade.plan.actions import Action, Verb
+from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.timeline import Span
 from crossfade.runtime.cursor import Round, Step
 
@@ -32,7 +32,7 @@ class Recorder:
         self.actor = actor
         self.origin_ns = origin_ns
         self.round = Round(0)
-        self._spans: deque[tuple[Action, str, str, int, int, int]] = deque(maxlen=MAX_SPANS)
+        self._spans: deque[tuple[str, Action, str, str, int, int, int]] = deque(maxlen=MAX_SPANS)
 
     def wrap(self, step: Step, action: Action, what: str) -> Step:
         """The same step, recorded: the time for which it could not run as ``wait``, then the call that did it."""
@@ -48,9 +48,9 @@ class Recorder:
                 return False
             execution = round_.number + action.ahead
             if waiting_since:
-                append((action, what, "wait", execution, waiting_since, start))
+                append((MAIN, action, what, "wait", execution, waiting_since, start))
                 waiting_since = 0
-            append((action, what, kind, execution, start, now()))
+            append((MAIN, action, what, kind, execution, start, now()))
             return True
 
         return recorded
@@ -58,23 +58,24 @@ class Recorder:
     def moved(self, action: Action, what: str) -> Callable[[int, int], None]:
         """For a channel's ``on_moved``: records the transfers that ran in the background, counted from execution 0."""
         execution = 0
+        stream = SEND_STREAM if action.verb is Verb.SEND else RECV_STREAM
 
         def record(start_ns: int, end_ns: int) -> None:
             nonlocal execution
-            self._spans.append((action, what, "communicate", execution, start_ns, end_ns))
+            self._spans.append((stream, action, what, "communicate", execution, start_ns, end_ns))
             execution += 1
 
         return record
 
     def add(self, action: Action, what: str, kind: str, execution: int, start_ns: int, end_ns: int) -> None:
         """Records one span directly."""
-        self._spans.append((action, what, kind, execution, start_ns, end_ns))
+        self._spans.append((MAIN, action, what, kind, execution, start_ns, end_ns))
 
     def spans(self) -> list[Span]:
         """What has been recorded, in microseconds since the origin."""
         return [
-            Span(self.actor, action.stream, str(action), what, kind, execution, self._us(start), self._us(end))
-            for action, what, kind, execution, start, end in list(self._spans)
+            Span(self.actor, stream, str(action), what, kind, execution, self._us(start), self._us(end))
+            for stream, action, what, kind, execution, start, end in list(self._spans)
         ]
 
     def _us(self, time_ns: int) -> float:
