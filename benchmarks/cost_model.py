@@ -15,166 +15,27 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
-
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"  # before numpy, here and in the actors: one thread an actor
 
 import numpy as np
 
 import crossfade
 from benchmarks.common import Table, this_machine, today, write_report
+from benchmarks.cost_cases import NUM_ARGUMENTS, Case, Worker, cases
 from benchmarks.quiet import Quiet
 from crossfade.api.calibrate import calibrate
 from crossfade.plan.timeline import Timeline
 from crossfade.schedule.cost import CostModel, Workload
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-
-ROWS = 256
-SMALL_BYTES = ROWS * ROWS * 8
-WIDE_BYTES = 8_000_000
-NUM_REPEATS = 3
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Set to 1 for the actors, so that each takes one core."""
 NUM_STEADY = 16
 NUM_STEADY_RUNS = 3
 NUM_EACH = 5
 MEDIAN_LIMIT_PERCENT = 10
 WORST_LIMIT_PERCENT = 20
-
-
-def permutation(seed: int) -> Array:
-    """A permutation matrix: products with it are exact, however they are summed."""
-    order = np.random.default_rng(seed).permutation(ROWS)
-    return np.eye(ROWS)[order]
-
-
-def picture(seed: int) -> Array:
-    return np.random.default_rng(seed).standard_normal((ROWS, ROWS))
-
-
-class Worker:
-    """The actor of all graphs; the same methods, called here, say what must come out."""
-
-    def __init__(self) -> None:
-        self._turns = permutation(1)
-        self._wide = np.arange(WIDE_BYTES // 8, dtype=np.float64)
-        self._pictures = {seed: picture(seed) for seed in range(4)}
-
-    def make(self, seed: int) -> Array:
-        return self.turn(self._pictures[seed])
-
-    def turn(self, x: Array) -> Array:
-        for _ in range(NUM_REPEATS):
-            x = x @ self._turns
-        return x
-
-    def join(self, x: Array, y: Array) -> Array:
-        return self.turn(x) - y
-
-    def join_three(self, x: Array, y: Array, z: Array) -> Array:
-        return self.turn(x) - self.turn(y) + z
-
-    def widen(self, factor: float) -> Array:
-        return self._wide * factor
-
-    def total(self, x: Array) -> float:
-        return float(np.sqrt(x).sum())
-
-
-@dataclass(frozen=True)
-class Case:
-    """A graph to predict.
-
-    Attributes:
-        name: for the table.
-        build: the graph, from three or four actors.
-        expected: what it must give for an input, from a worker in this process.
-        argument: makes the input of execution k.
-        alone: arguments of each method, for its own measure.
-        sizes: bytes of values, by id; others are small.
-        inflight: executions in flight for the steady measure; 1 to leave it out.
-        needs_torch: whether it uses gloo.
-    """
-
-    name: str
-    build: Callable[[Sequence[Any], Any], Any]
-    expected: Callable[[Worker, Any], Any]
-    argument: Callable[[int], Any]
-    alone: Mapping[str, tuple[Any, ...]]
-    sizes: Mapping[str, int]
-    inflight: int = 1
-    needs_torch: bool = False
-
-
-def chain(actors: Sequence[Any], inp: Any) -> Any:
-    for actor in actors[:3]:
-        inp = actor.turn.bind(inp)
-    return inp
-
-
-def fan_in(actors: Sequence[Any], inp: Any, transport: str = "shm") -> Any:
-    made = [actor.make.bind(inp).with_tensor_transport(transport=transport) for actor in actors[:3]]
-    return actors[3].join_three.bind(*made)
-
-
-def diamond(actors: Sequence[Any], inp: Any) -> Any:
-    top = actors[0].make.bind(inp)
-    return actors[3].join.bind(actors[1].turn.bind(top), actors[2].turn.bind(top))
-
-
-def fan_out(actors: Sequence[Any], inp: Any) -> Any:
-    wide = actors[0].widen.bind(inp)
-    return crossfade.MultiOutputNode([actor.total.bind(wide) for actor in actors[1:4]])
-
-
-def gloo_fan_in(actors: Sequence[Any], inp: Any) -> Any:
-    return fan_in(actors, inp, "gloo")
-
-
-def small_values(num: int) -> dict[str, int]:
-    return {f"n{index}": SMALL_BYTES for index in range(num)}
-
-
-def cases() -> list[Case]:
-    p = [picture(seed) for seed in range(4)]
-
-    def joined(worker: Worker, seed: int) -> Array:
-        return worker.join_three(*[worker.make(seed)] * 3)
-
-    def crossed(worker: Worker, seed: int) -> Array:
-        made = worker.turn(worker.make(seed))
-        return worker.join(made, made)
-
-    three = {"make": (1,), "join_three": (p[0], p[1], p[2])}
-    turned: Callable[[Worker, Array], Array] = lambda w, x: w.turn(w.turn(w.turn(x)))  # noqa: E731 - shared by two
-    arrays = {"i0": SMALL_BYTES, **small_values(3)}
-    return [
-        Case("chain of three", chain, turned, lambda k: p[k % 4], {"turn": (p[0],)}, arrays),
-        Case("fan-in of three", fan_in, joined, lambda k: k % 4, three, small_values(4)),
-        Case(
-            "diamond",
-            diamond,
-            crossed,
-            lambda k: k % 4,
-            {"make": (1,), "turn": (p[0],), "join": (p[0], p[1])},
-            small_values(4),
-        ),
-        Case(
-            "fan-out of 8 MB",
-            fan_out,
-            lambda w, x: [w.total(w.widen(x))] * 3,
-            lambda k: 1.0 + k % 4,
-            {"widen": (2.0,), "total": (np.arange(WIDE_BYTES // 8, dtype=np.float64),)},
-            {"n0": WIDE_BYTES},
-        ),
-        Case("pipeline of three", chain, turned, lambda k: p[k % 4], {"turn": (p[0],)}, arrays, inflight=4),
-        Case(
-            "fan-in over gloo, overlap", gloo_fan_in, joined, lambda k: k % 4, three, small_values(4), 2, needs_torch=True
-        ),
-    ]
 
 
 @dataclass
@@ -199,6 +60,7 @@ class Measured:
     case: Case
     graph: Any
     alone: Mapping[str, Any]
+    expected: Sequence[Any]
     blocks: Block = field(default_factory=Block)
     num_checked: int = 0
 
@@ -207,22 +69,26 @@ class Measured:
         with crossfade.InputNode() as inp:
             dag = case.build(actors, inp)
         graph = dag.compile(max_inflight=max(2, case.inflight))
-        return cls(case, graph, {name: one_node(actors[0], name, len(args)) for name, args in case.alone.items()})
+        alone = {name: one_node(actors[0], name, len(args)) for name, args in case.alone.items()}
+        worker = Worker()
+        return cls(
+            case, graph, alone, [case.expected(worker, case.argument(number)) for number in range(NUM_ARGUMENTS)]
+        )
 
-    def run_block(self, worker: Worker) -> Block:
+    def run_block(self) -> Block:
         block = Block({name: compute_times_us(self.alone[name], args) for name, args in self.case.alone.items()})
         for number in range(1 + NUM_EACH):
             start_ns = time.perf_counter_ns()
             got = crossfade.get(self.graph.execute(self.case.argument(number)))
             taken_us = (time.perf_counter_ns() - start_ns) / 1_000
-            self._check(worker, number, got)
+            self._check(number, got)
             if number:
                 block.latency_us.append(taken_us)
         if self.case.inflight > 1:
-            block.steady_us += [self._steady_block_us(worker) for _ in range(NUM_STEADY_RUNS)]
+            block.steady_us += [self._steady_block_us() for _ in range(NUM_STEADY_RUNS)]
         return block
 
-    def _steady_block_us(self, worker: Worker) -> float:
+    def _steady_block_us(self) -> float:
         """Time per execution while ``inflight`` are under way, over the later ones of a run."""
         inflight = self.case.inflight
         refs = deque(self.graph.execute(self.case.argument(number)) for number in range(inflight))
@@ -233,12 +99,11 @@ class Measured:
             if number < NUM_STEADY + inflight:
                 refs.append(self.graph.execute(self.case.argument(number)))
         for number, got in enumerate(results):
-            self._check(worker, number, got)
+            self._check(number, got)
         return (ends_ns[-1] - ends_ns[inflight - 1]) / 1_000 / (len(ends_ns) - inflight)
 
-    def _check(self, worker: Worker, number: int, got: Any) -> None:
-        expected = self.case.expected(worker, self.case.argument(number))
-        if not np.array_equal(got, expected):
+    def _check(self, number: int, got: Any) -> None:
+        if not np.array_equal(got, self.expected[number % NUM_ARGUMENTS]):
             raise SystemExit(f"{self.case.name}: execution {number} gave a wrong value")
         self.num_checked += 1
 
@@ -316,7 +181,6 @@ def rows_of(measured: Measured, costs: CostModel) -> list[Row]:
 def run(num_rounds: int, quiet: Quiet) -> list[Measured]:
     """Measures every case, in alternating blocks."""
     has_torch = importlib.util.find_spec("torch") is not None
-    worker = Worker()
     crossfade.init(engine="local")
     try:
         actors = [crossfade.remote(Worker).remote() for _ in range(4)]
@@ -325,7 +189,7 @@ def run(num_rounds: int, quiet: Quiet) -> list[Measured]:
         for number in range(num_rounds):
             print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
             for each in measured if number % 2 == 0 else measured[::-1]:
-                each.blocks.add(quiet.run(partial(each.run_block, worker)))
+                each.blocks.add(quiet.run(each.run_block))
     finally:
         crossfade.shutdown()
     return measured
@@ -359,6 +223,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 def main(arguments: Sequence[str] | None = None) -> int:
     """Calibrates, measures, prints; 1 when the errors are larger than they may be."""
     options = parse_arguments(arguments)
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
     num_rounds = options.rounds or (1 if options.quick else 5)
     load = os.getloadavg()[0]
     quiet = Quiet(0 if options.quick else options.patience)
@@ -378,7 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdict = (
         f"Median error {median:.1f} % (at most {MEDIAN_LIMIT_PERCENT} wanted), worst {worst:.1f} % "
         f"(at most {WORST_LIMIT_PERCENT} wanted). {num_checked} results checked, all right. "
-        f"Calibration took {calibrated_s:.1f} s; load average at the start {load:.1f}, at the end {os.getloadavg()[0]:.1f}. {quiet.summary()}"
+        f"Calibration took {calibrated_s:.1f} s; load average at the start {load:.1f}, at the end "
+        f"{os.getloadavg()[0]:.1f}. {quiet.summary()}"
     )
     tables = (table, methods, figures_table(costs))
     for shown in tables:
@@ -387,14 +253,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report:
         machine = this_machine(("crossfade", "numpy", "torch"))
         command = " ".join(["python -m benchmarks.cost_model", *(sys.argv[1:] if arguments is None else arguments)])
-        parts = [
-            f"# How well the cost model predicts graphs that it has not seen\n\n{machine}; {today()}; `{command}`",
-            verdict,
-            "Calibration measures primitives only; each method is timed alone, in a graph of one node on an otherwise idle "
-            "session; the cost model is fitted to none of the graphs below. Alternating blocks, medians.",
-            *(shown.markdown() for shown in tables),
-        ]
-        print(f"wrote {write_report('cost_model', machine, chr(10).join(f'{part}{chr(10)}' for part in parts)).name}")
+        text = (
+            f"# How well the cost model predicts graphs that it has not seen\n\n{machine}; {today()}; `{command}`\n\n"
+            f"{verdict}\n\nCalibration measures primitives only; each method is timed alone, in a graph of one node on an "
+            "otherwise idle session; the cost model is fitted to none of the graphs below. Alternating blocks, medians.\n\n"
+        )
+        path = write_report("cost_model", machine, text + "\n\n".join(shown.markdown() for shown in tables) + "\n")
+        print(f"wrote {path.name}")
     return 0 if median <= MEDIAN_LIMIT_PERCENT and worst <= WORST_LIMIT_PERCENT else 1
 
 

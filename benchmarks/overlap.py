@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch, here and in the actors
-
 import torch
 
 import crossfade
@@ -144,9 +142,7 @@ def run(options: argparse.Namespace, quiet: Quiet) -> tuple[list[Side], Parts]:
             run_block(side, 3, options.inflight, options.columns)
         for number in range(options.rounds):
             for side in sides if number % 2 == 0 else sides[::-1]:
-                side.steady.add(
-                    quiet.run(partial(run_block, side, options.num, options.inflight, options.columns))
-                )
+                side.steady.add(quiet.run(partial(run_block, side, options.num, options.inflight, options.columns)))
                 side.single.add(quiet.run(partial(run_block, side, options.num, 1, options.columns)))
     finally:
         crossfade.shutdown()
@@ -169,6 +165,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return options
 
 
+def samples_of(series: Series) -> list[float]:
+    return [value for block in series.blocks if block for value in block]
+
+
 def gain(sides: Sequence[Side], transport: str, pick: str) -> Any:
     off, on = (getattr(side, pick) for side in sides if side.transport == transport)
     return ratio(off, on)
@@ -177,6 +177,7 @@ def gain(sides: Sequence[Side], transport: str, pick: str) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; 1 when overlap over gloo gains less than it should."""
     options = parse_arguments(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the actors
     quiet = Quiet(options.patience)
     sides, parts = run(options, quiet)
     table = Table(
@@ -184,8 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ["program", f"{options.inflight} in flight", "one at a time"],
     )
     for side in sides:
-        cells = [f"{each.summary().median / 1_000:.2f}" for each in (side.steady, side.single) if each.summary()]
-        table.add(side.name, *cells)
+        table.add(
+            side.name, *(f"{statistics.median(samples_of(each)) / 1_000:.2f}" for each in (side.steady, side.single))
+        )
     gains = Table("Without overlap, over with overlap", ["transport", f"{options.inflight} in flight", "one at a time"])
     for transport in ("gloo", "shm"):
         gains.add(transport, str(gain(sides, transport, "steady")), str(gain(sides, transport, "single")))

@@ -6,7 +6,7 @@ Each figure of `CostModel` comes from a primitive, none from a graph that one wo
   sides awake;
 - an action, from a chain of nodes on one actor; it moves nothing, so its length decides its time;
 - a hop, from the round trip through one actor: what is left of it when everything else is taken off;
-- a wake-up, from an actor that works so long that the driver goes to sleep;
+- a wake-up, from an actor that works so long that the one that waits for its array goes to sleep;
 - a transfer by gloo, from recorded spans of two actors, and what it costs the sender from that process's CPU time.
 
 What else runs on the machine meanwhile is measured too: calibrate when it does what it will do later.
@@ -47,6 +47,8 @@ RING_BYTES = (2_000, 20_000, 100_000, 1_000_000, 4_000_000, 8_000_000)
 GLOO_BYTES = (1_000, 100_000, 1_000_000, 4_000_000, 8_000_000, 16_000_000)
 OTHER_BYTES = 8_000_000
 """What a method touches beside its values: more than a core's own caches hold."""
+WAKING_BYTES = 500_000
+"""Size of the array that wakes its reader."""
 NUM_PER_SIZE = 25
 NUM_SMALL = 500
 NUM_ROUND_TRIPS = 1_500
@@ -87,12 +89,12 @@ class _Probe:
         """What came."""
         return value
 
-    def work(self, time_us: float) -> float:
-        """Keeps a core busy."""
+    def work(self, time_us: float) -> np.ndarray[Any, Any]:
+        """Keeps a core busy for that long, then makes an array."""
         end_ns = time.monotonic_ns() + int(time_us * 1_000)
         while time.monotonic_ns() < end_ns:
-            pass
-        return time_us
+            self._other += 1
+        return self.give(WAKING_BYTES).copy()
 
     def cpu_us(self) -> float:
         """CPU time of this process, all threads, since it started."""
@@ -129,13 +131,14 @@ def calibrate(progress: Callable[[str, float], None] | None = None) -> CostModel
             ("large values", _measure_large, 0.2),
             ("actions", _measure_steps, 0.35),
             ("hops", _measure_hops, 0.4),
-            ("wake-ups", _measure_wake_ups, 0.45),
         ):
             tell(stage, done)
             costs = measure(probe, costs)
-    if importlib.util.find_spec("torch") is not None:
-        tell("transfers by gloo", 0.5)
-        with _probes(2, spin_us=DEFAULT_SPIN_US) as (sender, receiver):
+    tell("wake-ups", 0.45)
+    with _probes(2, spin_us=DEFAULT_SPIN_US) as (sender, receiver):
+        costs = _measure_wake_ups(sender, receiver, costs)
+        if importlib.util.find_spec("torch") is not None:
+            tell("transfers by gloo", 0.6)
             costs = _measure_gloo(sender, receiver, costs)
     tell("done", 1.0)
     return costs
@@ -204,17 +207,18 @@ def _measure_hops(probe: ActorHandle, costs: CostModel) -> CostModel:
     return replace(costs, hop_us=max(0.0, trip_us - steps_us) / 2)
 
 
-def _measure_wake_ups(probe: ActorHandle, costs: CostModel) -> CostModel:
+def _measure_wake_ups(worker: ActorHandle, reader: ActorHandle, costs: CostModel) -> CostModel:
     """From the start of a write to the end of the read, with a reader that sleeps, beyond what it takes with one that polls."""
     with InputNode() as inp:
-        node = probe.work.bind(inp)
+        made = worker.work.bind(inp)
+        node = reader.take.bind(made)
     with compile_graph(node, max_inflight=1, record=True) as graph:
         for _ in range(NUM_WAKE_UPS):
             get(graph.execute(ASLEEP_US))
         timeline = graph.timeline()
-    writes, reads = _spans(timeline, node.actor.id, "write n0"), _spans(timeline, DRIVER, "read n0")
+    writes, reads = _spans(timeline, made.actor.id, "write n0"), _spans(timeline, node.actor.id, "read n0")
     taken_us = [reads[number][-1].end_us - writes[number][0].start_us for number in writes]
-    awake_us = costs.write_us + costs.hop_us + costs.read_us
+    awake_us = costs.write_time_us(WAKING_BYTES) + costs.hop_us + costs.read_time_us(WAKING_BYTES)
     return replace(costs, wake_us=max(0.0, statistics.median(taken_us) - awake_us))
 
 

@@ -28,7 +28,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.codec import Encoded, buffer_places, decode, dump, encode, undecodable
+from crossfade.channels.codec import decode, message_of, undecodable
+from crossfade.channels.layout import Encoded, buffer_places
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
@@ -148,8 +149,7 @@ class _SendLane:
 
     def _send_message(self, index: int, message: Encoded) -> None:
         if message.size_bytes <= _ONE_PART_BYTES:
-            whole = bytearray(message.size_bytes)
-            message.copy_into(memoryview(whole))
+            whole = bytearray(message.to_bytes())
             self._send(_head(index, len(whole), len(whole)))
             self._send(torch.frombuffer(whole, dtype=torch.uint8))
             return
@@ -309,7 +309,7 @@ class GlooWriter(_End):
         self._forget_done()
         if len(self._underway) >= self._depth:
             return False
-        message = encode(dump(value))
+        message = message_of(value)
         transfers = [_Transfer(self, message) for _ in self._lanes]
         self._underway.append(transfers)
         for lane, transfer in zip(self._lanes, transfers, strict=True):

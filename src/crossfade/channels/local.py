@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from crossfade.channels.codec import decode, dump, encode, undecodable
+from crossfade.channels.codec import decode, message_of, undecodable
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.errors import ChannelBroken, ChannelClosed
 
@@ -49,10 +49,7 @@ class LocalWriter:
             raise ChannelBroken(f"channel {ring.name} is broken: {ring.reader_gone}")
         if max(map(len, ring.queues)) >= ring.depth:
             return False
-        message = encode(dump(value))
-        target = bytearray(message.size_bytes)
-        message.copy_into(memoryview(target))
-        data = bytes(target)
+        data = message_of(value).to_bytes()
         for queue in ring.queues:
             queue.append(data)
         self._num_values += 1

@@ -25,12 +25,14 @@ import ctypes
 import mmap
 import pickle
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from crossfade.channels.codec import PLAIN_TYPES, Encoded, Pickled, decode, dump, encode, undecodable
+from crossfade.channels.codec import decode, prepare, undecodable
+from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.host.doorbell import Bell
@@ -45,6 +47,10 @@ RECORD_BYTES = 1024
 _INLINE_BYTES = RECORD_BYTES - 8
 _HEAD_BYTES = 64  # state byte, wanted byte
 _STATE, _WANTED = 0, 1
+_ROTATION_BYTES = 2 << 20
+"""Slots are taken in turn, at least this much memory of them: a slot that the reader's core still has in its cache is two to
+four times slower to write (docs/decisions/0001)."""
+
 _WRITER_GONE, _READER_GONE = 1, 2
 
 # A record starts with the word (size << 8 | kind). Only the last two use a slot; three more words say which.
@@ -111,13 +117,13 @@ class _End:
         self.layout = layout
         self._board = board  # semaphores point into it
         self._base = address_of(board, offset)
-        block = memoryview(board)[offset : offset + layout.size_bytes]
-        self._state = block[:_HEAD_BYTES]
-        self._data = block[layout.records :]
-        self._words = self._data.cast("Q")
-        self._end = layout.depth * RECORD_BYTES
-        self._at = 0  # offset of the next record
-        self._fence = full_fence() if FENCE_AFTER_POST else None
+        whole = memoryview(board)
+        self._state = whole[offset : offset + _HEAD_BYTES]
+        self._words = whole.cast("Q")
+        self._first = offset + layout.records
+        self._end = self._first + layout.depth * RECORD_BYTES
+        self._at = self._first  # where the next record lies on the board
+        self._fence = full_fence()
         self._gone = gone  # the other side's bit in the state byte
         self._reason = "the other side closed it"
         self._is_closed = False
@@ -172,7 +178,8 @@ class ShmWriter(_End):
             for r in range(layout.num_readers)
         ]
         self._credits = [credit.acquire for _, credit in semaphores]
-        self._missing: list[Any] = list(self._credits)  # credits still to be had for the next record
+        self._num_missing = len(self._credits)  # credits still to be had for the next record
+        self._is_wanting = False
         self._posts = [(item.release, bell.flags, bell.ring) for (item, _), bell in zip(semaphores, bells, strict=True)]
         self._bells = bells
         self._slots = _WriterSlots(heap, self._base, layout)
@@ -183,38 +190,34 @@ class ShmWriter(_End):
         """See the protocol."""
         if self._state[_STATE]:
             self._raise_if_ended()
-        missing = self._missing
-        while missing:
-            if not missing[-1](False):
+        while self._num_missing:
+            if not self._credits[self._num_missing - 1](False):
                 self._state[_WANTED] = 1
+                self._is_wanting = True
                 return False
-            missing.pop()
-        pickled = None
+            self._num_missing -= 1
+        data: bytes | Encoded
         if type(value) is bytes:
             data, kind = value, _BYTES
-        elif type(value) in PLAIN_TYPES:
-            data, kind = pickle.dumps(value, 5), _PICKLE
         else:
-            pickled = dump(value)
-            data, kind = pickled.pickle, _PICKLE
-        size = len(data)
-        if size <= _INLINE_BYTES and not (pickled and pickled.buffers):
-            at = self._at
-            self._data[at + 8 : at + 8 + size] = data
-            self._words[at >> 3] = size << 8 | kind
+            data, kind = prepare(value), _PICKLE
+        if type(data) is bytes and (size := len(data)) <= _INLINE_BYTES:
+            start = self._at + 8
+            self._board[start : start + size] = data
+            self._words[self._at >> 3] = size << 8 | kind
         else:
-            self._put_large(data if kind == _BYTES else pickled or Pickled(data, ()))
+            self._put_large(data, kind)
         self._publish()
         return True
 
-    def _put_large(self, what: bytes | Pickled) -> None:
+    def _put_large(self, data: bytes | Encoded, kind: int) -> None:
         """Writes what is not one small piece."""
-        if isinstance(what, bytes):
-            self._put_in_slot(_SLOT_BYTES, Encoded(what, (), len(what)))
+        if kind == _BYTES and isinstance(data, bytes):
+            self._put_in_slot(_SLOT_BYTES, Encoded(data, (), len(data)))
             return
-        message = encode(what)
+        message = encode(Pickled(data, ())) if isinstance(data, bytes) else data
         if message.size_bytes <= _INLINE_BYTES:
-            message.copy_into(self._data[self._at + 8 : self._at + RECORD_BYTES])
+            message.copy_into(memoryview(self._board)[self._at + 8 : self._at + RECORD_BYTES])
             self._words[self._at >> 3] = message.size_bytes << 8 | _MESSAGE
         else:
             self._put_in_slot(_SLOT_MESSAGE, message)
@@ -229,14 +232,15 @@ class ShmWriter(_End):
 
     def _publish(self) -> None:
         at = self._at + RECORD_BYTES
-        self._at = 0 if at == self._end else at
-        self._missing += self._credits
+        self._at = self._first if at == self._end else at
+        self._num_missing = len(self._credits)
         self._num_values += 1
-        if self._state[_WANTED]:
+        if self._is_wanting:
             self._state[_WANTED] = 0
+            self._is_wanting = False
         for post, flags, ring in self._posts:
             post()
-            if self._fence is not None:
+            if FENCE_AFTER_POST:
                 self._fence()
             if flags[0]:
                 ring()
@@ -265,7 +269,7 @@ class _WriterSlots:
         self._layout = layout
         self._pieces: list[tuple[int, int, memoryview]] = []  # of each slot: offset, capacity, memory
         self._freed: list[Any] = []  # of each slot: acquire
-        self._free: list[int] = []
+        self._free: deque[int] = deque()
         self._busy: dict[int, int] = {}  # slot: readers that have not freed it
 
     @property
@@ -284,12 +288,13 @@ class _WriterSlots:
     def take(self, size_bytes: int) -> tuple[int, int, int, memoryview]:
         """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory)."""
         self._collect()
-        slot = self._free.pop() if self._free else self._add(size_bytes)
+        num_wanted = min(self._layout.depth, _ROTATION_BYTES // size_bytes + 1)
+        slot = self._free.popleft() if self._free and len(self._pieces) >= num_wanted else self._add(size_bytes)
         try:
             if self._pieces[slot][1] < size_bytes:
                 self._grow(slot, size_bytes)
         except OSError:
-            self._free.append(slot)
+            self._free.appendleft(slot)
             raise
         self._busy[slot] = self._layout.num_readers
         return (slot, *self._pieces[slot])
@@ -365,18 +370,18 @@ class ShmReader(_End):
         kind, size = word & 255, word >> 8
         try:
             if kind == _PICKLE:
-                value = pickle.loads(self._data[at + 8 : at + 8 + size])
+                value = pickle.loads(self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)])
             elif kind == _BYTES:
-                value = bytes(self._data[at + 8 : at + 8 + size])
+                value = self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]
             else:
                 value = self._read_message(at, kind, size)
         except Exception as error:
             value = undecodable(error, self.name)
-        next_at = at + RECORD_BYTES
-        self._at = 0 if next_at == self._end else next_at
+        at += RECORD_BYTES
+        self._at = self._first if at == self._end else at
         self._num_values += 1
         self._post_credit()
-        if self._fence is not None:
+        if FENCE_AFTER_POST:
             self._fence()
         if self._state[_WANTED] and self._bell_flags[0]:
             self._ring()
@@ -384,7 +389,7 @@ class ShmReader(_End):
 
     def _read_message(self, at: int, kind: int, size: int) -> object:
         if kind == _MESSAGE:
-            return _decode_copy(bytearray(self._data[at + 8 : at + 8 + size]))
+            return _decode_copy(bytearray(self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]))
         word = at >> 3
         slot, offset, capacity = self._words[word + 1 : word + 4]
         if kind not in (_SLOT_BYTES, _SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
@@ -417,6 +422,23 @@ class ShmReader(_End):
         )
 
 
+class _Mapped(NamedTuple):
+    """A slot as it is mapped now.
+
+    Attributes:
+        offset, capacity: where it lies in the heap, in bytes.
+        mapping: the memory.
+        array_type: the ctypes type of all of it; making a type for each value would cost more than the rest.
+        on_death: called when the last view of a value has died.
+    """
+
+    offset: int
+    capacity: int
+    mapping: mmap.mmap
+    array_type: Any
+    on_death: Callable[[Any], None]
+
+
 class _ReaderSlots:
     """The large slots of a ring, as one reader sees them."""
 
@@ -425,7 +447,7 @@ class _ReaderSlots:
         self._board = board  # a view may die, and free its slot, after the reader is gone
         self._base = base
         self._layout = layout
-        self._mapped: dict[int, tuple[int, int, mmap.mmap]] = {}  # slot: offset, capacity, mapping
+        self._mapped: dict[int, _Mapped] = {}  # by slot
         self._frees: dict[int, Any] = {}  # slot: release
         self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
 
@@ -436,32 +458,34 @@ class _ReaderSlots:
 
     def copied(self, make: Callable[[memoryview], _T], slot: int, offset: int, capacity: int, size: int) -> _T:
         """A copy of the message; the slot is free at once."""
-        mapping = self._map(slot, offset, capacity)
+        mapped = self._map(slot, offset, capacity)
         try:
-            return make(memoryview(mapping)[:size])
+            return make(memoryview(mapped.mapping)[:size])
         finally:
             self._frees[slot]()
 
     def view(self, slot: int, offset: int, capacity: int, size: int) -> memoryview:
         """The message where it lies; the slot is free when the last view of it dies."""
-        mapping = self._map(slot, offset, capacity)
+        mapped = self._map(slot, offset, capacity)
         # A memoryview of a memoryview would not keep the first one alive; a ctypes array is kept by every view of it.
-        exporter = (ctypes.c_char * size).from_buffer(mapping)
-        self._kept[slot] = weakref.ref(exporter, partial(self._died, slot))
-        return memoryview(exporter).cast("B")
+        exporter = mapped.array_type.from_buffer(mapped.mapping)
+        self._kept[slot] = weakref.ref(exporter, mapped.on_death)
+        return memoryview(exporter)[:size]
 
     def _died(self, slot: int, _: object) -> None:
         # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
         del self._kept[slot]
         self._frees[slot]()
 
-    def _map(self, slot: int, offset: int, capacity: int) -> mmap.mmap:
+    def _map(self, slot: int, offset: int, capacity: int) -> _Mapped:
         known = self._mapped.get(slot)
         if known is None:
             self._frees[slot] = open_semaphore(self._base + self._layout.freed(slot)).release
-        if known is None or known[:2] != (offset, capacity):
-            known = self._mapped[slot] = (offset, capacity, self._memory.map(capacity, offset, populate=True))
-        return known[2]
+        if known is None or known.offset != offset or known.capacity != capacity:
+            mapping = self._memory.map(capacity, offset, populate=True)
+            known = _Mapped(offset, capacity, mapping, ctypes.c_uint8 * capacity, partial(self._died, slot))
+            self._mapped[slot] = known
+        return known
 
 
 def _decode_copy(message: bytearray) -> object:

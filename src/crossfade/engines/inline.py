@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from crossfade.channels.codec import decode, dump, encode
+from crossfade.channels.codec import decode, message_of
 from crossfade.channels.local import open_local
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.protocol import ActorStatistics
@@ -26,10 +26,7 @@ __all__ = ["InlineEngine"]
 
 def _copied(value: Any) -> Any:
     """What arrives at the other side of a channel."""
-    message = encode(dump(value))
-    target = bytearray(message.size_bytes)
-    message.copy_into(memoryview(target))
-    return decode(memoryview(bytes(target)), private=bytearray, shared=memoryview.toreadonly)
+    return decode(memoryview(message_of(value).to_bytes()), private=bytearray, shared=memoryview.toreadonly)
 
 
 class _DoneCall:

@@ -1,0 +1,128 @@
+"""Messages: how a pickle and the buffers that are not in it lie in memory.
+
+All offsets count from the message's first byte, numbers are little-endian u64::
+
+    0        8          16                    16 + 16 n
+    ┌────────┬──────────┬─────────────────────┬────────┬─ 64-byte aligned ─┬─...
+    │ pickle │ number n │ n x (offset, length │ pickle │ buffer 0          │
+    │ bytes  │ of bufs  │      | PRIVATE)     │        │                   │
+    │ | ARRAY│          │                     │        │                   │
+    └────────┴──────────┴─────────────────────┴────────┴───────────────────┴─...
+
+A numpy array by itself is marked ARRAY: its pickle holds dtype and shape only (``channels.arrays``). A buffer marked PRIVATE
+must not be shared by two readers (``channels.tensors``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crossfade.host.memory import align
+
+__all__ = ["Encoded", "Parts", "Pickled", "buffer_places", "encode", "split"]
+
+_HEAD = struct.Struct("<QQ")
+_ENTRY = struct.Struct("<QQ")
+_FLAG = 1 << 63
+_ALIGNMENT_BYTES = 64
+
+
+class Pickled(NamedTuple):
+    """A value as a pickle and the buffers that are not in it.
+
+    Attributes:
+        pickle: the pickle.
+        buffers: contiguous byte views, in the order in which the pickle asks for them.
+        private: which of them a reader must not share (positions).
+        is_array: the pickle is the description of a numpy array, the buffer its memory.
+    """
+
+    pickle: bytes
+    buffers: Sequence[memoryview]
+    private: frozenset[int] = frozenset()
+    is_array: bool = False
+
+
+class Encoded(NamedTuple):
+    """A message that is ready to be copied to where it goes.
+
+    Attributes:
+        head: everything before the first buffer.
+        buffers: (offset, bytes) of each buffer.
+        size_bytes: length of the whole message.
+    """
+
+    head: bytes
+    buffers: tuple[tuple[int, memoryview], ...]
+    size_bytes: int
+
+    def copy_into(self, target: memoryview) -> None:
+        """Writes the message to the start of ``target``."""
+        target[: len(self.head)] = self.head
+        for offset, data in self.buffers:
+            target[offset : offset + data.nbytes] = data
+
+    def to_bytes(self) -> bytes:
+        """The message in one piece."""
+        whole = bytearray(self.size_bytes)
+        self.copy_into(memoryview(whole))
+        return bytes(whole)
+
+
+class Parts(NamedTuple):
+    """A message taken apart.
+
+    Attributes:
+        is_array: see `Pickled`.
+        pickle: where the pickle lies.
+        buffers: (memory, whether it is private) of each buffer.
+    """
+
+    is_array: bool
+    pickle: memoryview
+    buffers: list[tuple[memoryview, bool]]
+
+
+def encode(pickled: Pickled) -> Encoded:
+    """Lays a message out."""
+    offset = _HEAD.size + _ENTRY.size * len(pickled.buffers) + len(pickled.pickle)
+    entries, placed = [], []
+    for index, data in enumerate(pickled.buffers):
+        offset = align(offset, _ALIGNMENT_BYTES)
+        entries.append(_ENTRY.pack(offset, data.nbytes | (_FLAG if index in pickled.private else 0)))
+        placed.append((offset, data))
+        offset += data.nbytes
+    start = _HEAD.pack(len(pickled.pickle) | (_FLAG if pickled.is_array else 0), len(placed))
+    return Encoded(b"".join((start, *entries, pickled.pickle)), tuple(placed), offset)
+
+
+def split(message: memoryview) -> Parts:
+    """Takes a message apart.
+
+    Raises:
+        ValueError: it is none.
+    """
+    pickle_bytes, num_buffers = _HEAD.unpack_from(message)
+    is_array, pickle_bytes = pickle_bytes >= _FLAG, pickle_bytes & ~_FLAG
+    start, end = _HEAD.size + _ENTRY.size * num_buffers, message.nbytes
+    if start + pickle_bytes > end:
+        raise ValueError(
+            f"a message of {end} bytes says that it has {num_buffers} buffers and a {pickle_bytes} byte pickle"
+        )
+    buffers = []
+    for index in range(num_buffers):
+        offset, length = _ENTRY.unpack_from(message, _HEAD.size + _ENTRY.size * index)
+        is_private, length = length >= _FLAG, length & ~_FLAG
+        if offset + length > end:
+            raise ValueError(f"buffer {index} of a message ends at byte {offset + length} of {end}")
+        buffers.append((message[offset : offset + length], is_private))
+    return Parts(is_array, message[start : start + pickle_bytes], buffers)
+
+
+def buffer_places(head: memoryview) -> list[tuple[int, int]]:
+    """(offset, length) of each buffer of a message, from its first part."""
+    _, num_buffers = _HEAD.unpack_from(head)
+    entries = (_ENTRY.unpack_from(head, _HEAD.size + _ENTRY.size * index) for index in range(num_buffers))
+    return [(offset, length & ~_FLAG) for offset, length in entries]
