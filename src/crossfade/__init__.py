@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from crossfade.api import method as method
     from crossfade.api import remote as remote
     from crossfade.api import shutdown as shutdown
+    from crossfade.api.calibrate import calibrate as calibrate
     from crossfade.errors import ActorDiedError as ActorDiedError
     from crossfade.errors import ActorError as ActorError
     from crossfade.errors import ActorStartError as ActorStartError
@@ -35,32 +36,38 @@ if TYPE_CHECKING:
     from crossfade.errors import GraphError as GraphError
     from crossfade.errors import MissingDependency as MissingDependency
     from crossfade.errors import PlanError as PlanError
+    from crossfade.errors import PlanSyntaxError as PlanSyntaxError
     from crossfade.errors import SessionError as SessionError
     from crossfade.errors import TaskError as TaskError
     from crossfade.errors import UnknownTransport as UnknownTransport
     from crossfade.graph.nodes import InputNode as InputNode
     from crossfade.graph.nodes import MultiOutputNode as MultiOutputNode
+    from crossfade.plan.parse import parse_plan as parse_plan
+    from crossfade.plan.picture import draw_timelines as draw_timelines
     from crossfade.plan.plan import Plan as Plan
     from crossfade.plan.timeline import Span as Span
     from crossfade.plan.timeline import Timeline as Timeline
     from crossfade.schedule.cost import CostModel as CostModel
     from crossfade.schedule.cost import Workload as Workload
-    from crossfade.types import TensorSpec as TensorSpec
     from crossfade.types import Transport as Transport
 
 _ROOMS = {
+    "crossfade.api.calibrate": "calibrate",
     "crossfade.api": (
         "ActorClass ActorHandle CallRef CompiledGraph CompiledRef get init is_initialized kill method remote shutdown"
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
-        "CrossfadeError GetTimeoutError GraphError MissingDependency PlanError SessionError TaskError UnknownTransport"
+        "CrossfadeError GetTimeoutError GraphError MissingDependency PlanError PlanSyntaxError SessionError "
+        "TaskError UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
+    "crossfade.plan.parse": "parse_plan",
+    "crossfade.plan.picture": "draw_timelines",
     "crossfade.plan.plan": "Plan",
     "crossfade.plan.timeline": "Span Timeline",
     "crossfade.schedule.cost": "CostModel Workload",
-    "crossfade.types": "TensorSpec Transport",
+    "crossfade.types": "Transport",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

@@ -23,7 +23,7 @@ from crossfade.cli.exits import WrongResult
 from crossfade.cli.fan_in import FanIn, measure
 from crossfade.cli.measure import alone_us, in_flight_us, p99, show_us
 from crossfade.plan.parse import parse_plan
-from crossfade.plan.picture import draw
+from crossfade.plan.picture import draw_timelines
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span, Timeline
 
@@ -330,7 +330,7 @@ def spans_of(*places: tuple[str, int, float, float]) -> Timeline:
 
 
 def test_in_pictures_waiting_lies_behind_what_the_stream_does_meanwhile() -> None:
-    svg = draw([spans_of(("wait", 0, 0, 100), ("communicate", 0, 20, 80))])
+    svg = draw_timelines([spans_of(("wait", 0, 0, 100), ("communicate", 0, 20, 80))])
     names = [text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert "A" in names
     assert "A main 2" not in names
@@ -338,7 +338,7 @@ def test_in_pictures_waiting_lies_behind_what_the_stream_does_meanwhile() -> Non
 
 
 def test_in_pictures_a_wide_bar_keeps_its_name_and_executions_differ_in_shade() -> None:
-    svg = draw([spans_of(("compute", 0, 0, 500), ("compute", 0, 500, 500.01), ("compute", 1, 510, 1000))])
+    svg = draw_timelines([spans_of(("compute", 0, 0, 500), ("compute", 0, 500, 500.01), ("compute", 1, 510, 1000))])
     root = ElementTree.fromstring(svg)
     labels = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if "#" in (text.text or "")]
     assert labels == ["run n0 A.f #0", "run n0 A.f #1"]

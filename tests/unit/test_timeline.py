@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.plan.chrome import chrome_trace
-from crossfade.plan.picture import draw
+from crossfade.plan.picture import draw_timelines
 from crossfade.plan.spans import lanes_of
 from crossfade.plan.timeline import Span, Timeline
 
@@ -112,7 +112,7 @@ def test_steady_is_the_median_between_ends_of_executions() -> None:
 def test_an_empty_timeline_has_zero_of_everything() -> None:
     empty = timeline()
     assert (empty.makespan_us, empty.steady_us(), empty.actors, empty.exposed_us("A")) == (0, 0, (), 0)
-    ElementTree.fromstring(draw([empty]))
+    ElementTree.fromstring(draw_timelines([empty]))
     assert empty.to_chrome()["traceEvents"] == []
 
 
@@ -188,7 +188,7 @@ def texts(svg: str) -> list[str]:
 def test_a_picture_has_a_bar_per_span_at_its_place_on_one_axis() -> None:
     predicted = timeline(span("compute", 0, 50), name="predicted")
     measured = timeline(span("compute", 0, 100), span("communicate", 25, 75, stream="recv"), span("wait", 80, 90))
-    svg = draw([predicted, measured], "two & two")
+    svg = draw_timelines([predicted, measured], "two & two")
     (left, right), (half,) = bars(svg, "compute"), bars(svg, "communicate")
     assert left.get("x") == right.get("x")
     width = float(right.get("width", "0"))
@@ -202,21 +202,21 @@ def test_a_picture_has_a_bar_per_span_at_its_place_on_one_axis() -> None:
 
 def test_labels_fit_into_their_bars_or_are_left_out() -> None:
     long, short = span("compute", 0, 1000, execution=7), span("compute", 1000, 1020, execution=8)
-    svg = draw([timeline(long, short, span("compute", 1020, 1021))])
+    svg = draw_timelines([timeline(long, short, span("compute", 1020, 1021))])
     labels = [text for text in texts(svg) if "#" in text]
     assert labels == ["run n0 what #7"]
-    narrow = draw([timeline(span("compute", 0, 1000), span("compute", 1000, 1040, execution=12))])
+    narrow = draw_timelines([timeline(span("compute", 0, 1000), span("compute", 1000, 1040, execution=12))])
     assert "#12" in texts(narrow)
 
 
 def test_long_pictures_have_milliseconds_on_their_axis() -> None:
-    assert {"ms", "10", "20"} <= set(texts(draw([timeline(span("compute", 0, 20_000))])))
+    assert {"ms", "10", "20"} <= set(texts(draw_timelines([timeline(span("compute", 0, 20_000))])))
 
 
 @pytest.mark.parametrize("start_us", [0.0, -3.7, 1e9])
 @pytest.mark.parametrize("length_us", [0.0, 0.01, 3.0, 999.0, 4e7])
 def test_any_axis_has_a_few_round_ticks(start_us: float, length_us: float) -> None:
-    svg = draw([timeline(span("compute", start_us, start_us + length_us))])
+    svg = draw_timelines([timeline(span("compute", start_us, start_us + length_us))])
     ticks = re.findall(r'text-anchor="middle">(-?[0-9.e+-]+)</text>', svg)
     assert 4 <= len(ticks) <= 15
     assert len(set(ticks)) == len(ticks)
@@ -224,7 +224,9 @@ def test_any_axis_has_a_few_round_ticks(start_us: float, length_us: float) -> No
 
 def test_invisibly_narrow_spans_are_merged_so_that_the_picture_stays_small() -> None:
     spans = [span("compute", n, n + 1) for n in range(1, 50_000, 2)]
-    svg = draw([timeline(*spans, *(span("communicate", n, n + 1, stream="recv") for n in range(0, 50_000, 2)))])
+    svg = draw_timelines(
+        [timeline(*spans, *(span("communicate", n, n + 1, stream="recv") for n in range(0, 50_000, 2)))]
+    )
     assert len(svg) < 1_500_000
     assert " and " in (bars(svg, "compute")[0].findtext(f"{SVG}title") or "")
     drawn = sum(float(bar.get("width", "0")) for bar in bars(svg, "compute"))
@@ -234,7 +236,7 @@ def test_invisibly_narrow_spans_are_merged_so_that_the_picture_stays_small() -> 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
 def test_any_text_gives_well_formed_xml(actor: str, what: str, title: str) -> None:
     odd = Span(actor, what, title, actor, "compute", 0, 0.0, 1.0)
-    root = ElementTree.fromstring(draw([Timeline.of(what, [odd, replace(odd, kind=title)])], title))
+    root = ElementTree.fromstring(draw_timelines([Timeline.of(what, [odd, replace(odd, kind=title)])], title))
     assert root.tag == f"{SVG}svg"
 
 
@@ -243,7 +245,7 @@ def test_saved_files_are_whole_and_replace_what_was_there(tmp_path: Path) -> Non
         (tmp_path / name).write_text("old")
         EXAMPLE.save(tmp_path / name)
     assert json.loads((tmp_path / "x.json").read_text()) == EXAMPLE.to_chrome()
-    assert (tmp_path / "x.svg").read_text(encoding="utf-8") == draw([EXAMPLE])
+    assert (tmp_path / "x.svg").read_text(encoding="utf-8") == draw_timelines([EXAMPLE])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.svg", "y.JSON"]
 
 

@@ -26,8 +26,14 @@ def encode_array(array: Any) -> Encoded | None:
     if dtype.hasobject or dtype.names is not None or dtype.kind == "V" or not array.flags.c_contiguous:
         return None
     head, offset, size_bytes = _describe(dtype, array.shape)
-    data = memoryview(array.view(np.uint8).reshape(-1)) if dtype.kind in "mM" else array.data.cast("B")
-    return Encoded(head, ((offset, data),), size_bytes)
+    return Encoded(head, ((offset, _memory_of(array)),), size_bytes)
+
+
+def _memory_of(array: Any) -> memoryview:
+    """The bytes of a contiguous array. Dates have no buffer format, and empty arrays cannot be cast."""
+    if not array.size:
+        return memoryview(b"")
+    return memoryview(array.reshape(-1).view(np.uint8)) if array.dtype.kind in "mM" else array.data.cast("B")
 
 
 @lru_cache(_MANY)

@@ -19,7 +19,7 @@ from crossfade.api import CompiledGraph
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.fan_in import ARRAY_BYTES, NUM_IN_BURST, NUM_SENDERS, FanIn, Measured, measure
 from crossfade.cli.measure import alone_us, median, p99, show_us
-from crossfade.plan.picture import draw
+from crossfade.plan.picture import draw_timelines
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
 
@@ -175,7 +175,7 @@ def _write_files(output: Path, measured: Measured) -> list[tuple[Path, str]]:
     predicted, typical = measured.predicted(), measured.typical().timeline
     (output / "plan.txt").write_text(f"{measured.plan}\n", encoding="utf-8")
     title = "Fan-in through shared memory: predicted, measured"
-    (output / "timeline.svg").write_text(draw([predicted, typical], title), encoding="utf-8")
+    (output / "timeline.svg").write_text(draw_timelines([predicted, typical], title), encoding="utf-8")
     predicted.save(output / "predicted.json")
     typical.save(output / "measured.json")
     return [
@@ -220,7 +220,7 @@ def _show_overlap(console: Console, program: FanIn, output: Path, engine: str) -
     _print_gain(console, gain)
     timelines = [_named(gain.plain, "without overlap"), _named(gain.overlapped, "with overlap")]
     path = output / "overlap.svg"
-    path.write_text(draw(timelines, "Fan-in over gloo edges, measured"), encoding="utf-8")
+    path.write_text(draw_timelines(timelines, "Fan-in over gloo edges, measured"), encoding="utf-8")
     return [(path, "over gloo edges: without overlap above with overlap, bursts of median length")]
 
 

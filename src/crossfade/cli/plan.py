@@ -15,7 +15,7 @@ from crossfade.api import CompiledGraph
 from crossfade.cli.exits import UsersMistake
 from crossfade.errors import ActorStartError, GraphError, MissingDependency
 from crossfade.graph.nodes import MultiOutputNode, Node
-from crossfade.plan.picture import draw
+from crossfade.plan.picture import draw_timelines
 from crossfade.plan.plan import Plan
 
 __all__ = ["load_graph", "ring_bytes", "show_plan"]
@@ -40,7 +40,7 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
         print(f"rings take at least {ring_bytes(graph.plan):,} bytes; larger values make larger slots when they come")
         print(f"predicted: {one.makespan_us:.1f} us for one execution, with methods that take no time and small values")
         if svg is not None:
-            _write(svg, draw([timeline], f"{target}: methods take no time"))
+            _write(svg, draw_timelines([timeline], f"{target}: methods take no time"))
             print(f"picture of the predicted timeline: {svg}")
 
 

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 from crossfade.plan.spans import COMMUNICATE, COMPUTE, WAIT, NamedSpans, Overlap, Span, lanes_of
 
-__all__ = ["draw"]
+__all__ = ["draw_timelines"]
 
 WIDTH = 1200
 MARGIN = 16
@@ -86,7 +86,7 @@ class Axis:
         return [number * step for number in range(first, last + 1)]
 
 
-def draw(timelines: Sequence[NamedSpans], title: str = "") -> str:
+def draw_timelines(timelines: Sequence[NamedSpans], title: str = "") -> str:
     """The timelines one above the other, in the order given, as a standalone SVG document.
 
     They are drawn on the clock they have; shift one whose zero is another moment. Each actor has a lane per stream,

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from crossfade.plan.chrome import ChromeTrace, chrome_json, chrome_trace
-from crossfade.plan.picture import draw
+from crossfade.plan.picture import draw_timelines
 from crossfade.plan.spans import Overlap, Span, actor_order
 
 __all__ = ["Span", "Timeline"]
@@ -116,7 +116,7 @@ class Timeline:
             case ".json":
                 _replace_file(path, chrome_json([self]))
             case ".svg":
-                _replace_file(path, draw([self]))
+                _replace_file(path, draw_timelines([self]))
             case suffix:
                 raise ValueError(
                     f"a timeline cannot be saved as {path.name!r}: unknown suffix {suffix!r}\n"
