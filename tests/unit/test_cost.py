@@ -70,20 +70,28 @@ def test_what_is_no_cost_model_is_refused_with_a_hint(text: str, complaint: str)
 
 def test_times_are_a_fixed_part_and_a_part_per_byte() -> None:
     costs = CostModel(write_us=1, write_us_per_mb=30, read_us=0.5, read_us_per_mb=2, latency_us=10, gbs=2.0)
-    assert costs.write_time_us(2_000_000) == 61.0
-    assert costs.read_time_us(2_000_000) == 4.5
+    costs = replace(costs, write_large_us=8, read_large_us=16, host_us_per_mb=300)
+    assert costs.write_time_us(2_000_000) == 69.0
+    assert costs.read_time_us(2_000_000) == 20.5
     assert costs.transfer_time_us(2_000_000) == 1010.0
+    assert costs.send_host_time_us(2_000_000) == 600.0
+
+
+def test_a_value_that_fits_into_a_record_needs_no_slot() -> None:
+    costs = CostModel(write_us=1, write_large_us=8, write_us_per_mb=0, read_us=0.5, read_large_us=16, read_us_per_mb=0)
+    assert (costs.write_time_us(1_000), costs.write_time_us(1_001)) == (1.0, 9.0)
+    assert (costs.read_time_us(1_000), costs.read_time_us(1_001)) == (0.5, 16.5)
 
 
 def test_the_defaults_give_the_measured_round_trips_of_a_small_and_a_large_value() -> None:
-    """Measured on two cores with a prototype: 3.6 to 5.6 us for 1 byte, 71 to 81 us for 1 MB, out and back."""
+    """Measured on two cores: 3.6 to 5.6 us for 1 byte, 80 to 120 us for 1 MB, out and back."""
     costs = CostModel()
     trip_us = [
         2 * (costs.write_time_us(size) + costs.hop_us + costs.read_time_us(size)) + 5 * costs.step_us
         for size in (1, 1_000_000)
     ]
     assert 3.6 <= trip_us[0] <= 5.6
-    assert 71 <= trip_us[1] <= 81
+    assert 80 <= trip_us[1] <= 120
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ from crossfade.types import Transport
 
 COSTS = CostModel(
     write_us=1.0,
+    write_large_us=0.0,
     write_us_per_mb=0.0,
     read_us=0.5,
+    read_large_us=0.0,
     hop_us=0.25,
     wake_us=35.0,
     spin_us=1e9,
@@ -30,6 +32,7 @@ COSTS = CostModel(
     host_us_per_mb=0.0,
     step_us=0.0,
     num_cores=64,
+    balance_us=0.0,
 )
 """Round figures; nobody sleeps, and there is a core for everyone. 98,000 bytes take gloo 100 us."""
 

@@ -24,8 +24,10 @@ from crossfade.types import DRIVER, Transport
 
 SLEEPY = CostModel(
     write_us=0,
+    write_large_us=0,
     write_us_per_mb=1,
     read_us=0,
+    read_large_us=0,
     read_us_per_mb=0,
     hop_us=2,
     wake_us=5,

@@ -7,6 +7,7 @@ Each figure of `CostModel` comes from a primitive, none from a graph that one wo
 - an action, from a chain of nodes on one actor; it moves nothing, so its length decides its time;
 - a hop, from the round trip through one actor: what is left of it when everything else is taken off;
 - a wake-up, from an actor that works so long that the one that waits for its array goes to sleep;
+- how soon an idle core helps a crowded one, from one actor more than there are cores, all at work;
 - a transfer by gloo, from recorded spans of two actors, and what it costs the sender from that process's CPU time.
 
 What else runs on the machine meanwhile is measured too: calibrate when it does what it will do later.
@@ -31,7 +32,7 @@ from crossfade.api.remote import ActorHandle, remote
 from crossfade.api.session import init, is_initialized, shutdown
 from crossfade.engines.protocol import DEFAULT_SPIN_US
 from crossfade.errors import SessionError
-from crossfade.graph.nodes import InputNode
+from crossfade.graph.nodes import InputNode, MultiOutputNode
 from crossfade.plan.spans import COMMUNICATE, Span
 from crossfade.plan.timeline import Timeline
 from crossfade.schedule.cost import BYTES_PER_MB, BYTES_PER_US_AT_1_GBS, CostModel, Workload, fit_line
@@ -59,6 +60,11 @@ NUM_WARM_UPS = 12
 
 AWAKE_US = 2_000.0
 """For how long a waiting process polls while rings are measured: nobody falls asleep beside a large copy."""
+CROWD_US = 15_000.0
+"""How long each of the actors computes that crowd the cores."""
+NUM_CROWDS = 25
+MOST_CROWDED_CORES = 4
+"""With more cores than this, starting an actor for each takes too long, and crowding is rare."""
 ASLEEP_US = 4_000.0
 """How long an actor works so that who waits for it sleeps."""
 
@@ -95,6 +101,13 @@ class _Probe:
         while time.monotonic_ns() < end_ns:
             self._other += 1
         return self.give(WAKING_BYTES).copy()
+
+    def compute(self, time_us: float) -> float:
+        """Takes that much CPU time, however long it lasts."""
+        end_ns = time.thread_time_ns() + int(time_us * 1_000)
+        while time.thread_time_ns() < end_ns:
+            pass
+        return time_us
 
     def cpu_us(self) -> float:
         """CPU time of this process, all threads, since it started."""
@@ -135,8 +148,13 @@ def calibrate(progress: Callable[[str, float], None] | None = None) -> CostModel
             tell(stage, done)
             costs = measure(probe, costs)
     tell("wake-ups", 0.45)
-    with _probes(2, spin_us=DEFAULT_SPIN_US) as (sender, receiver):
+    is_crowdable = costs.num_cores <= MOST_CROWDED_CORES
+    with _probes(max(2, costs.num_cores + 1) if is_crowdable else 2, spin_us=DEFAULT_SPIN_US) as probes:
+        sender, receiver, *_ = probes
         costs = _measure_wake_ups(sender, receiver, costs)
+        if is_crowdable:
+            tell("crowded cores", 0.5)
+            costs = _measure_balance(probes, costs)
         if importlib.util.find_spec("torch") is not None:
             tell("transfers by gloo", 0.6)
             costs = _measure_gloo(sender, receiver, costs)
@@ -220,6 +238,24 @@ def _measure_wake_ups(worker: ActorHandle, reader: ActorHandle, costs: CostModel
     taken_us = [reads[number][-1].end_us - writes[number][0].start_us for number in writes]
     awake_us = costs.write_time_us(WAKING_BYTES) + costs.hop_us + costs.read_time_us(WAKING_BYTES)
     return replace(costs, wake_us=max(0.0, statistics.median(taken_us) - awake_us))
+
+
+def _measure_balance(probes: Sequence[ActorHandle], costs: CostModel) -> CostModel:
+    """One actor more than there are cores, with the same work w each: two share a core, and another is idle from w on.
+
+    At w + b it takes one of the two over: each has (w + b) / 2 behind it, and they end at w + (w + b) / 2. If they share
+    the core to their end at 2 w, b is w at least.
+    """
+    with InputNode() as inp:
+        crowd = MultiOutputNode([probe.compute.bind(inp) for probe in probes])
+    with compile_graph(crowd, max_inflight=1) as graph:
+        taken_us = []
+        for _ in range(NUM_CROWDS):
+            start_ns = time.perf_counter_ns()
+            get(graph.execute(CROWD_US))
+            taken_us.append((time.perf_counter_ns() - start_ns) / 1_000)
+    taken = statistics.median(taken_us) - costs.wake_us
+    return replace(costs, balance_us=min(CROWD_US, max(0.0, 2 * taken - 3 * CROWD_US)))
 
 
 def _measure_gloo(sender: ActorHandle, receiver: ActorHandle, costs: CostModel) -> CostModel:

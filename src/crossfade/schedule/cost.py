@@ -89,6 +89,8 @@ class CostModel:
     """The runtime's own cost for each action."""
     num_cores: int = 2
     """Cores of the host, shared by all processes."""
+    balance_us: float = 7_500.0
+    """How long a core is idle before it takes over work from a core that has several pieces of it."""
     slowdown: Slowdown = field(default_factory=Slowdown)
     """Computation and communication are not independent: how much they slow each other down."""
 

@@ -7,9 +7,10 @@ What is reckoned with:
 - **Transfers** (gloo), one per reader. A receiver takes one after another, in the order of its receives; a sender sends
   one after another to each receiver, in the order of its sends, but to several receivers at once. So a transfer starts
   when it is the first of both queues. Who uses the value first waits for its arrival.
-- **Cores.** Work of all parties and background transfers share ``num_cores`` cores evenly. A transfer is work for a core
-  of the receiver from its start to its end, and beside that work for a core of the sender. Who polls takes no core:
-  polling gives way to work. On top of that come the cost model's slowdowns.
+- **Cores.** Work of all parties and background transfers share ``num_cores`` cores as ``schedule.cores`` says: work stays
+  on the core where it started until another one has been idle for ``balance_us``. A transfer is work for a core of the
+  receiver from its start to its end, and beside that work for a core of the sender. Who polls takes no core: polling
+  gives way to work. On top of that come the cost model's slowdowns.
 - **The driver** is one thread that submits inputs and gets outputs, with a fixed number of executions in flight.
 
 It takes O(log n) per action and execution, and a plan that cannot go on is an error, never an endless loop.
@@ -177,7 +178,7 @@ class Simulation:
             )
         self._workload, self._costs = workload, costs
         self._num_executions = num_executions
-        self._cores = Cores(costs.num_cores)
+        self._cores = Cores(costs.num_cores, costs.balance_us)
         self._cursors = [_Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
         self._processes: defaultdict[str, _Process] = defaultdict(_Process)
         self._inboxes: defaultdict[str, _Inbox] = defaultdict(_Inbox)
@@ -323,8 +324,8 @@ class Simulation:
         times_us = (self._costs.transfer_time_us(size_bytes), self._costs.send_host_time_us(size_bytes))
         transfer.num_working = 2
         done = partial(self._side_done, inbox, transfer)
-        transfer.work = self._cores.start(times_us[0], done, self._factor(transfer))
-        self._cores.start(times_us[1], done)
+        transfer.work = self._cores.start(times_us[0], done, self._factor(transfer), roams=True)
+        self._cores.start(times_us[1], done, roams=True)
         for process in self._ends(transfer):
             process.transfers.append(transfer)
             self._reckon_compute(process)
