@@ -15,7 +15,6 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 ROWS = 256
 SMALL_BYTES = ROWS * ROWS * 8
 WIDE_BYTES = 8_000_000
-NUM_REPEATS = 8
 NUM_ARGUMENTS = 4
 """After so many executions the arguments repeat."""
 
@@ -31,9 +30,13 @@ def picture(seed: int) -> Array:
 
 
 class Worker:
-    """The actor of all graphs; the same methods, called here, say what must come out."""
+    """The actor of all graphs; the same methods, called here, say what must come out.
 
-    def __init__(self) -> None:
+    A product takes about 0.9 ms on a core of 2025; ``num_repeats`` says how many a method does.
+    """
+
+    def __init__(self, num_repeats: int) -> None:
+        self._num_repeats = num_repeats
         self._turns = permutation(1)
         self._wide = np.arange(WIDE_BYTES // 8, dtype=np.float64)
         self._pictures = {seed: picture(seed) for seed in range(NUM_ARGUMENTS)}
@@ -42,7 +45,7 @@ class Worker:
         return self.turn(self._pictures[seed])
 
     def turn(self, x: Array) -> Array:
-        for _ in range(NUM_REPEATS):
+        for _ in range(self._num_repeats):
             x = x @ self._turns
         return x
 
@@ -56,7 +59,7 @@ class Worker:
         return self._wide * factor
 
     def total(self, x: Array) -> float:
-        return float(sum(np.sqrt(x).sum() for _ in range(NUM_REPEATS // 2)))
+        return float(sum(np.sqrt(x).sum() for _ in range(self._num_repeats // 2)))
 
 
 @dataclass(frozen=True)

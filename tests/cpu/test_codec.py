@@ -132,7 +132,7 @@ def test_what_cannot_be_pickled() -> None:
     with pytest.raises(TypeError, match="generator"):
         message_of(number for number in range(3))
     with pytest.raises((TypeError, pickle.PicklingError)):
-        message_of([open.__self__, (number for number in range(3))])
+        message_of([Custom(1), (number for number in range(3))])
 
 
 def test_tensors_keep_their_memory_out_of_the_pickle() -> None:
@@ -141,7 +141,12 @@ def test_tensors_keep_their_memory_out_of_the_pickle() -> None:
     message = message_of({"tensor": tensor, "array": np.arange(2000)})
     assert len(message.head) < 2000
     shared: list[memoryview] = []
-    got = through({"tensor": tensor}, private=lambda view: shared.append(view) or view)
+
+    def keep(view: memoryview) -> memoryview:
+        shared.append(view)
+        return view
+
+    got = through({"tensor": tensor}, private=keep)
     assert torch.equal(got["tensor"], tensor)
     assert len(shared) == 1
     sparse = torch.eye(3).to_sparse()

@@ -15,7 +15,7 @@ from crossfade.api.options import CompileOptions
 from crossfade.api.refs import CompiledRef
 from crossfade.api.session import Session, current
 from crossfade.engines.protocol import GraphStatistics, HalfSubmitted, OpenPlan
-from crossfade.errors import CapacityExceeded, ChannelTimeout, GetTimeoutError, GraphError, SessionError
+from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, GetTimeoutError, GraphError, SessionError
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.plan import Plan
@@ -71,7 +71,11 @@ class CompiledGraph:
         self._num_submitted = 0
         self._submitting = threading.Lock()
         self._collecting = threading.Lock()
+        self._collected = threading.Condition()  # for threads that wait while another one collects
+        self._num_waiting = 0
         self._ended = ""
+        self._is_torn = False  # an interrupt (Ctrl-C) came while an input was written
+        self._is_collect_torn = False  # ... while a result was taken in
         self._measured: Timeline | None = None
 
     # Executing
@@ -96,6 +100,8 @@ class CompiledGraph:
         with self._submitting:
             if self._ended:
                 raise SessionError(f"the graph cannot be executed: {self._ended}")
+            if self._is_torn or self._is_collect_torn:
+                raise _torn()
             if len(self._inflight) >= self._max_inflight:
                 self._make_room()
             execution = Execution(self._num_submitted, self._num_outputs)
@@ -107,8 +113,9 @@ class CompiledGraph:
                 self._num_submitted += 1
                 execution.claims.clear()
                 raise half.failure.to_error() from None
-            except BaseException:
+            except BaseException as error:
                 self._inflight.pop()
+                self._is_torn = not isinstance(error, Exception)  # some inputs may be written and others not
                 raise
             self._num_submitted += 1
         if self._returns_list:
@@ -119,13 +126,16 @@ class CompiledGraph:
         """Takes the oldest results in, and waits for them, unless it is the caller who has to get some first."""
         deadline = self._submit_deadline()
         while len(self._inflight) >= self._max_inflight:
-            if all(execution.claims for execution in list(self._inflight)):
+            inflight = list(self._inflight)
+            if len(inflight) < self._max_inflight:
+                return  # another thread has collected one just now
+            if all(execution.claims for execution in inflight):
                 raise CapacityExceeded(
-                    f"{len(self._inflight)} executions are in flight, and max_inflight is {self._max_inflight}",
+                    f"{len(inflight)} executions are in flight, and max_inflight is {self._max_inflight}",
                     hint="get the oldest result first, or compile with a larger max_inflight",
                 )
             try:
-                self._collect(self._inflight[0], None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._collect(inflight[0], None if deadline is None else max(0.0, deadline - time.monotonic()))
             except GetTimeoutError as error:
                 raise self._submit_timed_out() from error
 
@@ -140,7 +150,7 @@ class CompiledGraph:
                 try:
                     self._collect_next()
                 finally:
-                    self._collecting.release()
+                    self._stop_collecting()
             is_submitted = self._opened.try_submit(values)
             return is_submitted
 
@@ -163,8 +173,10 @@ class CompiledGraph:
     def _collect(self, execution: Execution, timeout: float | None) -> None:
         """Takes results in until those of ``execution`` are there."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._collecting.acquire(timeout=-1 if timeout is None else timeout):
-            raise self._timed_out(execution, timeout)
+        if not self._collecting.acquire(blocking=False) and not self._await_turn(execution, deadline):
+            if execution.values is None:
+                raise self._timed_out(execution, timeout)
+            return  # another thread has collected it
         try:
             while execution.values is None:
                 if self._ended:
@@ -174,15 +186,53 @@ class CompiledGraph:
                     if not self._opened.wait_to_collect(self._collect_next, left_s):
                         raise self._timed_out(execution, timeout)
         finally:
-            self._collecting.release()
+            self._stop_collecting()
+
+    def _await_turn(self, execution: Execution, deadline: float | None) -> bool:
+        """Waits while another thread collects: True once this one may, False if that is not needed or the time is up."""
+        with self._collected:
+            self._num_waiting += 1
+            try:
+                while execution.values is None:
+                    if self._collecting.acquire(blocking=False):
+                        return True
+                    left_s = None if deadline is None else deadline - time.monotonic()
+                    if left_s is not None and left_s <= 0:
+                        return False
+                    self._collected.wait(left_s)
+                return False
+            finally:
+                self._num_waiting -= 1
+
+    def _stop_collecting(self) -> None:
+        self._collecting.release()
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._num_waiting:  # a thread that is not counted yet has still to try the lock, or to look at its values
+            with self._collected:
+                self._collected.notify_all()
 
     def _collect_next(self) -> bool:
         """Takes in the results of the oldest execution, if they are there."""
-        values = self._opened.try_collect()
-        if values is None:
-            return False
-        self._inflight.popleft().values = values
-        return True
+        if self._is_collect_torn:
+            raise _torn()
+        self._is_collect_torn = True  # left so by an interrupt only: a value may be taken and in nobody's hands
+        try:
+            values = self._opened.try_collect()
+        except ChannelError as error:
+            self._is_collect_torn = False
+            if self._ended:  # another thread has shut the session down
+                raise SessionError(f"the results are gone: {self._ended}") from error
+            raise
+        except Exception:
+            self._is_collect_torn = False
+            raise
+        if values is not None:
+            self._inflight.popleft().values = values
+            self._notify()
+        self._is_collect_torn = False
+        return values is not None
 
     def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
         return GetTimeoutError(
@@ -262,6 +312,7 @@ class CompiledGraph:
                     self._measured = Timeline.of("measured", self._opened.spans())
                 self._ended = "it was torn down"
                 self._opened.close()
+        self._notify()
         if kill_actors and current() is self._session:
             for actor in {node.actor.id for node in self._checked.methods}:
                 self._session.engine.kill(actor)
@@ -269,6 +320,14 @@ class CompiledGraph:
     def _abandon(self) -> None:
         """The session ends."""
         self._ended = self._ended or "the session was shut down"
+
+    def _disown(self) -> None:
+        """This process was forked: the graph is its parent's, and other threads may have held the locks."""
+        self._ended = "it belongs to the process that this one was forked from"
+        self._submitting = threading.Lock()
+        self._collecting = threading.Lock()
+        self._collected = threading.Condition()
+        self._num_waiting = 0
 
     def __enter__(self) -> Self:
         return self
@@ -307,6 +366,12 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     graph = CompiledGraph(session, checked, plan, opened, chosen)
     session.graphs.add(graph)
     return graph
+
+
+def _torn() -> SessionError:
+    return SessionError(
+        "the graph was interrupted in the middle of moving a value", hint="tear it down and compile it again"
+    )
 
 
 def _transports() -> Mapping[str, Transport]:

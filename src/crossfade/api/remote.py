@@ -110,7 +110,11 @@ class ActorClass:
         cls = self._cls
         name = session.name_actor(cls.__name__, self._options.get("name"))
         info = ActorInfo(id=name, class_name=cls.__name__, session=session.id, methods=_methods_of(cls))
-        session.engine.start_actor(name, cls, resolve(args), resolve(kwargs))
+        try:
+            session.engine.start_actor(name, cls, resolve(args), resolve(kwargs))
+        except BaseException:
+            session.forget_name(name)
+            raise
         return ActorHandle(info)
 
     def __repr__(self) -> str:

@@ -59,6 +59,11 @@ class Session:
             self._names.add(name)
             return name
 
+    def forget_name(self, name: str) -> None:
+        """The actor could not be started: its name is free again."""
+        with self._lock:
+            self._names.discard(name)
+
     def close(self) -> None:
         """Tears all graphs down and ends all actors."""
         for graph in list(self.graphs):
@@ -148,4 +153,14 @@ def shutdown(**_: Any) -> None:
         session.close()
 
 
+def _disown() -> None:
+    """In a forked child: actors and graphs are the parent's, and using them here would break them there."""
+    session, _Holder.session = _Holder.session, None
+    _Holder.lock = threading.RLock()
+    if session is not None:
+        for graph in list(session.graphs):
+            graph._disown()
+
+
+os.register_at_fork(after_in_child=_disown)
 atexit.register(shutdown)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import pickle
 import weakref
 from collections import deque
@@ -192,9 +193,13 @@ class ShmWriter(_End):
             self._raise_if_ended()
         while self._num_missing:
             if not self._credits[self._num_missing - 1](False):
+                if self._is_wanting:
+                    return False
+                # A credit that came before this was seen has rung nobody: look once more.
                 self._state[_WANTED] = 1
                 self._is_wanting = True
-                return False
+                full_fence()()
+                continue
             self._num_missing -= 1
         data: bytes | Encoded
         if type(value) is bytes:
@@ -450,6 +455,7 @@ class _ReaderSlots:
         self._mapped: dict[int, _Mapped] = {}  # by slot
         self._frees: dict[int, Any] = {}  # slot: release
         self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
+        self._pid = os.getpid()
 
     @property
     def num_kept(self) -> int:
@@ -475,7 +481,8 @@ class _ReaderSlots:
     def _died(self, slot: int, _: object) -> None:
         # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
         del self._kept[slot]
-        self._frees[slot]()
+        if os.getpid() == self._pid:  # a forked child drops copies of views: the slot is still its parent's
+            self._frees[slot]()
 
     def _map(self, slot: int, offset: int, capacity: int) -> _Mapped:
         known = self._mapped.get(slot)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import signal
 import socket
 import sys
+import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +21,7 @@ from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
-from crossfade.host.processes import die_with
+from crossfade.host.processes import allow_many_descriptors, die_with
 from crossfade.host.sockets import Connection
 from crossfade.runtime.bind import bind
 from crossfade.runtime.cursor import Cursor
@@ -137,7 +140,10 @@ class _Actor:
         self._doorbell.watch(pidfd, lambda: self._peer_died(peer))
 
     def _peer_died(self, peer: str) -> None:
-        self._doorbell.unwatch(self._pidfds[peer])
+        pidfd = self._pidfds.pop(peer)
+        self._doorbell.unwatch(pidfd)
+        os.close(pidfd)
+        self._bells.pop(peer).close()
         for part in self._parts.values():
             part.wiring.break_off(peer, f"the process of {peer} is gone")
 
@@ -151,17 +157,28 @@ class _Actor:
         send(self._connection, control.Opened(message.number, failure))
 
     def _part(self, message: control.OpenPlan, fds: list[int]) -> _Part:
-        plan = message.plan
         board_memory = Memory(fds.pop(0))
         board = board_memory.map(board_memory.size_bytes, populate=True)
         board_memory.close()
         store = Memory(fds.pop(0)) if message.has_store else None
         heaps = {owner: Memory(fd) for owner, fd in zip(message.heaps, fds, strict=True)}
+        try:
+            return self._wired(message, board, heaps, store)
+        except BaseException:
+            for memory in (*heaps.values(), *((store,) if store else ())):
+                memory.close()
+            raise
+
+    def _wired(
+        self, message: control.OpenPlan, board: mmap.mmap, heaps: dict[str, Memory], store: Memory | None
+    ) -> _Part:
+        plan = message.plan
+        calls = pickle.loads(message.calls)  # first of all, since it may raise
         wiring = Wiring(plan, self._name, board, heaps, self._bells, store)
         recorder = Recorder(self._name, message.origin_ns) if message.record else None
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
-        cursor = bind(plan, self._name, methods, pickle.loads(message.calls), wiring.ends, recorder)
+        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder)
         return _Part(cursor, wiring, recorder)
 
     def _close(self, number: int) -> None:
@@ -173,7 +190,10 @@ class _Actor:
         send(self._connection, control.Closed(number))
 
     def _report(self, message: control.Report) -> None:
-        part = self._parts[message.number]
+        part = self._parts.get(message.number)
+        if part is None:  # another thread of the driver has closed the plan meanwhile
+            send(self._connection, control.Reported(message.query, [], ActorStatistics()))
+            return
         statistics = ActorStatistics(part.cursor.position[0], channel_statistics(part.wiring.ends))
         spans = part.recorder.spans() if part.recorder is not None else []
         send(self._connection, control.Reported(message.query, spans, statistics))
@@ -182,14 +202,22 @@ class _Actor:
 def main(control_fd: int, bell_memory_fd: int, bell_fd: int, driver_pidfd: int, spin_us: float) -> None:
     """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    allow_many_descriptors()
     die_with(driver_pidfd)
     connection = Connection(socket.socket(fileno=control_fd))
     actor = _Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us))
+    code = 0
     try:
         actor.serve()
     except ConnectionError:
         pass  # the driver is gone
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of gloo or of user code must not keep a stopped actor alive.
-    os._exit(0)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Threads of gloo or of user code must not keep a stopped actor alive, however it came to its end.
+    os._exit(code)

@@ -13,6 +13,7 @@ import pickle
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from crossfade.engines.local_plan import LocalPlan
 from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.memory import Memory
-from crossfade.host.processes import describe_exit, open_pidfd
+from crossfade.host.processes import allow_many_descriptors, describe_exit, open_pidfd
 from crossfade.host.sockets import Connection
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
@@ -45,7 +46,7 @@ class _Process:
         self.connection, theirs = Connection.pair()
         fds = (theirs.fileno(), *self.bell_fds, driver_pidfd)
         arguments = ", ".join(map(repr, (*fds, spin_us)))
-        code = _ENTRY.format(path=[entry or os.getcwd() for entry in sys.path], arguments=arguments)
+        code = _ENTRY.format(path=[str(entry) or os.getcwd() for entry in sys.path], arguments=arguments)
         self.popen = subprocess.Popen([sys.executable, "-u", "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL)
         theirs.close()
         self.pidfd = open_pidfd(self.popen.pid)
@@ -53,7 +54,9 @@ class _Process:
         self.is_created = False
         self.start_failure: Failure | None = None
         self.end = ""  # how it ended, once it has
-        self.replies: dict[int, Any] = {}
+        self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
+        self.awaited: set[int] = set()  # calls whose reference is alive
+        self.replies: dict[int, control.Returned] = {}
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         """Sends a message, also to an actor that is too busy to look at its socket."""
@@ -62,6 +65,8 @@ class _Process:
         except (ConnectionError, OSError):
             return  # it is gone; its pidfd tells how
         self.bell.announce_mail()
+        if self.connection.has_message:
+            self.on_message()
 
     def error(self) -> ActorError:
         """What became of it."""
@@ -76,8 +81,10 @@ class _Process:
         """Gives its descriptors back."""
         self.connection.close()
         self.bell.close()
-        for fd in (*self.bell_fds, self.pidfd):
-            os.close(fd)
+        fds, self.bell_fds, self.pidfd = (*self.bell_fds, self.pidfd), (-1, -1), -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
 
 class _LocalCall:
@@ -89,6 +96,7 @@ class _LocalCall:
         self._number = number
         self._value: Any = None
         self._has_value = False
+        self._lock = threading.Lock()
 
     def is_done(self) -> bool:
         """See the protocol."""
@@ -100,15 +108,24 @@ class _LocalCall:
 
     def result(self) -> Any:
         """See the protocol."""
-        if not self._has_value:
-            reply = self._process.replies.pop(self._number, None)
-            if reply is None:
-                raise self._process.error()
-            self._value = reply.failure if reply.failure is not None else pickle.loads(reply.payload)
-            self._has_value = True
+        with self._lock:
+            if not self._has_value:
+                reply = self._process.replies.get(self._number)
+                if reply is None:
+                    raise self._process.error()
+                self._value = reply.failure if reply.failure is not None else self._unpickled(reply.payload)
+                self._has_value = True
+                self._process.replies.pop(self._number)  # not before: is_done looks for it
         return self._value
 
+    def _unpickled(self, payload: bytes) -> Any:
+        try:
+            return pickle.loads(payload)
+        except Exception as error:
+            return Failure.capture(error, actor=DRIVER, node=f"unpickling what {self._process.name} returned")
+
     def __del__(self) -> None:
+        self._process.awaited.discard(self._number)
         self._process.replies.pop(self._number, None)
 
 
@@ -122,6 +139,7 @@ class LocalEngine:
     name = "local"
 
     def __init__(self, *, spin_us: float = DEFAULT_SPIN_US) -> None:
+        allow_many_descriptors()
         self._spin_us = spin_us
         self.bell_fds = Doorbell.create_fds(DRIVER)
         self.doorbell = Doorbell(*self.bell_fds, spin_us=spin_us)
@@ -130,12 +148,14 @@ class LocalEngine:
         self._numbers = itertools.count()
         self._plans: dict[int, LocalPlan] = {}
         self._is_closed = False
+        self._ending = threading.RLock()
 
     def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See the protocol."""
         payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
         process = _Process(actor, self._spin_us, self.pidfd)
         self._processes[actor] = process
+        process.on_message = lambda: self._received_early(process)
         self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
         self.doorbell.watch(process.pidfd, lambda: self._ended(process))
         process.send(control.Create(actor, self._spin_us, payload))
@@ -156,20 +176,32 @@ class LocalEngine:
                     process.start_failure = reply.failure
                 case control.Returned():
                     process.replies[reply.number] = reply
+                    if (
+                        reply.number not in process.awaited
+                    ):  # looked at afterwards: the reference may be dropped meanwhile
+                        process.replies.pop(reply.number, None)
                 case control.Opened() | control.Closed() | control.Reported():
                     for plan in list(self._plans.values()):
                         plan.receive(process.name, reply)
         if process.connection.is_closed:
             self.doorbell.unwatch(process.connection.fileno())
 
+    def _received_early(self, process: _Process) -> None:
+        self._receive(process)
+        self.doorbell.nudge()
+
     def _ended(self, process: _Process) -> None:
         """An actor's process has ended."""
-        if process.end:
-            return
+        with self._ending:
+            if not process.end:
+                self._bury(process)
+
+    def _bury(self, process: _Process) -> None:
         self._receive(process)  # its last words
         self.doorbell.unwatch(process.pidfd)
         self.doorbell.unwatch(process.connection.fileno())
         process.end = describe_exit(process.popen.wait())
+        process.close()
         for plan in list(self._plans.values()):
             plan.lose(process.name, process.error())
 
@@ -177,8 +209,11 @@ class LocalEngine:
         """See the protocol."""
         process = self._process(actor)
         number = next(self._numbers)
-        process.send(control.Call(number, method, dump_user((tuple(args), dict(kwargs)))))
-        return _LocalCall(self, process, number)
+        message = control.Call(number, method, dump_user((tuple(args), dict(kwargs))))
+        process.awaited.add(number)
+        call = _LocalCall(self, process, number)
+        process.send(message)
+        return call
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> LocalPlan:
         """See the protocol."""
@@ -236,6 +271,7 @@ class LocalEngine:
             process.popen.kill()
             process.popen.wait()
             self._ended(process)
+            self.doorbell.nudge()  # our taking its descriptors out may have kept them from waking a thread
 
     def close(self) -> None:
         """See the protocol. Actors are asked to stop, and killed if they do not within a second."""
@@ -246,7 +282,8 @@ class LocalEngine:
             plan.abandon()
         alive = [process for process in self._processes.values() if not process.end]
         for process in alive:
-            process.send(control.Stop())
+            process.connection.hang_up()  # a Stop message would wait behind what another thread is sending
+            process.bell.announce_mail()
         deadline = time.monotonic() + _GRACE_S
         for process in alive:
             poller = select.poll()

@@ -67,6 +67,10 @@ class LocalPlan:
             CrossfadeError: an actor could not open its channels.
         """
         plan, engine = self._plan, self._engine
+        payloads = {  # before there is anything to give back: it may raise
+            actor: dump_user({node.id: calls[node.id] for node in plan.nodes if node.actor == actor})
+            for actor in self._actors
+        }
         board_memory = Memory.create("board", board_size_bytes(plan))
         board = board_memory.map(board_memory.size_bytes, populate=True)
         format_board(plan, board)
@@ -77,14 +81,13 @@ class LocalPlan:
             for peer in sorted(peers_of(plan, actor)):
                 engine.introduce(actor, peer)
             needed = heaps_of(plan, actor)
-            mine = {node.id: calls[node.id] for node in plan.nodes if node.actor == actor}
             fds = (
                 board_memory.fd,
                 *((store.fd,) if store and actor in meeting else ()),
                 *(heaps[owner].fd for owner in needed),
             )
             message = control.OpenPlan(
-                self._number, plan, dump_user(mine), needed, actor in meeting, self._record, self._origin_ns
+                self._number, plan, payloads[actor], needed, actor in meeting, self._record, self._origin_ns
             )
             engine.send(actor, message, fds)
         kept = {owner: heaps.pop(owner) for owner in heaps_of(plan, DRIVER)}
@@ -108,6 +111,8 @@ class LocalPlan:
             if self._lost is not None:
                 raise self._lost
             for actor in self._actors:
+                if (kind, actor) not in self._answers:  # it died before the engine knew of this plan
+                    raise ActorDiedError(f"actor {actor} is dead")
                 failure: Failure | None = self._answers[kind, actor].failure
                 if failure is not None:
                     raise failure.to_error()

@@ -48,7 +48,8 @@ class Bell:
 
     def ring(self) -> None:
         """Wakes the process."""
-        os.eventfd_write(self.event_fd, 1)
+        if self.event_fd >= 0:  # closed once the process is gone; channels to it may still be closed after that
+            os.eventfd_write(self.event_fd, 1)
 
     def ring_if_asleep(self) -> None:
         """Wakes the process if it sleeps. What was posted before must be fenced (see the module's text)."""
@@ -64,6 +65,8 @@ class Bell:
         if self.event_fd >= 0:
             os.close(self.event_fd)
             self.event_fd = -1
+            self.flags = memoryview(bytearray(2))  # lets go of the mapping, which holds a descriptor of its own
+            del self._mapping
 
 
 class Doorbell:
@@ -181,7 +184,15 @@ class Doorbell:
         self._dispatch(events)
         return False
 
+    def nudge(self) -> None:
+        """Makes the threads that wait look again: something that they may wait for was found out by this one."""
+        with self._turn:
+            if self._has_sleeper:
+                os.eventfd_write(self.event_fd, 1)
+            self._turn.notify_all()
+
     def _dispatch(self, events: list[tuple[int, int]]) -> None:
+        has_handled = False
         for fd, _ in events:
             if fd == self.event_fd:
                 try:
@@ -189,7 +200,10 @@ class Doorbell:
                 except BlockingIOError:  # another thread has taken the ring
                     pass
             elif handler := self._handlers.get(fd):
+                has_handled = True
                 handler()
+        if has_handled:  # others were notified before the handlers ran, and may sleep again by now
+            self.nudge()
 
     def close(self) -> None:
         """Gives all descriptors back."""

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
+from contextlib import suppress
 
-__all__ = ["describe_exit", "die_with", "open_pidfd"]
+__all__ = ["allow_many_descriptors", "describe_exit", "die_with", "open_pidfd"]
 
 
 def open_pidfd(pid: int) -> int:
     """A descriptor that is readable once process ``pid`` has ended."""
     return os.pidfd_open(pid)
+
+
+def allow_many_descriptors() -> None:
+    """Raises this process's limit of open descriptors as far as it may: each mapping of a slot holds one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def describe_exit(code: int | None) -> str:

@@ -13,6 +13,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 __all__ = ["Connection", "Message"]
@@ -73,12 +74,18 @@ class Connection:
         if self.is_closed:
             raise BrokenPipeError("the connection is closed")
         data = memoryview(_HEADER.pack(len(payload), len(fds)) + payload)
+        size_bytes = len(data)
         with self._send_lock:
-            for start in range(0, len(fds), _MAX_FDS):
-                batch = array.array("i", fds[start : start + _MAX_FDS])
-                data = data[self._send_some(data[:1], batch) :]
-            while data:
-                data = data[self._send_some(data[:_CHUNK_BYTES]) :]
+            try:
+                for start in range(0, len(fds), _MAX_FDS):
+                    batch = array.array("i", fds[start : start + _MAX_FDS])
+                    data = data[self._send_some(data[:1], batch) :]
+                while data:
+                    data = data[self._send_some(data[:_CHUNK_BYTES]) :]
+            except BaseException:  # Ctrl-C while it waits
+                if 0 < len(data) < size_bytes:
+                    self.hang_up()  # what follows would be taken for the rest of this message
+                raise
 
     def _send_some(self, data: memoryview, fds: array.array[int] = _FD) -> int:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
@@ -99,6 +106,11 @@ class Connection:
             return self._inbox.popleft()
         except IndexError:
             return None
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a message was taken in (by a send that had to wait) and nobody has taken it: no descriptor tells."""
+        return bool(self._inbox)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Blocks until something may have arrived, for at most ``timeout_s`` seconds."""
@@ -141,6 +153,13 @@ class Connection:
             self._inbox.append(Message(bytes(self._buffer[body : body + length]), fds))
             start = body + length
         del self._buffer[:start]
+
+    def hang_up(self) -> None:
+        """Ends the conversation without waiting for anything: a send in another thread fails, the other side takes what has
+        arrived and then sees the end. The descriptor stays until `close`.
+        """
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes this end; the other side sees it at once."""
