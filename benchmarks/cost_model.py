@@ -262,7 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{verdict}\n\nCalibration measures primitives only; each method is timed alone, in a graph of one node on an "
             "otherwise idle session; no figure of the cost model is fitted to the graphs below. Its form is not as blind: that "
             "an idle core helps a crowded one late (balance_us) was found while looking for the error of such graphs, with "
-            "--repeats 8. Alternating blocks, medians.\n\n"
+            "--repeats 8. That length of the methods, and the pause before each method's own measure, were also settled after "
+            "earlier runs; shorter methods are predicted worse. Alternating blocks, medians.\n\n"
         )
         path = write_report("cost_model", machine, text + "\n\n".join(shown.markdown() for shown in tables) + "\n")
         print(f"wrote {path.name}")

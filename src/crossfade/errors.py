@@ -199,7 +199,7 @@ class Failure:
             return None
         try:
             cause = pickle.loads(self.pickled)
-        except Exception:
+        except (Exception, SystemExit):
             return None
         return cause if isinstance(cause, BaseException) else None
 
@@ -213,7 +213,7 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
         # Only __str__ is ours; everything else of the error's type, its attributes included, stays as it was.
         body = {"__str__": TaskError.__str__, "__module__": kind.__module__}
         both: type[TaskError] = type(f"TaskError({kind.__name__})", (TaskError, kind), body)
-        error: TaskError = both.__new__(both, *cause.args)
+        error = _new(both, cause.args)
         with suppress(Exception):  # fills what some builtins keep outside __dict__, such as errno
             kind.__init__(error, *cause.args)
         error.__dict__.update(vars(cause))
@@ -225,6 +225,14 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
     ):  # a final class, a conflicting layout or a __new__ of its own: the plain kind still carries `cause`
         return _plain_task_error(message)
     return error
+
+
+def _new(kind: type[TaskError], args: tuple[object, ...]) -> TaskError:
+    """An instance without its ``__init__``. A few builtins (MemoryError) allow only the root's ``__new__`` in a mixed class."""
+    try:
+        return kind.__new__(kind, *args)
+    except TypeError:
+        return BaseException.__new__(kind, *args)
 
 
 def _plain_task_error(message: str) -> TaskError:

@@ -1,6 +1,6 @@
 """The shared-memory ring: one writer, any number of readers, on one host.
 
-Two memories carry it. The *board* has one block for each ring: a state byte, semaphores, and ``depth`` records of
+Two memories carry it. The *board* has one block for each ring: a few flags, semaphores, and ``depth`` records of
 `RECORD_BYTES`. A value whose message fits into a record lives there. A larger one lies in a *slot*: a piece of the
 writer's *heap*, and the record says which; numpy and torch get views on the slot (no copy), and the slot is free again
 when the last view dies.
@@ -15,8 +15,8 @@ Who waits for what (R readers, depth D; e counts values):
 - Slots are made when first needed and grow when a value does not fit: the piece is given back and a larger one taken.
 
 Memory order: whatever the writer stores before it posts ``items`` is seen by a reader that took it, and the reader is
-done with a record or slot before it posts ``credits`` or ``freed`` (host/semaphore.py says why). The state byte and
-*wanted* are hints: they are set before a fence and looked at after one (host/doorbell.py).
+done with a record or slot before it posts ``credits`` or ``freed`` (host/semaphore.py says why). The flags
+are hints: they are set before a fence and looked at after one (host/doorbell.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeVar
 from crossfade.channels.codec import decode, prepare, undecodable
 from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
-from crossfade.errors import ChannelBroken, ChannelClosed
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory, address_of, align
 from crossfade.host.semaphore import FENCE_AFTER_POST, SEMAPHORE_BYTES, full_fence, init_semaphore, open_semaphore
@@ -46,13 +46,12 @@ _T = TypeVar("_T")
 
 RECORD_BYTES = 1024
 _INLINE_BYTES = RECORD_BYTES - 8
-_HEAD_BYTES = 64  # state byte, wanted byte
-_STATE, _WANTED = 0, 1
+_HEAD_BYTES = 64  # the flags
+_WRITER_GONE, _READER_GONE, _WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
 _ROTATION_BYTES = 2 << 20
 """Slots are taken in turn, at least this much memory of them: a slot that the reader's core still has in its cache is two to
 four times slower to write (docs/decisions/0001)."""
 
-_WRITER_GONE, _READER_GONE = 1, 2
 
 # A record starts with the word (size << 8 | kind). Only the last two use a slot; three more words say which.
 _PICKLE, _BYTES, _MESSAGE, _SLOT_BYTES, _SLOT_MESSAGE = range(1, 6)
@@ -125,7 +124,7 @@ class _End:
         self._end = self._first + layout.depth * RECORD_BYTES
         self._at = self._first  # where the next record lies on the board
         self._fence = full_fence()
-        self._gone = gone  # the other side's bit in the state byte
+        self._gone = gone  # the other side's byte
         self._reason = "the other side closed it"
         self._is_closed = False
         self._num_values = 0
@@ -134,18 +133,18 @@ class _End:
     def break_off(self, reason: str) -> None:
         """See the protocol."""
         self._reason = reason
-        self._state[_STATE] |= self._gone
+        self._state[self._gone] = 1
 
     def _raise_if_ended(self) -> None:
         if self._is_closed:
             raise ChannelClosed(f"channel {self.name} was closed by this side")
-        if self._state[_STATE] & self._gone:
+        if self._state[self._gone]:
             raise ChannelBroken(f"channel {self.name} is broken: {self._reason}")
 
-    def _close(self, own_bit: int, bells: Sequence[Bell]) -> None:
+    def _close(self, own_byte: int, bells: Sequence[Bell]) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._state[_STATE] |= own_bit
+            self._state[own_byte] = 1
             full_fence()()
             for bell in bells:
                 bell.ring()
@@ -189,7 +188,7 @@ class ShmWriter(_End):
 
     def try_write(self, value: object) -> bool:
         """See the protocol."""
-        if self._state[_STATE]:
+        if self._state[_READER_GONE] or self._is_closed:
             self._raise_if_ended()
         while self._num_missing:
             if not self._credits[self._num_missing - 1](False):
@@ -229,7 +228,11 @@ class ShmWriter(_End):
 
     def _put_in_slot(self, kind: int, message: Encoded) -> None:
         slot, offset, capacity, view = self._slots.take(message.size_bytes)
-        message.copy_into(view)
+        try:
+            message.copy_into(view)
+        except BaseException:
+            self._slots.put_back(slot)
+            raise
         word = self._at >> 3
         self._words[word + 1], self._words[word + 2], self._words[word + 3] = slot, offset, capacity
         self._words[word] = message.size_bytes << 8 | kind
@@ -304,6 +307,11 @@ class _WriterSlots:
         self._busy[slot] = self._layout.num_readers
         return (slot, *self._pieces[slot])
 
+    def put_back(self, slot: int) -> None:
+        """The slot was taken and not used."""
+        del self._busy[slot]
+        self._free.appendleft(slot)
+
     def _collect(self) -> None:
         """Finds out which slots the readers have freed."""
         for slot, num_left in list(self._busy.items()):
@@ -323,6 +331,8 @@ class _WriterSlots:
 
     def _add(self, size_bytes: int) -> int:
         slot = len(self._pieces)
+        if slot == self._layout.num_slots:
+            raise ChannelError(f"all {slot} slots of a ring are taken, which cannot be: this is a bug in crossfade")
         self._pieces.append(self._piece(size_bytes))
         self._freed.append(open_semaphore(self._base + self._layout.freed(slot)).acquire)
         return slot
@@ -365,7 +375,7 @@ class ShmReader(_End):
     def try_read(self) -> object:
         """See the protocol."""
         if not self._take(False):
-            if not self._state[_STATE]:
+            if not (self._state[_WRITER_GONE] or self._is_closed):
                 return EMPTY
             if self._is_closed or not self._take(False):  # a value may have come before the end did
                 self._raise_if_ended()

@@ -215,7 +215,9 @@ class _Binder:
                 return True
             try:
                 registers[target] = method(value)
-            except Exception as error:
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
                 registers[target] = Failure.capture(error, actor=actor, node=label)
             return True
 
@@ -236,7 +238,9 @@ class _Binder:
             else:
                 try:
                     results = _returns(method(*fill(call.args, values), **fill(call.kwargs, values)), len(outputs))
-                except Exception as error:
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
                     results = [Failure.capture(error, actor=actor, node=label)] * len(outputs)
             for register, result in zip(outputs, results, strict=True):
                 registers[register] = result

@@ -1,0 +1,219 @@
+"""What users do that is unusual, and what goes wrong in the middle of something. Each was a fault once."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import crossfade
+from crossfade.api import session as sessions
+
+
+class Unreadable:
+    """Pickles, but does not unpickle."""
+
+    def __reduce__(self) -> Any:
+        return int, ("this is no number",)
+
+
+class Interrupting:
+    """Ctrl-C comes while it is pickled."""
+
+    def __reduce__(self) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return int, ()
+
+
+class Doer:
+    """Does what tests need."""
+
+    def array(self, number: int) -> Any:
+        return np.full(100_000, number)
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def pair(self, a: Any, b: Any) -> Any:
+        return (a, b)
+
+    def unreadable(self) -> Any:
+        return Unreadable()
+
+    def large(self) -> bytes:
+        return b"x" * 1_000_000
+
+    def leave(self, value: Any) -> Any:
+        threading.Thread(target=threading.Event().wait).start()  # must not keep the process alive
+        raise SystemExit(7)
+
+    def raise_memory_error(self, value: Any) -> Any:
+        raise MemoryError("too large")
+
+    def read(self, path: str) -> str:
+        with open(path) as pipe:
+            return pipe.read()
+
+
+@pytest.fixture
+def doer() -> Iterator[Any]:
+    """An actor of a session of its own."""
+    crossfade.init()
+    yield crossfade.remote(Doer).remote()
+    crossfade.shutdown()
+
+
+def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
+    with crossfade.InputNode() as inp:
+        graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)
+    return graph
+
+
+def _run(code: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+FORK = """
+import os, sys, crossfade, numpy as np
+@crossfade.remote
+class A:
+    def array(self, number): return np.full(100_000, number)
+a = A.remote()
+with crossfade.InputNode() as inp:
+    dag = a.array.bind(inp)
+with dag.compile() as graph:
+    kept = graph.execute(1).get()
+    if (pid := os.fork()) == 0:
+        del kept
+        sys.exit(0)  # through the end of the with block
+    os.waitpid(pid, 0)
+    for number in range(2, 30):
+        assert graph.execute(number).get()[0] == number
+    print(kept[0], kept[-1])
+"""
+
+
+def test_a_forked_child_leaves_the_parents_graph_and_values_alone() -> None:
+    assert _run(FORK) == "1 1\n"
+
+
+def test_an_interrupted_execution_gives_no_wrong_result_later(doer: Any) -> None:
+    with crossfade.InputNode() as inp:
+        dag = doer.pair.bind(inp[0], inp[1])
+    with dag.compile() as graph:
+        with pytest.raises(KeyboardInterrupt):
+            graph.execute(0, Interrupting())
+        with pytest.raises(crossfade.SessionError, match="interrupted"):
+            graph.execute(1, 1)
+    with dag.compile() as graph:
+        assert graph.execute(2, 2).get() == (2, 2)
+
+
+def test_an_interrupted_wait_may_be_repeated(doer: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with _graph(doer, "read") as graph:
+        ref = graph.execute(str(pipe))
+        timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            ref.get(timeout=30)
+        timer.join()
+        pipe.write_text("there")
+        assert ref.get(timeout=30) == "there"
+
+
+def test_a_reply_that_cannot_be_read_is_an_error_each_time(doer: Any) -> None:
+    ref = doer.unreadable.remote()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no number"):
+            ref.get(timeout=10)
+
+
+def test_replies_to_dropped_references_are_not_kept(doer: Any) -> None:
+    for _ in range(10):
+        doer.large.remote()
+    assert doer.echo.remote(1).get() == 1
+    session = sessions.require()
+    assert session.engine._processes["Doer0"].replies == {}  # type: ignore[attr-defined]
+
+
+def test_a_get_returns_though_another_thread_waits_for_something_later(doer: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "file").write_text("early")
+    with _graph(doer, "read") as graph:
+        early, late = graph.execute(str(tmp_path / "file")), graph.execute(str(pipe))
+        results: list[str] = []
+        waiter = threading.Thread(target=lambda: results.append(late.get()))
+        waiter.start()
+        assert early.get(timeout=10) == "early"
+        pipe.write_text("late")
+        waiter.join(30)
+        assert results == ["late"]
+
+
+def test_an_actor_that_exits_is_gone(doer: Any) -> None:
+    with _graph(doer, "leave") as graph, pytest.raises(crossfade.ActorDiedError, match="exited with code 7"):
+        graph.execute(1).get(timeout=10)
+
+
+def test_a_memory_error_arrives_as_one(doer: Any) -> None:
+    with _graph(doer, "raise_memory_error") as graph, pytest.raises(MemoryError, match="too large") as caught:
+        graph.execute(1).get()
+    assert isinstance(caught.value, crossfade.TaskError)
+
+
+def test_a_path_object_on_the_module_path() -> None:
+    code = (
+        "import sys, pathlib, crossfade\nsys.path.append(pathlib.Path('/nowhere'))\n@crossfade.remote\nclass A:\n"
+        "    def f(self): return 5\nprint(A.remote().f.remote().get())\n"
+    )
+    assert _run(code) == "5\n"
+
+
+def test_the_name_of_an_actor_that_could_not_start_is_free(doer: Any) -> None:
+    named = crossfade.remote(Doer).options(name="unique")
+    with pytest.raises(TypeError):
+        named.remote(number for number in range(3))
+    assert named.remote().echo.remote(1).get() == 1
+
+
+def _num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_dead_actors_and_torn_graphs_leave_no_descriptor(doer: Any) -> None:
+    counts = []
+    for _ in range(8):
+        actor = crossfade.remote(Doer).remote()
+        with crossfade.InputNode() as inp:
+            dag = doer.echo.bind(actor.echo.bind(inp))
+        with dag.compile() as graph:
+            assert graph.execute(b"x" * 10_000).get() == b"x" * 10_000
+        del graph, dag, inp
+        crossfade.kill(actor)
+        with pytest.raises(crossfade.ActorDiedError):
+            actor.echo.remote(1)
+        gc.collect()  # a graph is part of cycles
+        counts.append(_num_descriptors())
+    assert max(counts[4:]) <= counts[3] + 2
