@@ -267,6 +267,15 @@ def test_a_transfer_takes_a_core_of_the_sender_too(num_cores: int, transfer_us: 
     assert only(timeline, "B", "recv n1", "communicate").duration_us == pytest.approx(transfer_us)
 
 
+def test_an_idle_core_takes_a_transfer_over_at_once_and_a_method_late() -> None:
+    costs = replace(COSTS, num_cores=2, balance_us=1e9, host_us_per_mb=30 / 0.098)
+    work = Workload({"n0": 10.0, "n1": 50.0, "g": 50.0}, default_value_bytes=98_000)
+    timeline = simulate(two_sends("@send"), work, costs)
+    # From 12.75 on: 100 us for B and n1's 50 us share a core, and A's 30 us have one. Then B's other 85 us go there.
+    assert times(only(timeline, "B", "recv n0", "communicate")) == (12.75, 42.75 + 85)
+    assert times(only(timeline, "A", "run n1")) == (12.75, 42.75 + 35)
+
+
 def test_receives_that_run_ahead_hide_the_next_execution_s_transfer() -> None:
     work = replace(FAN_IN_WORK, default_value_bytes=38_000)  # 40 us a transfer
     timeline = simulate(AHEAD, work, COSTS, num_executions=2)
