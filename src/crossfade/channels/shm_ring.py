@@ -211,7 +211,19 @@ class ShmWriter(_End):
             self._words[self._at >> 3] = size << 8 | kind
         else:
             self._put_large(data, kind)
-        self._publish()
+        at = self._at + RECORD_BYTES
+        self._at = self._first if at == self._end else at
+        self._num_missing = len(self._credits)
+        self._num_values += 1
+        if self._is_wanting:
+            self._state[_WANTED] = 0
+            self._is_wanting = False
+        for post, flags, ring in self._posts:
+            post()
+            if FENCE_AFTER_POST:
+                self._fence()
+            if flags[0]:
+                ring()
         return True
 
     def _put_large(self, data: bytes | Encoded, kind: int) -> None:
@@ -237,21 +249,6 @@ class ShmWriter(_End):
         self._words[word + 1], self._words[word + 2], self._words[word + 3] = slot, offset, capacity
         self._words[word] = message.size_bytes << 8 | kind
         self._num_bytes += message.size_bytes
-
-    def _publish(self) -> None:
-        at = self._at + RECORD_BYTES
-        self._at = self._first if at == self._end else at
-        self._num_missing = len(self._credits)
-        self._num_values += 1
-        if self._is_wanting:
-            self._state[_WANTED] = 0
-            self._is_wanting = False
-        for post, flags, ring in self._posts:
-            post()
-            if FENCE_AFTER_POST:
-                self._fence()
-            if flags[0]:
-                ring()
 
     def try_flush(self) -> bool:
         """Always: an accepted value lies in memory that the readers see."""

@@ -37,6 +37,7 @@ class _Part:
     cursor: Cursor
     wiring: Wiring
     recorder: Recorder | None
+    num_parties: int
     fault: str = ""
 
 
@@ -60,7 +61,11 @@ class _Actor:
         """Runs until told to stop or until the driver is gone."""
         wait_until, turn = self._doorbell.wait_until, self._turn
         while not self._is_stopped:
-            wait_until(turn, None, self._running[0].cursor.idle() if len(self._running) == 1 else None)
+            if len(self._running) == 1:
+                (part,) = self._running
+                wait_until(turn, None, part.cursor.idle(), part.num_parties)
+            else:
+                wait_until(turn)
 
     def _mail_came(self) -> None:
         self._has_mail = True
@@ -179,7 +184,7 @@ class _Actor:
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder)
-        return _Part(cursor, wiring, recorder)
+        return _Part(cursor, wiring, recorder, len(plan.programs))
 
     def _close(self, number: int) -> None:
         part = self._parts.pop(number, None)

@@ -168,7 +168,7 @@ class LocalPlan:
 
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
-        return self._engine.doorbell.wait_until(ready, timeout_s, self._driver.idle())
+        return self._engine.doorbell.wait_until(ready, timeout_s, self._driver.idle(), len(self._plan.programs))
 
     def _query(self) -> dict[str, control.Reported]:
         number = next(self._queries)

@@ -26,8 +26,8 @@ __all__ = ["DEFAULT_SPIN_US", "Bell", "Doorbell"]
 
 DEFAULT_SPIN_US = 60.0
 
-_POLLS_BEFORE_YIELD = 20  # cheap looks: 0.5 us in all
-_CALLS_BEFORE_YIELD = 2  # of a whole ready(): longer would keep others, who share the core, from making it true
+_FEW_POLLS = 2  # longer would keep others, who share the core, from making it true
+_MANY_POLLS = 50  # a few microseconds
 _YIELD_US = 0.6  # one sched_yield and one poll
 _ASLEEP = 0
 _MAIL = 1
@@ -86,6 +86,7 @@ class Doorbell:
         self.flags = memoryview(self._mapping)
         self.spin_us = spin_us
         self._num_yields = round(spin_us / _YIELD_US)
+        self._num_cores = len(os.sched_getaffinity(0))
         self._fence = full_fence()
         self._poller = select.epoll()
         self._poller.register(event_fd, select.EPOLLIN)
@@ -124,7 +125,11 @@ class Doorbell:
         self._dispatch(self._poller.poll(0))
 
     def wait_until(
-        self, ready: Callable[[], object], timeout_s: float | None = None, idle: Callable[[], bool] | None = None
+        self,
+        ready: Callable[[], object],
+        timeout_s: float | None = None,
+        idle: Callable[[], bool] | None = None,
+        num_parties: int = 0,
     ) -> bool:
         """Waits until ``ready()`` is true: a short spin, then asleep.
 
@@ -132,11 +137,13 @@ class Doorbell:
             ready: looked at again and again; it may do the work that it finds.
             timeout_s: the longest wait in seconds; None for ever.
             idle: a cheap look that is true as long as ``ready()`` is most likely false; taken instead of it while spinning.
+            num_parties: how many processes take part in what is waited for; where each can have a core, the first microseconds
+                are spent looking without yielding. 0 if unknown.
 
         Returns:
             False if the time passed without it.
         """
-        if self._spin(ready, idle):
+        if self._spin(ready, idle, num_parties):
             return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._sleep(ready, deadline):
@@ -144,11 +151,11 @@ class Doorbell:
                 return bool(ready())
         return True
 
-    def _spin(self, ready: Callable[[], object], idle: Callable[[], bool] | None) -> bool:
+    def _spin(self, ready: Callable[[], object], idle: Callable[[], bool] | None, num_parties: int) -> bool:
         """Looks, then yields the core and looks, until ``ready()`` is true or the spin time is over."""
         if not self._num_yields:
             return False
-        num_polls = _CALLS_BEFORE_YIELD if idle is None else _POLLS_BEFORE_YIELD
+        num_polls = _MANY_POLLS if idle is not None and 0 < num_parties <= self._num_cores else _FEW_POLLS
         is_idle = _never if idle is None else idle
         for _ in range(num_polls):
             if not is_idle() and ready():
