@@ -34,9 +34,12 @@ def build_futex_pingpong(folder: Path) -> Path | None:
     return program if built.returncode == 0 else None
 
 
-def futex_round_trips_us(program: Path, num: int) -> list[float]:
-    """Round trips of two C processes that wake each other by futex, in microseconds."""
-    command = [str(program), str(NUM_WARM_UPS), str(num)]
+def futex_round_trips_us(program: Path, num: int, *, apart: bool) -> list[float]:
+    """Round trips of two C processes that wake each other by futex, in microseconds.
+
+    ``apart`` keeps each on a core of its own, so that each hop wakes an idle core; else the scheduler may keep both on one.
+    """
+    command = [str(program), str(NUM_WARM_UPS), str(num), *(["apart"] if apart else [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     return [int(line) / 1_000 for line in done.stdout.split()]
 

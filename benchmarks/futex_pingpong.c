@@ -1,14 +1,18 @@
 /* Two processes that wake each other by futex: what a blocking hop costs without Python.
  *
- * Usage: futex_pingpong WARM_UPS ROUND_TRIPS
+ * Usage: futex_pingpong WARM_UPS ROUND_TRIPS [apart]
  * Prints each round trip in nanoseconds, one a line. Ends by itself after 30 seconds, with an error.
+ * With "apart" each process stays on a core of its own (the first and the last that it may use), so that each hop wakes an
+ * idle core; without it the scheduler may keep both on one core, where a hop is only a switch.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -44,6 +48,22 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+static void stay_on_one_core(int last)
+{
+    cpu_set_t allowed, one;
+    CPU_ZERO(&one);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+        return;
+    for (int core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &allowed)) {
+            CPU_ZERO(&one);
+            CPU_SET(core, &one);
+            if (!last)
+                break;
+        }
+    sched_setaffinity(0, sizeof one, &one);
+}
+
 static void echo(struct words *words, uint32_t rounds)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -57,8 +77,9 @@ static void echo(struct words *words, uint32_t rounds)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
-        fprintf(stderr, "usage: %s WARM_UPS ROUND_TRIPS\n", argv[0]);
+    int apart = argc == 4 && strcmp(argv[3], "apart") == 0;
+    if (argc != 3 && !apart) {
+        fprintf(stderr, "usage: %s WARM_UPS ROUND_TRIPS [apart]\n", argv[0]);
         return 2;
     }
     uint32_t warm_ups = (uint32_t)strtoul(argv[1], NULL, 10);
@@ -74,6 +95,8 @@ int main(int argc, char **argv)
         perror("fork");
         return 1;
     }
+    if (apart)
+        stay_on_one_core(child == 0);
     if (child == 0)
         echo(words, rounds);
     alarm(LIMIT_S);

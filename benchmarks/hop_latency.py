@@ -1,7 +1,8 @@
-"""How long a hop takes: crossfade beside Ray Compiled Graph, in alternating blocks within one run.
+"""How long a hop takes: crossfade beside Ray Compiled Graph, in alternating rounds within one run.
 
 Run ``python -m benchmarks.hop_latency`` from the root of the repository: ``--quick`` for a smoke run, ``--report`` to
-write the Markdown report, ``--rounds`` for more blocks. Every block runs on fresh actors in a worker process, every
+write the Markdown report, ``--rounds`` for more blocks. In each round one side runs a block of every measure, then the
+other; Ray's daemons are stopped while crossfade runs. Every block runs on fresh actors in a worker process, every
 value is checked, and a block that does not end in time is ended and reported. Where Ray is not installed, it is left
 out.
 """
@@ -130,12 +131,14 @@ class Run:
         self._console.print(f"round {number + 1} of {self._num_rounds}", style="dim")
         num = 500 if self._quick else 5_000
         self._baseline("spin", lambda: baselines.spin_round_trips_us(10 * num))
-        for measure in self._measures:
-            sides = self.sides if number % 2 == 0 else self.sides[::-1]
-            for side in sides:
+        for side in self.sides if number % 2 == 0 else self.sides[::-1]:
+            for measure in self._measures:
                 self._block(side, measure)
+            if side is self.ray:
+                side.close()  # its daemons would share the cores with the other side's blocks
         if futex is not None:
-            self._baseline("futex", lambda: baselines.futex_round_trips_us(futex, num))
+            self._baseline("futex", lambda: baselines.futex_round_trips_us(futex, num, apart=False))
+            self._baseline("futex apart", lambda: baselines.futex_round_trips_us(futex, num, apart=True))
         self._block(self.blocking, BLOCKING)
 
     def _baseline(self, name: str, run: Callable[[], list[float]]) -> None:
