@@ -12,7 +12,8 @@ import pytest
 from crossfade.channels import conformance
 from crossfade.channels.local import open_local
 from crossfade.channels.protocol import Reader, Writer
-from crossfade.channels.shm_ring import RingLayout, ShmReader, ShmWriter, format_ring
+from crossfade.channels.ring_layout import RingLayout, format_ring
+from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Heap, Memory
 

@@ -21,90 +21,28 @@ are hints: they are set before a fence and looked at after one (host/doorbell.py
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 import pickle
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
 
 from crossfade.channels.codec import decode, prepare, undecodable
 from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.channels.ring_layout import HEAD_BYTES, RECORD_BYTES, RingLayout
+from crossfade.channels.slots import ReaderSlots, WriterSlots
+from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.host.doorbell import Bell
-from crossfade.host.memory import Heap, Memory, address_of, align
-from crossfade.host.semaphore import FENCE_AFTER_POST, SEMAPHORE_BYTES, full_fence, init_semaphore, open_semaphore
+from crossfade.host.memory import Heap, Memory, address_of
+from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, open_semaphore
 
-__all__ = ["RECORD_BYTES", "RingLayout", "ShmReader", "ShmWriter", "format_ring"]
+__all__ = ["ShmReader", "ShmWriter"]
 
-_T = TypeVar("_T")
-
-RECORD_BYTES = 1024
 _INLINE_BYTES = RECORD_BYTES - 8
-_HEAD_BYTES = 64  # the flags
 _WRITER_GONE, _READER_GONE, _WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
-_ROTATION_BYTES = 2 << 20
-"""Slots are taken in turn, at least this much memory of them: a slot that the reader's core still has in its cache is two to
-four times slower to write (docs/decisions/0001)."""
 
 
 # A record starts with the word (size << 8 | kind). Only the last two use a slot; three more words say which.
 _PICKLE, _BYTES, _MESSAGE, _SLOT_BYTES, _SLOT_MESSAGE = range(1, 6)
-
-
-@dataclass(frozen=True, slots=True)
-class RingLayout:
-    """Where the parts of a ring's block lie.
-
-    Attributes:
-        depth: number of records.
-        num_readers: number of readers.
-    """
-
-    depth: int
-    num_readers: int
-
-    @property
-    def num_slots(self) -> int:
-        """The most large slots that can ever be needed."""
-        return self.depth * (1 + self.num_readers)
-
-    def items(self, reader: int) -> int:
-        """Offset of ``items[reader]``."""
-        return _HEAD_BYTES + 2 * reader * SEMAPHORE_BYTES
-
-    def credits(self, reader: int) -> int:
-        """Offset of ``credits[reader]``."""
-        return self.items(reader) + SEMAPHORE_BYTES
-
-    def freed(self, slot: int) -> int:
-        """Offset of ``freed[slot]``."""
-        return self.items(self.num_readers) + slot * SEMAPHORE_BYTES
-
-    @property
-    def records(self) -> int:
-        """Offset of the first record."""
-        return align(self.freed(self.num_slots), 64)
-
-    @property
-    def size_bytes(self) -> int:
-        """Length of the block."""
-        return self.records + self.depth * RECORD_BYTES
-
-
-def format_ring(board: mmap.mmap, offset: int, layout: RingLayout) -> None:
-    """Makes a block of zeroed memory an empty ring. Done once, before either side opens it."""
-    base = address_of(board, offset)
-    for reader in range(layout.num_readers):
-        init_semaphore(base + layout.items(reader), 0)
-        init_semaphore(base + layout.credits(reader), layout.depth)
-    for slot in range(layout.num_slots):
-        init_semaphore(base + layout.freed(slot), 0)
 
 
 class _End:
@@ -118,7 +56,7 @@ class _End:
         self._board = board  # semaphores point into it
         self._base = address_of(board, offset)
         whole = memoryview(board)
-        self._state = whole[offset : offset + _HEAD_BYTES]
+        self._state = whole[offset : offset + HEAD_BYTES]
         self._words = whole.cast("Q")
         self._first = offset + layout.records
         self._end = self._first + layout.depth * RECORD_BYTES
@@ -182,7 +120,7 @@ class ShmWriter(_End):
         self._is_wanting = False
         self._posts = [(item.release, bell.flags, bell.ring) for (item, _), bell in zip(semaphores, bells, strict=True)]
         self._bells = bells
-        self._slots = _WriterSlots(heap, self._base, layout)
+        self._slots = WriterSlots(heap, self._base, layout)
         if buffer_bytes:
             self._slots.set_aside(layout.depth, buffer_bytes)
 
@@ -265,81 +203,6 @@ class ShmWriter(_End):
         )
 
 
-class _WriterSlots:
-    """The large slots of a ring, as its writer sees them."""
-
-    def __init__(self, heap: Heap, base: int, layout: RingLayout) -> None:
-        self._heap = heap
-        self._base = base
-        self._layout = layout
-        self._pieces: list[tuple[int, int, memoryview]] = []  # of each slot: offset, capacity, memory
-        self._freed: list[Any] = []  # of each slot: acquire
-        self._free: deque[int] = deque()
-        self._busy: dict[int, int] = {}  # slot: readers that have not freed it
-
-    @property
-    def num_slots(self) -> int:
-        return len(self._pieces)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(capacity for _, capacity, _ in self._pieces)
-
-    def set_aside(self, num_slots: int, size_bytes: int) -> None:
-        """Makes slots before they are needed, their pages touched."""
-        for _ in range(num_slots):
-            self._free.append(self._add(size_bytes))
-
-    def take(self, size_bytes: int) -> tuple[int, int, int, memoryview]:
-        """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory)."""
-        self._collect()
-        num_wanted = min(self._layout.depth, _ROTATION_BYTES // size_bytes + 1)
-        slot = self._free.popleft() if self._free and len(self._pieces) >= num_wanted else self._add(size_bytes)
-        try:
-            if self._pieces[slot][1] < size_bytes:
-                self._grow(slot, size_bytes)
-        except OSError:
-            self._free.appendleft(slot)
-            raise
-        self._busy[slot] = self._layout.num_readers
-        return (slot, *self._pieces[slot])
-
-    def put_back(self, slot: int) -> None:
-        """The slot was taken and not used."""
-        del self._busy[slot]
-        self._free.appendleft(slot)
-
-    def _collect(self) -> None:
-        """Finds out which slots the readers have freed."""
-        for slot, num_left in list(self._busy.items()):
-            acquire = self._freed[slot]
-            while num_left and acquire(False):
-                num_left -= 1
-            if num_left:
-                self._busy[slot] = num_left
-            else:
-                del self._busy[slot]
-                self._free.append(slot)
-
-    def _piece(self, size_bytes: int) -> tuple[int, int, memoryview]:
-        # An eighth more than asked for, so that values which grow a little do not move every time.
-        offset, capacity = self._heap.allocate(size_bytes + size_bytes // 8)
-        return offset, capacity, memoryview(self._heap.memory.map(capacity, offset, populate=True))
-
-    def _add(self, size_bytes: int) -> int:
-        slot = len(self._pieces)
-        if slot == self._layout.num_slots:
-            raise ChannelError(f"all {slot} slots of a ring are taken, which cannot be: this is a bug in crossfade")
-        self._pieces.append(self._piece(size_bytes))
-        self._freed.append(open_semaphore(self._base + self._layout.freed(slot)).acquire)
-        return slot
-
-    def _grow(self, slot: int, size_bytes: int) -> None:
-        old_offset, old_capacity, _ = self._pieces[slot]
-        self._pieces[slot] = self._piece(size_bytes)
-        self._heap.discard(old_offset, old_capacity)
-
-
 class ShmReader(_End):
     """One reading end.
 
@@ -361,7 +224,7 @@ class ShmReader(_End):
         self._post_credit = open_semaphore(self._base + layout.credits(index)).release
         self._bell = bell
         self._bell_flags, self._ring = bell.flags, bell.ring
-        self._slots = _ReaderSlots(heap_memory, board, self._base, layout)
+        self._slots = ReaderSlots(heap_memory, board, self._base, layout)
         self._shares = layout.num_readers > 1
         self._num_copied_out = 0
 
@@ -432,74 +295,6 @@ class ShmReader(_End):
             num_copied_out=self._num_copied_out,
             num_kept=self._slots.num_kept,
         )
-
-
-class _Mapped(NamedTuple):
-    """A slot as it is mapped now.
-
-    Attributes:
-        offset, capacity: where it lies in the heap, in bytes.
-        mapping: the memory.
-        array_type: the ctypes type of all of it; making a type for each value would cost more than the rest.
-        on_death: called when the last view of a value has died.
-    """
-
-    offset: int
-    capacity: int
-    mapping: mmap.mmap
-    array_type: Any
-    on_death: Callable[[Any], None]
-
-
-class _ReaderSlots:
-    """The large slots of a ring, as one reader sees them."""
-
-    def __init__(self, memory: Memory, board: mmap.mmap, base: int, layout: RingLayout) -> None:
-        self._memory = memory
-        self._board = board  # a view may die, and free its slot, after the reader is gone
-        self._base = base
-        self._layout = layout
-        self._mapped: dict[int, _Mapped] = {}  # by slot
-        self._frees: dict[int, Any] = {}  # slot: release
-        self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
-        self._pid = os.getpid()
-
-    @property
-    def num_kept(self) -> int:
-        """Slots on which views are alive."""
-        return len(self._kept)
-
-    def copied(self, make: Callable[[memoryview], _T], slot: int, offset: int, capacity: int, size: int) -> _T:
-        """A copy of the message; the slot is free at once."""
-        mapped = self._map(slot, offset, capacity)
-        try:
-            return make(memoryview(mapped.mapping)[:size])
-        finally:
-            self._frees[slot]()
-
-    def view(self, slot: int, offset: int, capacity: int, size: int) -> memoryview:
-        """The message where it lies; the slot is free when the last view of it dies."""
-        mapped = self._map(slot, offset, capacity)
-        # A memoryview of a memoryview would not keep the first one alive; a ctypes array is kept by every view of it.
-        exporter = mapped.array_type.from_buffer(mapped.mapping)
-        self._kept[slot] = weakref.ref(exporter, mapped.on_death)
-        return memoryview(exporter)[:size]
-
-    def _died(self, slot: int, _: object) -> None:
-        # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
-        del self._kept[slot]
-        if os.getpid() == self._pid:  # a forked child drops copies of views: the slot is still its parent's
-            self._frees[slot]()
-
-    def _map(self, slot: int, offset: int, capacity: int) -> _Mapped:
-        known = self._mapped.get(slot)
-        if known is None:
-            self._frees[slot] = open_semaphore(self._base + self._layout.freed(slot)).release
-        if known is None or known.offset != offset or known.capacity != capacity:
-            mapping = self._memory.map(capacity, offset, populate=True)
-            known = _Mapped(offset, capacity, mapping, ctypes.c_uint8 * capacity, partial(self._died, slot))
-            self._mapped[slot] = known
-        return known
 
 
 def _decode_copy(message: bytearray) -> object:

@@ -6,7 +6,8 @@ import mmap
 from collections.abc import Mapping, Sequence
 
 from crossfade.channels.protocol import Reader, Writer
-from crossfade.channels.shm_ring import RingLayout, ShmReader, ShmWriter, format_ring
+from crossfade.channels.ring_layout import RingLayout, format_ring
+from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory

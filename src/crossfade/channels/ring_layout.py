@@ -1,0 +1,64 @@
+"""Where the parts of a shared-memory ring lie on the board (channels/shm_ring.py tells what they are for)."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+from crossfade.host.memory import address_of, align
+from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore
+
+__all__ = ["HEAD_BYTES", "RECORD_BYTES", "RingLayout", "format_ring"]
+
+RECORD_BYTES = 1024
+HEAD_BYTES = 64  # the flags
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """Where the parts of a ring's block lie.
+
+    Attributes:
+        depth: number of records.
+        num_readers: number of readers.
+    """
+
+    depth: int
+    num_readers: int
+
+    @property
+    def num_slots(self) -> int:
+        """The most large slots that can ever be needed."""
+        return self.depth * (1 + self.num_readers)
+
+    def items(self, reader: int) -> int:
+        """Offset of ``items[reader]``."""
+        return HEAD_BYTES + 2 * reader * SEMAPHORE_BYTES
+
+    def credits(self, reader: int) -> int:
+        """Offset of ``credits[reader]``."""
+        return self.items(reader) + SEMAPHORE_BYTES
+
+    def freed(self, slot: int) -> int:
+        """Offset of ``freed[slot]``."""
+        return self.items(self.num_readers) + slot * SEMAPHORE_BYTES
+
+    @property
+    def records(self) -> int:
+        """Offset of the first record."""
+        return align(self.freed(self.num_slots), 64)
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the block."""
+        return self.records + self.depth * RECORD_BYTES
+
+
+def format_ring(board: mmap.mmap, offset: int, layout: RingLayout) -> None:
+    """Makes a block of zeroed memory an empty ring. Done once, before either side opens it."""
+    base = address_of(board, offset)
+    for reader in range(layout.num_readers):
+        init_semaphore(base + layout.items(reader), 0)
+        init_semaphore(base + layout.credits(reader), layout.depth)
+    for slot in range(layout.num_slots):
+        init_semaphore(base + layout.freed(slot), 0)

@@ -1,0 +1,170 @@
+"""The large slots of a shared-memory ring, as its writer and its readers see them (channels/shm_ring.py tells the whole)."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from crossfade.channels.ring_layout import RingLayout
+from crossfade.errors import ChannelError
+from crossfade.host.memory import Heap, Memory
+from crossfade.host.semaphore import open_semaphore
+
+__all__ = ["ReaderSlots", "WriterSlots"]
+
+_T = TypeVar("_T")
+
+_ROTATION_BYTES = 2 << 20
+"""Slots are taken in turn, at least this much memory of them: a slot that the reader's core still has in its cache is two to
+four times slower to write (docs/decisions/0001)."""
+
+
+class WriterSlots:
+    """The large slots of a ring, as its writer sees them."""
+
+    def __init__(self, heap: Heap, base: int, layout: RingLayout) -> None:
+        self._heap = heap
+        self._base = base
+        self._layout = layout
+        self._pieces: list[tuple[int, int, memoryview]] = []  # of each slot: offset, capacity, memory
+        self._freed: list[Any] = []  # of each slot: acquire
+        self._free: deque[int] = deque()
+        self._busy: dict[int, int] = {}  # slot: readers that have not freed it
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that exist."""
+        return len(self._pieces)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all of them."""
+        return sum(capacity for _, capacity, _ in self._pieces)
+
+    def set_aside(self, num_slots: int, size_bytes: int) -> None:
+        """Makes slots before they are needed, their pages touched."""
+        for _ in range(num_slots):
+            self._free.append(self._add(size_bytes))
+
+    def take(self, size_bytes: int) -> tuple[int, int, int, memoryview]:
+        """A free slot with room for ``size_bytes``: (slot, offset, capacity, memory)."""
+        self._collect()
+        num_wanted = min(self._layout.depth, _ROTATION_BYTES // size_bytes + 1)
+        slot = self._free.popleft() if self._free and len(self._pieces) >= num_wanted else self._add(size_bytes)
+        try:
+            if self._pieces[slot][1] < size_bytes:
+                self._grow(slot, size_bytes)
+        except OSError:
+            self._free.appendleft(slot)
+            raise
+        self._busy[slot] = self._layout.num_readers
+        return (slot, *self._pieces[slot])
+
+    def put_back(self, slot: int) -> None:
+        """The slot was taken and not used."""
+        del self._busy[slot]
+        self._free.appendleft(slot)
+
+    def _collect(self) -> None:
+        """Finds out which slots the readers have freed."""
+        for slot, num_left in list(self._busy.items()):
+            acquire = self._freed[slot]
+            while num_left and acquire(False):
+                num_left -= 1
+            if num_left:
+                self._busy[slot] = num_left
+            else:
+                del self._busy[slot]
+                self._free.append(slot)
+
+    def _piece(self, size_bytes: int) -> tuple[int, int, memoryview]:
+        # An eighth more than asked for, so that values which grow a little do not move every time.
+        offset, capacity = self._heap.allocate(size_bytes + size_bytes // 8)
+        return offset, capacity, memoryview(self._heap.memory.map(capacity, offset, populate=True))
+
+    def _add(self, size_bytes: int) -> int:
+        slot = len(self._pieces)
+        if slot == self._layout.num_slots:
+            raise ChannelError(f"all {slot} slots of a ring are taken, which cannot be: this is a bug in crossfade")
+        self._pieces.append(self._piece(size_bytes))
+        self._freed.append(open_semaphore(self._base + self._layout.freed(slot)).acquire)
+        return slot
+
+    def _grow(self, slot: int, size_bytes: int) -> None:
+        old_offset, old_capacity, _ = self._pieces[slot]
+        self._pieces[slot] = self._piece(size_bytes)
+        self._heap.discard(old_offset, old_capacity)
+
+
+class _Mapped(NamedTuple):
+    """A slot as it is mapped now.
+
+    Attributes:
+        offset, capacity: where it lies in the heap, in bytes.
+        mapping: the memory.
+        array_type: the ctypes type of all of it; making a type for each value would cost more than the rest.
+        on_death: called when the last view of a value has died.
+    """
+
+    offset: int
+    capacity: int
+    mapping: mmap.mmap
+    array_type: Any
+    on_death: Callable[[Any], None]
+
+
+class ReaderSlots:
+    """The large slots of a ring, as one reader sees them."""
+
+    def __init__(self, memory: Memory, board: mmap.mmap, base: int, layout: RingLayout) -> None:
+        self._memory = memory
+        self._board = board  # a view may die, and free its slot, after the reader is gone
+        self._base = base
+        self._layout = layout
+        self._mapped: dict[int, _Mapped] = {}  # by slot
+        self._frees: dict[int, Any] = {}  # slot: release
+        self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
+        self._pid = os.getpid()
+
+    @property
+    def num_kept(self) -> int:
+        """Slots on which views are alive."""
+        return len(self._kept)
+
+    def copied(self, make: Callable[[memoryview], _T], slot: int, offset: int, capacity: int, size: int) -> _T:
+        """A copy of the message; the slot is free at once."""
+        mapped = self._map(slot, offset, capacity)
+        try:
+            return make(memoryview(mapped.mapping)[:size])
+        finally:
+            self._frees[slot]()
+
+    def view(self, slot: int, offset: int, capacity: int, size: int) -> memoryview:
+        """The message where it lies; the slot is free when the last view of it dies."""
+        mapped = self._map(slot, offset, capacity)
+        # A memoryview of a memoryview would not keep the first one alive; a ctypes array is kept by every view of it.
+        exporter = mapped.array_type.from_buffer(mapped.mapping)
+        self._kept[slot] = weakref.ref(exporter, mapped.on_death)
+        return memoryview(exporter)[:size]
+
+    def _died(self, slot: int, _: object) -> None:
+        # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
+        del self._kept[slot]
+        if os.getpid() == self._pid:  # a forked child drops copies of views: the slot is still its parent's
+            self._frees[slot]()
+
+    def _map(self, slot: int, offset: int, capacity: int) -> _Mapped:
+        known = self._mapped.get(slot)
+        if known is None:
+            self._frees[slot] = open_semaphore(self._base + self._layout.freed(slot)).release
+        if known is None or known.offset != offset or known.capacity != capacity:
+            mapping = self._memory.map(capacity, offset, populate=True)
+            known = _Mapped(offset, capacity, mapping, ctypes.c_uint8 * capacity, partial(self._died, slot))
+            self._mapped[slot] = known
+        return known
