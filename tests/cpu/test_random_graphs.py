@@ -8,33 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.graphs import Bench, GraphDraw, graph_draws, new_key, run_directly
+from tests.helpers.graphs import Benches, GraphDraw, check_against_plain_calls, graph_draws, open_benches
 
 
 @pytest.fixture(scope="module")
-def benches() -> Iterator[tuple[Bench, Bench]]:
-    inline, local = Bench("inline"), Bench("local")
-    yield inline, local
-    inline.session.close()
-    local.session.close()
-
-
-def _agree(benches: tuple[Bench, Bench], draws: list[GraphDraw]) -> None:
-    inline, local = benches
-    key = new_key()
-    expected = run_directly(draws, key)
-    assert inline.run(draws, key) == expected
-    assert local.run(draws, key) == expected
+def benches() -> Iterator[Benches]:
+    with open_benches() as both:
+        yield both
 
 
 @pytest.mark.timeout(600)
 @given(draws=st.lists(graph_draws(), min_size=1, max_size=3))
-def test_pl4_random_graphs_give_what_plain_calls_give(benches: tuple[Bench, Bench], draws: list[GraphDraw]) -> None:
-    _agree(benches, draws)
+def test_pl4_random_graphs_give_what_plain_calls_give(benches: Benches, draws: list[GraphDraw]) -> None:
+    check_against_plain_calls(benches, draws)
 
 
 @pytest.mark.timeout(600)
 @given(draw=graph_draws(transports=("gloo",), with_large=False))
-def test_pl4_random_graphs_over_gloo_give_what_plain_calls_give(benches: tuple[Bench, Bench], draw: GraphDraw) -> None:
+def test_pl4_random_graphs_over_gloo_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:
     pytest.importorskip("torch", reason="gloo needs torch")
-    _agree(benches, [draw])
+    check_against_plain_calls(benches, [draw])

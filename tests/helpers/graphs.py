@@ -140,6 +140,27 @@ class Bench:
         return graph
 
 
+Benches = tuple[Bench, Bench]
+"""An inline and a local bench."""
+
+
+@contextmanager
+def open_benches() -> Iterator[Benches]:
+    """Both benches, closed at the end."""
+    inline, local = Bench("inline"), Bench("local")
+    yield inline, local
+    inline.session.close()
+    local.session.close()
+
+
+def check_against_plain_calls(benches: Benches, draws: Sequence[GraphDraw]) -> None:
+    """Both engines must give what calling the methods one by one gives."""
+    key = new_key()
+    expected = run_directly(draws, key)
+    for bench in benches:
+        assert bench.run(draws, key) == expected, bench.session.engine.name
+
+
 def sources_of(draw: GraphDraw) -> list[list[tuple[int, str]]]:
     """For each node, which values it takes and how. Both parts of the input must be used by somebody."""
     sources = [list(node.sources) for node in draw.nodes]

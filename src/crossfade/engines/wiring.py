@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.ring_layout import RingLayout, format_ring
@@ -113,7 +114,7 @@ class Wiring:
         index = spec.readers.index(self._party)
         return ShmReader(spec.id, board, offset, layout, index, self._heaps[spec.writer], self._bells[spec.writer])
 
-    def _open_link(self, store: Memory | None) -> object:
+    def _open_link(self, store: Memory | None) -> Any:
         parties = gloo_parties(self._plan)
         if store is None or self._party not in parties:
             return None
@@ -126,9 +127,6 @@ class Wiring:
     def _open_gloo(self, spec: ChannelSpec, index: int) -> None:
         if self._link is None:
             return
-        from crossfade.channels.gloo import GlooLink
-
-        assert isinstance(self._link, GlooLink)
         if spec.writer == self._party:
             self.ends.writers[spec.id] = self._link.writer(spec.id, index, spec.depth, spec.readers)
         if self._party in spec.readers:
@@ -149,6 +147,6 @@ class Wiring:
         for end in ends:
             end.close()
         if self._link is not None:
-            self._link.close()  # type: ignore[attr-defined]
+            self._link.close()
         for memory in self._heaps.values():
             memory.close()
