@@ -19,6 +19,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from crossfade.channels.bulk_copy import copy_bytes
 from crossfade.host.memory import align
 
 __all__ = ["Encoded", "Parts", "Pickled", "buffer_places", "encode", "split"]
@@ -62,7 +63,7 @@ class Encoded(NamedTuple):
         """Writes the message to the start of ``target``."""
         target[: len(self.head)] = self.head
         for offset, data in self.buffers:
-            target[offset : offset + data.nbytes] = data
+            copy_bytes(target[offset : offset + data.nbytes], data)
 
     def to_bytes(self) -> bytes:
         """The message in one piece."""

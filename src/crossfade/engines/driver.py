@@ -106,7 +106,10 @@ class DriverEnds:
 
     def idle(self) -> Callable[[], bool]:
         """A cheap look: true as long as the output that is waited for is missing."""
-        return self._idles[len(self._read_so_far)]
+        return self._idles[0] if len(self._idles) == 1 else self._lacks_next
+
+    def _lacks_next(self) -> bool:
+        return self._idles[len(self._read_so_far)]()
 
     def _recorded(self, move: Callable[..., Any], action: Action, execution: Callable[[], int]) -> Callable[..., Any]:
         recorder = self._recorder

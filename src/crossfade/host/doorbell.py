@@ -89,10 +89,12 @@ class Doorbell:
         self._num_cores = len(os.sched_getaffinity(0))
         self._fence = full_fence()
         self._poller = select.epoll()
-        self._poller.register(event_fd, select.EPOLLIN)
+        # Edge-triggered: each ring wakes once, also when the count before it was never read.
+        self._poller.register(event_fd, select.EPOLLIN | select.EPOLLET)
         self._handlers: dict[int, Callable[[], None]] = {}
+        self._sleeping = threading.Lock()  # held by the thread that sleeps on the descriptors
         self._turn = threading.Condition()
-        self._has_sleeper = False
+        self._num_beside = 0  # threads that sleep until that one wakes
 
     @staticmethod
     def create_fds(label: str) -> tuple[int, int]:
@@ -122,7 +124,10 @@ class Doorbell:
 
     def pump(self) -> None:
         """Calls the handlers of the descriptors that are ready, without waiting."""
-        self._dispatch(self._poller.poll(0))
+        events = self._poller.poll(0)
+        self._dispatch(events)
+        if any(fd == self.event_fd for fd, _ in events):  # it was meant for a thread that is about to sleep
+            self.nudge()
 
     def wait_until(
         self,
@@ -136,7 +141,8 @@ class Doorbell:
         Args:
             ready: looked at again and again; it may do the work that it finds.
             timeout_s: the longest wait in seconds; None for ever.
-            idle: a cheap look that is true as long as ``ready()`` is most likely false; taken instead of it while spinning.
+            idle: a cheap look, taken instead of ``ready()`` while spinning and before sleeping. It must not be true when
+                ``ready()`` would be, unless whoever made it so also rings, nudges or makes a watched descriptor readable.
             num_parties: how many processes take part in what is waited for; where each can have a core, the first microseconds
                 are spent looking without yielding. 0 if unknown.
 
@@ -146,9 +152,11 @@ class Doorbell:
         if self._spin(ready, idle, num_parties):
             return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._sleep(ready, deadline):
+        while not self._sleep(ready, idle, deadline):
+            if ready():
+                return True
             if deadline is not None and time.monotonic() >= deadline:
-                return bool(ready())
+                return False
         return True
 
     def _spin(self, ready: Callable[[], object], idle: Callable[[], bool] | None, num_parties: int) -> bool:
@@ -167,46 +175,49 @@ class Doorbell:
                 return True
         return False
 
-    def _sleep(self, ready: Callable[[], object], deadline: float | None) -> bool:
+    def _sleep(self, ready: Callable[[], object], idle: Callable[[], bool] | None, deadline: float | None) -> bool:
         """One sleep: True if ``ready()`` was true before it."""
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        with self._turn:
-            if self._has_sleeper:
-                if ready():
-                    return True
-                self._turn.wait(left_s)
-                return False
-            self._has_sleeper = True
+        if not self._sleeping.acquire(False):
+            return self._sleep_beside(ready, left_s)
         try:
             self.flags[_ASLEEP] = 1
             self._fence()
-            if ready():
+            if (idle is None or not idle()) and ready():
                 return True
             events = self._poller.poll(left_s)
         finally:
             self.flags[_ASLEEP] = 0
-            with self._turn:
-                self._has_sleeper = False
-                self._turn.notify_all()
+            self._sleeping.release()
+            if self._num_beside:  # who is not counted yet has still to look whether anybody sleeps
+                with self._turn:
+                    self._turn.notify_all()
         self._dispatch(events)
         return False
 
+    def _sleep_beside(self, ready: Callable[[], object], left_s: float | None) -> bool:
+        """Sleeps until the thread that sleeps on the descriptors has woken."""
+        with self._turn:
+            self._num_beside += 1
+            try:
+                if ready():
+                    return True
+                if self._sleeping.locked():
+                    self._turn.wait(left_s)
+                return False
+            finally:
+                self._num_beside -= 1
+
     def nudge(self) -> None:
         """Makes the threads that wait look again: something that they may wait for was found out by this one."""
+        os.eventfd_write(self.event_fd, 1)
         with self._turn:
-            if self._has_sleeper:
-                os.eventfd_write(self.event_fd, 1)
             self._turn.notify_all()
 
     def _dispatch(self, events: list[tuple[int, int]]) -> None:
         has_handled = False
         for fd, _ in events:
-            if fd == self.event_fd:
-                try:
-                    os.eventfd_read(fd)
-                except BlockingIOError:  # another thread has taken the ring
-                    pass
-            elif handler := self._handlers.get(fd):
+            if fd != self.event_fd and (handler := self._handlers.get(fd)):
                 has_handled = True
                 handler()
         if has_handled:  # others were notified before the handlers ran, and may sleep again by now
