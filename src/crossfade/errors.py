@@ -17,6 +17,7 @@
     │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimeoutError
     ├── CapacityExceeded          more executions in flight than the graph was compiled for
     ├── GetTimeoutError           a result was not there in time, and can be got again; also a TimeoutError
+    ├── TeardownTimeout           an actor was still busy when the time for a teardown was over; also a TimeoutError
     ├── SessionError              crossfade is not initialised, or is shut down, or the object is another session's
     └── MissingDependency         an optional dependency is not installed; also an ImportError
 """
@@ -27,6 +28,7 @@ import pickle
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Self
 
 __all__ = [
     "ActorDiedError",
@@ -46,6 +48,7 @@ __all__ = [
     "PlanSyntaxError",
     "SessionError",
     "TaskError",
+    "TeardownTimeout",
     "UnknownTransport",
 ]
 
@@ -75,7 +78,20 @@ class PlanSyntaxError(PlanError):
 
 
 class ActorError(CrossfadeError):
-    """Something is wrong with one actor."""
+    """Something is wrong with one actor.
+
+    Attributes:
+        actor: the actor's id.
+    """
+
+    actor: str = ""
+
+    def again(self, more: str = "") -> Self:
+        """A new error that says the same, and ``more``: one object raised twice would collect tracebacks."""
+        error = type(self)(f"{self}{more}")
+        error.actor = self.actor
+        error.__cause__ = self.__cause__
+        return error
 
 
 class ActorStartError(ActorError):
@@ -108,6 +124,10 @@ class CapacityExceeded(CrossfadeError):
 
 class GetTimeoutError(CrossfadeError, TimeoutError):
     """A result was not there within the time limit. The same reference can be got again."""
+
+
+class TeardownTimeout(CrossfadeError, TimeoutError):
+    """A graph could not be taken from its actors within the time limit; the message says what they are doing. Call it again."""
 
 
 class SessionError(CrossfadeError):

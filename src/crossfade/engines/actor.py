@@ -17,12 +17,16 @@ from crossfade.engines import control
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.sentinel import Sentinel, all_stacks
+from crossfade.engines.state import ActorState, PartState
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
-from crossfade.host.processes import allow_many_descriptors, die_with
+from crossfade.host.processes import allow_many_descriptors
 from crossfade.host.sockets import Connection
+from crossfade.plan.actions import Verb
+from crossfade.plan.plan import Plan
 from crossfade.runtime.bind import bind
 from crossfade.runtime.cursor import Cursor
 from crossfade.runtime.record import Recorder
@@ -34,6 +38,7 @@ __all__ = ["main"]
 class _Part:
     """This actor's part of an open plan."""
 
+    plan: Plan
     cursor: Cursor
     wiring: Wiring
     recorder: Recorder | None
@@ -55,6 +60,8 @@ class _Actor:
         self._instance: Any = None
         self._has_mail = False
         self._is_stopped = False
+        self._doing = ""  # what is not an action of a plan
+        os.register_at_fork(after_in_child=self._forked)
         doorbell.watch(connection.fileno(), self._mail_came)
 
     def serve(self) -> None:
@@ -118,6 +125,7 @@ class _Actor:
     def _create(self, message: control.Create) -> None:
         self._name = message.actor
         self._bells[message.actor] = self._doorbell.bell()
+        self._doing = f"runs {message.actor}.__init__"
         try:
             cls, args, kwargs = pickle.loads(message.payload)
             self._instance = cls(*args, **kwargs)
@@ -126,17 +134,24 @@ class _Actor:
             send(self._connection, control.Created(failure))
             self._is_stopped = True
             return
+        finally:
+            self._doing = ""
         send(self._connection, control.Created(None))
 
     def _call(self, message: control.Call) -> None:
         label = f"{self._name}.{message.method}"
+        self._doing = f"runs {label}"
         try:
             args, kwargs = pickle.loads(message.payload)
             payload = dump_user(getattr(self._instance, message.method)(*args, **kwargs))
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:
             failure = Failure.capture(error, actor=self._name, node=label)
             send(self._connection, control.Returned(message.number, b"", failure))
             return
+        finally:
+            self._doing = ""
         send(self._connection, control.Returned(message.number, payload, None))
 
     def _introduce(self, peer: str, bell_memory_fd: int, bell_fd: int, pidfd: int) -> None:
@@ -184,7 +199,7 @@ class _Actor:
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder)
-        return _Part(cursor, wiring, recorder, len(plan.programs))
+        return _Part(plan, cursor, wiring, recorder, len(plan.programs))
 
     def _close(self, number: int) -> None:
         part = self._parts.pop(number, None)
@@ -203,14 +218,48 @@ class _Actor:
         spans = part.recorder.spans() if part.recorder is not None else []
         send(self._connection, control.Reported(message.query, spans, statistics))
 
+    def describe(self) -> ActorState:
+        """What this actor is doing. Called by the sentinel while the main thread does it."""
+        parts = list(self._parts.items())
+        running = [self._running_node(part) for _, part in parts]
+        doing = next((text for text in (self._doing, *running) if text), "waits")
+        states = [
+            PartState(number, part.cursor.position[0], str(part.cursor.action or ""), part.fault)
+            for number, part in parts
+        ]
+        return ActorState(self._name, os.getpid(), doing, tuple(states), all_stacks())
 
-def main(control_fd: int, bell_memory_fd: int, bell_fd: int, driver_pidfd: int, spin_us: float) -> None:
+    def _running_node(self, part: _Part) -> str:
+        """The method that a part's cursor is carrying out, if it is at one: a step that runs a method never waits."""
+        action = part.cursor.action
+        if part.fault or action is None or action.verb is not Verb.RUN:
+            return ""
+        return f"runs {self._name}.{part.plan.node[action.target].method} (node {action.target})"
+
+    def _forked(self) -> None:
+        """In a child that user code has forked: everything here is the parent's."""
+        for part in self._parts.values():
+            part.cursor.stop()
+        self._is_stopped = True
+        self._connection.close()  # this process's descriptor only
+
+
+def main(
+    control_fd: int,
+    bell_memory_fd: int,
+    bell_fd: int,
+    driver_pidfd: int,
+    lifeline_fd: int,
+    door_fd: int,
+    stacks_fd: int,
+    spin_us: float,
+) -> None:
     """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_many_descriptors()
-    die_with(driver_pidfd)
     connection = Connection(socket.socket(fileno=control_fd))
     actor = _Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us))
+    Sentinel(driver_pidfd, lifeline_fd, Connection(socket.socket(fileno=door_fd)), stacks_fd, actor.describe)
     code = 0
     try:
         actor.serve()
@@ -218,6 +267,8 @@ def main(control_fd: int, bell_memory_fd: int, bell_fd: int, driver_pidfd: int, 
         pass  # the driver is gone
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         code = 1

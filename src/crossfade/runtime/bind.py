@@ -70,7 +70,8 @@ def bind(
     # A recorder has to see each step that cannot run yet, so nothing may look before it.
     looks = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}
     idles = looks if recorder is None else {}
-    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles)
+    actions = [bound.action for bound in body]
+    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles, actions)
 
 
 def _what(plan: Plan, action: Action) -> str:
