@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.api.signals import release_signal, take_signal
 from crossfade.engines.protocol import DEFAULT_SPIN_US
-from crossfade.errors import SessionError, TeardownTimeout
+from crossfade.errors import SessionError
 
 if TYPE_CHECKING:
     from crossfade.api.compiled import CompiledGraph
@@ -69,13 +69,9 @@ class Session:
             self._names.discard(name)
 
     def bury_orphans(self) -> None:
-        """Takes the plans of dropped graphs from their actors; those that are in the middle of a method get it later."""
-        for _ in range(len(self.orphans)):
-            opened = self.orphans.popleft()
-            try:
-                opened.close(0.0)
-            except TeardownTimeout:
-                self.orphans.append(opened)
+        """Takes the plans of dropped graphs from their actors."""
+        while self.orphans:
+            self.orphans.popleft().leave()
 
     def close(self) -> None:
         """Tears all graphs down and ends all actors."""

@@ -177,7 +177,7 @@ class LocalEngine:
         try:
             opened.open(calls)
         except BaseException:
-            opened.close()
+            opened.leave()
             raise
         return opened
 
