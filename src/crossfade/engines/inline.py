@@ -125,16 +125,17 @@ class _InlinePlan:
         self._recorders = {party: Recorder(party, origin_ns) if record else None for party in plan.programs}
         self._ends = ends
         self._driver = DriverEnds(plan, ends[DRIVER], self._recorders[DRIVER])
+        methods = {node.id: getattr(instances[node.actor], node.method) for node in plan.nodes}
         self._cursors = {
             actor: bind(
                 plan,
                 actor,
-                {node.id: getattr(instance, node.method) for node in plan.nodes if node.actor == actor},
+                methods,
                 calls,
                 ends[actor],
                 self._recorders[actor],
             )
-            for actor, instance in instances.items()
+            for actor in instances
         }
 
     def lose(self, actor: str) -> None:

@@ -100,11 +100,10 @@ class _Binder:
         self._ends = ends
         self._registers: list[Any] = []
         self._register_of: dict[str, int] = {}
-        self._pending: dict[str, Action] = {}  # values whose receive was started and that nobody has waited for yet
-        self._started = {a.target: a for a in plan.programs[actor] if a.verb is Verb.RECV}
-        self._pending = {
-            plan.channel[target].value: action for target, action in self._started.items() if action.stream != MAIN
-        }
+        receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
+        self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
+        # Values whose receive was started and that nobody has waited for yet.
+        self._pending = {value: action for value, action in receives.items() if action.stream != MAIN}
 
     def steps(self, action: Action) -> list[_Bound]:
         """The steps of one action: waits for received values that it is the first to use, then the action itself."""
@@ -183,8 +182,7 @@ class _Binder:
 
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)
-        channel = next((c for c in self._started if self._plan.channel[c].value == value), None)
-        release = None if channel is None else self._ends.readers[channel].release
+        release = self._releases.get(value)
 
         def free() -> bool:
             registers[register] = None
