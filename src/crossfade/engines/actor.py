@@ -25,6 +25,7 @@ from crossfade.host.processes import allow_many_descriptors, die_with
 from crossfade.host.sockets import Connection
 from crossfade.runtime.bind import bind
 from crossfade.runtime.cursor import Cursor
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 
 __all__ = ["main"]
@@ -38,6 +39,7 @@ class _Part:
     wiring: Wiring
     recorder: Recorder | None
     num_parties: int
+    guard: Guard | None
     fault: str = ""
 
 
@@ -183,8 +185,9 @@ class _Actor:
         recorder = Recorder(self._name, message.origin_ns) if message.record else None
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
-        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder)
-        return _Part(cursor, wiring, recorder, len(plan.programs))
+        guard = Guard(plan, self._name) if message.debug else None
+        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard)
+        return _Part(cursor, wiring, recorder, len(plan.programs), guard)
 
     def _close(self, number: int) -> None:
         part = self._parts.pop(number, None)
@@ -192,6 +195,8 @@ class _Actor:
             if part in self._running:
                 self._running.remove(part)
             part.wiring.close()
+            if part.guard is not None:
+                part.guard.close()
         send(self._connection, control.Closed(number))
 
     def _report(self, message: control.Report) -> None:

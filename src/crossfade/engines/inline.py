@@ -18,6 +18,7 @@ from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
 from crossfade.runtime.bind import Ends, bind
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 from crossfade.types import DRIVER
 
@@ -79,12 +80,11 @@ class InlineEngine:
         except Exception as error:
             return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
 
-    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> _InlinePlan:
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
         """See the protocol."""
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
-        opened = _InlinePlan(
-            plan, instances, {node: _copied(call) for node, call in calls.items()}, record, self._plans
-        )
+        copies = {node: _copied(call) for node, call in calls.items()}
+        opened = _InlinePlan(plan, instances, copies, self._plans, record=record, debug=debug)
         self._plans.append(opened)
         return opened
 
@@ -109,8 +109,10 @@ class _InlinePlan:
         plan: Plan,
         instances: Mapping[str, Any],
         calls: Mapping[str, Call],
-        record: bool,
         registry: list[_InlinePlan],
+        *,
+        record: bool,
+        debug: bool,
     ) -> None:
         self._plan = plan
         self._registry = registry
@@ -125,6 +127,7 @@ class _InlinePlan:
         self._recorders = {party: Recorder(party, origin_ns) if record else None for party in plan.programs}
         self._ends = ends
         self._driver = DriverEnds(plan, ends[DRIVER], self._recorders[DRIVER])
+        self._guards = {actor: Guard(plan, actor) for actor in instances} if debug else {}
         methods = {node.id: getattr(instances[node.actor], node.method) for node in plan.nodes}
         self._cursors = {
             actor: bind(
@@ -134,6 +137,7 @@ class _InlinePlan:
                 calls,
                 ends[actor],
                 self._recorders[actor],
+                self._guards.get(actor),
             )
             for actor in instances
         }
@@ -187,3 +191,5 @@ class _InlinePlan:
         if self in self._registry:
             self._registry.remove(self)
             self._driver.close()
+            for guard in self._guards.values():
+                guard.close()
