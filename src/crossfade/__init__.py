@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from crossfade.errors import GetTimeoutError as GetTimeoutError
     from crossfade.errors import GraphError as GraphError
     from crossfade.errors import MissingDependency as MissingDependency
+    from crossfade.errors import MutatedValueError as MutatedValueError
     from crossfade.errors import PlanError as PlanError
     from crossfade.errors import PlanSyntaxError as PlanSyntaxError
     from crossfade.errors import SessionError as SessionError
@@ -60,8 +61,8 @@ _ROOMS = {
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
-        "CrossfadeError GetTimeoutError GraphError MissingDependency PlanError PlanSyntaxError SessionError "
-        "TaskError TeardownTimeout UnknownTransport"
+        "CrossfadeError GetTimeoutError GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
+        "SessionError TaskError TeardownTimeout UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",

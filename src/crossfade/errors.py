@@ -11,6 +11,7 @@
     │   ├── ActorStartError       it could not be started, or its constructor raised
     │   └── ActorDiedError        its process is gone
     ├── TaskError                 a method raised; arrives as an instance of the method's own error type too
+    ├── MutatedValueError         a value was changed after it was returned or passed; found in debug mode only
     ├── ChannelError              a value cannot be moved
     │   ├── ChannelClosed         closed by this side
     │   ├── ChannelBroken         closed, or broken, by the other side
@@ -44,6 +45,7 @@ __all__ = [
     "GetTimeoutError",
     "GraphError",
     "MissingDependency",
+    "MutatedValueError",
     "PlanError",
     "PlanSyntaxError",
     "SessionError",
@@ -142,6 +144,10 @@ class MissingDependency(CrossfadeError, ImportError):
             f"{needed_for} needs the package {package!r}, which is not installed",
             hint=f"pip install 'crossfade[{extra}]'",
         )
+
+
+class MutatedValueError(CrossfadeError):
+    """A value was changed after it was returned or passed. Only graphs compiled with ``debug=True`` look for that."""
 
 
 class TaskError(CrossfadeError):

@@ -33,6 +33,7 @@ PUBLIC = {
     "InputNode",
     "MissingDependency",
     "MultiOutputNode",
+    "MutatedValueError",
     "Plan",
     "PlanError",
     "PlanSyntaxError",

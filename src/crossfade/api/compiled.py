@@ -399,7 +399,7 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
         checked, max_inflight=chosen.max_inflight, buffer_bytes=chosen.buffer_bytes, overlap=chosen.overlap
     )
     session.bury_orphans()
-    opened = session.engine.open(plan, calls, record=chosen.record)
+    opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
     graph = CompiledGraph(session, checked, plan, opened, chosen)
     session.graphs.add(graph)
     return graph

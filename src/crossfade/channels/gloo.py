@@ -31,6 +31,7 @@ import torch.distributed as dist
 from crossfade.channels.codec import decode, message_of, undecodable
 from crossfade.channels.layout import Encoded, buffer_places
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
+from crossfade.channels.receive_buffers import ReceiveBuffers
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
@@ -87,6 +88,7 @@ class GlooLink:
         """The reading end of channel number ``index``."""
         self._incoming = self._incoming or _ReceiveLane(self._group)
         self._incoming.peers[self._rank[writer]] = writer
+        self._incoming.add_slots(depth)
         return GlooReader(name, index, depth, self._incoming, self._rank[writer], self._bell)
 
     def close(self) -> None:
@@ -173,10 +175,15 @@ class _ReceiveLane:
     def __init__(self, group: Any) -> None:
         self.group: Any = group
         self.peers: dict[int, str] = {}
+        self._buffers = ReceiveBuffers()
         self._ended: set[int] = set()
         self.permits: SimpleQueue[GlooReader | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="crossfade-receive", daemon=True)
         self.thread.start()
+
+    def add_slots(self, num_slots: int) -> None:
+        """As many values more may be held at once."""
+        self._buffers.num_slots += num_slots
 
     def ask_to_end(self) -> None:
         """What the peers still send is received and dropped, up to their END."""
@@ -223,10 +230,11 @@ class _ReceiveLane:
         self._receive(head, peer)
         start_ns = time.monotonic_ns()
         index, first_bytes, size_bytes = head.tolist()
-        whole = torch.empty(size_bytes, dtype=torch.uint8)
+        memory = self._buffers.take(size_bytes)
+        whole = torch.from_numpy(memory)
         if size_bytes:
             self._receive(whole[:first_bytes], peer)
-        message = _memory_of(whole) if size_bytes else memoryview(bytearray())
+        message = memoryview(memory) if size_bytes else memoryview(bytearray())
         if first_bytes < size_bytes:
             for offset, length in buffer_places(message[:first_bytes]):
                 if length:
@@ -239,12 +247,6 @@ class _ReceiveLane:
 
 def _head(index: int, first_bytes: int, size_bytes: int) -> torch.Tensor:
     return torch.tensor([index, first_bytes, size_bytes], dtype=torch.int64)
-
-
-def _memory_of(tensor: torch.Tensor) -> memoryview:
-    """A byte tensor's memory."""
-    array: Any = tensor.numpy()
-    return memoryview(array)
 
 
 class _Exposed:
@@ -328,6 +330,11 @@ class GlooWriter(_End):
         if self._underway:
             self._raise_if_ended()
         return not self._underway
+
+    def close(self) -> None:
+        """See the protocol."""
+        super().close()
+        self._underway.clear()  # each refers to this; what is queued is sent all the same
 
 
 class GlooReader(_End):

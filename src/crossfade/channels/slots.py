@@ -71,6 +71,11 @@ class WriterSlots:
         del self._busy[slot]
         self._free.appendleft(slot)
 
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._pieces, self._busy = [], {}
+        self._free.clear()
+
     def _collect(self) -> None:
         """Finds out which slots the readers have freed."""
         for slot, num_left in list(self._busy.items()):
@@ -152,6 +157,10 @@ class ReaderSlots:
         exporter = mapped.array_type.from_buffer(mapped.mapping)
         self._kept[slot] = weakref.ref(exporter, mapped.on_death)
         return memoryview(exporter)[:size]
+
+    def close(self) -> None:
+        """Lets go of the memory on which there are no views (it is part of a cycle of references, which is broken here)."""
+        self._mapped = {}
 
     def _died(self, slot: int, _: object) -> None:
         # First out of the books, then free: the writer may fill it, and we may read it again, from then on.

@@ -29,6 +29,7 @@ from crossfade.plan.actions import Verb
 from crossfade.plan.plan import Plan
 from crossfade.runtime.bind import bind
 from crossfade.runtime.cursor import Cursor
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 
 __all__ = ["main"]
@@ -43,6 +44,7 @@ class _Part:
     wiring: Wiring
     recorder: Recorder | None
     num_parties: int
+    guard: Guard | None
     fault: str = ""
 
 
@@ -199,8 +201,9 @@ class _Actor:
         recorder = Recorder(self._name, message.origin_ns) if message.record else None
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
-        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder)
-        return _Part(plan, cursor, wiring, recorder, len(plan.programs))
+        guard = Guard(plan, self._name) if message.debug else None
+        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard)
+        return _Part(plan, cursor, wiring, recorder, len(plan.programs), guard)
 
     def _close(self, number: int) -> None:
         part = self._parts.pop(number, None)
@@ -208,6 +211,8 @@ class _Actor:
             if part in self._running:
                 self._running.remove(part)
             part.wiring.close()
+            if part.guard is not None:
+                part.guard.close()
         send(self._connection, control.Closed(number))
 
     def _report(self, message: control.Report) -> None:

@@ -21,6 +21,7 @@ from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
 from crossfade.runtime.bind import Ends, bind
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 from crossfade.types import DRIVER
 
@@ -83,17 +84,11 @@ class InlineEngine:
         except Exception as error:
             return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
 
-    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> _InlinePlan:
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
         """See the protocol."""
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
-        opened = _InlinePlan(
-            next(self._numbers),
-            plan,
-            instances,
-            {node: _copied(call) for node, call in calls.items()},
-            record,
-            self._plans,
-        )
+        copies = {node: _copied(call) for node, call in calls.items()}
+        opened = _InlinePlan(next(self._numbers), plan, instances, copies, self._plans, record=record, debug=debug)
         self._plans.append(opened)
         return opened
 
@@ -131,8 +126,10 @@ class _InlinePlan:
         plan: Plan,
         instances: Mapping[str, Any],
         calls: Mapping[str, Call],
-        record: bool,
         registry: list[_InlinePlan],
+        *,
+        record: bool,
+        debug: bool,
     ) -> None:
         self.number = number
         self._plan = plan
@@ -148,16 +145,19 @@ class _InlinePlan:
         self._recorders = {party: Recorder(party, origin_ns) if record else None for party in plan.programs}
         self._ends = ends
         self._driver = DriverEnds(plan, ends[DRIVER], self._recorders[DRIVER])
+        self._guards = {actor: Guard(plan, actor) for actor in instances} if debug else {}
+        methods = {node.id: getattr(instances[node.actor], node.method) for node in plan.nodes}
         self._cursors = {
             actor: bind(
                 plan,
                 actor,
-                {node.id: getattr(instance, node.method) for node in plan.nodes if node.actor == actor},
+                methods,
                 calls,
                 ends[actor],
                 self._recorders[actor],
+                self._guards.get(actor),
             )
-            for actor, instance in instances.items()
+            for actor in instances
         }
 
     def lose(self, actor: str) -> None:
@@ -228,6 +228,8 @@ class _InlinePlan:
         if self in self._registry:
             self._registry.remove(self)
             self._driver.close()
+            for guard in self._guards.values():
+                guard.close()
 
 
 def _dead(actor: str) -> ActorDiedError:

@@ -166,13 +166,13 @@ class LocalEngine:
         process.send(message)
         return call
 
-    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> LocalPlan:
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> LocalPlan:
         """See the protocol."""
         actors = [name for name in plan.programs if name != DRIVER]
         for name in actors:
             self._await_created(name)
         number = next(self._numbers)
-        opened = LocalPlan(self, number, plan, record=record)
+        opened = LocalPlan(self, number, plan, record=record, debug=debug)
         self._plans[number] = opened
         try:
             opened.open(calls)

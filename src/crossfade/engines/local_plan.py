@@ -48,9 +48,11 @@ class LocalPlan:
         number: its number among the engine's plans.
         plan: the plan.
         record: whether every party records its spans.
+        debug: whether every actor watches its values.
     """
 
-    def __init__(self, engine: LocalEngine, number: int, plan: Plan, *, record: bool) -> None:
+    def __init__(self, engine: LocalEngine, number: int, plan: Plan, *, record: bool, debug: bool) -> None:
+        self._debug = debug
         self._engine = engine
         self.number = number
         self._plan = plan
@@ -95,7 +97,14 @@ class LocalPlan:
                 *(heaps[owner].fd for owner in needed),
             )
             message = control.OpenPlan(
-                self.number, plan, payloads[actor], needed, actor in meeting, self._record, self._origin_ns
+                self.number,
+                plan,
+                payloads[actor],
+                needed,
+                actor in meeting,
+                self._record,
+                self._origin_ns,
+                self._debug,
             )
             engine.send(actor, message, fds)
         kept = {owner: heaps.pop(owner) for owner in heaps_of(plan, DRIVER)}

@@ -152,8 +152,14 @@ class Engine(Protocol):
     def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
         """Calls a method, after the calls that were made before."""
 
-    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> OpenPlan:
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> OpenPlan:
         """Gives every actor its part of the plan.
+
+        Args:
+            plan: the plan.
+            calls: the arguments of its nodes.
+            record: every party records what it runs.
+            debug: every actor watches its values.
 
         Raises:
             ActorStartError, ActorDiedError: an actor is not there.

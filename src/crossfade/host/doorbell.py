@@ -65,7 +65,7 @@ class Bell:
         if self.event_fd >= 0:
             os.close(self.event_fd)
             self.event_fd = -1
-            self.flags = memoryview(bytearray(2))  # lets go of the mapping, which holds a descriptor of its own
+            self.flags = memoryview(bytearray(2))  # lets go of the mapping
             del self._mapping
 
 

@@ -17,7 +17,7 @@ def open_pidfd(pid: int) -> int:
 
 
 def allow_many_descriptors() -> None:
-    """Raises this process's limit of open descriptors as far as it may: each mapping of a slot holds one."""
+    """Raises this process's limit of open descriptors as far as it may: each peer takes three, and each plan one for each heap."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):

@@ -12,6 +12,7 @@ from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call, Hole, fill
 from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.runtime.cursor import Cursor, Idle, Round, Step
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 
 __all__ = ["Ends", "bind"]
@@ -41,6 +42,7 @@ def bind(
     calls: Mapping[str, Call],
     ends: Ends,
     recorder: Recorder | None = None,
+    guard: Guard | None = None,
 ) -> Cursor:
     """A cursor that runs ``actor``'s program.
 
@@ -51,8 +53,9 @@ def bind(
         calls: of each of its nodes, by id: the arguments.
         ends: its ends of the channels.
         recorder: records every action if given.
+        guard: watches every value if given.
     """
-    binder = _Binder(plan, actor, methods, calls, ends)
+    binder = _Binder(plan, actor, methods, calls, ends, guard)
     program = plan.programs[actor]
     if recorder is not None:
         _listen(plan, program, ends, recorder)
@@ -92,8 +95,15 @@ class _Binder:
     """Makes the steps. Values live in a list of registers that the steps close over."""
 
     def __init__(
-        self, plan: Plan, actor: str, methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Call], ends: Ends
+        self,
+        plan: Plan,
+        actor: str,
+        methods: Mapping[str, Callable[..., Any]],
+        calls: Mapping[str, Call],
+        ends: Ends,
+        guard: Guard | None,
     ) -> None:
+        self._guard = guard
         self._plan = plan
         self._actor = actor
         self._methods = methods
@@ -101,11 +111,10 @@ class _Binder:
         self._ends = ends
         self._registers: list[Any] = []
         self._register_of: dict[str, int] = {}
-        self._pending: dict[str, Action] = {}  # values whose receive was started and that nobody has waited for yet
-        self._started = {a.target: a for a in plan.programs[actor] if a.verb is Verb.RECV}
-        self._pending = {
-            plan.channel[target].value: action for target, action in self._started.items() if action.stream != MAIN
-        }
+        receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
+        self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
+        # Values whose receive was started and that nobody has waited for yet.
+        self._pending = {value: action for value, action in receives.items() if action.stream != MAIN}
 
     def steps(self, action: Action) -> list[_Bound]:
         """The steps of one action: waits for received values that it is the first to use, then the action itself."""
@@ -166,7 +175,7 @@ class _Binder:
             registers[register] = value
             return True
 
-        return read
+        return read if self._guard is None else self._guard.arrive(read, registers, register)
 
     def _write(self, channel: str) -> Step:
         registers, register = self._registers, self._register(self._plan.channel[channel].value)
@@ -180,7 +189,10 @@ class _Binder:
             except Exception as error:  # it cannot be pickled: its readers get that error instead
                 return try_write(Failure.capture(error, actor=actor, node=label))
 
-        return write
+        if self._guard is None:
+            return write
+        writer, is_ordered = self._ends.writers[channel], self._plan.channel[channel].is_ordered
+        return self._guard.leave(write, registers, register, channel, writer if is_ordered else None)
 
     def _label_of(self, channel: str) -> str:
         """How an error calls the value that goes through a channel."""
@@ -190,8 +202,7 @@ class _Binder:
 
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)
-        channel = next((c for c in self._started if self._plan.channel[c].value == value), None)
-        release = None if channel is None else self._ends.readers[channel].release
+        release = self._releases.get(value)
 
         def free() -> bool:
             registers[register] = None
@@ -199,7 +210,7 @@ class _Binder:
                 release()
             return True
 
-        return free
+        return free if self._guard is None else self._guard.free(free, registers, register, value)
 
     def _run(self, node: NodeSpec) -> Step:
         method, call = self._methods[node.id], self._calls[node.id]
@@ -208,8 +219,13 @@ class _Binder:
         label = f"{self._actor}.{node.method} (node {node.id})"
         simple = call.args == tuple(Hole(i) for i in range(len(inputs))) and not call.kwargs
         if simple and len(inputs) == len(outputs) == 1:
-            return self._run_one(method, inputs[0], outputs[0], label)
-        return self._run_any(method, call, inputs, outputs, label)
+            step = self._run_one(method, inputs[0], outputs[0], label)
+        else:
+            step = self._run_any(method, call, inputs, outputs, label)
+        if self._guard is None:
+            return step
+        given = list(zip(inputs, node.inputs, strict=True))
+        return self._guard.run(step, self._registers, given, outputs, label)
 
     def _run_one(self, method: Callable[..., Any], source: int, target: int, label: str) -> Step:
         """One value in, as the only argument, and one out: what most nodes are."""
