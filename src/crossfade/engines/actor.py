@@ -20,9 +20,10 @@ from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.frames import KEY_BYTES, FrameError
 from crossfade.host.memory import Memory
 from crossfade.host.processes import allow_many_descriptors, die_with
-from crossfade.host.sockets import Connection
+from crossfade.host.sockets import Connection, take_over
 from crossfade.runtime.bind import bind
 from crossfade.runtime.cursor import Cursor
 from crossfade.runtime.record import Recorder
@@ -204,16 +205,21 @@ class _Actor:
         send(self._connection, control.Reported(message.query, spans, statistics))
 
 
-def main(control_fd: int, bell_memory_fd: int, bell_fd: int, driver_pidfd: int, spin_us: float) -> None:
+def main(control_fd: int, key_fd: int, bell_memory_fd: int, bell_fd: int, driver_pidfd: int, spin_us: float) -> None:
     """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_many_descriptors()
     die_with(driver_pidfd)
-    connection = Connection(socket.socket(fileno=control_fd))
+    for fd in (control_fd, bell_memory_fd, bell_fd, driver_pidfd):
+        os.set_inheritable(fd, False)  # they are this process's, not those of programs that it starts
+    connection = Connection(socket.socket(fileno=control_fd), take_over(key_fd, KEY_BYTES), "actor")
     actor = _Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us))
     code = 0
     try:
         actor.serve()
+    except FrameError as error:
+        print(f"crossfade: actor {actor._name} stops: its control connection is broken, {error}", file=sys.stderr)
+        code = 1
     except ConnectionError:
         pass  # the driver is gone
     except SystemExit as error:

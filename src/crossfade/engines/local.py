@@ -2,7 +2,7 @@
 
 An actor's process is a fresh interpreter that runs our entry point on inherited descriptors; the user's main module is never
 run again. Classes and arguments come by cloudpickle, modules are found on the driver's ``sys.path``. The control socket is one half
-of a pair made before the start, so nothing listens anywhere and no file is left.
+of a pair made before the start, so nothing listens anywhere and no file is left; its key comes through an inherited pipe.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from crossfade.engines.control import dump_user, send
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
+from crossfade.host.frames import FrameError, new_key
 from crossfade.host.memory import Memory
 from crossfade.host.processes import allow_many_descriptors, describe_exit, open_pidfd
-from crossfade.host.sockets import Connection
+from crossfade.host.sockets import Connection, hand_over
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
@@ -43,17 +44,23 @@ class _Process:
         self.name = name
         self.bell_fds = Doorbell.create_fds(name)
         self.bell = Bell(Memory(os.dup(self.bell_fds[0])), os.dup(self.bell_fds[1]))
-        self.connection, theirs = Connection.pair()
-        fds = (theirs.fileno(), *self.bell_fds, driver_pidfd)
+        key = new_key()
+        self.connection, theirs = Connection.pair(key)
+        key_fd = hand_over(key)
+        fds = (theirs.fileno(), key_fd, *self.bell_fds, driver_pidfd)
         arguments = ", ".join(map(repr, (*fds, spin_us)))
         code = _ENTRY.format(path=[str(entry) or os.getcwd() for entry in sys.path], arguments=arguments)
-        self.popen = subprocess.Popen([sys.executable, "-u", "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL)
-        theirs.close()
+        try:
+            self.popen = subprocess.Popen([sys.executable, "-u", "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL)
+        finally:
+            theirs.close()
+            os.close(key_fd)
         self.pidfd = open_pidfd(self.popen.pid)
         self.known: set[str] = set()  # peers that it was introduced to
         self.is_created = False
         self.start_failure: Failure | None = None
         self.end = ""  # how it ended, once it has
+        self.refusal = ""  # why nothing that it says is believed any more
         self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
         self.awaited: set[int] = set()  # calls whose reference is alive
         self.replies: dict[int, control.Returned] = {}
@@ -67,6 +74,11 @@ class _Process:
         self.bell.announce_mail()
         if self.connection.has_message:
             self.on_message()
+
+    def break_off(self, error: FrameError) -> None:
+        """Somebody without the key has written to its control connection: it cannot be talked to any more, and is killed."""
+        self.refusal = f"its control connection is broken, {error}; so it was killed"
+        self.popen.kill()
 
     def error(self) -> ActorError:
         """What became of it."""
@@ -168,6 +180,17 @@ class LocalEngine:
 
     def _receive(self, process: _Process) -> None:
         """Takes in what an actor has sent."""
+        try:
+            self._take_in(process)
+        except FrameError as error:
+            if not process.refusal:
+                process.break_off(error)
+        if process.connection.is_closed:
+            self.doorbell.unwatch(process.connection.fileno())
+            if not (self._is_closed or process.end):
+                process.popen.kill()  # it is ending; or its program has closed the socket, and it cannot be talked to
+
+    def _take_in(self, process: _Process) -> None:
         while (message := process.connection.take()) is not None:
             reply = pickle.loads(message.payload)
             match reply:
@@ -183,8 +206,6 @@ class LocalEngine:
                 case control.Opened() | control.Closed() | control.Reported():
                     for plan in list(self._plans.values()):
                         plan.receive(process.name, reply)
-        if process.connection.is_closed:
-            self.doorbell.unwatch(process.connection.fileno())
 
     def _received_early(self, process: _Process) -> None:
         self._receive(process)
@@ -201,6 +222,7 @@ class LocalEngine:
         self.doorbell.unwatch(process.pidfd)
         self.doorbell.unwatch(process.connection.fileno())
         process.end = describe_exit(process.popen.wait())
+        process.end = process.refusal or process.end
         process.close()
         for plan in list(self._plans.values()):
             plan.lose(process.name, process.error())
