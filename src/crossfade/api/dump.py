@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["dump"]
 
 _LOOK_S = 1.0
+_making = threading.Lock()
 
 
 def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
@@ -38,8 +40,15 @@ def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
     Returns:
         The text.
     """
-    session = current()
-    text = "crossfade: no session in this process\n" if session is None else "\n".join(_lines(session, stacks)) + "\n"
+    if not _making.acquire(blocking=False):
+        return "crossfade: a dump is being made already\n"  # a signal came in the middle of one
+    try:
+        session = current()
+        text = (
+            "crossfade: no session in this process\n" if session is None else "\n".join(_lines(session, stacks)) + "\n"
+        )
+    finally:
+        _making.release()
     try:
         print(text, end="", file=file or sys.stderr, flush=True)
     except RuntimeError:  # a signal came in the middle of a write to that very file

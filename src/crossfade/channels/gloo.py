@@ -6,6 +6,9 @@ permit that the program gave (``try_start``), one after another: several senders
 value that is needed first should not wait for the others. Between two parties the k-th permit is for the k-th value
 (PL-1), which every message's head lets the receiver check.
 
+torch's gloo listens on a loopback port without a key. Before any value is read, both sides of each pair prove that they hold
+the group's key (channels/gloo_proof.py): whoever took a party's place while the group connected is refused.
+
 A message is a head of three i64 (channel index, bytes of the first part, bytes of all), the first part (codec table and
 pickle, or everything if it is small), then each buffer by itself, received where it will lie.
 
@@ -29,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.channels.codec import decode, message_of, undecodable
+from crossfade.channels.gloo_proof import prove_all, shared_key
 from crossfade.channels.layout import Encoded, buffer_places
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.receive_buffers import ReceiveBuffers
@@ -73,7 +77,9 @@ class GlooLink:
         file_store = _FileStore(f"/proc/self/fd/{store.fd}", len(parties))
         file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
         try:
+            key = shared_key(file_store)
             self._group: Any = dist.ProcessGroupGloo(file_store, self._rank[me], len(parties), options)
+            prove_all(self._group, key, parties, self._rank[me])
         except RuntimeError as error:
             raise ChannelError(f"{me} could not join the gloo group of {', '.join(parties)}: {error}") from error
 
@@ -196,7 +202,7 @@ class _ReceiveLane:
                 if peer in self._ended or not self._serve(reader):
                     self._ended.add(peer)
                     reader.break_off("the other side closed it")
-            except (RuntimeError, ChannelError) as error:
+            except (RuntimeError, ValueError, ChannelError) as error:
                 self._ended.add(peer)
                 reader.break_off(f"gloo could not receive from {self.peers[peer]}: {error}")
             reader.bell.ring_if_asleep()
@@ -207,7 +213,7 @@ class _ReceiveLane:
         try:
             while self._receive_message(peer)[0] != _END:
                 pass
-        except RuntimeError:
+        except (RuntimeError, ValueError, ChannelError):
             return  # the peer is gone already
 
     def _serve(self, reader: GlooReader) -> bool:
@@ -230,13 +236,15 @@ class _ReceiveLane:
         self._receive(head, peer)
         start_ns = time.monotonic_ns()
         index, first_bytes, size_bytes = head.tolist()
+        if not 0 <= first_bytes <= size_bytes:
+            raise ChannelError(f"a message's head says {first_bytes} of {size_bytes} bytes")
         memory = self._buffers.take(size_bytes)
         whole = torch.from_numpy(memory)
         if size_bytes:
             self._receive(whole[:first_bytes], peer)
         message = memoryview(memory) if size_bytes else memoryview(bytearray())
         if first_bytes < size_bytes:
-            for offset, length in buffer_places(message[:first_bytes]):
+            for offset, length in buffer_places(message[:first_bytes], size_bytes):
                 if length:
                     self._receive(whole[offset : offset + length], peer)
         return index, start_ns, message

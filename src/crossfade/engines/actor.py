@@ -22,9 +22,10 @@ from crossfade.engines.state import ActorState, PartState
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.frames import KEY_BYTES, FrameError
 from crossfade.host.memory import Memory
 from crossfade.host.processes import allow_many_descriptors
-from crossfade.host.sockets import Connection
+from crossfade.host.sockets import Connection, take_over
 from crossfade.plan.actions import Verb
 from crossfade.plan.plan import Plan
 from crossfade.runtime.bind import bind
@@ -252,6 +253,7 @@ class _Actor:
 
 def main(
     control_fd: int,
+    keys_fd: int,
     bell_memory_fd: int,
     bell_fd: int,
     driver_pidfd: int,
@@ -263,12 +265,19 @@ def main(
     """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_many_descriptors()
-    connection = Connection(socket.socket(fileno=control_fd))
+    for fd in (control_fd, bell_memory_fd, bell_fd, driver_pidfd, lifeline_fd, door_fd, stacks_fd):
+        os.set_inheritable(fd, False)  # they are this process's, not those of programs that it starts
+    keys = take_over(keys_fd, 2 * KEY_BYTES)
+    connection = Connection(socket.socket(fileno=control_fd), keys[:KEY_BYTES], "actor")
+    door = Connection(socket.socket(fileno=door_fd), keys[KEY_BYTES:], "actor")
     actor = _Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us))
-    Sentinel(driver_pidfd, lifeline_fd, Connection(socket.socket(fileno=door_fd)), stacks_fd, actor.describe)
+    Sentinel(driver_pidfd, lifeline_fd, door, stacks_fd, actor.describe)
     code = 0
     try:
         actor.serve()
+    except FrameError as error:
+        print(f"crossfade: actor {actor._name} stops: its control connection is broken, {error}", file=sys.stderr)
+        code = 1
     except ConnectionError:
         pass  # the driver is gone
     except SystemExit as error:

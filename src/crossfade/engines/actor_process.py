@@ -16,9 +16,10 @@ from crossfade.engines.sentinel import SideDoor
 from crossfade.engines.state import ActorState
 from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.frames import FrameError, new_key
 from crossfade.host.memory import Memory
 from crossfade.host.processes import count_oom_kills, describe_exit, open_pidfd
-from crossfade.host.sockets import Connection
+from crossfade.host.sockets import Connection, hand_over
 
 __all__ = ["ActorProcess"]
 
@@ -40,6 +41,7 @@ class ActorProcess:
         self.is_created = False
         self.start_failure: Failure | None = None
         self.end = ""  # how it ended, once it has
+        self.refusal = ""  # why nothing that it says is believed any more
         self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
         self.awaited: set[int] = set()  # calls whose reference is alive
         self.replies: dict[int, control.Returned] = {}
@@ -49,27 +51,23 @@ class ActorProcess:
                 undo.callback(os.close, fd)
             self.bell = Bell(Memory(os.dup(self.bell_fds[0])), os.dup(self.bell_fds[1]))
             undo.callback(self.bell.close)
-            self.connection, theirs = Connection.pair()
+            keys = new_key(), new_key()
+            self.connection, theirs = Connection.pair(keys[0])
             undo.callback(self.connection.close)
-            door, their_door = Connection.pair()
+            door, their_door = Connection.pair(keys[1])
             stacks = Memory.create(f"stacks-{name}", 0)
             self.side_door = SideDoor(door, stacks)
             undo.callback(self.side_door.close)
             their_lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
+            keys_fd = hand_over(b"".join(keys))
             with theirs, their_door:
                 try:
-                    fds = (
-                        theirs.fileno(),
-                        *self.bell_fds,
-                        driver_pidfd,
-                        their_lifeline,
-                        their_door.fileno(),
-                        stacks.fd,
-                    )
-                    self.popen = _start(name, fds, spin_us)
+                    mine = (*self.bell_fds, driver_pidfd, their_lifeline, their_door.fileno(), stacks.fd)
+                    self.popen = _start(name, (theirs.fileno(), keys_fd, *mine), spin_us)
                 finally:
                     os.close(their_lifeline)
+                    os.close(keys_fd)
             self.pidfd = open_pidfd(self.popen.pid)
             undo.pop_all()
 
@@ -82,6 +80,11 @@ class ActorProcess:
         self.bell.announce_mail()
         if self.connection.has_message:
             self.on_message()
+
+    def break_off(self, error: FrameError) -> None:
+        """Somebody without the key has written to its control connection: it cannot be talked to any more, and is killed."""
+        self.refusal = f"its control connection is broken, {error}; so it was killed"
+        self.popen.kill()
 
     def error(self) -> ActorError:
         """What became of it."""
@@ -99,6 +102,8 @@ class ActorProcess:
 
     def describe_end(self, code: int) -> str:
         """How it ended. The kernel's choice of a victim looks like any other SIGKILL, so its counter has to tell."""
+        if self.refusal:
+            return self.refusal
         text = describe_exit(code)
         if -code == signal.SIGKILL and count_oom_kills() > self.num_oom_kills:
             text += " (memory ran out, and the system ended a process)"

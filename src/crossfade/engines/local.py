@@ -2,7 +2,7 @@
 
 An actor's process is a fresh interpreter that runs our entry point on inherited descriptors; the user's main module is never
 run again. Classes and arguments come by cloudpickle, modules are found on the driver's ``sys.path``. The control socket is one half
-of a pair made before the start, so nothing listens anywhere and no file is left.
+of a pair made before the start, so nothing listens anywhere and no file is left; its key comes through an inherited pipe.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.state import ActorState, State
 from crossfade.errors import ActorError, Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
+from crossfade.host.frames import FrameError
 from crossfade.host.processes import allow_many_descriptors, open_pidfd
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
@@ -119,6 +120,17 @@ class LocalEngine:
                 self._take_replies(process)
 
     def _take_replies(self, process: ActorProcess) -> None:
+        try:
+            self._take_in(process)
+        except FrameError as error:
+            if not process.refusal:
+                process.break_off(error)
+        if process.connection.is_closed:
+            self.doorbell.unwatch(process.connection.fileno())
+            if not (self._is_closed or process.end):
+                process.popen.kill()  # it is ending; or its program has closed the socket, and it cannot be talked to
+
+    def _take_in(self, process: ActorProcess) -> None:
         while (message := process.connection.take()) is not None:
             reply = pickle.loads(message.payload)
             match reply:
@@ -134,8 +146,6 @@ class LocalEngine:
                 case control.Opened() | control.Closed() | control.Reported():
                     for plan in list(self._plans.values()):
                         plan.receive(process.name, reply)
-        if process.connection.is_closed:
-            self.doorbell.unwatch(process.connection.fileno())
 
     def _received_early(self, process: ActorProcess) -> None:
         self._receive(process)

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from crossfade.engines.state import ActorState
@@ -79,17 +80,17 @@ class Sentinel:
             ready = {fd for fd, _ in poller.poll()}
             if self._driver_pidfd in ready:
                 os._exit(1)
-            while (message := self._door.take()) is not None:
-                question: _Question = pickle.loads(message.payload)
-                self._answer(question)
+            self._answer_all()
             if self._door.is_closed:
                 poller.unregister(self._door)
 
-    def _answer(self, question: _Question) -> None:
-        try:
-            self._door.send(pickle.dumps(_Answer(question.number, self._describe()), 5))
-        except OSError:  # the driver has hung up; its pidfd says the rest
-            return
+    def _answer_all(self) -> None:
+        with suppress(
+            OSError
+        ):  # the driver has hung up, its pidfd says the rest; or a stranger has written to the door
+            while (message := self._door.take()) is not None:
+                question: _Question = pickle.loads(message.payload)
+                self._door.send(pickle.dumps(_Answer(question.number, self._describe()), 5))
 
 
 class SideDoor:
@@ -117,10 +118,11 @@ class SideDoor:
         """The answer to the latest question, or None if it did not come in time."""
         deadline = time.monotonic() + timeout_s
         while True:
-            while (message := self._door.take()) is not None:
-                answer: _Answer = pickle.loads(message.payload)
-                if answer.number == self._number:
-                    return answer.state
+            with suppress(OSError):  # what comes is not the actor's: as if nothing came
+                while (message := self._door.take()) is not None:
+                    answer: _Answer = pickle.loads(message.payload)
+                    if answer.number == self._number:
+                        return answer.state
             left_s = deadline - time.monotonic()
             if left_s <= 0 or self._door.is_closed:
                 return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 from functools import cache
@@ -75,10 +76,14 @@ class Memory:
 
     @classmethod
     def create(cls, label: str, size_bytes: int) -> Memory:
-        """New zeroed memory. Pages are taken at their first touch; ``label`` shows in /proc for people."""
-        memory = cls(os.memfd_create(f"crossfade-{label}", os.MFD_CLOEXEC))
+        """New zeroed memory. Pages are taken at their first touch; ``label`` shows in /proc for people.
+
+        It can grow and not shrink: no process that holds it can make what another one has mapped a fault.
+        """
+        memory = cls(os.memfd_create(f"crossfade-{label}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         if size_bytes:
             os.ftruncate(memory.fd, align(size_bytes, PAGE_BYTES))
+        fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return memory
 
     @property
