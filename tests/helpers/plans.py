@@ -47,7 +47,7 @@ class _Draft:
     """A sound plan in the making.
 
     ``has_at`` are moments from which a party has a value for sure, ``uses`` those at which it needs it, ``sends`` those
-    of the transfers of each pair of parties.
+    of the transfers to each party, which has one receiving thread.
     """
 
     def __init__(self, rng: Random, size: Size) -> None:
@@ -59,7 +59,7 @@ class _Draft:
         self.has_at = {(DRIVER, value): START for value in inputs}
         self.steps: dict[str, list[tuple[float, Action]]] = {party: [] for party in self.parties}
         self.uses: dict[tuple[str, str], list[float]] = defaultdict(list)
-        self.sends: dict[tuple[str, str], list[tuple[float, ChannelSpec, str]]] = defaultdict(list)
+        self.sends: dict[str, list[tuple[float, ChannelSpec, str]]] = defaultdict(list)
         self.channels: list[ChannelSpec] = []
         self.nodes = [self._node(i, rng.choice(actors)) for i in range(rng.randint(1, size.nodes))]
         made = [value for node in self.nodes for value in node.outputs]
@@ -91,7 +91,7 @@ class _Draft:
                 some = [readers.pop(0) for _ in range(self.rng.randint(1, len(readers)))]
                 self._open(value, some)
         freed_at = self._free()
-        for (_, reader), sends in self.sends.items():
+        for reader, sends in self.sends.items():
             self._receive(reader, sorted(sends, key=lambda send: send[0]), freed_at)
         return Plan(
             inputs=tuple(InputSpec(value, f"[{i}]") for i, value in enumerate(self.inputs)),
@@ -128,7 +128,7 @@ class _Draft:
             stream = rng.choice([SEND_STREAM, SEND_STREAM, MAIN])
             self._do(writer, put_at, Action(Verb.SEND, channel.id, stream))
             for reader in readers:
-                self.sends[writer, reader].append((put_at, channel, stream))
+                self.sends[reader].append((put_at, channel, stream))
                 self.has_at[reader, value] = put_at + 4 * TICK
         else:
             self._do(writer, put_at, Action(Verb.WRITE, channel.id))
@@ -150,7 +150,7 @@ class _Draft:
     def _receive(
         self, reader: str, sends: list[tuple[float, ChannelSpec, str]], freed_at: Mapping[tuple[str, str], float]
     ) -> None:
-        """The receives of one queue, given its sends in order.
+        """The receives of one party, given the sends to it in order.
 
         The first ``num_sooner`` run one round further ahead than the rest do, and come after these in the round: each
         execution's are then still in the order of the sends.
