@@ -170,7 +170,7 @@ def test_the_text_grows_with_the_number_of_nodes(num_actors: int, transport: Tra
         ("depth=3", "depth=3.5", 6, "expected: channel n0"),
         ("depth=3", f"depth={'9' * 5000}", 6, "expected: channel n0"),
         ("output n1", "output n1 n2", 8, "expected: output n0"),
-        ("run n0", "walk n0", 11, "'walk n0' is no action; verbs are read, recv, run, write, send, free"),
+        ("run n0", "walk n0", 11, "'walk n0' is no action; verbs are read, recv, run, write, send, coll, free"),
         ("@recv +1", "@recv ++1", 12, "is no action"),
         ("Receiver | recv", "Sender | recv", 12, "Sender has a row already"),
         ("output n1", "ouptut n1", 8, "lines start with one of plan, input, node, channel, output"),

@@ -20,7 +20,7 @@ from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
-from crossfade.types import Transport
+from crossfade.types import DRIVER, Transport
 
 if TYPE_CHECKING:
     from crossfade.schedule.cost import CostModel, Workload
@@ -314,7 +314,7 @@ class CompiledGraph:
                 self._opened.close()
         self._notify()
         if kill_actors and current() is self._session:
-            for actor in {node.actor.id for node in self._checked.methods}:
+            for actor in self.plan.programs.keys() - {DRIVER}:
                 self._session.engine.kill(actor)
 
     def _abandon(self) -> None:

@@ -10,9 +10,10 @@
 ``free n3``            let go of value n3: its register is emptied and, if it came through a channel, its slot released
 =====================  ==============================================================================================
 
-``@send``, ``@recv``, ``@coll`` after the name is the stream: an action on ``main`` (not written) is finished before the next
-action starts, an action on another stream is only started: who uses a value of it first waits for it. ``+k`` is the number of executions by which the action runs
-ahead: in the round of execution e, ``recv n3 @recv +1`` starts the receive of execution e + 1.
+``@send``, ``@recv``, ``@coll`` after the name is the stream: an action on ``main`` (not written) is finished before the
+next action starts, an action on another stream is only started, and who uses a value of it first waits for it. ``+k`` is
+the number of executions by which the action runs ahead: in the round of execution e, ``recv n3 @recv +1`` starts the
+receive of execution e + 1.
 """
 
 from __future__ import annotations

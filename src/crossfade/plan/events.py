@@ -3,9 +3,10 @@
 Each party runs its actions once per round, in rounds -A, ..., -1, 0, 1, ...: A is the largest ``ahead``. In round t an
 action handles execution t + ahead, and does nothing where that is negative.
 
-Each action is an event of each round. That event b waits for event a is an edge with a *lag*: b of round t waits for a of round t - lag. Program order has
-lag 0, and 1 from the end of a round to the start of the next. Messages have lag 0, credit has the ring's depth, and a
-receive that runs k ahead comes k rounds before its execution's: edges out of it gain k, edges into it lose k.
+Each action is an event of each round. That event b waits for event a is an edge with a *lag*: b of round t waits for a
+of round t - lag. Program order has lag 0, and 1 from the end of a round to the start of the next. Messages have lag 0,
+credit has the ring's depth, and a receive that runs k ahead comes k rounds before its execution's: edges out of it gain
+k, edges into it lose k.
 
 What moves in the background has events of its own, one per execution. The *arrival* of a value over an ordered transport
 waits for its send, its receive, and the arrival before it at the same party: a party has one receiving thread (decision
