@@ -111,7 +111,8 @@ class _Machine:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         for collective in plan.collectives:
-            if len(set(collective.parties)) < max(2, len(collective.parties)) or not all(collective.outputs):
+            parties = set(collective.parties) - {DRIVER}
+            if len(parties) < max(2, len(collective.parties)) or not all(collective.outputs):
                 raise Stop("bad-use", f"{collective} is no collective")
         self.memory: Memory = []
         self.num_executions = num_executions(plan)

@@ -173,7 +173,7 @@ def test_the_text_grows_with_the_number_of_nodes(num_actors: int, transport: Tra
         ("run n0", "walk n0", 11, "'walk n0' is no action; verbs are read, recv, run, write, send, coll, free"),
         ("@recv +1", "@recv ++1", 12, "is no action"),
         ("Receiver | recv", "Sender | recv", 12, "Sender has a row already"),
-        ("output n1", "ouptut n1", 8, "lines start with one of plan, input, node, channel, output"),
+        ("output n1", "ouptut n1", 8, "lines start with one of plan, input, node, collective, channel, output"),
         ("output n1", "plan max_inflight=1 returns=list", 8, "expected: one header only"),
         ("plan max_inflight=2 returns=value\n", "", 1, "the first line of a plan is its header"),
     ],
