@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crossfade import collective as collective
     from crossfade.api import ActorClass as ActorClass
     from crossfade.api import ActorHandle as ActorHandle
     from crossfade.api import CallRef as CallRef
@@ -72,6 +73,7 @@ _ROOMS = {
     "crossfade.schedule.cost": "CostModel Workload",
     "crossfade.types": "Transport",
 }
+_MODULES = ("collective", "experimental")
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = sorted(_ROOM_OF)
@@ -83,8 +85,10 @@ def __getattr__(name: str) -> Any:
         import_module("crossfade.api")  # whoever binds a node wants to compile it
         value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
         return value
+    if name in _MODULES:
+        return import_module(f"crossfade.{name}")  # which makes it an attribute
     raise AttributeError(f"module 'crossfade' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_MODULES, "__version__"]

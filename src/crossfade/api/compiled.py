@@ -28,7 +28,7 @@ from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
-from crossfade.types import Transport
+from crossfade.types import DRIVER, Transport
 
 if TYPE_CHECKING:
     from crossfade.schedule.cost import CostModel, Workload
@@ -343,7 +343,7 @@ class CompiledGraph:
                     raise
         self._notify()
         if kill_actors:
-            for actor in {node.actor.id for node in self._checked.methods}:
+            for actor in self.plan.programs.keys() - {DRIVER}:
                 self._session.engine.kill(actor)
             self._opened.close()
 

@@ -154,4 +154,5 @@ def channel_statistics(ends: Ends) -> dict[str, dict[str, int]]:
     """Counters of each end, as plain data."""
     named = [(f"write {name}", end.statistics()) for name, end in ends.writers.items()]
     named += [(f"read {name}", end.statistics()) for name, end in ends.readers.items()]
+    named += [(f"coll {name}", end.statistics()) for name, end in ends.collectives.items()]
     return {name: asdict(statistics) for name, statistics in named}

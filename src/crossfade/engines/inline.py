@@ -16,7 +16,7 @@ from crossfade.channels.local import open_local
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import ActorState, PartState, State
-from crossfade.errors import ActorDiedError, ActorStartError, Failure, PlanError
+from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
@@ -117,6 +117,19 @@ class InlineEngine:
         self._instances.clear()
 
 
+def _open_collectives(plan: Plan, ends: Mapping[str, Ends]) -> None:
+    for spec in plan.collectives:
+        try:
+            from crossfade.channels.collective import Meeting
+            from crossfade.channels.local_collective import open_local_collective
+        except ImportError as error:
+            raise MissingDependency("torch", extra="torch", needed_for="a collective") from error
+        meeting = Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)
+        parties = open_local_collective(meeting, len(spec.outputs[spec.root]))
+        for party, end in zip(spec.parties, parties, strict=True):
+            ends[party].collectives[spec.id] = end
+
+
 class _InlinePlan:
     """An open plan: all cursors, advanced in turn by whoever waits."""
 
@@ -141,6 +154,7 @@ class _InlinePlan:
             ends[spec.writer].writers[spec.id] = writer
             for name, reader in zip(spec.readers, readers, strict=True):
                 ends[name].readers[spec.id] = reader
+        _open_collectives(plan, ends)
         origin_ns = time.monotonic_ns()
         self._recorders = {party: Recorder(party, origin_ns) if record else None for party in plan.programs}
         self._ends = ends

@@ -24,7 +24,8 @@ class Waits:
     """Who waits for whom.
 
     Attributes:
-        steps: the step of each event; a send or receive on ``main`` has two, its start and its end.
+        steps: the step of each event. A send or collective has a second one, its end, where it is on ``main``; a receive has
+            one more, the arrival of its value, and a collective one more, the meeting of all its parties.
         aheads: for each event, by how many rounds it comes before the round of its execution.
         edges: (a, b, lag): event b of round t waits for event a of round t - lag.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from crossfade.channels.protocol import EMPTY, Reader, Writer
+from crossfade.channels.protocol import EMPTY, Collective, Reader, Writer
 from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call, Hole, fill
@@ -20,10 +20,11 @@ __all__ = ["Ends", "bind"]
 
 @dataclass(slots=True)
 class Ends:
-    """One party's ends of a plan's channels, by channel id."""
+    """One party's ends of a plan's channels, by channel id, and of its collectives, by collective id."""
 
     writers: dict[str, Writer] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
+    collectives: dict[str, Collective] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def bind(
 
 def _what(plan: Plan, action: Action) -> str:
     """What an action is about, for people."""
+    if action.verb is Verb.COLL:
+        return str(plan.collective[action.target].kind)
     node = plan.node.get(action.target)
     return f"{node.actor}.{node.method}" if node is not None and action.verb is Verb.RUN else action.target
 
@@ -89,6 +92,8 @@ def _listen(plan: Plan, program: Sequence[Action], ends: Ends, recorder: Recorde
             ends.writers[action.target].on_moved = recorder.moved(action, _what(plan, action))
         elif action.verb is Verb.RECV:
             ends.readers[action.target].on_moved = recorder.moved(action, _what(plan, action))
+        elif action.verb is Verb.COLL:
+            ends.collectives[action.target].on_moved = recorder.moved(action, _what(plan, action))
 
 
 class _Binder:
@@ -115,17 +120,29 @@ class _Binder:
         self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
         # Values whose receive was started and that nobody has waited for yet.
         self._pending = {value: action for value, action in receives.items() if action.stream != MAIN}
+        for action in plan.programs[actor]:
+            if action.verb is Verb.COLL and action.stream != MAIN:
+                outputs = plan.collective[action.target].outputs_of(actor)
+                self._pending.update(dict.fromkeys(outputs, action))
 
     def steps(self, action: Action) -> list[_Bound]:
         """The steps of one action: waits for received values that it is the first to use, then the action itself."""
-        waits = [
-            self._bound_read(self._pending.pop(value).target)
-            for value in self._used_by(action)
-            if value in self._pending
-        ]
+        waits = [self._bound_wait(self._pending[value]) for value in self._used_by(action) if value in self._pending]
         if action.verb is Verb.READ:
             return [*waits, self._bound_read(action.target)]
+        if action.verb is Verb.COLL and action.stream == MAIN:
+            return [*waits, _Bound(self._start(action.target), action), self._bound_wait(action)]
         return waits + [_Bound(step, action) for step in self._steps_of(action)]
+
+    def _bound_wait(self, started: Action) -> _Bound:
+        """Waits for what was started; nobody has to after that."""
+        if started.verb is Verb.COLL:
+            for value in self._plan.collective[started.target].outputs_of(self._actor):
+                self._pending.pop(value, None)
+            finish = self._finish(started.target)
+            return _Bound(finish, Action(Verb.COLL, started.target), self._ends.collectives[started.target].is_idle)
+        del self._pending[self._plan.channel[started.target].value]
+        return self._bound_read(started.target)
 
     def _bound_read(self, channel: str) -> _Bound:
         return _Bound(self._read(channel), Action(Verb.READ, channel), self._ends.readers[channel].is_idle)
@@ -136,6 +153,8 @@ class _Binder:
                 return self._plan.node[action.target].inputs
             case Verb.WRITE | Verb.SEND:
                 return (self._plan.channel[action.target].value,)
+            case Verb.COLL:
+                return self._plan.collective[action.target].inputs_of(self._actor)
             case Verb.FREE:
                 return (action.target,)
             case _:
@@ -153,6 +172,8 @@ class _Binder:
             case Verb.SEND:
                 flush = self._ends.writers[action.target].try_flush
                 return [self._write(action.target), flush] if action.stream == MAIN else [self._write(action.target)]
+            case Verb.COLL:
+                return [self._start(action.target)]
             case Verb.FREE:
                 return [self._free(action.target)]
             case Verb.READ:
@@ -197,8 +218,33 @@ class _Binder:
     def _label_of(self, channel: str) -> str:
         """How an error calls the value that goes through a channel."""
         value = self._plan.channel[channel].value
-        node = next(node for node in self._plan.nodes if value in node.outputs)
-        return f"{self._actor}.{node.method} (node {node.id}), pickling what it returned,"
+        node = next((node for node in self._plan.nodes if value in node.outputs), None)
+        name = f"the collective that makes {value}" if node is None else f"{self._actor}.{node.method} (node {node.id})"
+        return f"{name}, pickling what it returned,"
+
+    def _start(self, collective: str) -> Step:
+        registers, start = self._registers, self._ends.collectives[collective].start
+        inputs = [self._register(value) for value in self._plan.collective[collective].inputs_of(self._actor)]
+
+        def started() -> bool:
+            start([registers[register] for register in inputs])
+            return True
+
+        return started
+
+    def _finish(self, collective: str) -> Step:
+        registers, try_finish = self._registers, self._ends.collectives[collective].try_finish
+        outputs = [self._register(value) for value in self._plan.collective[collective].outputs_of(self._actor)]
+
+        def finish() -> bool:
+            values = try_finish()
+            if values is None:
+                return False
+            for register, value in zip(outputs, values, strict=True):
+                registers[register] = value
+            return True
+
+        return finish
 
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)

@@ -25,11 +25,11 @@ def add_messages(draft: Draft) -> Draft:
         outgoing[spec.value].append(spec)
         for reader in spec.readers:
             incoming[reader, spec.value] = spec
-    node_of = {node.id: node for node in draft.nodes}
+    values = draft.values()
     senders = {spec.id: (index, spec.writer) for index, spec in enumerate(draft.channels)}
     for party, actions in draft.programs.items():
         if party != DRIVER:
-            uses = [(action, node_of[action.target].inputs, node_of[action.target].outputs) for action in actions]
+            uses = [(action, *values[party][action.verb, action.target]) for action in actions]
             draft.programs[party] = _order_receives(senders, _with_moves(party, uses, incoming, outgoing))
     writes = [_move_out(spec) for item in draft.inputs for spec in outgoing[item.value]]
     reads = [_move_in(incoming[DRIVER, value]) for value in _made_order(draft, draft.outputs)]
@@ -96,13 +96,17 @@ def _order_receives(senders: dict[str, tuple[int, str]], program: list[Action]) 
 
 def add_frees(draft: Draft) -> Draft:
     """Every party lets go of a value right after it has used it last."""
-    node_of = {node.id: node for node in draft.nodes}
     value_of = {spec.id: spec.value for spec in draft.channels}
+    values = draft.values()
     for party, actions in draft.programs.items():
         last: dict[str, int] = {}
         for index, action in enumerate(actions):
-            if action.verb is Verb.RUN:
-                last.update(dict.fromkeys((*node_of[action.target].inputs, *node_of[action.target].outputs), index))
+            if action.verb in (Verb.RUN, Verb.COLL):
+                inputs, outputs = values[party][action.verb, action.target]
+                last.update(dict.fromkeys(inputs, index))
+                is_started = action.verb is Verb.COLL and action.stream != MAIN
+                # To free what is not there yet is to wait for it: at the end, if nobody uses it.
+                last.update(dict.fromkeys(outputs, len(actions) - 1 if is_started else index))
             elif party != DRIVER or action.verb is Verb.READ:
                 last[value_of[action.target]] = index
         ending: dict[int, list[Action]] = defaultdict(list)

@@ -1,0 +1,1 @@
+"""The import paths of Ray's experimental names."""
