@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import example, given
@@ -79,10 +80,8 @@ def test_a_megabyte_of_text_takes_seconds_at_most(start: str, unit: str) -> None
     header = "plan max_inflight=1 returns=value\n"
     begun = time.process_time()
     for text in (start + unit * (1_000_000 // len(unit)), header + start + unit * (1_000_000 // len(unit)) + "!"):
-        try:
+        with suppress(PlanError):
             validate(parse_plan(text))
-        except PlanError as error:
-            assert len(str(error)) < 30_000_000
     assert time.process_time() - begun < 20
 
 

@@ -20,6 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from crossfade.channels import arrays, codec, shm_ring
+from crossfade.channels.layout import split
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RECORD_BYTES, RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
@@ -244,7 +245,7 @@ def _known_pickles() -> frozenset[bytes]:
         if isinstance(prepared, bytes):
             known.add(prepared)
         else:
-            known.add(bytes(codec.split(memoryview(bytearray(prepared.to_bytes()))).pickle))
+            known.add(bytes(split(memoryview(bytearray(prepared.to_bytes()))).pickle))
     return frozenset(known)
 
 
@@ -271,8 +272,10 @@ class RingBench:
     def close(self) -> None:
         self.writer.close()
         self.reader.close()
-        for thing in (self._board_memory, self._heap_memory, *self._bells):
-            thing.close()
+        for memory in (self._board_memory, self._heap_memory):
+            memory.close()
+        for bell in self._bells:
+            bell.close()
 
 
 @st.composite
