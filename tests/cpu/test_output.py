@@ -149,7 +149,11 @@ def test_a_forked_child_has_none_of_it() -> None:
         "    print('child', len(pipes))\n    sys.exit(0)\n"
         "os.waitpid(pid, 0)\na.f.remote('two').get()\n"
     )
-    assert sorted(re.sub(r"pid=\d+", "pid=N", done.stdout).splitlines()) == ["(A0 pid=N) one", "(A0 pid=N) two", "child 0"]
+    assert sorted(re.sub(r"pid=\d+", "pid=N", done.stdout).splitlines()) == [
+        "(A0 pid=N) one",
+        "(A0 pid=N) two",
+        "child 0",
+    ]
 
 
 def test_idle_output_takes_no_cpu_and_the_thread_ends_with_the_session(session: None) -> None:

@@ -118,7 +118,18 @@ def test_cpus_are_not_among_the_resources() -> None:
 
 @pytest.mark.parametrize(
     ("visible", "num_gpus"),
-    [(None, 2), ("", 0), ("0", 1), ("0,1", 2), ("1, 0", 2), ("-1", 0), ("0,-1,1", 1), ("0,1,2,3", 2), ("GPU-7a2b", 1), ("none", 0)],
+    [
+        (None, 2),
+        ("", 0),
+        ("0", 1),
+        ("0,1", 2),
+        ("1, 0", 2),
+        ("-1", 0),
+        ("0,-1,1", 1),
+        ("0,1,2,3", 2),
+        ("GPU-7a2b", 1),
+        ("none", 0),
+    ],
 )
 def test_gpus_are_counted_by_their_files_and_what_is_visible(visible: str | None, num_gpus: int) -> None:
     files = ["null", "nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ from crossfade.engines.output import MAX_LINE_LETTERS, Lines
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     """The data in pieces."""
     marks = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return [data[start:end] for start, end in zip(marks, marks[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(marks)]
 
 
 @given(text=st.text(st.characters(codec="utf-8")), places=st.lists(st.integers(0, 1000)))

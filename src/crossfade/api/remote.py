@@ -51,9 +51,9 @@ def remote(cls: type | None = None, /, **options: Any) -> ActorClass | Callable[
 
     Args:
         cls: the class.
-        **options: ``name`` is what plans, errors and `get_actor` call the actor; ``get_if_exists`` takes the living actor of
-            that name instead of starting one; ``num_cpus``, ``num_gpus`` and ``resources`` are booked while it lives. Others that Ray has
-            are accepted and decide nothing.
+        **options: ``name`` is what plans, errors and `get_actor` call the actor. ``get_if_exists`` takes the living actor of that
+            name instead of starting one. ``num_cpus``, ``num_gpus`` and ``resources`` are booked while it lives. Others that Ray
+            has are accepted and decide nothing.
     """
     _check_options(options)
     if cls is None:
