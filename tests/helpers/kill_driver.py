@@ -1,7 +1,7 @@
 """A program for the tests that kill: ``python -m tests.helpers.kill_driver SEED [gloo]``.
 
-It runs three graphs on four actors in three threads until an actor dies, and says on its standard output, a JSON object a line, what it
-sees: the processes, then each error with the time at which it came. It ends when its standard input does.
+It runs three graphs on four actors in three threads until an actor dies, and says on its standard output, a JSON object a
+line, what it sees: the processes, then each error with the time at which it came. It ends when its standard input does.
 """
 
 from __future__ import annotations

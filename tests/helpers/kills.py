@@ -113,8 +113,8 @@ def _shared_names() -> set[str]:
 def kill_once(seed: int, *, transport: str = "auto") -> str:
     """One run: starts the program, kills one of its processes, checks what the design promises (CH-3).
 
-    Every blocked and later get raises within a second an error that names the dead actor; graphs without it go on; nothing is left of a
-    killed driver's actors, or of the whole program once it has ended.
+    Every blocked and later get raises within a second an error that names the dead actor; graphs without it go on; nothing is
+    left of a killed driver's actors, or of the whole program once it has ended.
 
     Returns:
         What was killed.
@@ -172,7 +172,8 @@ def _check_errors(program: _Program, victim: str, killed_at: float) -> None:
         assert said is not None, program.stderr
         if said["kind"] == "error":
             assert said["actor"] == victim, said
-            assert victim in said["message"] and "SIGKILL" in said["message"], said
+            assert victim in said["message"], said
+            assert "SIGKILL" in said["message"], said
             assert said["at"] - killed_at < LIMIT_S, said
             if said["graph"] == "start":
                 return

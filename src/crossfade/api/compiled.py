@@ -270,22 +270,23 @@ class CompiledGraph:
             raise SessionError(f"there is no result: {self._ended}")
         if self._is_collect_torn:
             raise _torn()
-        self._is_collect_torn = True  # left so by an interrupt only: a value may be taken and in nobody's hands
         try:
             values = self._opened.try_collect()
+            if values is not None:
+                self._inflight.popleft().values = values
         except ChannelError as error:
-            self._is_collect_torn = False
             if self._ended:  # another thread has shut the session down
                 raise SessionError(f"the results are gone: {self._ended}") from error
             raise
         except Exception:
-            self._is_collect_torn = False
             raise
-        if values is not None:
-            self._inflight.popleft().values = values
-            self._notify()
-        self._is_collect_torn = False
-        return values is not None
+        except BaseException:  # an interrupt: a value may be taken and in nobody's hands
+            self._is_collect_torn = True
+            raise
+        if values is None:
+            return False
+        self._notify()
+        return True
 
     def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
         return GetTimeoutError(
@@ -364,18 +365,20 @@ class CompiledGraph:
             TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
         """
         self._ended = self._ended or "it was torn down"
+        if current() is not self._session:
+            return  # the actors went with their session, or are the parent's of this forked process
         self._opened.nudge()
         grace_s = _GRACE_S if kill_actors and timeout is None else timeout
         with self._submitting, self._collecting:
             try:
-                if self._options.record and self._measured is None and current() is self._session:
+                if self._options.record and self._measured is None:
                     self._measured = Timeline.of("measured", self._opened.spans(grace_s))
                 self._opened.close(grace_s)
             except TeardownTimeout:
                 if not kill_actors:
                     raise
         self._notify()
-        if kill_actors and current() is self._session:
+        if kill_actors:
             for actor in {node.actor.id for node in self._checked.methods}:
                 self._session.engine.kill(actor)
             self._opened.close()

@@ -49,7 +49,9 @@ def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
 
 def _lines(session: Session, stacks: bool) -> Iterator[str]:
     state = session.engine.look(_LOOK_S)
-    graphs = sorted((graph for graph in session.graphs if _matters(graph, state)), key=lambda graph: graph._opened.number)
+    graphs = sorted(
+        (graph for graph in session.graphs if _matters(graph, state)), key=lambda graph: graph._opened.number
+    )
     yield f"crossfade: {_count(state.actors, 'actor')}, {_count(graphs, 'graph')}, driver pid {os.getpid()}"
     for actor in state.actors:
         yield f"  {actor.actor} (pid {actor.pid}) {actor.doing}"

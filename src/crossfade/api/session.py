@@ -17,7 +17,7 @@ from crossfade.api.booking import CPU, GPU, Ledger, amounts
 from crossfade.api.signals import release_signal, take_signal
 from crossfade.engines.machine import num_usable_cores, num_visible_gpus
 from crossfade.engines.protocol import DEFAULT_SPIN_US
-from crossfade.errors import SessionError, TeardownTimeout
+from crossfade.errors import SessionError
 
 if TYPE_CHECKING:
     from crossfade.api.compiled import CompiledGraph
@@ -105,13 +105,9 @@ class Session:
         return None if info is None or self.engine.has_ended(actor) else info
 
     def bury_orphans(self) -> None:
-        """Takes the plans of dropped graphs from their actors; those that are in the middle of a method get it later."""
-        for _ in range(len(self.orphans)):
-            opened = self.orphans.popleft()
-            try:
-                opened.close(0.0)
-            except TeardownTimeout:
-                self.orphans.append(opened)
+        """Takes the plans of dropped graphs from their actors."""
+        while self.orphans:
+            self.orphans.popleft().leave()
 
     def close(self) -> None:
         """Tears all graphs down and ends all actors."""

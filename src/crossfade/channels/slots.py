@@ -164,7 +164,11 @@ class ReaderSlots:
         if known is None:
             self._frees[slot] = open_semaphore(self._base + self._layout.freed(slot)).release
         if known is None or known.offset != offset or known.capacity != capacity:
-            mapping = self._memory.map(capacity, offset, populate=True)
+            try:
+                mapping = self._memory.map(capacity, offset, populate=True)
+            except BaseException:
+                self._frees[slot]()  # nobody here will ever look at it
+                raise
             known = _Mapped(offset, capacity, mapping, ctypes.c_uint8 * capacity, partial(self._died, slot))
             self._mapped[slot] = known
         return known

@@ -60,6 +60,7 @@ class _Actor:
         self._instance: Any = None
         self._has_mail = False
         self._is_stopped = False
+        self.is_forked = False
         self._doing = ""  # what is not an action of a plan
         os.register_at_fork(after_in_child=self._forked)
         doorbell.watch(connection.fileno(), self._mail_came)
@@ -240,7 +241,7 @@ class _Actor:
         """In a child that user code has forked: everything here is the parent's."""
         for part in self._parts.values():
             part.cursor.stop()
-        self._is_stopped = True
+        self._is_stopped = self.is_forked = True
         self._connection.close()  # this process's descriptor only
 
 
@@ -267,11 +268,12 @@ def main(
         pass  # the driver is gone
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         code = 1
+    if actor.is_forked:
+        print("a process that was forked in a method of an actor must not return from that method", file=sys.stderr)
+        code = code or 1
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -235,6 +235,10 @@ class _InlinePlan:
     def nudge(self) -> None:
         """See the protocol. Nobody waits."""
 
+    def leave(self) -> None:
+        """See the protocol."""
+        self.close()
+
     def close(self, timeout_s: float | None = None) -> None:
         """See the protocol. No method is under way."""
         if self in self._registry:

@@ -182,7 +182,7 @@ class LocalEngine:
         try:
             opened.open(calls)
         except BaseException:
-            opened.close()
+            opened.leave()
             raise
         return opened
 

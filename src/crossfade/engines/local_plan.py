@@ -114,9 +114,9 @@ class LocalPlan:
         return [actor for actor in self._actors if (kind, actor) not in self._answers and is_alive(actor)]
 
     def _await_opened(self) -> None:
-        """Waits for every living actor, and raises what one could not do."""
+        """Waits for every actor, or for the first one that dies, and raises what one could not do."""
         engine = self._engine
-        engine.await_answers(lambda: not self._missing(control.Opened))
+        engine.await_answers(lambda: self._lost is not None or not self._missing(control.Opened))
         if self._lost is not None:
             raise self._lost
         for actor in self._actors:
@@ -133,6 +133,7 @@ class LocalPlan:
                 self._reports[reply.query][actor] = reply
         elif reply.number == self.number:
             self._answers[type(reply), actor] = reply
+            self._end_if_left()
 
     def lose(self, actor: str, error: ActorError) -> None:
         """An actor's process has ended."""
@@ -140,6 +141,12 @@ class LocalPlan:
             self._lost = self._lost or error.again(self._who_waited(actor))
             if self._wiring is not None:
                 self._wiring.break_off(actor, str(error))
+            self._end_if_left()
+
+    def _end_if_left(self) -> None:
+        """Closes the driver's side once the last actor has left."""
+        if self._is_leaving and not self._missing(control.Closed):
+            self.abandon()
 
     def check(self) -> None:
         """See the protocol."""
@@ -223,22 +230,23 @@ class LocalPlan:
         """See the protocol."""
         self._engine.doorbell.nudge()
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def leave(self) -> None:
         """See the protocol."""
-        if self._is_closed:
-            return
-        engine = self._engine
         if not self._is_leaving:
             self._is_leaving = True
             for actor in self._actors:
-                if engine.is_alive(actor):
-                    engine.send(actor, control.ClosePlan(self.number))
-        if not engine.await_answers(lambda: not self._missing(control.Closed), timeout_s):
+                if self._engine.is_alive(actor):
+                    self._engine.send(actor, control.ClosePlan(self.number))
+            self._end_if_left()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """See the protocol."""
+        self.leave()
+        if not self._engine.await_answers(lambda: self._is_closed, timeout_s):
             raise TeardownTimeout(
                 f"the graph could not be taken from its actors within {timeout_s} s: {self._why_not_closed()}",
                 hint="call teardown() again to wait on, or teardown(kill_actors=True) to end the actors",
             )
-        self.abandon()
 
     def _why_not_closed(self) -> str:
         missing = self._missing(control.Closed)

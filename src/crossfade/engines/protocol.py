@@ -130,6 +130,9 @@ class OpenPlan(Protocol):
     def nudge(self) -> None:
         """Makes the threads that wait look again."""
 
+    def leave(self) -> None:
+        """Tells the actors to leave the plan, and does not wait for it. The driver's side closes when the last one has."""
+
     def close(self, timeout_s: float | None = None) -> None:
         """Takes the plan from its actors and closes the channels. Idempotent; may be called again after a time-out.
 

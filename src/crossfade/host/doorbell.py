@@ -184,10 +184,10 @@ class Doorbell:
             is_mine = self._sleeper in (0, me)
             if is_mine:
                 self._sleeper = me
+                self.flags[_ASLEEP] = 1  # before anybody else can find out that there is a sleeper, and rely on it
         if not is_mine:
             return self._sleep_beside(ready, left_s)
         try:
-            self.flags[_ASLEEP] = 1
             self._fence()
             if (idle is None or not idle()) and ready():
                 return True
@@ -206,6 +206,7 @@ class Doorbell:
         with self._turn:
             self._num_beside += 1
             try:
+                self._fence()
                 if ready():
                     return True
                 if self._sleeper:

@@ -170,7 +170,7 @@ class _Binder:
 
     def _write(self, channel: str) -> Step:
         registers, register = self._registers, self._register(self._plan.channel[channel].value)
-        try_write, actor, value = self._ends.writers[channel].try_write, self._actor, self._plan.channel[channel].value
+        try_write, actor, label = self._ends.writers[channel].try_write, self._actor, self._label_of(channel)
 
         def write() -> bool:
             try:
@@ -178,9 +178,15 @@ class _Binder:
             except ChannelError:
                 raise
             except Exception as error:  # it cannot be pickled: its readers get that error instead
-                return try_write(Failure.capture(error, actor=actor, node=f"{value} (pickling what it returned)"))
+                return try_write(Failure.capture(error, actor=actor, node=label))
 
         return write
+
+    def _label_of(self, channel: str) -> str:
+        """How an error calls the value that goes through a channel."""
+        value = self._plan.channel[channel].value
+        node = next(node for node in self._plan.nodes if value in node.outputs)
+        return f"{self._actor}.{node.method} (node {node.id}), pickling what it returned,"
 
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)
