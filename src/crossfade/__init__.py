@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from crossfade.api import CompiledRef as CompiledRef
     from crossfade.api import dump as dump
     from crossfade.api import get as get
+    from crossfade.api import get_actor as get_actor
     from crossfade.api import init as init
     from crossfade.api import is_initialized as is_initialized
     from crossfade.api import kill as kill
     from crossfade.api import method as method
+    from crossfade.api import put as put
     from crossfade.api import remote as remote
     from crossfade.api import shutdown as shutdown
+    from crossfade.api import wait as wait
     from crossfade.api.calibrate import calibrate as calibrate
     from crossfade.errors import ActorDiedError as ActorDiedError
     from crossfade.errors import ActorError as ActorError
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from crossfade.errors import SessionError as SessionError
     from crossfade.errors import TaskError as TaskError
     from crossfade.errors import TeardownTimeout as TeardownTimeout
+    from crossfade.errors import TimedOut as TimedOut
+    from crossfade.errors import UnknownActor as UnknownActor
     from crossfade.errors import UnknownTransport as UnknownTransport
     from crossfade.graph.nodes import InputNode as InputNode
     from crossfade.graph.nodes import MultiOutputNode as MultiOutputNode
@@ -58,12 +63,13 @@ if TYPE_CHECKING:
 _ROOMS = {
     "crossfade.api.calibrate": "calibrate",
     "crossfade.api": (
-        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef dump get init is_initialized kill method remote shutdown"
+        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef dump get get_actor init is_initialized kill method put remote "
+        "shutdown wait"
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
         "CrossfadeError GetTimeoutError GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
-        "SessionError TaskError TeardownTimeout UnknownTransport"
+        "SessionError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",
@@ -73,7 +79,13 @@ _ROOMS = {
     "crossfade.schedule.cost": "CostModel Workload",
     "crossfade.types": "Transport",
 }
-_MODULES = ("collective", "experimental")
+_FACADES = {
+    "actor",
+    "collective",
+    "dag",
+    "exceptions",
+    "experimental",
+}  # Ray's import paths, also reached as attributes, as in Ray
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = sorted(_ROOM_OF)
@@ -85,10 +97,10 @@ def __getattr__(name: str) -> Any:
         import_module("crossfade.api")  # whoever binds a node wants to compile it
         value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
         return value
-    if name in _MODULES:
-        return import_module(f"crossfade.{name}")  # which makes it an attribute
+    if name in _FACADES:
+        return import_module(f"crossfade.{name}")
     raise AttributeError(f"module 'crossfade' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *_MODULES, "__version__"]
+    return [*__all__, *sorted(_FACADES), "__version__"]

@@ -15,11 +15,14 @@
     ├── ChannelError              a value cannot be moved
     │   ├── ChannelClosed         closed by this side
     │   ├── ChannelBroken         closed, or broken, by the other side
-    │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimeoutError
+    │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimedOut
     ├── CapacityExceeded          more executions in flight than the graph was compiled for
-    ├── GetTimeoutError           a result was not there in time, and can be got again; also a TimeoutError
-    ├── TeardownTimeout           an actor was still busy when the time for a teardown was over; also a TimeoutError
+    ├── TimedOut                  a time limit passed and nothing was lost; also a TimeoutError
+    │   ├── GetTimeoutError       a result was not there in time, and can be got again
+    │   ├── TeardownTimeout       an actor was still busy when the time for a teardown was over
+    │   └── (ChannelTimeout)
     ├── SessionError              crossfade is not initialised, or is shut down, or the object is another session's
+    │   └── UnknownActor          no actor of that name is alive; also a ValueError
     └── MissingDependency         an optional dependency is not installed; also an ImportError
 """
 
@@ -51,6 +54,8 @@ __all__ = [
     "SessionError",
     "TaskError",
     "TeardownTimeout",
+    "TimedOut",
+    "UnknownActor",
     "UnknownTransport",
 ]
 
@@ -116,7 +121,11 @@ class ChannelBroken(ChannelError):
     """The other side closed the channel, or died."""
 
 
-class ChannelTimeout(ChannelError, TimeoutError):
+class TimedOut(CrossfadeError, TimeoutError):
+    """A time limit passed. Nothing was lost: the same call may be made again."""
+
+
+class ChannelTimeout(ChannelError, TimedOut):
     """The channel was still full, or still empty, when the time limit passed. Nothing was lost."""
 
 
@@ -124,16 +133,20 @@ class CapacityExceeded(CrossfadeError):
     """``execute`` was called with ``max_inflight`` results not yet got."""
 
 
-class GetTimeoutError(CrossfadeError, TimeoutError):
+class GetTimeoutError(TimedOut):
     """A result was not there within the time limit. The same reference can be got again."""
 
 
-class TeardownTimeout(CrossfadeError, TimeoutError):
+class TeardownTimeout(TimedOut):
     """A graph could not be taken from its actors within the time limit; the message says what they are doing. Call it again."""
 
 
 class SessionError(CrossfadeError):
     """There is no session, or it is over, or the object belongs to another one."""
+
+
+class UnknownActor(SessionError, ValueError):
+    """No actor of that name is alive."""
 
 
 class MissingDependency(CrossfadeError, ImportError):

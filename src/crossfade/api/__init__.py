@@ -2,10 +2,11 @@
 
 from crossfade.api.compiled import CompiledGraph, compile_graph
 from crossfade.api.dump import dump
-from crossfade.api.refs import CallRef, CompiledRef, get
-from crossfade.api.remote import ActorClass, ActorHandle, kill, method, remote
+from crossfade.api.refs import CallRef, CompiledRef, get, put
+from crossfade.api.remote import ActorClass, ActorHandle, get_actor, kill, method, remote
 from crossfade.api.session import init, is_initialized, shutdown
 from crossfade.api.signals import install_answer
+from crossfade.api.wait import wait
 from crossfade.graph.hook import install_compiler
 
 __all__ = [
@@ -16,12 +17,15 @@ __all__ = [
     "CompiledRef",
     "dump",
     "get",
+    "get_actor",
     "init",
     "is_initialized",
     "kill",
     "method",
+    "put",
     "remote",
     "shutdown",
+    "wait",
 ]
 
 install_compiler(compile_graph)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from crossfade.api.arguments import Splitter
 from crossfade.api.options import CompileOptions
-from crossfade.api.refs import CompiledRef
+from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import Session, current
 from crossfade.engines.protocol import GraphStatistics, HalfSubmitted, OpenPlan
 from crossfade.errors import (
@@ -85,6 +86,7 @@ class CompiledGraph:
         )  # an interrupt between taking and holding it must not lock its own thread out
         self._collected = threading.Condition()  # for threads that wait while another one collects
         self._num_waiting = 0
+        self._num_watching = 0
         self._ended = ""
         self._is_torn = False  # an interrupt (Ctrl-C) came while an input was written
         self._is_collect_torn = False  # ... while a result was taken in
@@ -108,7 +110,8 @@ class CompiledGraph:
             TypeError: the arguments do not fit the graph.
             ChannelTimeout: ``submit_timeout`` passed before there was room.
         """
-        values = args if self._takes_whole and len(args) == 1 and not kwargs else self._splitter.split(args, kwargs)
+        is_plain = self._takes_whole and len(args) == 1 and not kwargs and not isinstance(args[0], Ref)
+        values = args if is_plain else self._splitter.split(args, kwargs)
         with self._submitting:
             if self._ended:
                 raise SessionError(f"the graph cannot be executed: {self._ended}")
@@ -203,6 +206,34 @@ class CompiledGraph:
         finally:
             self._stop_collecting()
 
+    def _is_over(self, execution: Execution) -> bool:
+        """Whether a get of the execution's results would not wait. Takes results in, unless another thread does."""
+        if self._collecting.acquire(blocking=False):
+            try:
+                while execution.values is None:
+                    if not self._collect_next():
+                        self._opened.check()
+                        break
+            except Exception:
+                return True  # get will say it
+            finally:
+                self._collecting.release()
+                self._pass_turn()  # not to those who watch: this is one of them
+        return execution.values is not None or bool(self._ended)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While `crossfade.wait` waits for results: who takes them in wakes it."""
+        with self._collected:
+            self._num_watching += 1
+        try:
+            yield
+        finally:
+            with self._collected:
+                self._num_watching -= 1
+            if self._num_watching:  # another one may have looked while this one took results in
+                self._opened.nudge()
+
     def _await_turn(self, execution: Execution, deadline: float | None) -> bool:
         """Waits while another thread collects: True once this one may, False if that is not needed or the time is up."""
         with self._collected:
@@ -224,6 +255,11 @@ class CompiledGraph:
         self._notify()
 
     def _notify(self) -> None:
+        self._pass_turn()
+        if self._num_watching:
+            self._opened.nudge()
+
+    def _pass_turn(self) -> None:
         if self._num_waiting:  # a thread that is not counted yet has still to try the lock, or to look at its values
             with self._collected:
                 self._collected.notify_all()
@@ -359,6 +395,7 @@ class CompiledGraph:
         self._collecting = threading.RLock()
         self._collected = threading.Condition()
         self._num_waiting = 0
+        self._num_watching = 0
 
     def __enter__(self) -> Self:
         return self

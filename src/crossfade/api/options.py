@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from crossfade.api.accepted import check_names
 
 __all__ = ["CompileOptions"]
 
@@ -61,10 +62,8 @@ class CompileOptions:
             if ours in known:
                 if value is not None or ours == "submit_timeout":
                     chosen[ours] = value
-            elif name not in _RAY_ONLY:
-                close = difflib.get_close_matches(name, known, n=1)
-                meant = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
-                raise TypeError(f"unknown option {name!r} of compile\nhint: {meant}")
+            else:
+                check_names([name], known, _RAY_ONLY, "option of compile")
         made = cls(**chosen)
         if made.max_inflight < 1:
             raise ValueError(f"max_inflight is {made.max_inflight}\nhint: it is 1 or more")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from crossfade.api.session import Session
     from crossfade.engines.protocol import PendingCall
 
-__all__ = ["CallRef", "CompiledRef", "Ref", "get", "resolve"]
+__all__ = ["CallRef", "CompiledRef", "Ref", "StoredRef", "get", "put", "resolve"]
 
 
 class Ref:
@@ -34,6 +35,16 @@ class Ref:
             ActorDiedError: an actor on its way is gone.
         """
         raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        """Whether `get` would return, or raise, without waiting."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be sent inside another value\nhint: make it an argument by itself, which passes its value on, or get "
+            "the value first"
+        )
 
 
 class CallRef(Ref):
@@ -67,8 +78,32 @@ class CallRef(Ref):
             )
         return value[self._index]
 
+    def is_ready(self) -> bool:
+        """See `Ref.is_ready`."""
+        return self._pending.is_done()
+
     def __repr__(self) -> str:
         return f"CallRef({self._label})"
+
+
+class StoredRef(Ref):
+    """A value that was put aside."""
+
+    __slots__ = ("_stored",)
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+
+    def get(self, timeout: float | None = None) -> Any:
+        """See `Ref.get`. The value is there at once, and is a new one each time."""
+        return self._stored.load()
+
+    def is_ready(self) -> bool:
+        """See `Ref.is_ready`."""
+        return True
+
+    def __repr__(self) -> str:
+        return "StoredRef()"
 
 
 class CompiledRef(Ref):
@@ -93,6 +128,10 @@ class CompiledRef(Ref):
         if type(value) is Failure:
             raise value.to_error()
         return value
+
+    def is_ready(self) -> bool:
+        """See `Ref.is_ready`."""
+        return self._execution.values is not None or self._graph._is_over(self._execution)
 
     def __del__(self) -> None:
         # Called by the garbage collector in the middle of anything: it only takes note.
@@ -128,6 +167,21 @@ def _get(refs: Any, deadline: float | None) -> Any:
     raise TypeError(
         f"cannot get {refs!r}\nhint: pass a reference that execute() or .remote() returned, or a list of them"
     )
+
+
+def put(value: Any) -> Ref:
+    """Puts a value aside: it is serialised once, now, and each ``get`` of the reference gives a value of its own.
+
+    Numpy arrays come back as read-only views on what was put aside. The reference may be an argument of ``remote``, ``bind`` and
+    ``execute``.
+
+    Raises:
+        TypeError: it is a reference.
+        Exception: what pickling the value raised.
+    """
+    if isinstance(value, Ref):
+        raise TypeError(f"{value!r} is a reference already\nhint: pass it on as it is")
+    return StoredRef(Stored(value))
 
 
 def resolve(template: Any) -> Any:

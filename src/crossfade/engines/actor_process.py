@@ -12,6 +12,7 @@ from typing import Any
 
 from crossfade.engines import control
 from crossfade.engines.control import send
+from crossfade.engines.output import Pipes
 from crossfade.engines.sentinel import SideDoor
 from crossfade.engines.state import ActorState
 from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
@@ -30,11 +31,17 @@ _ENTRY = "import sys; sys.path[:] = {path!r}; from crossfade.engines.actor impor
 class ActorProcess:
     """One actor's process, as the driver sees it.
 
+    Args:
+        name: the actor's name.
+        spin_us: how long it looks for work before it sleeps.
+        driver_pidfd: readable once the driver has ended.
+        pipes: where its output goes.
+
     Raises:
         ActorStartError: the system could not start it; nothing is left behind.
     """
 
-    def __init__(self, name: str, spin_us: float, driver_pidfd: int) -> None:
+    def __init__(self, name: str, spin_us: float, driver_pidfd: int, pipes: Pipes) -> None:
         self.name = name
         self.num_oom_kills = count_oom_kills()
         self.known: set[str] = set()  # peers that it was introduced to
@@ -64,7 +71,7 @@ class ActorProcess:
             with theirs, their_door:
                 try:
                     mine = (*self.bell_fds, driver_pidfd, their_lifeline, their_door.fileno(), stacks.fd)
-                    self.popen = _start(name, (theirs.fileno(), keys_fd, *mine), spin_us)
+                    self.popen = _start(name, (theirs.fileno(), keys_fd, *mine), spin_us, pipes)
                 finally:
                     os.close(their_lifeline)
                     os.close(keys_fd)
@@ -135,12 +142,14 @@ class ActorProcess:
                 os.close(fd)
 
 
-def _start(name: str, fds: tuple[int, ...], spin_us: float) -> subprocess.Popen[bytes]:
+def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> subprocess.Popen[bytes]:
     """Starts the interpreter of an actor."""
     arguments = ", ".join(map(repr, (*fds, spin_us)))
     code = _ENTRY.format(path=[str(entry) or os.getcwd() for entry in sys.path], arguments=arguments)
+    command = [sys.executable, "-u", "-c", code]
+    stdout, stderr = pipes.for_child
     try:
-        return subprocess.Popen([sys.executable, "-u", "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     except (OSError, subprocess.SubprocessError) as error:
         failed = ActorStartError(
             f"the process of actor {name} could not be started: {error}",

@@ -101,6 +101,18 @@ class InlineEngine:
     def disown(self) -> None:
         """See the protocol. The child has copies of them."""
 
+    def has_ended(self, actor: str) -> bool:
+        """See the protocol."""
+        return actor not in self._instances
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """See the protocol."""
+        while not ready():
+            moved = [plan.try_advance() for plan in self._plans]  # all of them, not up to the first
+            if not any(moved):
+                return bool(ready())
+        return True
+
     def look(self, timeout_s: float) -> State:
         """See the protocol."""
         plans = list(self._plans)
@@ -178,6 +190,10 @@ class _InlinePlan:
         """One of the actors was killed."""
         if actor in self._cursors:
             self._lost = actor
+
+    def try_advance(self) -> bool:
+        """Does what can be done now; False if that is nothing."""
+        return not self._lost and self._advance()
 
     def _advance(self) -> bool:
         self.check()

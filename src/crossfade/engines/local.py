@@ -20,6 +20,7 @@ from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.control import dump_user
 from crossfade.engines.local_plan import LocalPlan
+from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import ActorState, State
 from crossfade.errors import ActorError, Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
@@ -81,11 +82,12 @@ class LocalEngine:
 
     Args:
         spin_us: how long a process looks for work before it sleeps.
+        log_to_driver: the driver shows what actors print; otherwise they inherit its stdout and stderr.
     """
 
     name = "local"
 
-    def __init__(self, *, spin_us: float = DEFAULT_SPIN_US) -> None:
+    def __init__(self, *, spin_us: float = DEFAULT_SPIN_US, log_to_driver: bool = True) -> None:
         allow_many_descriptors()
         self._spin_us = spin_us
         self.bell_fds = Doorbell.create_fds(DRIVER)
@@ -97,11 +99,14 @@ class LocalEngine:
         self._is_closed = False
         self._ending = threading.RLock()
         self._introducing = threading.Lock()
+        self._output = Output() if log_to_driver else None
 
     def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See the protocol."""
         payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
-        process = ActorProcess(actor, self._spin_us, self.pidfd)
+        with Pipes(self._output) as pipes:
+            process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
+            pipes.follow(actor, process.popen.pid, process.pidfd)
         self._processes[actor] = process
         process.on_message = lambda: self._received_early(process)
         self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
@@ -219,6 +224,16 @@ class LocalEngine:
         """Whether an actor's process still runs, as far as is known."""
         return not self._processes[actor].end
 
+    def has_ended(self, actor: str) -> bool:
+        """See the protocol."""
+        self.doorbell.pump()  # deaths that nobody has waited for
+        process = self._processes.get(actor)
+        return process is None or bool(process.end or process.start_failure)
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """See the protocol."""
+        return self.doorbell.wait_until(ready, timeout_s)
+
     def error_of(self, actor: str) -> ActorError:
         """What became of an actor that is not alive."""
         return self._processes[actor].error()
@@ -242,6 +257,8 @@ class LocalEngine:
         """See the protocol."""
         for process in self._processes.values():
             process.disown()
+        if self._output is not None:
+            self._output.disown()
 
     def forget(self, number: int) -> None:
         """A plan is closed."""
@@ -275,6 +292,8 @@ class LocalEngine:
                 process.popen.kill()
             process.popen.wait()
             process.end = process.end or "the session was shut down"
+        if self._output is not None:
+            self._output.close()
         for process in self._processes.values():
             process.close()
         self.doorbell.close()

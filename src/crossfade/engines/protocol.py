@@ -168,6 +168,16 @@ class Engine(Protocol):
     def kill(self, actor: str) -> None:
         """Ends an actor at once."""
 
+    def has_ended(self, actor: str) -> bool:
+        """Whether an actor is gone, or could not be started. Finds it out, also if nobody has waited for anything since."""
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """Waits until ``ready()`` is true, whatever it looks at: it is looked at again whenever something has come in.
+
+        Returns:
+            False if the time passed, or if nothing more can happen.
+        """
+
     def look(self, timeout_s: float) -> State:
         """What everybody is doing at this moment. Takes no lock and waits for nobody longer than ``timeout_s``."""
 
