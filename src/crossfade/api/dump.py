@@ -73,7 +73,7 @@ def _lines(session: Session, stacks: bool) -> Iterator[str]:
 def _matters(graph: CompiledGraph, state: State) -> bool:
     """Whether a graph is open, or an actor has still to leave it."""
     number = graph._opened.number
-    return not graph._ended or any(part.plan == number for actor in state.actors for part in actor.parts)
+    return not graph._executions.ended or any(part.plan == number for actor in state.actors for part in actor.parts)
 
 
 def _count(things: Sequence[object], name: str) -> str:
@@ -82,9 +82,9 @@ def _count(things: Sequence[object], name: str) -> str:
 
 def _graph_lines(graph: CompiledGraph, state: State) -> Iterator[str]:
     number = graph._opened.number
-    inflight = [execution.number for execution in list(graph._inflight)]
+    inflight = [execution.number for execution in list(graph._executions.inflight)]
     span = f": execution {inflight[0]}" + (f" to {inflight[-1]}" if len(inflight) > 1 else "") if inflight else ""
-    yield f"graph {number}, {graph._ended or 'open'}, {len(inflight)} in flight{span}"
+    yield f"graph {number}, {graph._executions.ended or 'open'}, {len(inflight)} in flight{span}"
     rings = state.rings.get(number, ())
     if inflight:
         channel = graph._opened.awaited()

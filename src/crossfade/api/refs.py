@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 
 if TYPE_CHECKING:
-    from crossfade.api.compiled import CompiledGraph, Execution
+    from crossfade.api.executions import Execution, Executions
     from crossfade.api.session import Session
     from crossfade.engines.protocol import PendingCall
 
@@ -22,6 +22,11 @@ class Ref:
     """A result that may not be there yet."""
 
     __slots__ = ("__weakref__",)
+
+    @property
+    def session(self) -> Session | None:
+        """Whose result it is; None if it does not depend on one."""
+        return None
 
     def get(self, timeout: float | None = None) -> Any:
         """The value. May be called again, after a time-out too.
@@ -39,6 +44,14 @@ class Ref:
     def is_ready(self) -> bool:
         """Whether `get` would return, or raise, without waiting."""
         raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """For event loops: waits without blocking the loop, then gives or raises what `get` would. May be awaited again."""
+        if not self.is_ready():
+            from crossfade.api.asynchronous import arrival
+
+            yield from arrival(self)
+        return self.get()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -78,6 +91,11 @@ class CallRef(Ref):
             )
         return value[self._index]
 
+    @property
+    def session(self) -> Session | None:
+        """See `Ref.session`."""
+        return self._session
+
     def is_ready(self) -> bool:
         """See `Ref.is_ready`."""
         return self._pending.is_done()
@@ -112,10 +130,10 @@ class CompiledRef(Ref):
     It may be dropped at any time without waiting; the execution goes on and its result is thrown away.
     """
 
-    __slots__ = ("_execution", "_graph", "_index")
+    __slots__ = ("_execution", "_executions", "_index")
 
-    def __init__(self, graph: CompiledGraph, execution: Execution, index: int) -> None:
-        self._graph = graph
+    def __init__(self, executions: Executions, execution: Execution, index: int) -> None:
+        self._executions = executions
         self._execution = execution
         self._index = index
 
@@ -123,7 +141,7 @@ class CompiledRef(Ref):
         """See `Ref.get`. References may be got in any order, by any thread."""
         execution = self._execution
         if execution.values is None:
-            self._graph._collect(execution, timeout)
+            self._executions.collect(execution, timeout)
         value = execution.values[self._index]  # type: ignore[index]
         if type(value) is Failure:
             raise value.to_error()
@@ -131,7 +149,7 @@ class CompiledRef(Ref):
 
     def is_ready(self) -> bool:
         """See `Ref.is_ready`."""
-        return self._execution.values is not None or self._graph._is_over(self._execution)
+        return self._execution.values is not None or self._executions.is_over(self._execution)
 
     def __del__(self) -> None:
         # Called by the garbage collector in the middle of anything: it only takes note.

@@ -20,6 +20,9 @@ from crossfade.engines.protocol import DEFAULT_SPIN_US
 from crossfade.errors import SessionError
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from crossfade.api.asynchronous import LoopWatch
     from crossfade.api.compiled import CompiledGraph
     from crossfade.engines.protocol import Engine, OpenPlan
     from crossfade.graph.nodes import ActorInfo
@@ -39,6 +42,7 @@ class Session:
         graphs: the compiled graphs that are alive.
         orphans: open plans whose graph was dropped without a teardown.
         actors: what is known of each actor, the dead ones included, by id.
+        watches: what waits for results in an event loop, by loop. Under ``watches_lock``.
 
     Args:
         engine: the engine.
@@ -52,6 +56,8 @@ class Session:
         self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         self.orphans: deque[OpenPlan] = deque()
         self.actors: dict[str, ActorInfo] = {}
+        self.watches: weakref.WeakKeyDictionary[AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
+        self.watches_lock = threading.Lock()
         self._ledger = Ledger(totals or {})
         self._names: set[str] = set()  # ids that were given out
         self._ids: dict[str, str] = {}  # of actors that the user named, by name
@@ -113,6 +119,10 @@ class Session:
         """Tears all graphs down and ends all actors."""
         for graph in list(self.graphs):
             graph._abandon()
+        with self.watches_lock:
+            watches = list(self.watches.values())
+        for watch in watches:
+            watch.end()
         self.engine.close()
 
 

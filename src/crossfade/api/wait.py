@@ -35,8 +35,8 @@ def wait(
     session = current()
     if not look.is_enough() and session is not None:
         with ExitStack() as watching:
-            for graph in {ref._graph for ref in look.refs if isinstance(ref, CompiledRef)}:
-                watching.enter_context(graph._watched())
+            for executions in {ref._executions for ref in look.refs if isinstance(ref, CompiledRef)}:
+                watching.enter_context(executions.watched())
             session.engine.wait_until(look.is_enough, timeout)
     return look.ready(), look.not_ready()
 

@@ -113,6 +113,9 @@ class InlineEngine:
                 return bool(ready())
         return True
 
+    def loop_bell(self) -> None:
+        """See the protocol."""
+
     def look(self, timeout_s: float) -> State:
         """See the protocol."""
         plans = list(self._plans)

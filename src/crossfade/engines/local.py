@@ -25,6 +25,7 @@ from crossfade.engines.state import ActorState, State
 from crossfade.errors import ActorError, Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.frames import FrameError
+from crossfade.host.loop_bell import LoopBell
 from crossfade.host.processes import allow_many_descriptors, open_pidfd
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
@@ -241,6 +242,10 @@ class LocalEngine:
     def await_answers(self, is_complete: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until answers have come in; False if the time passed."""
         return self.doorbell.wait_until(is_complete, timeout_s)
+
+    def loop_bell(self) -> LoopBell:
+        """See the protocol."""
+        return LoopBell(self.doorbell)
 
     def look(self, timeout_s: float) -> State:
         """See the protocol."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from crossfade.engines.state import State
 from crossfade.errors import Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US
+from crossfade.host.loop_bell import LoopBell
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
@@ -177,6 +178,9 @@ class Engine(Protocol):
         Returns:
             False if the time passed, or if nothing more can happen.
         """
+
+    def loop_bell(self) -> LoopBell | None:
+        """For an event loop to wait for whatever comes in; None on an engine where nothing comes by itself."""
 
     def look(self, timeout_s: float) -> State:
         """What everybody is doing at this moment. Takes no lock and waits for nobody longer than ``timeout_s``."""
