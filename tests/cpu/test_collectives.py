@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -317,6 +319,26 @@ def test_long_complaints_travel_whole(bench: Bench) -> None:
     assert same(last, expected_reduction(all_makes(1, (2, 39), "float32"), ReduceOp.SUM))
     assert same(first, expected_reduction(all_makes(1, (2, 1), "float32"), ReduceOp.SUM))
     assert all(str((2,) * 11) in str(error) for error in errors)
+
+
+def test_without_torch_the_extra_is_named() -> None:
+    code = (
+        "import sys\n"
+        "class NoTorch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': raise ImportError(name)\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "import crossfade\n"
+        "crossfade.init(engine='inline')\n"
+        "actors = [crossfade.remote(type('A', (), {'one': lambda self: 1})).remote() for _ in range(2)]\n"
+        "nodes = crossfade.collective.allreduce.bind([actor.one.bind() for actor in actors])\n"
+        "try:\n"
+        "    crossfade.MultiOutputNode(nodes).compile()\n"
+        "except crossfade.MissingDependency as error:\n"
+        "    print(error.hint)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "crossfade[torch]" in ran.stdout
 
 
 # Processes
