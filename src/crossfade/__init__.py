@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from crossfade.api import CallRef as CallRef
     from crossfade.api import CompiledGraph as CompiledGraph
     from crossfade.api import CompiledRef as CompiledRef
+    from crossfade.api import dump as dump
     from crossfade.api import get as get
     from crossfade.api import init as init
     from crossfade.api import is_initialized as is_initialized
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
     from crossfade.errors import GetTimeoutError as GetTimeoutError
     from crossfade.errors import GraphError as GraphError
     from crossfade.errors import MissingDependency as MissingDependency
+    from crossfade.errors import MutatedValueError as MutatedValueError
     from crossfade.errors import PlanError as PlanError
     from crossfade.errors import PlanSyntaxError as PlanSyntaxError
     from crossfade.errors import SessionError as SessionError
     from crossfade.errors import TaskError as TaskError
+    from crossfade.errors import TeardownTimeout as TeardownTimeout
     from crossfade.errors import UnknownTransport as UnknownTransport
     from crossfade.graph.nodes import InputNode as InputNode
     from crossfade.graph.nodes import MultiOutputNode as MultiOutputNode
@@ -55,12 +58,12 @@ if TYPE_CHECKING:
 _ROOMS = {
     "crossfade.api.calibrate": "calibrate",
     "crossfade.api": (
-        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef get init is_initialized kill method remote shutdown"
+        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef dump get init is_initialized kill method remote shutdown"
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
-        "CrossfadeError GetTimeoutError GraphError MissingDependency PlanError PlanSyntaxError SessionError "
-        "TaskError UnknownTransport"
+        "CrossfadeError GetTimeoutError GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
+        "SessionError TaskError TeardownTimeout UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",

@@ -11,12 +11,14 @@
     │   ├── ActorStartError       it could not be started, or its constructor raised
     │   └── ActorDiedError        its process is gone
     ├── TaskError                 a method raised; arrives as an instance of the method's own error type too
+    ├── MutatedValueError         a value was changed after it was returned or passed; found in debug mode only
     ├── ChannelError              a value cannot be moved
     │   ├── ChannelClosed         closed by this side
     │   ├── ChannelBroken         closed, or broken, by the other side
     │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimeoutError
     ├── CapacityExceeded          more executions in flight than the graph was compiled for
     ├── GetTimeoutError           a result was not there in time, and can be got again; also a TimeoutError
+    ├── TeardownTimeout           an actor was still busy when the time for a teardown was over; also a TimeoutError
     ├── SessionError              crossfade is not initialised, or is shut down, or the object is another session's
     └── MissingDependency         an optional dependency is not installed; also an ImportError
 """
@@ -27,6 +29,7 @@ import pickle
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Self
 
 __all__ = [
     "ActorDiedError",
@@ -42,10 +45,12 @@ __all__ = [
     "GetTimeoutError",
     "GraphError",
     "MissingDependency",
+    "MutatedValueError",
     "PlanError",
     "PlanSyntaxError",
     "SessionError",
     "TaskError",
+    "TeardownTimeout",
     "UnknownTransport",
 ]
 
@@ -75,7 +80,20 @@ class PlanSyntaxError(PlanError):
 
 
 class ActorError(CrossfadeError):
-    """Something is wrong with one actor."""
+    """Something is wrong with one actor.
+
+    Attributes:
+        actor: the actor's id.
+    """
+
+    actor: str = ""
+
+    def again(self, more: str = "") -> Self:
+        """A new error that says the same, and ``more``: one object raised twice would collect tracebacks."""
+        error = type(self)(f"{self}{more}")
+        error.actor = self.actor
+        error.__cause__ = self.__cause__
+        return error
 
 
 class ActorStartError(ActorError):
@@ -110,6 +128,10 @@ class GetTimeoutError(CrossfadeError, TimeoutError):
     """A result was not there within the time limit. The same reference can be got again."""
 
 
+class TeardownTimeout(CrossfadeError, TimeoutError):
+    """A graph could not be taken from its actors within the time limit; the message says what they are doing. Call it again."""
+
+
 class SessionError(CrossfadeError):
     """There is no session, or it is over, or the object belongs to another one."""
 
@@ -122,6 +144,10 @@ class MissingDependency(CrossfadeError, ImportError):
             f"{needed_for} needs the package {package!r}, which is not installed",
             hint=f"pip install 'crossfade[{extra}]'",
         )
+
+
+class MutatedValueError(CrossfadeError):
+    """A value was changed after it was returned or passed. Only graphs compiled with ``debug=True`` look for that."""
 
 
 class TaskError(CrossfadeError):

@@ -68,6 +68,10 @@ class Maker:
         """The value itself."""
         return value
 
+    def spoil(self, value: Any) -> None:
+        """Changes what it is given, which nobody may."""
+        value.zero_()
+
     def add(self, first: Any, second: Any) -> Any:
         """The sum of two tensors, of whatever shape."""
         return first.reshape(-1)[:4] + second.reshape(-1)[:4]
@@ -431,6 +435,20 @@ def test_two_graphs_share_actors(local: Bench) -> None:
             assert all(same(ref.get(timeout=30), wanted) for ref in each)
         for graph in graphs:
             graph.teardown()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_debug_mode_finds_a_result_that_was_changed(bench: Bench, overlap: bool) -> None:
+    """Its actor changes it in one method and uses it in another."""
+
+    def build(actors: list[Any], inp: Any) -> list[Any]:
+        first, second = allreduce.bind([actor.make.bind(inp, (3,), "float32") for actor in actors[:2]])
+        return [second, actors[0].spoil.bind(first), actors[0].whatever.bind(first)]
+
+    ((whole, _, spoilt),) = bench.run(build, (1,), overlap=overlap, debug=True)
+    assert same(whole, expected_reduction(all_makes(1, (3,), "float32")[:2], ReduceOp.SUM))
+    assert isinstance(spoilt, crossfade.TaskError)
+    assert "the value c0.0 of allreduce c0 was changed" in str(spoilt)
 
 
 # Random graphs

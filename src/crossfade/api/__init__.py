@@ -1,9 +1,11 @@
 """What the user holds: the one place where graph, plan, schedule and engines meet."""
 
 from crossfade.api.compiled import CompiledGraph, compile_graph
+from crossfade.api.dump import dump
 from crossfade.api.refs import CallRef, CompiledRef, get
 from crossfade.api.remote import ActorClass, ActorHandle, kill, method, remote
 from crossfade.api.session import init, is_initialized, shutdown
+from crossfade.api.signals import install_answer
 from crossfade.graph.hook import install_compiler
 
 __all__ = [
@@ -12,6 +14,7 @@ __all__ = [
     "CallRef",
     "CompiledGraph",
     "CompiledRef",
+    "dump",
     "get",
     "init",
     "is_initialized",
@@ -22,3 +25,4 @@ __all__ = [
 ]
 
 install_compiler(compile_graph)
+install_answer(dump)

@@ -15,7 +15,15 @@ from crossfade.api.options import CompileOptions
 from crossfade.api.refs import CompiledRef
 from crossfade.api.session import Session, current
 from crossfade.engines.protocol import GraphStatistics, HalfSubmitted, OpenPlan
-from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, GetTimeoutError, GraphError, SessionError
+from crossfade.errors import (
+    CapacityExceeded,
+    ChannelError,
+    ChannelTimeout,
+    GetTimeoutError,
+    GraphError,
+    SessionError,
+    TeardownTimeout,
+)
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.plan import Plan
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
     from crossfade.schedule.cost import CostModel, Workload
 
 __all__ = ["CompiledGraph", "Execution", "compile_graph"]
+
+_GRACE_S = 1.0
 
 
 class Execution:
@@ -70,7 +80,9 @@ class CompiledGraph:
         self._inflight: deque[Execution] = deque()  # submitted and not collected
         self._num_submitted = 0
         self._submitting = threading.Lock()
-        self._collecting = threading.Lock()
+        self._collecting = (
+            threading.RLock()
+        )  # an interrupt between taking and holding it must not lock its own thread out
         self._collected = threading.Condition()  # for threads that wait while another one collects
         self._num_waiting = 0
         self._ended = ""
@@ -130,6 +142,7 @@ class CompiledGraph:
             if len(inflight) < self._max_inflight:
                 return  # another thread has collected one just now
             if all(execution.claims for execution in inflight):
+                self._opened.check()
                 raise CapacityExceeded(
                     f"{len(inflight)} executions are in flight, and max_inflight is {self._max_inflight}",
                     hint="get the oldest result first, or compile with a larger max_inflight",
@@ -146,6 +159,8 @@ class CompiledGraph:
 
         def ready() -> bool:
             nonlocal is_submitted
+            if self._ended:
+                raise SessionError(f"the graph cannot be executed: {self._ended}")
             if self._inflight and self._collecting.acquire(blocking=False):
                 try:
                     self._collect_next()
@@ -215,24 +230,27 @@ class CompiledGraph:
 
     def _collect_next(self) -> bool:
         """Takes in the results of the oldest execution, if they are there."""
+        if self._ended:
+            raise SessionError(f"there is no result: {self._ended}")
         if self._is_collect_torn:
             raise _torn()
-        self._is_collect_torn = True  # left so by an interrupt only: a value may be taken and in nobody's hands
         try:
             values = self._opened.try_collect()
+            if values is not None:
+                self._inflight.popleft().values = values
         except ChannelError as error:
-            self._is_collect_torn = False
             if self._ended:  # another thread has shut the session down
                 raise SessionError(f"the results are gone: {self._ended}") from error
             raise
         except Exception:
-            self._is_collect_torn = False
             raise
-        if values is not None:
-            self._inflight.popleft().values = values
-            self._notify()
-        self._is_collect_torn = False
-        return values is not None
+        except BaseException:  # an interrupt: a value may be taken and in nobody's hands
+            self._is_collect_torn = True
+            raise
+        if values is None:
+            return False
+        self._notify()
+        return True
 
     def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
         return GetTimeoutError(
@@ -298,34 +316,47 @@ class CompiledGraph:
 
     # Ending
 
-    def teardown(self, kill_actors: bool = False) -> None:
+    def teardown(self, kill_actors: bool = False, *, timeout: float | None = None) -> None:
         """Takes the graph from its actors, which go on living. Results that were got, or collected, stay valid. Idempotent.
 
-        Waits for an actor that is in the middle of a method.
+        Waits for actors that are in the middle of a method. Threads that wait for a result get a `SessionError` at once.
 
         Args:
-            kill_actors: end the actors too.
+            kill_actors: end the actors too; those in the middle of a method after ``timeout`` (one second by default).
+            timeout: the longest wait in seconds; None for ever.
+
+        Raises:
+            TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
         """
+        self._ended = self._ended or "it was torn down"
+        if current() is not self._session:
+            return  # the actors went with their session, or are the parent's of this forked process
+        self._opened.nudge()
+        grace_s = _GRACE_S if kill_actors and timeout is None else timeout
         with self._submitting, self._collecting:
-            if not self._ended:
-                if self._options.record and current() is self._session:
-                    self._measured = Timeline.of("measured", self._opened.spans())
-                self._ended = "it was torn down"
-                self._opened.close()
+            try:
+                if self._options.record and self._measured is None:
+                    self._measured = Timeline.of("measured", self._opened.spans(grace_s))
+                self._opened.close(grace_s)
+            except TeardownTimeout:
+                if not kill_actors:
+                    raise
         self._notify()
-        if kill_actors and current() is self._session:
+        if kill_actors:
             for actor in self.plan.programs.keys() - {DRIVER}:
                 self._session.engine.kill(actor)
+            self._opened.close()
 
     def _abandon(self) -> None:
         """The session ends."""
         self._ended = self._ended or "the session was shut down"
+        self._opened.nudge()
 
     def _disown(self) -> None:
         """This process was forked: the graph is its parent's, and other threads may have held the locks."""
         self._ended = "it belongs to the process that this one was forked from"
         self._submitting = threading.Lock()
-        self._collecting = threading.Lock()
+        self._collecting = threading.RLock()
         self._collected = threading.Condition()
         self._num_waiting = 0
 
@@ -336,6 +367,11 @@ class CompiledGraph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.teardown()
+
+    def __del__(self) -> None:
+        # Called by the garbage collector in the middle of anything: it only takes note.
+        if not self.__dict__.get("_ended", "never opened"):
+            self._session.orphans.append(self._opened)
 
     def __repr__(self) -> str:
         state = self._ended or f"{len(self._inflight)} in flight"
@@ -362,7 +398,8 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     plan, calls = compile_plan(
         checked, max_inflight=chosen.max_inflight, buffer_bytes=chosen.buffer_bytes, overlap=chosen.overlap
     )
-    opened = session.engine.open(plan, calls, record=chosen.record)
+    session.bury_orphans()
+    opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
     graph = CompiledGraph(session, checked, plan, opened, chosen)
     session.graphs.add(graph)
     return graph

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 __all__ = ["CompileOptions"]
@@ -34,6 +35,8 @@ class CompileOptions:
             default slots are made, and their memory touched, when the first value needs them.
         submit_timeout: the longest ``execute`` waits for room, in seconds; None for ever.
         record: record what runs when, for ``graph.timeline()``; about 0.3 us an action.
+        debug: find values that are changed after they were returned or passed (`MutatedValueError`), by comparing digests of all
+            values, which is slow. By default what the environment variable ``CROSSFADE_DEBUG`` says: 1 for yes.
     """
 
     max_inflight: int = 10
@@ -41,6 +44,7 @@ class CompileOptions:
     buffer_bytes: int = 0
     submit_timeout: float | None = None
     record: bool = False
+    debug: bool = field(default_factory=lambda: os.environ.get("CROSSFADE_DEBUG", "") not in ("", "0"))
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> CompileOptions:
@@ -50,7 +54,7 @@ class CompileOptions:
             TypeError: an unknown option.
             ValueError: an option out of its range.
         """
-        known = [field.name for field in fields(cls)]
+        known = [each.name for each in fields(cls)]
         chosen: dict[str, Any] = {}
         for name, value in options.items():
             ours = _RAY_NAMES.get(name, name)

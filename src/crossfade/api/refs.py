@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ class CallRef(Ref):
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`."""
+        if self._session.pid != os.getpid():
+            raise SessionError(f"{self._label} was called in the process that this one was forked from")
         if not self._pending.wait(timeout):
             raise GetTimeoutError(
                 f"{self._label} has not returned within {timeout} s", hint="get the same reference again"

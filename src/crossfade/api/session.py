@@ -8,14 +8,16 @@ import os
 import threading
 import uuid
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from crossfade.api.signals import release_signal, take_signal
 from crossfade.engines.protocol import DEFAULT_SPIN_US
 from crossfade.errors import SessionError
 
 if TYPE_CHECKING:
     from crossfade.api.compiled import CompiledGraph
-    from crossfade.engines.protocol import Engine
+    from crossfade.engines.protocol import Engine, OpenPlan
 
 __all__ = ["Session", "current", "init", "is_initialized", "require", "shutdown"]
 
@@ -29,6 +31,7 @@ class Session:
         id: tells sessions apart.
         engine: runs the actors.
         graphs: the compiled graphs that are alive.
+        orphans: open plans whose graph was dropped without a teardown.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -36,6 +39,7 @@ class Session:
         self.pid = os.getpid()
         self.engine = engine
         self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        self.orphans: deque[OpenPlan] = deque()
         self._names: set[str] = set()
         self._counters: dict[str, itertools.count[int]] = {}
         self._lock = threading.Lock()
@@ -63,6 +67,11 @@ class Session:
         """The actor could not be started: its name is free again."""
         with self._lock:
             self._names.discard(name)
+
+    def bury_orphans(self) -> None:
+        """Takes the plans of dropped graphs from their actors."""
+        while self.orphans:
+            self.orphans.popleft().leave()
 
     def close(self) -> None:
         """Tears all graphs down and ends all actors."""
@@ -101,6 +110,7 @@ def init(*, engine: str = "local", spin_us: float = DEFAULT_SPIN_US, ignore_rein
                 return running
             raise SessionError("crossfade is initialised already", hint="call crossfade.shutdown() first")
         _Holder.session = Session(_make_engine(engine, spin_us))
+        take_signal()
         return _Holder.session
 
 
@@ -151,6 +161,7 @@ def shutdown(**_: Any) -> None:
         session, _Holder.session = current(), None
     if session is not None:
         session.close()
+        release_signal()
 
 
 def _disown() -> None:
@@ -160,6 +171,7 @@ def _disown() -> None:
     if session is not None:
         for graph in list(session.graphs):
             graph._disown()
+        session.engine.disown()
 
 
 os.register_at_fork(after_in_child=_disown)

@@ -11,14 +11,25 @@ from typing import Any
 from crossfade.channels.protocol import Collective, Reader, Writer
 from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.engines.state import RingState
 from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
-from crossfade.host.memory import Heap, Memory
+from crossfade.host.memory import Heap, Memory, address_of
+from crossfade.host.semaphore import open_semaphore
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.runtime.bind import Ends
 from crossfade.types import Transport
 
-__all__ = ["Wiring", "board_size_bytes", "format_board", "gloo_parties", "heap_owners", "heaps_of", "peers_of"]
+__all__ = [
+    "Wiring",
+    "board_size_bytes",
+    "format_board",
+    "gloo_parties",
+    "heap_owners",
+    "heaps_of",
+    "peers_of",
+    "ring_states",
+]
 
 
 _JOIN_S = 5.0
@@ -44,6 +55,21 @@ def format_board(plan: Plan, board: mmap.mmap) -> None:
     """Makes zeroed memory the empty rings of a plan."""
     for _, offset, layout in _rings(plan):
         format_ring(board, offset, layout)
+
+
+def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
+    """What lies in each ring at this moment, from the counters on the board."""
+    return tuple(
+        RingState(
+            spec.id,
+            spec.writer,
+            reader,
+            spec.depth,
+            open_semaphore(address_of(board, offset) + layout.items(index))._get_value(),
+        )
+        for spec, offset, layout in _rings(plan)
+        for index, reader in enumerate(spec.readers)
+    )
 
 
 def gloo_parties(plan: Plan) -> list[str]:

@@ -65,7 +65,7 @@ class Bell:
         if self.event_fd >= 0:
             os.close(self.event_fd)
             self.event_fd = -1
-            self.flags = memoryview(bytearray(2))  # lets go of the mapping, which holds a descriptor of its own
+            self.flags = memoryview(bytearray(2))  # lets go of the mapping
             del self._mapping
 
 
@@ -92,8 +92,8 @@ class Doorbell:
         # Edge-triggered: each ring wakes once, also when the count before it was never read.
         self._poller.register(event_fd, select.EPOLLIN | select.EPOLLET)
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._sleeping = threading.Lock()  # held by the thread that sleeps on the descriptors
-        self._turn = threading.Condition()
+        self._turn = threading.Condition(threading.Lock())
+        self._sleeper = 0  # the thread that sleeps on the descriptors
         self._num_beside = 0  # threads that sleep until that one wakes
 
     @staticmethod
@@ -178,17 +178,23 @@ class Doorbell:
     def _sleep(self, ready: Callable[[], object], idle: Callable[[], bool] | None, deadline: float | None) -> bool:
         """One sleep: True if ``ready()`` was true before it."""
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not self._sleeping.acquire(False):
+        me = threading.get_ident()
+        with self._turn:
+            # An interrupt may have kept this thread from leaving: it may come again.
+            is_mine = self._sleeper in (0, me)
+            if is_mine:
+                self._sleeper = me
+                self.flags[_ASLEEP] = 1  # before anybody else can find out that there is a sleeper, and rely on it
+        if not is_mine:
             return self._sleep_beside(ready, left_s)
         try:
-            self.flags[_ASLEEP] = 1
             self._fence()
             if (idle is None or not idle()) and ready():
                 return True
             events = self._poller.poll(left_s)
         finally:
             self.flags[_ASLEEP] = 0
-            self._sleeping.release()
+            self._sleeper = 0
             if self._num_beside:  # who is not counted yet has still to look whether anybody sleeps
                 with self._turn:
                     self._turn.notify_all()
@@ -200,9 +206,10 @@ class Doorbell:
         with self._turn:
             self._num_beside += 1
             try:
+                self._fence()
                 if ready():
                     return True
-                if self._sleeping.locked():
+                if self._sleeper:
                     self._turn.wait(left_s)
                 return False
             finally:

@@ -122,7 +122,7 @@ class _Parser:
         ids = tuple(each.strip() for each in text.split(","))
         for each in ids:
             if not re.fullmatch(_ID, each):
-                raise self._expected(what, f"{each!r} is no id; ids are separated by commas")
+                raise self._expected(what, f"{each[:LONGEST_LINE_SHOWN]!r} is no id; ids are separated by commas")
         return ids
 
     def _take_header(self, match: re.Match[str]) -> None:

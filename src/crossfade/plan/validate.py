@@ -28,6 +28,8 @@ __all__ = ["Fault", "find_fault", "validate"]
 MOST_ACTIONS_SHOWN = 200
 """Plans with more actions are shown in part."""
 LONGEST_CYCLE_SHOWN = 12
+LONGEST_NAME_SHOWN = 300
+"""Plans with longer names too."""
 
 _HINTS = {
     "PL-1": "a channel has one write (gloo: send), and one read (recv) in each reader; gloo: in one order at both ends; "
@@ -71,9 +73,15 @@ def validate(plan: Plan) -> None:
     else:
         where = f"{fault.actor}, step {fault.index}, {str(plan.programs[fault.actor][fault.index])!r}"
         mark = (fault.actor, fault.index)
-        is_small = sum(map(len, plan.programs.values())) <= MOST_ACTIONS_SHOWN
+        is_small = sum(map(len, plan.programs.values())) <= MOST_ACTIONS_SHOWN and _is_narrow(plan)
         shown = "\n" + (format_plan(plan, mark) if is_small else format_excerpt(plan, mark))
     raise PlanError(f"{fault.invariant}: {where}: {fault.reason}{shown}", hint=_HINTS[fault.invariant])
+
+
+def _is_narrow(plan: Plan) -> bool:
+    """Whether no name is so long that the grid's other rows would be mostly padding."""
+    names = chain(plan.programs, (action.target for actions in plan.programs.values() for action in actions))
+    return max(map(len, names), default=0) <= LONGEST_NAME_SHOWN
 
 
 def find_fault(plan: Plan) -> Fault | None:

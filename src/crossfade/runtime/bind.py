@@ -12,6 +12,7 @@ from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call, Hole, fill
 from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.runtime.cursor import Cursor, Idle, Round, Step
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 
 __all__ = ["Ends", "bind"]
@@ -42,6 +43,7 @@ def bind(
     calls: Mapping[str, Call],
     ends: Ends,
     recorder: Recorder | None = None,
+    guard: Guard | None = None,
 ) -> Cursor:
     """A cursor that runs ``actor``'s program.
 
@@ -52,8 +54,9 @@ def bind(
         calls: of each of its nodes, by id: the arguments.
         ends: its ends of the channels.
         recorder: records every action if given.
+        guard: watches every value if given.
     """
-    binder = _Binder(plan, actor, methods, calls, ends)
+    binder = _Binder(plan, actor, methods, calls, ends, guard)
     program = plan.programs[actor]
     if recorder is not None:
         _listen(plan, program, ends, recorder)
@@ -71,7 +74,8 @@ def bind(
     # A recorder has to see each step that cannot run yet, so nothing may look before it.
     looks = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}
     idles = looks if recorder is None else {}
-    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles)
+    actions = [bound.action for bound in body]
+    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles, actions)
 
 
 def _what(plan: Plan, action: Action) -> str:
@@ -96,8 +100,15 @@ class _Binder:
     """Makes the steps. Values live in a list of registers that the steps close over."""
 
     def __init__(
-        self, plan: Plan, actor: str, methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Call], ends: Ends
+        self,
+        plan: Plan,
+        actor: str,
+        methods: Mapping[str, Callable[..., Any]],
+        calls: Mapping[str, Call],
+        ends: Ends,
+        guard: Guard | None,
     ) -> None:
+        self._guard = guard
         self._plan = plan
         self._actor = actor
         self._methods = methods
@@ -105,11 +116,10 @@ class _Binder:
         self._ends = ends
         self._registers: list[Any] = []
         self._register_of: dict[str, int] = {}
-        self._started = {a.target: a for a in plan.programs[actor] if a.verb is Verb.RECV}
+        receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
+        self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
         # What was started in the background, by the value that nobody has waited for yet: a receive, or a collective.
-        self._pending = {
-            plan.channel[target].value: action for target, action in self._started.items() if action.stream != MAIN
-        }
+        self._pending = {value: action for value, action in receives.items() if action.stream != MAIN}
         for action in plan.programs[actor]:
             if action.verb is Verb.COLL and action.stream != MAIN:
                 outputs = plan.collective[action.target].outputs_of(actor)
@@ -186,11 +196,11 @@ class _Binder:
             registers[register] = value
             return True
 
-        return read
+        return read if self._guard is None else self._guard.arrive(read, registers, register)
 
     def _write(self, channel: str) -> Step:
         registers, register = self._registers, self._register(self._plan.channel[channel].value)
-        try_write, actor, value = self._ends.writers[channel].try_write, self._actor, self._plan.channel[channel].value
+        try_write, actor, label = self._ends.writers[channel].try_write, self._actor, self._label_of(channel)
 
         def write() -> bool:
             try:
@@ -198,19 +208,34 @@ class _Binder:
             except ChannelError:
                 raise
             except Exception as error:  # it cannot be pickled: its readers get that error instead
-                return try_write(Failure.capture(error, actor=actor, node=f"{value} (pickling what it returned)"))
+                return try_write(Failure.capture(error, actor=actor, node=label))
 
-        return write
+        if self._guard is None:
+            return write
+        writer, is_ordered = self._ends.writers[channel], self._plan.channel[channel].is_ordered
+        return self._guard.leave(write, registers, register, channel, writer if is_ordered else None)
+
+    def _label_of(self, channel: str) -> str:
+        """How an error calls the value that goes through a channel."""
+        value = self._plan.channel[channel].value
+        node = next((node for node in self._plan.nodes if value in node.outputs), None)
+        if node is None:
+            return f"pickling {value}"  # what a collective gave, or a value that is passed on
+        return f"{self._actor}.{node.method} (node {node.id}), pickling what it returned,"
 
     def _start(self, collective: str) -> Step:
         registers, start = self._registers, self._ends.collectives[collective].start
-        inputs = [self._register(value) for value in self._plan.collective[collective].inputs_of(self._actor)]
+        values = self._plan.collective[collective].inputs_of(self._actor)
+        inputs = [self._register(value) for value in values]
 
         def started() -> bool:
             start([registers[register] for register in inputs])
             return True
 
-        return started
+        if self._guard is None:
+            return started
+        label = f"{self._plan.collective[collective].kind} (collective {collective})"
+        return self._guard.run(started, registers, list(zip(inputs, values, strict=True)), [], label)
 
     def _finish(self, collective: str) -> Step:
         registers, try_finish = self._registers, self._ends.collectives[collective].try_finish
@@ -224,12 +249,15 @@ class _Binder:
                 registers[register] = value
             return True
 
-        return finish
+        step: Step = finish
+        if self._guard is not None:
+            for register in outputs:
+                step = self._guard.arrive(step, registers, register)
+        return step
 
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)
-        channel = next((c for c in self._started if self._plan.channel[c].value == value), None)
-        release = None if channel is None else self._ends.readers[channel].release
+        release = self._releases.get(value)
 
         def free() -> bool:
             registers[register] = None
@@ -237,7 +265,7 @@ class _Binder:
                 release()
             return True
 
-        return free
+        return free if self._guard is None else self._guard.free(free, registers, register, value)
 
     def _run(self, node: NodeSpec) -> Step:
         method, call = self._methods[node.id], self._calls[node.id]
@@ -246,8 +274,13 @@ class _Binder:
         label = f"{self._actor}.{node.method} (node {node.id})"
         simple = call.args == tuple(Hole(i) for i in range(len(inputs))) and not call.kwargs
         if simple and len(inputs) == len(outputs) == 1:
-            return self._run_one(method, inputs[0], outputs[0], label)
-        return self._run_any(method, call, inputs, outputs, label)
+            step = self._run_one(method, inputs[0], outputs[0], label)
+        else:
+            step = self._run_any(method, call, inputs, outputs, label)
+        if self._guard is None:
+            return step
+        given = list(zip(inputs, node.inputs, strict=True))
+        return self._guard.run(step, self._registers, given, outputs, label)
 
     def _run_one(self, method: Callable[..., Any], source: int, target: int, label: str) -> Step:
         """One value in, as the only argument, and one out: what most nodes are."""

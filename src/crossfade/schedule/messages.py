@@ -26,10 +26,11 @@ def add_messages(draft: Draft) -> Draft:
         for reader in spec.readers:
             incoming[reader, spec.value] = spec
     values = draft.values()
+    senders = {spec.id: (index, spec.writer) for index, spec in enumerate(draft.channels)}
     for party, actions in draft.programs.items():
         if party != DRIVER:
             uses = [(action, *values[party][action.verb, action.target]) for action in actions]
-            draft.programs[party] = _order_receives(draft, party, _with_moves(party, uses, incoming, outgoing))
+            draft.programs[party] = _order_receives(senders, _with_moves(party, uses, incoming, outgoing))
     writes = [_move_out(spec) for item in draft.inputs for spec in outgoing[item.value]]
     reads = [_move_in(incoming[DRIVER, value]) for value in _made_order(draft, draft.outputs)]
     draft.programs[DRIVER] = [*writes, *reads]
@@ -69,18 +70,21 @@ def _move_out(spec: ChannelSpec) -> Action:
     return Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
 
 
-def _order_receives(draft: Draft, party: str, program: list[Action]) -> list[Action]:
-    """Moves receives up until those from one sender come in the order of its sends."""
-    sent = {spec.id: index for index, spec in enumerate(draft.channels)}  # channels stand in the order of their values
-    writer = {spec.id: spec.writer for spec in draft.channels}
+def _order_receives(senders: dict[str, tuple[int, str]], program: list[Action]) -> list[Action]:
+    """Moves receives up until those from one sender come in the order of its sends.
+
+    Args:
+        senders: of each channel, its place among the channels, which stand in the order of their values, and its writer.
+        program: the program of one party.
+    """
     place: dict[str, int] = {}
     earliest: dict[str, int] = {}
     receives = [(index, action) for index, action in enumerate(program) if action.verb is Verb.RECV]
-    for index, action in sorted(receives, key=lambda item: sent[item[1].target], reverse=True):
-        source = writer[action.target]
+    for index, action in sorted(receives, key=lambda item: senders[item[1].target], reverse=True):
+        source = senders[action.target][1]
         place[action.target] = earliest[source] = min(index, earliest.get(source, index))
     before: dict[int, list[Action]] = defaultdict(list)
-    for _, action in sorted(receives, key=lambda item: sent[item[1].target]):
+    for _, action in sorted(receives, key=lambda item: senders[item[1].target]):
         before[place[action.target]].append(action)
     ordered: list[Action] = []
     for index, action in enumerate(program):
