@@ -218,6 +218,10 @@ def test_slots_hold_no_descriptor(workers: Any) -> None:
     assert len(kept) == 60
 
 
+def _address(view: Any) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
 def test_receive_buffers_are_used_again_once_their_value_has_died() -> None:
     pytest.importorskip("torch")
     from crossfade.channels.receive_buffers import ReceiveBuffers
@@ -226,14 +230,14 @@ def test_receive_buffers_are_used_again_once_their_value_has_died() -> None:
     buffers.num_slots = 2
     size = 40_000_000
     first = buffers.take(size)
-    view = memoryview(first)[100:200]
-    address = first.ctypes.data
+    view = first[100:200]
+    address = _address(first)
     del first
     second = buffers.take(size)
-    assert second.ctypes.data != address  # a view of the first is alive
+    assert _address(second) != address  # a view of the first is alive
     del view
     third = buffers.take(size - 1_000_000)
-    assert third.ctypes.data == address
+    assert _address(third) == address
     assert third.nbytes == size - 1_000_000
     del second, third
     assert len(buffers._free) == 2
@@ -242,3 +246,28 @@ def test_receive_buffers_are_used_again_once_their_value_has_died() -> None:
     del small
     assert not buffers._lent
     assert buffers.take(0).nbytes == 0
+
+
+@pytest.mark.parametrize("kind", ["array", "read-only array", "view of an array", "tensor", "part of a tensor"])
+def test_no_receive_buffer_is_used_again_under_a_value(kind: str) -> None:
+    """numpy shortens chains of views: it must not shorten away the object whose death is waited for."""
+    pytest.importorskip("torch")
+    from crossfade.channels.receive_buffers import ReceiveBuffers
+
+    buffers = ReceiveBuffers()
+    buffers.num_slots = 4
+    value = _value_on(buffers.take(20_000_000), kind)
+    assert len(buffers._lent) == 1
+    assert buffers._free == []
+    del value
+    assert len(buffers._free) == 1
+
+
+def _value_on(memory: memoryview, kind: str) -> Any:
+    import torch
+
+    array: Any = np.ndarray((8, 8), np.uint8, memory[64:].toreadonly() if kind == "read-only array" else memory[64:])
+    tensor: Any = torch.frombuffer(memory[64:128], dtype=torch.float32)
+    return {"view of an array": array[2:4, ::2].T, "tensor": tensor, "part of a tensor": tensor.view(4, 4)[1]}.get(
+        kind, array
+    )

@@ -129,6 +129,10 @@ def _why(plan: Plan, party: str, action: str, rings: Sequence[RingState]) -> str
             unread = _unread(rings, target)
             full = [reader for reader in spec.readers if unread.get(reader, 0) >= spec.depth] or list(spec.readers)
             return f"waits for {', '.join(full)} to take {target} (its ring of {spec.depth} is full)"
+        case "coll":
+            collective = plan.collective[target]
+            others = [name for name in collective.parties if name != party]
+            return f"is in {collective.kind} {target} with {', '.join(others)}"
     return f"is at {action}" if action else "is between two rounds"
 
 

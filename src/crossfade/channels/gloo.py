@@ -238,11 +238,11 @@ class _ReceiveLane:
         index, first_bytes, size_bytes = head.tolist()
         if not 0 <= first_bytes <= size_bytes:
             raise ChannelError(f"a message's head says {first_bytes} of {size_bytes} bytes")
-        memory = self._buffers.take(size_bytes)
-        whole = torch.from_numpy(memory)
-        if size_bytes:
-            self._receive(whole[:first_bytes], peer)
-        message = memoryview(memory) if size_bytes else memoryview(bytearray())
+        message = self._buffers.take(size_bytes)
+        if not size_bytes:
+            return index, start_ns, message
+        whole = torch.frombuffer(message, dtype=torch.uint8)
+        self._receive(whole[:first_bytes], peer)
         if first_bytes < size_bytes:
             for offset, length in buffer_places(message[:first_bytes], size_bytes):
                 if length:

@@ -45,13 +45,13 @@ def answer(key: bytes, me: int, peer: int, peer_nonce: bytes, my_nonce: bytes) -
     return hmac.digest(key, said, hashlib.sha256)
 
 
-def prove_all(group: Any, key: bytes, parties: Sequence[str], me: int, timeout_s: float = TIME_LIMIT_S) -> None:
+def prove_all(group: Any, key: bytes, parties: Sequence[str], me: int) -> None:
     """Proves this party to all others, and has them prove themselves, all at once.
 
     Raises:
-        ChannelError: somebody holds another key, or did not answer within ``timeout_s``.
+        ChannelError: somebody holds another key, or did not answer within `TIME_LIMIT_S`.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + TIME_LIMIT_S
     others = [rank for rank in range(len(parties)) if rank != me]
     nonces = {rank: os.urandom(NONCE_BYTES) for rank in others}
     their_nonces = _exchange(group, nonces, parties, deadline)

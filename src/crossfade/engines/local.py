@@ -96,6 +96,7 @@ class LocalEngine:
         self._plans: dict[int, LocalPlan] = {}
         self._is_closed = False
         self._ending = threading.RLock()
+        self._introducing = threading.Lock()
 
     def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See the protocol."""
@@ -199,11 +200,12 @@ class LocalEngine:
     def introduce(self, actor: str, peer: str) -> None:
         """Makes a peer's doorbell and process known to an actor, once."""
         process = self._processes[actor]
-        if peer not in process.known:
-            process.known.add(peer)
-            other = self._processes.get(peer)
-            fds = (*self.bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
-            process.send(control.Introduce(peer), fds)
+        with self._introducing:  # a thread that finds the peer known must not overtake the one that makes it so
+            if peer not in process.known:
+                other = self._processes.get(peer)
+                fds = (*self.bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
+                process.send(control.Introduce(peer), fds)
+                process.known.add(peer)
 
     def send(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> None:
         """Sends a control message to an actor."""

@@ -219,9 +219,8 @@ class _Binder:
         """How an error calls the value that goes through a channel."""
         value = self._plan.channel[channel].value
         node = next((node for node in self._plan.nodes if value in node.outputs), None)
-        if node is None:
-            return f"pickling {value}"  # what a collective gave, or a value that is passed on
-        return f"{self._actor}.{node.method} (node {node.id}), pickling what it returned,"
+        name = f"the collective that makes {value}" if node is None else f"{self._actor}.{node.method} (node {node.id})"
+        return f"{name}, pickling what it returned,"
 
     def _start(self, collective: str) -> Step:
         registers, start = self._registers, self._ends.collectives[collective].start
