@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,6 +67,10 @@ class Maker:
     def whatever(self, value: Any) -> Any:
         """The value itself."""
         return value
+
+    def spoil(self, value: Any) -> None:
+        """Changes what it is given, which nobody may."""
+        value.zero_()
 
     def add(self, first: Any, second: Any) -> Any:
         """The sum of two tensors, of whatever shape."""
@@ -319,6 +325,26 @@ def test_long_complaints_travel_whole(bench: Bench) -> None:
     assert all(str((2,) * 11) in str(error) for error in errors)
 
 
+def test_without_torch_the_extra_is_named() -> None:
+    code = (
+        "import sys\n"
+        "class NoTorch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': raise ImportError(name)\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "import crossfade\n"
+        "crossfade.init(engine='inline')\n"
+        "actors = [crossfade.remote(type('A', (), {'one': lambda self: 1})).remote() for _ in range(2)]\n"
+        "nodes = crossfade.collective.allreduce.bind([actor.one.bind() for actor in actors])\n"
+        "try:\n"
+        "    crossfade.MultiOutputNode(nodes).compile()\n"
+        "except crossfade.MissingDependency as error:\n"
+        "    print(error.hint)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "crossfade[torch]" in ran.stdout
+
+
 # Processes
 
 
@@ -409,6 +435,20 @@ def test_two_graphs_share_actors(local: Bench) -> None:
             assert all(same(ref.get(timeout=30), wanted) for ref in each)
         for graph in graphs:
             graph.teardown()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_debug_mode_finds_a_result_that_was_changed(bench: Bench, overlap: bool) -> None:
+    """Its actor changes it in one method and uses it in another."""
+
+    def build(actors: list[Any], inp: Any) -> list[Any]:
+        first, second = allreduce.bind([actor.make.bind(inp, (3,), "float32") for actor in actors[:2]])
+        return [second, actors[0].spoil.bind(first), actors[0].whatever.bind(first)]
+
+    ((whole, _, spoilt),) = bench.run(build, (1,), overlap=overlap, debug=True)
+    assert same(whole, expected_reduction(all_makes(1, (3,), "float32")[:2], ReduceOp.SUM))
+    assert isinstance(spoilt, crossfade.TaskError)
+    assert "the value c0.0 of allreduce c0 was changed" in str(spoilt)
 
 
 # Random graphs

@@ -1,7 +1,8 @@
 """Collectives of CPU tensors over torch.distributed's gloo: actors meet in the background of all of them.
 
-Each set of actors that does something together has a process group of its own, on loopback, and each of these actors a thread
-for it, which does the group's collectives one after another in the order of the plan (PL-1).
+Each set of actors that does something together has a process group of its own, on loopback, whose members prove to each other that
+they hold its key (`channels.gloo_proof`). Each of these actors has a thread for it, which does the group's collectives one after
+another in the order of the plan (PL-1).
 
 A collective begins with an exchange of *frames*, 256 bytes from everybody to everybody: what each offers (`channels.collective`),
 or that it ends. An offer that is too long for a frame, such as an exception, follows in a second exchange. From
@@ -38,6 +39,7 @@ from crossfade.channels.collective import (
     pieces_of,
     shard,
 )
+from crossfade.channels.gloo_proof import prove_all, shared_key
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
@@ -99,7 +101,9 @@ class GlooGroup:
         file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
         prefixed = _PrefixStore(f"group{number}", file_store)
         try:
+            key = shared_key(prefixed)
             self._group: Any = dist.ProcessGroupGloo(prefixed, self._parties.index(me), len(parties), options)
+            prove_all(self._group, key, self._parties, self._parties.index(me))
         except RuntimeError as error:
             raise ChannelError(f"{me} could not join the group of {', '.join(parties)}: {error}") from error
         self._thread = threading.Thread(target=self._run, name="crossfade-collectives", daemon=True)

@@ -29,9 +29,8 @@ class _Table:
         layouts = [offer.layout() for offer in offers]
         complaints = [None if offer.failure is None else offer.complaint() for offer in offers]
         failure = conclude(self.meeting, layouts, complaints)
-        results: Sequence[Sequence[object]] = [[failure] * num_outputs] * len(offers)
-        if failure is None:
-            results = reference(self.meeting, offers)
+        given: Sequence[Sequence[object]] = [[failure] * num_outputs] * len(offers)
+        results = given if failure is not None else reference(self.meeting, offers)
         for queue, result in zip(self.results, results, strict=True):
             queue.append(result)
 

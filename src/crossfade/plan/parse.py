@@ -166,7 +166,7 @@ class _Parser:
         form = _FORMS["collective"]
         for word, words in ((kind, CollectiveKind), (transport, Transport), (op or ReduceOp.SUM, ReduceOp)):
             if word not in set(words):
-                raise self._expected(form, f"{word!r} is none of {', '.join(words)}")
+                raise self._expected(form, f"{word[:LONGEST_LINE_SHOWN]!r} is none of {', '.join(words)}")
         parties = [_PARTY.fullmatch(party) for party in rest.split(";")] if rest.strip() else []
         found = [party.groups() for party in parties if party is not None]
         if len(found) < len(parties):

@@ -118,7 +118,7 @@ class _Binder:
         self._register_of: dict[str, int] = {}
         receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
         self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
-        # Values whose receive was started and that nobody has waited for yet.
+        # What was started in the background, by the value that nobody has waited for yet: a receive, or a collective.
         self._pending = {value: action for value, action in receives.items() if action.stream != MAIN}
         for action in plan.programs[actor]:
             if action.verb is Verb.COLL and action.stream != MAIN:
@@ -224,13 +224,17 @@ class _Binder:
 
     def _start(self, collective: str) -> Step:
         registers, start = self._registers, self._ends.collectives[collective].start
-        inputs = [self._register(value) for value in self._plan.collective[collective].inputs_of(self._actor)]
+        values = self._plan.collective[collective].inputs_of(self._actor)
+        inputs = [self._register(value) for value in values]
 
         def started() -> bool:
             start([registers[register] for register in inputs])
             return True
 
-        return started
+        if self._guard is None:
+            return started
+        label = f"{self._plan.collective[collective].kind} (collective {collective})"
+        return self._guard.run(started, registers, list(zip(inputs, values, strict=True)), [], label)
 
     def _finish(self, collective: str) -> Step:
         registers, try_finish = self._registers, self._ends.collectives[collective].try_finish
@@ -244,7 +248,11 @@ class _Binder:
                 registers[register] = value
             return True
 
-        return finish
+        step: Step = finish
+        if self._guard is not None:
+            for register in outputs:
+                step = self._guard.arrive(step, registers, register)
+        return step
 
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)

@@ -75,6 +75,11 @@ class Guard:
                 (value, f"the value of {label}" if value == node.id else f"the value {value} of {label}")
                 for value in node.outputs
             )
+        for collective in plan.collectives:
+            for values in collective.outputs:
+                self._names.update(
+                    (value, f"the value {value} of {collective.kind} {collective.id}") for value in values
+                )
         self._seen: dict[int, _Seen] = {}
         self._underway: dict[str, deque[_Underway]] = {}
         self._writers: dict[str, Writer] = {}
