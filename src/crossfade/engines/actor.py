@@ -16,10 +16,11 @@ from typing import Any
 from crossfade.engines import control
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
+from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
 from crossfade.engines.state import ActorState, PartState
-from crossfade.engines.wiring import Wiring
+from crossfade.engines.wiring import Wiring, peers_of
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import KEY_BYTES, FrameError
@@ -57,6 +58,7 @@ class _Actor:
         self._doorbell = doorbell
         self._bells: dict[str, Bell] = {}
         self._pidfds: dict[str, int] = {}
+        self._gone: set[str] = set()  # peers that have died
         self._parts: dict[int, _Part] = {}
         self._running: list[_Part] = []  # the parts whose cursors can move
         self._name = ""
@@ -164,6 +166,7 @@ class _Actor:
         self._doorbell.watch(pidfd, lambda: self._peer_died(peer))
 
     def _peer_died(self, peer: str) -> None:
+        self._gone.add(peer)
         pidfd = self._pidfds.pop(peer)
         self._doorbell.unwatch(pidfd)
         os.close(pidfd)
@@ -198,7 +201,12 @@ class _Actor:
     ) -> _Part:
         plan = message.plan
         calls = pickle.loads(message.calls)  # first of all, since it may raise
-        wiring = Wiring(plan, self._name, board, heaps, self._bells, store)
+
+        def make() -> Wiring:
+            return Wiring(plan, self._name, board, heaps, self._bells, store)
+
+        peers = peers_of(plan, self._name)
+        wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))
         recorder = Recorder(self._name, message.origin_ns) if message.record else None
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}

@@ -100,8 +100,9 @@ def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
 
 
 def peers_of(plan: Plan, party: str) -> set[str]:
-    """Everybody at the other end of one of the party's channels, and in its collectives."""
+    """Everybody at the other end of one of the party's channels, in its collectives, and in its gloo group."""
     both = [*((spec.writer, *spec.readers) for spec in plan.channels), *(spec.parties for spec in plan.collectives)]
+    both.append(tuple(_link_parties(plan)))
     return {peer for parties in both if party in parties for peer in parties} - {party}
 
 
