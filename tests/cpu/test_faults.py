@@ -514,7 +514,13 @@ def test_a_stuck_program_answers_sigusr1() -> None:
     with _script(STUCK) as driver:
         assert driver.stdout is not None
         assert driver.stderr is not None
-        assert {driver.stdout.readline().split()[-1] for _ in range(2)} == {"ready", "hanging"}
+        said = ""
+        while not ("ready" in said and "hanging" in said):  # two threads print, so their lines may be mixed
+            line = driver.stdout.readline()
+            if not line:
+                driver.kill()
+                pytest.fail(said)
+            said += line
         driver.send_signal(signal.SIGUSR1)
         lines = []
         while "in hang" not in (line := driver.stderr.readline()):
