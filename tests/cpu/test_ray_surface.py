@@ -233,6 +233,49 @@ try:
 except GetTimeoutError:
     assert ray.get(slow) == 0.4
 """,
+    "an_event_loop": """
+import asyncio
+
+worker = Worker.remote(3)
+with InputNode() as inp:
+    dag = worker.add.bind(inp)
+compiled_dag = dag.experimental_compile(enable_asyncio=True)
+
+async def main():
+    fut = await compiled_dag.execute_async(1)
+    assert await fut == 4
+    futs = [await compiled_dag.execute_async(i) for i in range(20)]
+    assert await asyncio.gather(*futs) == [i + 3 for i in range(20)]
+
+asyncio.run(main())
+compiled_dag.teardown()
+""",
+    "collective": """
+import torch
+from crossfade.experimental import collective
+from crossfade.collective import ReduceOp
+
+
+@ray.remote
+class Trainer:
+    def __init__(self, rank):
+        self.rank = rank
+
+    def grad(self, x):
+        return torch.full((4,), float(x + self.rank))
+
+    def norm(self, tensor):
+        return float(tensor.sum())
+
+trainers = [Trainer.remote(rank) for rank in range(2)]
+with InputNode() as inp:
+    grads = [trainer.grad.bind(inp) for trainer in trainers]
+    reduced = collective.allreduce.bind(grads, ReduceOp.SUM)
+    dag = MultiOutputNode([trainer.norm.bind(value) for trainer, value in zip(trainers, reduced)])
+compiled_dag = dag.experimental_compile()
+assert ray.get(compiled_dag.execute(10)) == [84.0, 84.0]
+compiled_dag.teardown()
+""",
     "named_actors_put_and_wait": """
 Worker.options(name="counter", namespace="tests", lifetime="detached").remote(7)
 handle = ray.get_actor("counter", namespace="tests")
