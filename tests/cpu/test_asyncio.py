@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import crossfade
+from crossfade.api.asynchronous import LoopWatch
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -196,7 +197,7 @@ def test_room_is_given_in_the_order_of_asking(local: None, pipe: str) -> None:
     _run(work())
 
 
-def test_other_tasks_have_their_turns(local: None) -> None:
+def test_other_tasks_have_their_turns(engine: str) -> None:
     """However quick the graph is, and however many results are awaited one after another."""
     graph = _graph(Actor.remote(), "echo")
 
@@ -355,6 +356,95 @@ def test_a_blocking_get_inside_a_loop(local: None) -> None:
         assert crossfade.get([graph.execute(n) for n in range(5)]) == list(range(5))
 
     _run(work())
+
+
+def test_a_result_that_another_thread_takes_in_just_before_it_is_awaited(
+    local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the look that did not find it, and before the watch has taken note of it."""
+    graph = _graph(Actor.remote(), "echo")
+
+    async def work() -> None:
+        future = graph.execute(7)
+        begin = LoopWatch._begin
+
+        def begin_late(self: LoopWatch, executions: Any) -> None:
+            thread = threading.Thread(target=future.get)
+            thread.start()
+            thread.join()
+            begin(self, executions)
+
+        looks = iter([False])
+        monkeypatch.setattr(type(future), "is_ready", lambda ref: next(looks, None) is None or ref._execution.values)
+        monkeypatch.setattr(LoopWatch, "may_look", lambda watch, executions: False)
+        monkeypatch.setattr(LoopWatch, "_begin", begin_late)
+        assert await asyncio.wait_for(_await(future), 20) == 7
+
+    _run(work())
+
+
+def test_a_look_that_finds_the_lock_taken_is_made_up_for(local: None, pipe: str) -> None:
+    """A thread looks, the value comes and rings, the loop finds the lock taken; only then the thread lets go of it."""
+    graph = _graph(Actor.remote(), "read")
+
+    async def work() -> None:
+        future = await graph.execute_async(pipe)
+        waiting = asyncio.create_task(_await(future))
+        await asyncio.sleep(0)
+        executions = future._executions
+        holding, let_go = threading.Event(), threading.Event()
+
+        def look_slowly() -> None:
+            with executions._collecting:
+                holding.set()
+                let_go.wait()
+            executions._tell_missed()
+
+        thread = threading.Thread(target=look_slowly)
+        thread.start()
+        holding.wait()
+        await asyncio.to_thread(_write, pipe, "x")
+        await asyncio.sleep(0.1)  # the ring comes to nothing meanwhile
+        let_go.set()
+        assert await asyncio.wait_for(waiting, 20) == "x"
+        thread.join()
+
+    _run(work())
+
+
+def test_waits_that_timed_out_leave_nothing(local: None, pipe: str) -> None:
+    graph = _graph(Actor.remote(), "read")
+
+    async def work() -> None:
+        future = await graph.execute_async(pipe)
+        for _ in range(20):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(_await(future), 0.001)
+        session: Any = graph._session
+        (watch,) = session.watches.values()
+        assert not watch._awaited
+        assert not watch._watched
+        assert session.engine.doorbell._num_loops == 0
+        await asyncio.to_thread(_write, pipe, "x")
+        assert await future == "x"
+
+    _run(work())
+
+
+def test_a_loop_that_ends_while_something_is_awaited_is_not_rung_any_more(local: None, pipe: str) -> None:
+    graph = _graph(Actor.remote(), "read")
+
+    async def work() -> Any:
+        future = await graph.execute_async(pipe)
+        task = asyncio.create_task(_await(future))
+        await asyncio.sleep(0)
+        return future, task
+
+    future, _ = _run(work())
+    session: Any = graph._session
+    assert session.engine.doorbell._num_loops == 0
+    _write(pipe, "x")
+    assert future.get() == "x"
 
 
 # The end of something

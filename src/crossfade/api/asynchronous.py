@@ -43,8 +43,9 @@ _TURN_NS = 1_000_000
 def arrival(ref: Ref) -> Generator[Any, Any, None]:
     """Waits until the reference is ready; for ``yield from`` in an ``__await__``."""
     watch = _watch_of(ref)
-    if watch is None:
-        return  # nothing goes on by itself: `get` runs it
+    if watch is None:  # nothing goes on by itself: `get` runs it, after others have had their turn
+        yield
+        return
     if isinstance(ref, CompiledRef) and watch.may_look(ref._executions):
         is_ready, yield_core = ref.is_ready, os.sched_yield
         for _ in range(_NUM_LOOKS):
@@ -84,7 +85,8 @@ _local = threading.local()  # a cache: the watch that this thread used last
 def _watch(session: Session) -> LoopWatch | None:
     """The running loop's watch; None on an engine whose results do not come by themselves."""
     loop = asyncio.get_running_loop()
-    watch: LoopWatch | None = getattr(_local, "watch", None)
+    cached: weakref.ref[LoopWatch] | None = getattr(_local, "watch", None)
+    watch = None if cached is None else cached()
     if watch is not None and watch.loop() is loop and watch.session is session and not watch.is_closed:
         return watch
     with session.watches_lock:
@@ -94,7 +96,7 @@ def _watch(session: Session) -> LoopWatch | None:
             if bell is None:
                 return None
             watch = session.watches[loop] = LoopWatch(session, loop, bell)
-    _local.watch = watch
+    _local.watch = weakref.ref(watch)
     return watch
 
 
@@ -141,8 +143,31 @@ class LoopWatch:
             self._calls.setdefault(ref, []).append(future)
         self._bell.arm()
         self._look()  # once more, now that others ring
-        yield from future.__await__()
-        self._last_turn_ns = time.monotonic_ns()
+        if isinstance(ref, CompiledRef) and ref._execution.values is not None:
+            _tell((future,))  # another thread took it in after `is_ready` and before `_begin`
+        try:
+            yield from future.__await__()
+        finally:
+            self._last_turn_ns = time.monotonic_ns()
+            if future.cancelled():
+                self._forget(ref, future)
+
+    def _forget(self, ref: Ref, future: asyncio.Future[None]) -> None:
+        """Nobody waits for that any more."""
+        if isinstance(ref, CompiledRef):
+            futures = self._awaited.get(ref._executions, {}).get(ref._execution.number, [])
+        else:
+            futures = self._calls.get(ref, [])
+        if future in futures:
+            futures.remove(future)
+        if not futures:
+            self._calls.pop(ref, None)
+            self._drop_number(ref)
+        self._look()
+
+    def _drop_number(self, ref: Ref) -> None:
+        if isinstance(ref, CompiledRef):
+            self._awaited.get(ref._executions, {}).pop(ref._execution.number, None)
 
     def has_queue(self, executions: Executions) -> bool:
         """Whether somebody waits for room."""

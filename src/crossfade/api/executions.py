@@ -79,6 +79,7 @@ class Executions:
         self._collected = threading.Condition()  # for threads that wait while another one collects
         self._num_waiting = 0
         self._num_watching = 0
+        self._is_missed = False  # one who watches found a lock taken: whoever lets go of it says so
 
     # Submitting
 
@@ -88,15 +89,19 @@ class Executions:
         Raises:
             CapacityExceeded, ActorDiedError, ChannelTimeout: see `CompiledGraph.execute`.
         """
-        with self._submitting:
-            self._refuse_if_over()
-            if len(self.inflight) >= self._max_inflight:
-                self._make_room()
-            return self._submit(values)
+        try:
+            with self._submitting:
+                self._refuse_if_over()
+                if len(self.inflight) >= self._max_inflight:
+                    self._make_room()
+                return self._submit(values)
+        finally:
+            if self._is_missed:
+                self._tell_missed()
 
     def try_submit(self, values: Sequence[Any], num_own: int = 0) -> Execution | None:
         """Starts an execution if that needs no waiting. ``num_own``: see `take_in`."""
-        if not self._submitting.acquire(blocking=False):
+        if not self._try_lock(self._submitting):
             return None
         try:
             self._refuse_if_over()
@@ -107,6 +112,7 @@ class Executions:
             return self._submit(values)
         finally:
             self._submitting.release()
+            self._tell_missed()
 
     def _refuse_if_over(self) -> None:
         if self.ended:
@@ -202,7 +208,7 @@ class Executions:
 
     def is_over(self, execution: Execution) -> bool:
         """Whether a get of the execution's results would not wait. Takes results in, unless another thread does."""
-        if self._collecting.acquire(blocking=False):
+        if self._try_lock(self._collecting):
             try:
                 while execution.values is None:
                     if not self._collect_next():
@@ -212,7 +218,8 @@ class Executions:
                 return True  # get will say it
             finally:
                 self._collecting.release()
-                self._pass_turn()  # not to those who watch: this is one of them
+                self._pass_turn()
+                self._tell_missed()
         return execution.values is not None or bool(self.ended)
 
     @contextmanager
@@ -297,7 +304,7 @@ class Executions:
         Raises:
             ActorDiedError, SessionError: no more will come.
         """
-        if self._collecting.acquire(blocking=False):
+        if self._try_lock(self._collecting):
             try:
                 while self.inflight and self._collect_next(num_own):
                     pass
@@ -305,6 +312,25 @@ class Executions:
             finally:
                 self._collecting.release()
                 self._pass_turn()
+                self._tell_missed()
+
+    def _try_lock(self, lock: Any) -> bool:
+        """Takes the lock, or leaves a note to whoever holds it that the caller has to look again (see `_tell_missed`).
+
+        The second attempt comes after the note: if that fails too, the holder lets go, and reads the note, only afterwards.
+        """
+        if lock.acquire(blocking=False):
+            return True
+        self._is_missed = True
+        taken: bool = lock.acquire(blocking=False)
+        return taken
+
+    def _tell_missed(self) -> None:
+        """After letting go of a lock: wakes those who watch and found it taken, as what they were rung for may still be there."""
+        if self._is_missed:
+            self._is_missed = False
+            if self._num_watching:
+                self.opened.nudge()
 
     # Ending
 
