@@ -4,8 +4,8 @@ Each loop that waits has one `LoopWatch`. It hangs the process's doorbell among 
 takes in what has come, for all graphs of the session, and tells the tasks that waited. While nobody waits it is not rung.
 
 A pass through an event loop takes longer than a short execution. So a task that awaits a result first looks for it for some
-microseconds, as a blocking ``get`` does, but only where the graph's last results came that soon, and only if the loop has had
-its turn within the last millisecond.
+microseconds, as a blocking ``get`` does, but only where the graph's last results came that soon, and only if the loop has not
+waited for its turn for a millisecond.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from crossfade.api.refs import CompiledRef
-
 if TYPE_CHECKING:
     from crossfade.api.executions import Execution, Executions
     from crossfade.api.refs import Ref
     from crossfade.api.session import Session
-    from crossfade.host.loop_bell import LoopBell
+    from crossfade.engines.protocol import LoopBell
 
 __all__ = ["LoopWatch", "arrival", "submit"]
 
@@ -37,23 +35,23 @@ _NUM_BLIND = 16
 """Of so many results of a slow graph one is looked for, to find out whether it has become quick."""
 
 _TURN_NS = 1_000_000
-"""The loop has a turn at least this often, however many results come at once."""
+"""The loop has a turn at least this often, however many executions are awaited one after another."""
 
 
 def arrival(ref: Ref) -> Generator[Any, Any, None]:
     """Waits until the reference is ready; for ``yield from`` in an ``__await__``."""
-    watch = _watch_of(ref)
+    watch = None if ref.session is None else _watch(ref.session)
     if watch is None:  # nothing goes on by itself: `get` runs it, after others have had their turn
         yield
         return
-    if isinstance(ref, CompiledRef) and watch.may_look(ref._executions):
+    if ref._compiled is not None and watch.may_look(executions := ref._compiled[0]):
         is_ready, yield_core = ref.is_ready, os.sched_yield
         for _ in range(_NUM_LOOKS):
             yield_core()
             if is_ready():
-                ref._executions.is_quick = True
+                executions.is_quick = True
                 return
-        ref._executions.is_quick = False
+        executions.is_quick = False
     while not ref.is_ready():
         yield from watch.next_look(ref)
 
@@ -63,6 +61,8 @@ async def submit(executions: Executions, values: Sequence[Any]) -> Execution:
     watch = _watch(executions.session)
     if watch is None:
         return _submit_here(executions, values)
+    if watch.is_late():
+        await asyncio.sleep(0)
     execution = None if watch.has_queue(executions) else executions.try_submit(values)
     return execution if execution is not None else await watch.queue(executions, values)
 
@@ -72,11 +72,6 @@ def _submit_here(executions: Executions, values: Sequence[Any]) -> Execution:
     while (execution := executions.try_submit(values)) is None:
         executions.collect(executions.inflight[0], None)
     return execution
-
-
-def _watch_of(ref: Ref) -> LoopWatch | None:
-    session = ref._executions.session if isinstance(ref, CompiledRef) else ref.session
-    return None if session is None else _watch(session)
 
 
 _local = threading.local()  # a cache: the watch that this thread used last
@@ -118,7 +113,7 @@ class LoopWatch:
         self._queues: dict[Executions, deque[tuple[asyncio.Future[Execution], Sequence[Any]]]] = {}
         self._watched: dict[Executions, AbstractContextManager[None]] = {}
         self._told: dict[Executions, int] = {}  # the first number of which nobody was told
-        self._last_turn_ns = 0
+        self._asked_ns = 0  # since when a turn of the loop is due; 0 after it
         self._num_blind = 0
         loop.add_reader(bell.fileno(), self._rung)
 
@@ -128,46 +123,57 @@ class LoopWatch:
             self._num_blind = (self._num_blind + 1) % _NUM_BLIND
             if self._num_blind:
                 return False
-        return time.monotonic_ns() - self._last_turn_ns < _TURN_NS
+        return not self.is_late()
+
+    def is_late(self) -> bool:
+        """Whether the loop has gone without a turn for so long that it must have it now."""
+        now_ns = time.monotonic_ns()
+        if self._asked_ns:
+            return now_ns - self._asked_ns >= _TURN_NS
+        self._asked_ns = now_ns
+        asyncio.get_running_loop().call_soon(self._had_turn)
+        return False
+
+    def _had_turn(self) -> None:
+        self._asked_ns = 0
 
     def next_look(self, ref: Ref) -> Generator[Any, Any, None]:
         """Lets the loop go on until the reference may be ready."""
-        self._last_turn_ns = time.monotonic_ns()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        if isinstance(ref, CompiledRef):
-            numbers = self._awaited.setdefault(ref._executions, {})
-            numbers.setdefault(ref._execution.number, []).append(future)
-            self._begin(ref._executions)
-        else:
-            self._calls.setdefault(ref, []).append(future)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_for(ref).append(future)
+        if ref._compiled is not None:
+            self._begin(ref._compiled[0])
         self._bell.arm()
         self._look()  # once more, now that others ring
-        if isinstance(ref, CompiledRef) and ref._execution.values is not None:
+        if ref._compiled is not None and ref._compiled[1].values is not None:
             _tell((future,))  # another thread took it in after `is_ready` and before `_begin`
         try:
             yield from future.__await__()
         finally:
-            self._last_turn_ns = time.monotonic_ns()
             if future.cancelled():
                 self._forget(ref, future)
 
     def _forget(self, ref: Ref, future: asyncio.Future[None]) -> None:
         """Nobody waits for that any more."""
-        if isinstance(ref, CompiledRef):
-            futures = self._awaited.get(ref._executions, {}).get(ref._execution.number, [])
-        else:
-            futures = self._calls.get(ref, [])
+        futures = self._waiting_for(ref)
         if future in futures:
             futures.remove(future)
         if not futures:
-            self._calls.pop(ref, None)
-            self._drop_number(ref)
+            if ref._compiled is None:
+                del self._calls[ref]
+            else:
+                executions, execution = ref._compiled
+                del self._awaited[executions][execution.number]
+                if not self._awaited[executions]:
+                    del self._awaited[executions]
         self._look()
 
-    def _drop_number(self, ref: Ref) -> None:
-        if isinstance(ref, CompiledRef):
-            self._awaited.get(ref._executions, {}).pop(ref._execution.number, None)
+    def _waiting_for(self, ref: Ref) -> list[asyncio.Future[None]]:
+        """Those that wait for the same as this reference; the list may be added to."""
+        if ref._compiled is None:
+            return self._calls.setdefault(ref, [])
+        executions, execution = ref._compiled
+        return self._awaited.setdefault(executions, {}).setdefault(execution.number, [])
 
     def has_queue(self, executions: Executions) -> bool:
         """Whether somebody waits for room."""
@@ -195,7 +201,6 @@ class LoopWatch:
             self._told[executions] = executions.num_collected
 
     def _rung(self) -> None:
-        self._last_turn_ns = time.monotonic_ns()
         self._bell.take()
         self._look()
 

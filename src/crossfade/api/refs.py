@@ -28,6 +28,11 @@ class Ref:
         """Whose result it is; None if it does not depend on one."""
         return None
 
+    @property
+    def _compiled(self) -> tuple[Executions, Execution] | None:
+        """For a result of a compiled graph: its executions, and which of them."""
+        return None
+
     def get(self, timeout: float | None = None) -> Any:
         """The value. May be called again, after a time-out too.
 
@@ -136,6 +141,15 @@ class CompiledRef(Ref):
         self._executions = executions
         self._execution = execution
         self._index = index
+
+    @property
+    def session(self) -> Session | None:
+        """See `Ref.session`."""
+        return self._executions.session
+
+    @property
+    def _compiled(self) -> tuple[Executions, Execution] | None:
+        return self._executions, self._execution
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`. References may be got in any order, by any thread."""

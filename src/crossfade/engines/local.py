@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +25,15 @@ from crossfade.errors import ActorError, Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.frames import FrameError
 from crossfade.host.loop_bell import LoopBell
-from crossfade.host.processes import allow_many_descriptors, open_pidfd
+from crossfade.host.processes import allow_many_descriptors, await_end, open_pidfd
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
 
 __all__ = ["LocalEngine"]
+
+_LAST_STEPS_S = 0.2
+"""So long an actor that has hung up may take to exit, so that it is said why it did."""
 
 _GRACE_S = 1.0
 
@@ -134,8 +136,8 @@ class LocalEngine:
                 process.break_off(error)
         if process.connection.is_closed:
             self.doorbell.unwatch(process.connection.fileno())
-            if not (self._is_closed or process.end):
-                process.popen.kill()  # it is ending; or its program has closed the socket, and it cannot be talked to
+            if not (self._is_closed or process.end or await_end(process.pidfd, _LAST_STEPS_S)):
+                process.popen.kill()  # it is not ending: its program has closed the socket, and it cannot be talked to
 
     def _take_in(self, process: ActorProcess) -> None:
         while (message := process.connection.take()) is not None:
@@ -291,9 +293,7 @@ class LocalEngine:
             process.bell.announce_mail()
         deadline = time.monotonic() + _GRACE_S
         for process in alive:
-            poller = select.poll()
-            poller.register(process.pidfd, select.POLLIN)
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not await_end(process.pidfd, deadline - time.monotonic()):
                 process.popen.kill()
             process.popen.wait()
             process.end = process.end or "the session was shut down"

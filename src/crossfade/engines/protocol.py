@@ -20,6 +20,7 @@ __all__ = [
     "Engine",
     "GraphStatistics",
     "HalfSubmitted",
+    "LoopBell",
     "OpenPlan",
     "PendingCall",
 ]

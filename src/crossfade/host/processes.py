@@ -5,15 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import select
 import signal
 from contextlib import suppress
 
-__all__ = ["allow_many_descriptors", "count_oom_kills", "describe_exit", "die_on_hangup", "open_pidfd"]
+__all__ = ["allow_many_descriptors", "await_end", "count_oom_kills", "describe_exit", "die_on_hangup", "open_pidfd"]
 
 
 def open_pidfd(pid: int) -> int:
     """A descriptor that is readable once process ``pid`` has ended."""
     return os.pidfd_open(pid)
+
+
+def await_end(pidfd: int, timeout_s: float) -> bool:
+    """Waits for the end of the process behind ``pidfd``; False if the time passed."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))
 
 
 def allow_many_descriptors() -> None:
