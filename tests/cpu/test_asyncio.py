@@ -503,12 +503,12 @@ def test_a_loop_that_waits_uses_no_core(local: None, pipe: str) -> None:
         await asyncio.sleep(0.05)
         before = time.process_time()
         await asyncio.sleep(0.5)  # what is measured is this time of doing nothing
-        assert time.process_time() - before < 0.005
+        assert time.process_time() - before < 0.02
         await asyncio.to_thread(_write, pipe, "x")
         assert await waiting == "x"
         before = time.process_time()
         await asyncio.sleep(0.5)
-        assert time.process_time() - before < 0.005
+        assert time.process_time() - before < 0.02
 
     _run(work())
 

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest import mock
 
@@ -280,18 +280,24 @@ def _join(monkeypatch: pytest.MonkeyPatch, between: Any) -> dict[str, BaseExcept
 
 
 def test_whoever_takes_a_gloo_partys_place_without_the_key_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
+    """The impostor does not always come in time to be taken for the party: then the party itself is let in."""
+    outcomes = set()
+    for _ in range(10):
+        with ExitStack() as stack:
 
-    def take_the_place(port: int) -> None:
-        for number in range(6):
-            sock = socket.create_connection(("127.0.0.1", port))
-            sock.sendall(struct.pack("<q", number))
-            taken.append(sock)
+            def take_the_place(port: int, stack: ExitStack = stack) -> None:
+                for number in range(6):
+                    sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    sock.sendall(struct.pack("<q", number))
 
-    ends = _join(monkeypatch, take_the_place)
-    assert all(error is not None and "did not prove" in str(error) for error in ends.values()), ends
-    for sock in taken:
-        sock.close()
+            ends = _join(monkeypatch, take_the_place)
+        errors = [error for error in ends.values() if error is not None]
+        assert len(errors) in (0, 2), ends
+        assert all("did not prove" in str(error) for error in errors), ends
+        outcomes.add(len(errors))
+        if 2 in outcomes:
+            break
+    assert 2 in outcomes
     assert _join(monkeypatch, lambda port: None) == {"a": None, "b": None}
 
 
