@@ -4,8 +4,8 @@ Each loop that waits has one `LoopWatch`. It hangs the process's doorbell among 
 takes in what has come, for all graphs of the session, and tells the tasks that waited. While nobody waits it is not rung.
 
 A pass through an event loop takes longer than a short execution. So a task that awaits a result first looks for it for some
-microseconds, as a blocking ``get`` does, but only where the graph's last results came that soon, and only if the loop has not
-waited for its turn for a millisecond.
+microseconds, as a blocking ``get`` does, but only where the graph's last results came that soon, and only if it has
+not kept the loop from its turn for a millisecond.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class LoopWatch:
         self._queues: dict[Executions, deque[tuple[asyncio.Future[Execution], Sequence[Any]]]] = {}
         self._watched: dict[Executions, AbstractContextManager[None]] = {}
         self._told: dict[Executions, int] = {}  # the first number of which nobody was told
-        self._asked_ns = 0  # since when a turn of the loop is due; 0 after it
+        self._runner: asyncio.Task[Any] | None = None  # the task that has asked last since the loop had its turn
+        self._run_since_ns = 0
         self._num_blind = 0
         loop.add_reader(bell.fileno(), self._rung)
 
@@ -126,16 +127,18 @@ class LoopWatch:
         return not self.is_late()
 
     def is_late(self) -> bool:
-        """Whether the loop has gone without a turn for so long that it must have it now."""
+        """Whether the current task has run for so long that the loop must have its turn now."""
         now_ns = time.monotonic_ns()
-        if self._asked_ns:
-            return now_ns - self._asked_ns >= _TURN_NS
-        self._asked_ns = now_ns
-        asyncio.get_running_loop().call_soon(self._had_turn)
+        task = asyncio.current_task()
+        if task is self._runner:
+            return now_ns - self._run_since_ns >= _TURN_NS
+        if self._runner is None:
+            asyncio.get_running_loop().call_soon(self._had_turn)
+        self._runner, self._run_since_ns = task, now_ns
         return False
 
     def _had_turn(self) -> None:
-        self._asked_ns = 0
+        self._runner = None
 
     def next_look(self, ref: Ref) -> Generator[Any, Any, None]:
         """Lets the loop go on until the reference may be ready."""
