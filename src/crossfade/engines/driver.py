@@ -67,6 +67,9 @@ class DriverEnds:
         if self._num_written == 0:
             if not self._writes[0](values[0]):
                 return False
+            if self._num_writes == 1:
+                self.num_submitted += 1
+                return True
             self._num_written = 1
         if self._num_written < self._num_writes and not self._write_rest(values):
             return False
