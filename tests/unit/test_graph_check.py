@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from crossfade.errors import GraphError, UnknownTransport
 from crossfade.graph.check import CheckedGraph, check
-from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputNode, Node, OutputNode, bind, parts_of
+from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputNode, Node, OutputNode, bind
+from crossfade.graph.walk import parts_of
 
 TRANSPORTS = ("auto", "shm", "gloo")
 METHODS = {"forward": 1, "backward": 1, "split": 2}

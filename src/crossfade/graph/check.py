@@ -24,13 +24,11 @@ from crossfade.graph.nodes import (
     Node,
     OutputNode,
     describe,
-    inputs_of,
     label_of,
     nodes_in,
-    parts_of,
     unknown_method,
-    walk,
 )
+from crossfade.graph.walk import inputs_of, parts_of, walk
 from crossfade.types import DRIVER, Transport
 
 __all__ = ["CheckedGraph", "check"]

@@ -19,7 +19,7 @@ import difflib
 import itertools
 import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 from weakref import WeakSet
@@ -38,12 +38,9 @@ __all__ = [
     "OutputNode",
     "bind",
     "describe",
-    "inputs_of",
     "label_of",
     "nodes_in",
-    "parts_of",
     "unknown_method",
-    "walk",
 ]
 
 DEVICES = ("default", "cpu", "cuda", "gpu")
@@ -153,7 +150,7 @@ class Node:
         return compiler()(self, **options)
 
     def _sources(self) -> tuple[Node, ...]:
-        """What `inputs_of` gives for nodes that this file does not know."""
+        """What `graph.walk.inputs_of` gives for nodes that this file does not know."""
         return ()
 
     def _label(self) -> str:
@@ -332,36 +329,6 @@ def bind(
         raise ValueError(f"num_returns of {actor.id}.{method} is {num_returns}\nhint: it is 1 or more")
     node = MethodNode(actor, method, args, kwargs, num_returns)
     return node.outputs or node
-
-
-def parts_of(whole: InputNode) -> tuple[InputPart, ...]:
-    """The parts of the input that were ever asked for."""
-    return tuple(whole._parts.values())
-
-
-def inputs_of(node: Node) -> tuple[Node, ...]:
-    """The nodes that a node is directly made from."""
-    match node:
-        case MethodNode():
-            return node.inputs
-        case InputPart() | OutputNode():
-            return (node.parent,)
-        case MultiOutputNode():
-            given: tuple[Any, ...] = node.nodes
-            return tuple(source for source in given if isinstance(source, Node))
-    return node._sources()
-
-
-def walk(outputs: Iterable[Node]) -> list[Node]:
-    """The outputs and all nodes that they are made from, directly or not, in the order of their creation."""
-    found = dict.fromkeys(outputs)
-    pending = list(found)
-    while pending:
-        for source in inputs_of(pending.pop()):
-            if source not in found:
-                found[source] = None
-                pending.append(source)
-    return sorted(found, key=lambda node: node.order)
 
 
 def nodes_in(*arguments: Any) -> tuple[Node, ...]:
