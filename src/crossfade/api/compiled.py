@@ -218,6 +218,11 @@ class CompiledGraph:
         if executions is not None and not executions.ended:
             self._session.orphans.append(self._opened)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be copied, pickled or sent to an actor\nhint: execute it here; a method may compile its own graph"
+        )
+
     def __repr__(self) -> str:
         state = self._executions.ended or f"{len(self._executions.inflight)} in flight"
         return f"CompiledGraph({len(self.plan.nodes)} nodes on {len(self.plan.programs) - 1} actors, {state})"

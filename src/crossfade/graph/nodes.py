@@ -57,12 +57,14 @@ class ActorInfo:
         class_name: the name of the actor's class.
         session: the id of the session that started it.
         methods: the number of values that each method returns, by the method's name.
+        coroutines: the names of those declared with ``async def``, which cannot be called here.
     """
 
     id: str
     class_name: str
     session: str
     methods: Mapping[str, int]
+    coroutines: frozenset[str] = frozenset()
 
 
 class Node:
