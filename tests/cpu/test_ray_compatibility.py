@@ -124,6 +124,16 @@ def test_the_transport_may_be_said_in_both_spellings(actors: list[Any]) -> None:
             assert graph.execute(12).get() == 12.0
 
 
+def test_the_transport_may_differ_by_reader(actors: list[Any]) -> None:
+    with InputNode() as inp:
+        ones = actors[0].ones.bind(inp).with_tensor_transport("gloo", reader=actors[1])
+        dag = MultiOutputNode([reader.total.bind(ones) for reader in actors[1:3]])
+    with dag.experimental_compile() as graph:
+        ways = {channel.readers: channel.transport for channel in graph.plan.channels if channel.value == "n0"}
+        assert sorted(ways.values()) == [crossfade.Transport.GLOO, crossfade.Transport.SHM]
+        assert crossfade.get(graph.execute(12)) == [12.0, 12.0]
+
+
 def test_every_argument_of_experimental_compile_is_accepted(actors: list[Any]) -> None:
     with InputNode() as inp:
         dag = actors[0].echo.bind(inp)
