@@ -177,7 +177,7 @@ class CompiledGraph:
         Raises:
             TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
         """
-        self._executions.end("it was torn down")
+        self._executions.end("the graph was torn down")
         if current() is not self._session:
             return  # the actors went with their session, or are the parent's of this forked process
         self._opened.nudge()
