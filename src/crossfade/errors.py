@@ -17,6 +17,7 @@
     │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimeoutError
     ├── CapacityExceeded          more executions in flight than the graph was compiled for
     ├── GetTimeoutError           a result was not there in time, and can be got again; also a TimeoutError
+    ├── DeviceError               a GPU, or its driver, refused; or the machine cannot do what was asked
     ├── SessionError              crossfade is not initialised, or is shut down, or the object is another session's
     └── MissingDependency         an optional dependency is not installed; also an ImportError
 """
@@ -38,6 +39,7 @@ __all__ = [
     "ChannelError",
     "ChannelTimeout",
     "CrossfadeError",
+    "DeviceError",
     "Failure",
     "GetTimeoutError",
     "GraphError",
@@ -108,6 +110,10 @@ class CapacityExceeded(CrossfadeError):
 
 class GetTimeoutError(CrossfadeError, TimeoutError):
     """A result was not there within the time limit. The same reference can be got again."""
+
+
+class DeviceError(CrossfadeError):
+    """A GPU or its driver refused, or this machine cannot do what was asked."""
 
 
 class SessionError(CrossfadeError):

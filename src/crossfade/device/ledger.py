@@ -1,0 +1,34 @@
+"""What a process holds of a device, by name: for leak checks, on a GPU and on the fake alike."""
+
+from __future__ import annotations
+
+from itertools import count
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Everything that was taken and not given back.
+
+    One entry costs a dict insertion and is made only on cold paths and once for each lease. Safe to use from any thread and from
+    destructors: each call is one operation on a dict.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[str, str]] = {}
+        self._numbers = count()
+
+    def take(self, kind: str, label: str) -> int:
+        """Notes a thing (``"memory"``, ``"lease"``, ...) and gives the number to `drop` it by."""
+        number = next(self._numbers)
+        self._entries[number] = (kind, label)
+        return number
+
+    def drop(self, number: int) -> None:
+        """The thing was given back. Idempotent."""
+        self._entries.pop(number, None)
+
+    def held(self, kind: str | None = None) -> list[str]:
+        """What is held now, oldest first, as ``kind: label``."""
+        entries = list(self._entries.values())
+        return [f"{each}: {label}" for each, label in entries if kind in (None, each)]

@@ -1,0 +1,297 @@
+"""Copies from GPU to host to GPU, for GPUs that cannot reach each other.
+
+Chunks of pinned shared host memory are used in turn::
+
+    sender's stream      wait free[c], clear it | copy device to chunk c | set full[c]
+    receiver's stream                             wait full[c], clear it | copy chunk c to device | set free[c]
+
+While one chunk goes up, the next comes down: the link of each GPU carries one direction, so a value moves at the speed of one pinned
+copy, plus one chunk's time. The hosts only enqueue. The sender enqueues as many chunks as are free; more follow when the receiver's host
+has enqueued the chunks before (PL-5), which it does without waiting for its GPU. With as many chunks as the largest value has, one
+exchange of records moves a value.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from crossfade.device.driver import Driver, HostRange
+from crossfade.device.records import Announced, ChunksEnqueued, ChunksFreeEnqueued, Record
+from crossfade.device.signals import SET, WORD_BYTES, HostBoard, Signal
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.host.memory import PAGE_BYTES, Memory, align
+
+__all__ = ["StagedLayout", "StagedReceiver", "StagedSender"]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLayout:
+    """How the shared memory of one direction is used: signals first, then the chunks.
+
+    Attributes:
+        num_chunks: at least 2.
+        chunk_bytes: a multiple of the page size.
+    """
+
+    num_chunks: int = 16
+    chunk_bytes: int = 2 << 20
+
+    def __post_init__(self) -> None:
+        if self.num_chunks < 2 or self.chunk_bytes <= 0 or self.chunk_bytes % PAGE_BYTES:
+            raise ValueError(
+                f"{self.num_chunks} chunks of {self.chunk_bytes} bytes\nhint: at least 2 chunks of whole pages ({PAGE_BYTES} bytes)"
+            )
+
+    @property
+    def signal_bytes(self) -> int:
+        """Where the chunks begin."""
+        return align(2 * self.num_chunks * WORD_BYTES, PAGE_BYTES)
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        return self.signal_bytes + self.num_chunks * self.chunk_bytes
+
+
+class _End:
+    """What both ends hold: the chunks, their signals, and the transfers that are under way."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        memory: Memory,
+        layout: StagedLayout,
+        stream: int,
+        tell: Callable[[Record], None],
+        label: str,
+    ) -> None:
+        self.label = label
+        self._driver = driver
+        self._layout = layout
+        self._stream = stream
+        self._tell = tell
+        self._board = HostBoard(driver, memory, 2 * layout.num_chunks, label)
+        self._chunks: HostRange = driver.map_host(
+            memory, layout.signal_bytes, layout.num_chunks * layout.chunk_bytes, f"chunks of {label}"
+        )
+        self._full = [self._board.signal(c, f"full[{c}] of {label}") for c in range(layout.num_chunks)]
+        self._free = [
+            self._board.signal(layout.num_chunks + c, f"free[{c}] of {label}") for c in range(layout.num_chunks)
+        ]
+        for c in range(layout.num_chunks):
+            driver.name_range(self._chunk(c), layout.chunk_bytes, f"chunk {c} of {label}")
+        self._next = 0
+        self._ended: ChannelError | None = None
+
+    def _chunk(self, index: int) -> int:
+        return self._chunks.address + index * self._layout.chunk_bytes
+
+    def _take_index(self) -> int:
+        index = self._next
+        self._next = (index + 1) % self._layout.num_chunks
+        return index
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished everything that was enqueued."""
+        return self._driver.is_idle(self._stream)
+
+    def break_off(self, reason: str) -> None:
+        """The other side is gone; calls raise `ChannelBroken` from now on."""
+        self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
+
+    def close(self) -> None:
+        """Unpins the memory. The stream must have finished (`is_done`). Idempotent.
+
+        Raises:
+            ChannelError: the stream has not finished.
+        """
+        if not self.is_done:
+            raise ChannelError(
+                f"{self.label}: copies are still under way",
+                hint="wait for is_done, or release the signals that they wait for",
+            )
+        self._board.close()
+        self._chunks.close()
+        self._ended = self._ended or ChannelClosed(f"{self.label}: closed by this side")
+
+
+class StagedSender(_End):
+    """The sending end: first-in, first-out. One thread uses it; see the module for the arguments' meaning."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        memory: Memory,
+        layout: StagedLayout,
+        stream: int,
+        tell: Callable[[Record], None],
+        label: str,
+    ) -> None:
+        super().__init__(driver, memory, layout, stream, tell, label)
+        for signal in self._free:
+            signal.preset(SET)
+        self._credits = layout.num_chunks
+        self._waiting: deque[tuple[int, int, int, Any]] = deque()  # address, bytes, offset, what to keep
+        self._kept: deque[tuple[int, Any]] = deque()
+
+    def send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> None:
+        """Begins to move a value, behind those before it, as far as chunks are free; `pump` goes on.
+
+        Args:
+            address: where the value lies; it must not change until it is moved.
+            size_bytes: its length.
+            ready: an event that stands for the value's computation.
+            keep: held until the value has left the device.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
+        self._check()
+        if ready is not None:
+            self._driver.wait_event(self._stream, ready)
+        self._tell(Announced(size_bytes))
+        self._waiting.append((address, size_bytes, 0, keep))
+        self.pump()
+
+    def on_record(self, record: Record) -> None:
+        """A record of the receiver's arrived."""
+        if not isinstance(record, ChunksFreeEnqueued):
+            raise ChannelError(f"{self.label}: a staged sender cannot take {record}: this is a bug in crossfade")
+        self._credits += record.num_chunks
+        self.pump()
+
+    def pump(self) -> None:
+        """Enqueues as many chunks as are free."""
+        num_chunks = 0
+        while self._waiting and self._ended is None:
+            address, size_bytes, offset, keep = self._waiting[0]
+            while offset < size_bytes and self._credits:
+                offset += self._enqueue(address + offset, size_bytes - offset)
+                num_chunks += 1
+            if offset < size_bytes:
+                self._waiting[0] = (address, size_bytes, offset, keep)
+                break
+            self._waiting.popleft()
+            if keep is not None:
+                self._keep(keep)
+        if num_chunks:
+            self._tell(ChunksEnqueued(num_chunks))
+
+    def _enqueue(self, address: int, left_bytes: int) -> int:
+        index, length = self._take_index(), min(left_bytes, self._layout.chunk_bytes)
+        self._credits -= 1
+        self._free[index].wait(self._stream)
+        self._driver.copy(self._chunk(index), address, length, self._stream)
+        self._full[index].set(self._stream)
+        return length
+
+    def _keep(self, keep: Any) -> None:
+        self.collect()
+        event = self._driver.create_event()
+        self._driver.record_event(event, self._stream)
+        self._kept.append((event, keep))
+
+    def collect(self) -> None:
+        """Lets go of values that have left the device."""
+        while self._kept and self._driver.has_happened(self._kept[0][0]):
+            self._driver.destroy_event(self._kept.popleft()[0])
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether every chunk of every value has been enqueued."""
+        return not self._waiting
+
+    def signals(self) -> list[Signal]:
+        """What this end's stream may wait for."""
+        return list(self._free)
+
+    def close(self) -> None:
+        """See `_End.close`."""
+        super().close()
+        self.collect()
+
+
+class StagedReceiver(_End):
+    """The receiving end: first-in, first-out. One thread uses it; see the module for the arguments' meaning."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        memory: Memory,
+        layout: StagedLayout,
+        stream: int,
+        tell: Callable[[Record], None],
+        label: str,
+    ) -> None:
+        super().__init__(driver, memory, layout, stream, tell, label)
+        self._announced: deque[int] = deque()
+        self._num_arriving = 0  # chunks that are on their way and have no copy enqueued yet
+        self._into: tuple[int, int] | None = None  # address, bytes left of the value that is being received
+
+    def on_record(self, record: Record) -> None:
+        """A record of the sender's arrived."""
+        match record:
+            case Announced(size_bytes):
+                self._announced.append(size_bytes)
+            case ChunksEnqueued(num_chunks):
+                self._num_arriving += num_chunks
+                self.pump()
+            case _:
+                raise ChannelError(f"{self.label}: a staged receiver cannot take {record}: this is a bug in crossfade")
+
+    @property
+    def next_bytes(self) -> int | None:
+        """Length of the next value that `receive` can take; None while none is announced, or one is still being enqueued."""
+        return self._announced[0] if self._announced and self._into is None else None
+
+    def receive(self, address: int, *, ready: int | None = None) -> None:
+        """Gives the next value a place in device memory; `is_enqueued` says when all of its copies are enqueued.
+
+        Args:
+            address: at least `next_bytes` of memory.
+            ready: an event after which the memory may be written.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+            ChannelError: no value is announced.
+        """
+        self._check()
+        if self.next_bytes is None:
+            raise ChannelError(f"{self.label}: there is no value to receive", hint="look at next_bytes first")
+        if ready is not None:
+            self._driver.wait_event(self._stream, ready)
+        size_bytes = self._announced.popleft()
+        self._into = (address, size_bytes) if size_bytes else None
+        self.pump()
+
+    @property
+    def is_enqueued(self) -> bool:
+        """Whether all copies of the value of the last `receive` are enqueued: an event recorded now on the stream stands for it."""
+        return self._into is None
+
+    def pump(self) -> None:
+        """Enqueues the copies of chunks that are on their way."""
+        num_chunks = 0
+        while self._into is not None and self._num_arriving and self._ended is None:
+            address, left_bytes = self._into
+            index, length = self._take_index(), min(left_bytes, self._layout.chunk_bytes)
+            self._full[index].wait(self._stream)
+            self._driver.copy(address, self._chunk(index), length, self._stream)
+            self._free[index].set(self._stream)
+            self._num_arriving -= 1
+            num_chunks += 1
+            self._into = (address + length, left_bytes - length) if left_bytes > length else None
+        if num_chunks:
+            self._tell(ChunksFreeEnqueued(num_chunks))
+
+    def signals(self) -> list[Signal]:
+        """What this end's stream may wait for."""
+        return list(self._full)
