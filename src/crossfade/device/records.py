@@ -149,10 +149,10 @@ def unpack(data: bytes) -> Record:
             case 2:
                 return Wanted(*_WANTED.unpack(data)[1:])
             case 3:
-                *words, length = _OFFER.unpack_from(data)[1:]
+                _, generation, group, num_slots, slot_bytes, length = _OFFER.unpack_from(data)
                 handle = data[_OFFER.size :]
                 if len(handle) == length:
-                    return Offer(*words, handle)
+                    return Offer(generation, group, num_slots, slot_bytes, handle)
             case 4:
                 return Retired(*_RETIRED.unpack(data)[1:])
             case 5:

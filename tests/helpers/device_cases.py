@@ -1,0 +1,432 @@
+"""Workers of the GPU tests: what a sender and a receiver do, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any
+
+import torch
+
+from crossfade.device.capture import capture
+from crossfade.device.cuda import CudaDriver
+from crossfade.device.memory import OpenedMemory, Pool
+from crossfade.device.records import Enqueued, FreeEnqueued
+from crossfade.device.ring import num_signals
+from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_sender import RingSender
+from crossfade.device.signals import WORD_BYTES, HostBoard
+from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender
+from crossfade.device.streams import Role, Streams
+from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels
+from crossfade.device.watchdog import DeathReport, Watchdog
+from crossfade.errors import ChannelBroken
+from crossfade.host.processes import open_pidfd
+from tests.helpers.device_pair import Peer, die
+
+SLEEP_CYCLES = 8_000_000_000  # some seconds
+
+
+def start(device: int) -> tuple[CudaDriver, Streams]:
+    torch.cuda.set_device(device)
+    torch.zeros(1, device=f"cuda:{device}")
+    driver = CudaDriver(device)
+    load_kernels((torch.uint8, torch.float32, torch.int64), device)
+    return driver, Streams(driver)
+
+
+def value(index: int, num: int, device: int) -> torch.Tensor:
+    """What the index-th value must be, made without loading kernels late."""
+    return torch.arange(num, device=f"cuda:{device}", dtype=torch.int64) * (2 * index + 1) + index
+
+
+def lengths(num_values: int, seed: int) -> list[int]:
+    """Of each value, in words of 8 bytes; they grow now and then."""
+    rng = random.Random(seed)
+    return [rng.choice((1, 7, 100, 5_000, rng.randrange(1, 300_000))) for _ in range(num_values)]
+
+
+def ring_signal_bytes(num_slots: int) -> int:
+    return num_signals(num_slots) * WORD_BYTES
+
+
+def wait_idle(driver: CudaDriver, stream: int, limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not driver.is_idle(stream):
+        if time.monotonic() > end:
+            raise TimeoutError("a stream has not finished")
+        time.sleep(0.0002)
+
+
+def open_sender(driver: CudaDriver, streams: Streams, peer: Peer, num_slots: int) -> tuple[RingSender, HostBoard, int]:
+    board = HostBoard(driver, peer.share(ring_signal_bytes(num_slots)), num_signals(num_slots), "ring")
+    stream = streams.get(Role.PUSH)
+    ring = RingSender(driver, board, stream, peer.tell, f"ring to {peer.name}")
+    ring.on_record(peer.take())
+    return ring, board, stream
+
+
+def open_receiver(
+    driver: CudaDriver, peer: Peer, num_slots: int, slot_bytes: int
+) -> tuple[RingReceiver, HostBoard, Pool]:
+    pool = Pool(driver)
+    board = HostBoard(driver, peer.shared(), num_signals(num_slots), "ring")
+    ring = RingReceiver(
+        driver, pool, board, peer.tell, f"ring of {peer.name}", num_slots=num_slots, slot_bytes=slot_bytes
+    )
+    return ring, board, pool
+
+
+def ring_sends(peers: dict[int, Peer], device: int, other: int, num_values: int, num_slots: int) -> dict[str, Any]:
+    driver, streams = start(device)
+    peer = peers[other]
+    ring, board, stream = open_sender(driver, streams, peer, num_slots)
+    sender = TensorSender(driver, ring)
+    for index, num in enumerate(lengths(num_values, 1)):
+        tensor = value(index, num, device)
+        if index % 5 == 4:  # every other word of a longer tensor
+            tensor = torch.stack((tensor, -tensor), dim=1)[:, 0]
+        while not sender.try_send(tensor):
+            ring.on_record(peer.take())
+        peer.drain(ring.on_record)
+    wait_idle(driver, stream)
+    statistics = ring.statistics()
+    peer.drain(ring.on_record)
+    sender.close()
+    board.close()
+    streams.close()
+    peer.meet()
+    return {"statistics": statistics, "held": driver.ledger.held()}
+
+
+def ring_receives(peers: dict[int, Peer], device: int, other: int, num_values: int, num_slots: int) -> dict[str, Any]:
+    driver, streams = start(device)
+    peer = peers[other]
+    ring, board, pool = open_receiver(driver, peer, num_slots, 4096)
+    receiver = TensorReceiver(ring)
+    wrong = torch.zeros((), dtype=torch.int64, device=f"cuda:{device}")
+    kept: list[tuple[int, torch.Tensor]] = []
+    rng = random.Random(2)
+    for index, num in enumerate(lengths(num_values, 1)):
+        while not isinstance(record := peer.take(), Enqueued):
+            ring.on_record(record)
+        tensor = receiver.accept(record, (num,), torch.int64)
+        wrong += (tensor != value(index, num, device)).sum()
+        if rng.random() < 0.3:
+            kept.append((index, tensor))
+        del tensor
+        while len(kept) > 3:
+            before, tensor = kept.pop(0)
+            wrong += (tensor != value(before, tensor.numel(), device)).sum()
+            del tensor
+    for before, tensor in kept:
+        wrong += (tensor != value(before, tensor.numel(), device)).sum()
+        del tensor
+    kept.clear()
+    ring.close()
+    end = time.monotonic() + 20
+    while not ring.is_empty:
+        if peer.has_record(0.01):
+            ring.on_record(peer.take())
+        ring.collect()
+        if time.monotonic() > end:
+            raise TimeoutError(f"slots are not given back: {driver.ledger.held()}")
+    num_wrong = int(wrong)
+    statistics = ring.statistics()
+    board.close()
+    pool.close()
+    streams.close()
+    peer.meet()
+    return {
+        "num_wrong": num_wrong,
+        "num_copied_out": receiver.num_copied_out,
+        "statistics": statistics,
+        "held": driver.ledger.held(),
+    }
+
+
+def staged_sends(
+    peers: dict[int, Peer], device: int, other: int, num_values: int, layout: StagedLayout
+) -> dict[str, Any]:
+    driver, streams = start(device)
+    peer = peers[other]
+    stream = streams.get(Role.UP)
+    sender = StagedSender(driver, peer.share(layout.size_bytes), layout, stream, peer.tell, "staged")
+    peer.meet()
+    ready = driver.create_event()
+    for index, num in enumerate(lengths(num_values, 3)):
+        tensor = value(index, num, device)
+        driver.record_event(ready, torch.cuda.current_stream().cuda_stream)
+        sender.send(tensor.data_ptr(), tensor.numel() * 8, ready=ready, keep=tensor)
+        peer.drain(sender.on_record)
+    while not sender.is_flushed:
+        sender.on_record(peer.take())
+    wait_idle(driver, stream)
+    sender.collect()
+    peer.meet()
+    sender.close()
+    driver.destroy_event(ready)
+    streams.close()
+    return {"held": driver.ledger.held()}
+
+
+def staged_receives(
+    peers: dict[int, Peer], device: int, other: int, num_values: int, layout: StagedLayout
+) -> dict[str, Any]:
+    driver, streams = start(device)
+    peer = peers[other]
+    stream = streams.get(Role.DOWN)
+    memory = peer.shared()
+    receiver = StagedReceiver(driver, memory, layout, stream, peer.tell, "staged")
+    peer.meet()
+    wrong = torch.zeros((), dtype=torch.int64, device=f"cuda:{device}")
+    ready, done = driver.create_event(), driver.create_event()
+    compute = torch.cuda.current_stream().cuda_stream
+    for index, num in enumerate(lengths(num_values, 3)):
+        while receiver.next_bytes is None:
+            receiver.on_record(peer.take())
+        tensor = torch.full((num,), -1, dtype=torch.int64, device=f"cuda:{device}")
+        driver.record_event(ready, compute)
+        receiver.receive(tensor.data_ptr(), ready=ready)
+        while not receiver.is_enqueued:
+            receiver.on_record(peer.take())
+        driver.record_event(done, stream)
+        driver.wait_event(compute, done)
+        wrong += (tensor != value(index, num, device)).sum()
+    num_wrong = int(wrong)
+    wait_idle(driver, stream)
+    peer.meet()
+    receiver.close()
+    for event in (ready, done):
+        driver.destroy_event(event)
+    streams.close()
+    return {"num_wrong": num_wrong, "held": driver.ledger.held()}
+
+
+def _is_usable(device: int) -> bool:
+    """Whether the device still computes and copies."""
+    ones = torch.ones(1 << 20, device=f"cuda:{device}")
+    return bool((ones + ones).sum().item() == 2 << 20)
+
+
+def dies_sending(peers: dict[int, Peer], device: int, other: int) -> None:
+    """Tells of a value that its device has not begun to copy, and is killed."""
+    driver, streams = start(device)
+    peer = peers[other]
+    ring, _, _ = open_sender(driver, streams, peer, 2)
+    sender = TensorSender(driver, ring)
+    peer.meet()
+    torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+    assert sender.try_send(value(0, 100_000, device))
+    peer.get()  # the receiver's stream waits by now
+    die()
+
+
+def survives_receiving(peers: dict[int, Peer], device: int, other: int) -> dict[str, Any]:
+    driver, streams = start(device)
+    peer = peers[other]
+    _is_usable(device)
+    torch.cuda.synchronize()
+    before_bytes = torch.cuda.mem_get_info(device)[0]
+    ring, board, pool = open_receiver(driver, peer, 2, 1 << 20)
+    receiver = TensorReceiver(ring)
+    report, taken_s, error = _watch_and_die(driver, peer, ring, lambda: _accept_one(peer, receiver))
+    usable = _is_usable(device)
+    end = time.monotonic() + 5
+    while not ring.is_empty and time.monotonic() < end:
+        ring.collect()
+    board.close()
+    pool.close()
+    streams.close()
+    torch.cuda.empty_cache()
+    lost = before_bytes - torch.cuda.mem_get_info(device)[0]
+    return {
+        "report": report,
+        "taken_s": taken_s,
+        "error": error,
+        "usable": usable,
+        "held": driver.ledger.held(),
+        "lost_bytes": lost,
+    }
+
+
+def _accept_one(peer: Peer, receiver: TensorReceiver) -> torch.Tensor:
+    record = peer.take()
+    assert isinstance(record, Enqueued)
+    return receiver.accept(record, (100_000,), torch.int64).sum()
+
+
+def _watch_and_die(driver: CudaDriver, peer: Peer, ring: Any, act: Any) -> tuple[DeathReport, float, str]:
+    """Does ``act``, which leaves a stream waiting for the peer, lets the peer die, and sees what the watchdog makes of it."""
+    reports: list[DeathReport] = []
+    watchdog = Watchdog(driver)
+    pidfd = open_pidfd(peer.pid)
+    compute = torch.cuda.current_stream().cuda_stream
+    streams = [compute] if isinstance(ring, RingReceiver) else [ring._stream]
+    peer.meet()
+    result = act()
+    watchdog.watch(peer.name, pidfd, ring.signals, streams, reports.append)
+    begin = time.monotonic()
+    peer.put("die")
+    torch.cuda.synchronize()  # would hang for ever without the watchdog
+    taken_s = time.monotonic() - begin
+    while not reports and time.monotonic() < begin + 5:
+        time.sleep(0.001)
+    watchdog.close()
+    os.close(pidfd)
+    ring.break_off(str(reports[0]))
+    del result
+    try:
+        if isinstance(ring, RingReceiver):
+            ring.accept(Enqueued(0, 0, 8), compute)
+        else:
+            ring.try_send(0, 8)
+        error = "no error"
+    except ChannelBroken as broken:
+        error = str(broken)
+    return reports[0], taken_s, error
+
+
+def dies_receiving(peers: dict[int, Peer], device: int, other: int) -> None:
+    """Enqueues ``free`` behind something long, tells so, and is killed."""
+    driver, _ = start(device)
+    peer = peers[other]
+    ring, _, _ = open_receiver(driver, peer, 1, 1 << 20)
+    peer.meet()
+    record = peer.take()
+    assert isinstance(record, Enqueued)
+    lease = ring.accept(record, torch.cuda.current_stream().cuda_stream)
+    torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+    lease.release()
+    peer.get()
+    die()
+
+
+def survives_sending(peers: dict[int, Peer], device: int, other: int) -> dict[str, Any]:
+    driver, streams = start(device)
+    peer = peers[other]
+    _is_usable(device)
+    torch.cuda.synchronize()
+    before_bytes = torch.cuda.mem_get_info(device)[0]
+    ring, board, stream = open_sender(driver, streams, peer, 1)
+    sender = TensorSender(driver, ring)
+
+    def send_two() -> None:
+        assert sender.try_send(value(0, 100_000, device))
+        while not sender.try_send(value(1, 100_000, device)):
+            ring.on_record(peer.take())
+
+    report, taken_s, error = _watch_and_die(driver, peer, ring, send_two)
+    usable = _is_usable(device)
+    wait_idle(driver, stream)
+    ring.collect()
+    sender.close()
+    board.close()
+    streams.close()
+    torch.cuda.empty_cache()
+    lost = before_bytes - torch.cuda.mem_get_info(device)[0]
+    return {
+        "report": report,
+        "taken_s": taken_s,
+        "error": error,
+        "usable": usable,
+        "held": driver.ledger.held(),
+        "lost_bytes": lost,
+    }
+
+
+def captured_sends(peers: dict[int, Peer], device: int, other: int, num_replays: int, num: int) -> dict[str, Any]:
+    """Replays: make the next value, wait ``free``, copy, set ``full``."""
+    driver, streams = start(device)
+    peer = peers[other]
+    board = HostBoard(driver, peer.share(4096), 2, "captured")
+    full, free = board.signal(0, "full"), board.signal(1, "free")
+    free.preset(1)
+    push = streams.get(Role.PUSH)
+    main: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    source = torch.zeros(num, dtype=torch.int64, device=f"cuda:{device}")
+    source.add_(1)
+    source.zero_()
+    there = OpenedMemory(driver, peer.get(), num * 8, "slot")
+    peer.meet()
+    torch.cuda.synchronize()
+
+    def body() -> None:
+        with torch.cuda.stream(main):
+            source.add_(1)
+        free.wait(main.cuda_stream)
+        driver.copy(there.address, source.data_ptr(), num * 8, main.cuda_stream)
+        full.set(main.cuda_stream)
+
+    replay = capture(driver, main.cuda_stream, body, [])
+    launches_us = []
+    for _ in range(num_replays):
+        begin = time.perf_counter_ns()
+        replay.launch(main.cuda_stream)
+        launches_us.append((time.perf_counter_ns() - begin) / 1e3)
+        peer.tell(Enqueued(0, 0, num * 8))
+        record = peer.take()
+        assert isinstance(record, FreeEnqueued)
+    wait_idle(driver, main.cuda_stream, 60)
+    peer.meet()
+    replay.close()
+    there.close()
+    board.close()
+    streams.close()
+    del push
+    return {"held": driver.ledger.held(), "launches_us": launches_us}
+
+
+def captured_receives(peers: dict[int, Peer], device: int, other: int, num_replays: int, num: int) -> dict[str, Any]:
+    """Replays: wait ``full``, compare with what is due, poison the slot, set ``free``."""
+    driver, streams = start(device)
+    peer = peers[other]
+    pool = Pool(driver)
+    block = pool.take(num * 8, "slot", "test")
+    board = HostBoard(driver, peer.shared(), 2, "captured")
+    full, free = board.signal(0, "full"), board.signal(1, "free")
+    peer.put(block.handle)
+    main: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    from crossfade.device.tensors import tensor_on
+
+    slot = tensor_on(block.address, (num,), torch.int64, device)
+    slot.fill_(-7)
+    due = torch.zeros((), dtype=torch.int64, device=f"cuda:{device}")
+    wrong = torch.zeros((), dtype=torch.int64, device=f"cuda:{device}")
+
+    def compute() -> None:
+        due.add_(1)
+        wrong.add_((slot != due).sum())
+        slot.fill_(-7)
+
+    with torch.cuda.stream(main):
+        compute()
+    torch.cuda.synchronize()
+    due.zero_()
+    wrong.zero_()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    peer.meet()
+    with torch.cuda.graph(graph, stream=main, capture_error_mode="thread_local"):
+        full.wait(main.cuda_stream)
+        compute()
+        free.set(main.cuda_stream)
+    launches_us = []
+    for _ in range(num_replays):
+        record = peer.take()
+        assert isinstance(record, Enqueued)
+        with torch.cuda.stream(main):
+            begin = time.perf_counter_ns()
+            graph.replay()
+            launches_us.append((time.perf_counter_ns() - begin) / 1e3)
+        peer.tell(FreeEnqueued(0, 0))
+    wait_idle(driver, main.cuda_stream, 60)
+    num_wrong, num_due = int(wrong), int(due)
+    peer.meet()
+    del slot, graph
+    board.close()
+    block.drop("test")
+    pool.close()
+    streams.close()
+    return {"num_wrong": num_wrong, "num_due": num_due, "held": driver.ledger.held(), "launches_us": launches_us}
