@@ -1,7 +1,8 @@
 """The driver protocol on a GPU, by ``cuda.bindings`` (extra ``gpu``).
 
 Memory, streams and events belong to the device's primary context, which torch uses as well. Calls for set-up make that context
-current for their own duration; enqueuing calls leave the thread's context alone, since a stream knows its own.
+current for their own duration. Enqueuing calls leave the thread's context alone, since a stream knows its own; only the default stream
+(0) does not, and a thread that has no context at all gets this one when a call asks for it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ __all__ = ["CudaDriver", "CudaHostRange", "bindings"]
 
 _WORD = struct.Struct("<I")
 _HANDLE_BYTES = 64
-_READY, _NOT_READY = 0, 600
+_NOT_READY = 600
+_CONTEXT_CODES = (
+    201,
+    400,
+    709,
+)  # invalid context, invalid handle (of a stream or event without a context), destroyed context
+_NO_CONTEXT = (201,)
 
 
 @cache
@@ -186,30 +193,39 @@ class CudaDriver:
 
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
         """See `Driver`."""
-        result = self._copy(target, source, size_bytes, stream)
+        result = self._copy(target, source, size_bytes, stream) if stream else _NO_CONTEXT
         if result[0]:
-            check(result, f"copying {size_bytes} bytes")
+            self._again(result, self._copy, target, source, size_bytes, stream)
 
     def write_value(self, stream: int, address: int, value: int) -> None:
         """See `Driver`."""
-        result = self._write(stream, address, value, 0)
+        result = self._write(stream, address, value, 0) if stream else _NO_CONTEXT
         if result[0]:
-            check(result, "cuStreamWriteValue32")
+            self._again(result, self._write, stream, address, value, 0)
 
     def wait_value(self, stream: int, address: int, value: int) -> None:
         """See `Driver`."""
-        result = self._wait(stream, address, value, self._wait_flags)
+        result = self._wait(stream, address, value, self._wait_flags) if stream else _NO_CONTEXT
         if result[0]:
-            check(result, "cuStreamWaitValue32")
+            self._again(result, self._wait, stream, address, value, self._wait_flags)
 
     def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
         """See `Driver`."""
         batch = self._batches.get((address, value, reset))
         if batch is None:
             batch = self._batches[address, value, reset] = self._make_batch(address, value, reset)
-        result = self._batch(stream, 2, batch, 0)
+        result = self._batch(stream, 2, batch, 0) if stream else _NO_CONTEXT
         if result[0]:
-            check(result, "cuStreamBatchMemOp")
+            self._again(result, self._batch, stream, 2, batch, 0)
+
+    def _again(self, result: Any, call: Any, *args: Any) -> Any:
+        """Repeats a call that found no context, or would take another device's default stream, with the right context."""
+        if int(result[0]) in _CONTEXT_CODES:
+            with self.current():
+                result = call(*args)
+        if int(result[0]) != _NOT_READY:
+            check(result, call.__name__)
+        return result
 
     def _make_batch(self, address: int, value: int, reset: int) -> Any:
         wait, write = self._cu.CUstreamBatchMemOpParams(), self._cu.CUstreamBatchMemOpParams()
@@ -222,31 +238,31 @@ class CudaDriver:
 
     def record_event(self, event: int, stream: int) -> None:
         """See `Driver`."""
-        result = self._record(event, stream)
+        result = self._record(event, stream) if stream else _NO_CONTEXT
         if result[0]:
-            check(result, "cuEventRecord")
+            self._again(result, self._record, event, stream)
 
     def wait_event(self, stream: int, event: int) -> None:
         """See `Driver`."""
-        result = self._wait_event(stream, event, 0)
+        result = self._wait_event(stream, event, 0) if stream else _NO_CONTEXT
         if result[0]:
-            check(result, "cuStreamWaitEvent")
+            self._again(result, self._wait_event, stream, event, 0)
 
     # look
 
     def is_idle(self, stream: int) -> bool:
         """See `Driver`."""
-        return self._is_ready(self._cu.cuStreamQuery(stream), "cuStreamQuery")
+        result = self._cu.cuStreamQuery(stream) if stream else _NO_CONTEXT
+        if result[0]:
+            result = self._again(result, self._cu.cuStreamQuery, stream)
+        return not result[0]
 
     def has_happened(self, event: int) -> bool:
         """See `Driver`."""
-        return self._is_ready(self._cu.cuEventQuery(event), "cuEventQuery")
-
-    @staticmethod
-    def _is_ready(result: Any, what: str) -> bool:
-        if int(result[0]) not in (_READY, _NOT_READY):
-            check(result, what)
-        return int(result[0]) == _READY
+        result = self._cu.cuEventQuery(event)
+        if result[0]:
+            result = self._again(result, self._cu.cuEventQuery, event)
+        return not result[0]
 
     def peek(self, address: int) -> int:
         """See `Driver`. Takes a small copy on a stream of its own, and waits for it."""
