@@ -40,7 +40,7 @@ def _store() -> str:
 def _copies() -> Any:
     from benchmarks import device_workers as w
 
-    return _pair(w.copies_from, w.copies_to, (0, 1, [0, 1, 16, 64, 256], 15), (1, 0), 60)[0]
+    return _pair(w.copies_from, w.copies_to, (0, 1, [-1, 0, 1, 16, 64, 256], 15), (1, 0), 60)[0]
 
 
 def _ping_pong() -> Any:
@@ -87,7 +87,7 @@ def _staged() -> Any:
 
     layouts = [StagedLayout(64 * MB // size, size) for size in (MB, 2 * MB, 4 * MB)] + [
         StagedLayout(8, 2 * MB),
-        StagedLayout(2, 4 * MB),
+        StagedLayout(4, 2 * MB),
     ]
     return _pair(w.staged_from, w.staged_to, (0, 1, layouts, 9), (1, 0, layouts, 9), 90)
 
@@ -107,14 +107,11 @@ def _kills() -> Any:
 
     def kill(number: int, base: int) -> dict[str, Any]:
         is_sender = number % 2 == 0
-        workers = (
-            [cases.dies_sending, cases.survives_receiving]
-            if is_sender
-            else [cases.survives_sending, cases.dies_receiving]
-        )
+        first: Any = cases.dies_sending if is_sender else cases.survives_sending
+        second: Any = cases.survives_receiving if is_sender else cases.dies_receiving
         dead = 0 if is_sender else 1
         try:
-            result = _pair(*workers, (base, 1), (base + 1, 0), 40, dying={dead})[1 - dead]
+            result = _pair(first, second, (base, 1), (base + 1, 0), 40, dying={dead})[1 - dead]
         except Exception as error:
             return {"dead": "sender" if is_sender else "receiver", "failed": str(error)[-1500:]}
         return {
@@ -196,7 +193,7 @@ def spread(samples: Sequence[float], scale: float = 1.0, digits: int = 2) -> str
 
 def tables(results: dict[str, Any]) -> list[Table]:
     """Every section that worked, as a table."""
-    makers = {
+    makers: dict[str, Callable[[Any], Table]] = {
         "copies": _copies_table,
         "ping-pong": _ping_pong_table,
         "ring": _ring_table,
@@ -240,7 +237,7 @@ def _ping_pong_table(data: dict[str, Any]) -> Table:
 
 def _ring_table(data: dict[str, Any]) -> Table:
     table = Table(
-        "The ring as it is used: 2 slots, records over a pipe, every value looked at (us a value)",
+        "The ring as it is used: 2 slots, records through shared memory, every value looked at (us a value)",
         ("size", "time", "GB/s", "wrong bytes"),
     )
     for row in data.values():
@@ -308,12 +305,12 @@ def _kills_table(data: list[dict[str, Any]]) -> Table:
     for who in ("sender", "receiver"):
         rows = [row for row in data if row["dead"] == who]
         good = [row for row in rows if "failed" not in row]
-        count = lambda test: f"{sum(1 for row in good if test(row))}"  # noqa: E731
-        table.add(
-            who, str(len(rows)), spread([row["taken_s"] for row in good], digits=3), count(lambda row: row["is_named"]),
-            count(lambda row: row["usable"]), count(lambda row: not row["held"]), count(lambda row: row["lost_bytes"] <= 0),
-            str(len(rows) - len(good)),
-        )  # fmt: skip
+        named = sum(row["is_named"] for row in good)
+        usable = sum(row["usable"] for row in good)
+        clean = sum(not row["held"] for row in good)
+        back = sum(row["lost_bytes"] <= 0 for row in good)
+        taken = spread([row["taken_s"] for row in good], digits=3)
+        table.add(who, str(len(rows)), taken, *map(str, (named, usable, clean, back, len(rows) - len(good))))
     return table
 
 
@@ -371,7 +368,8 @@ def report(path: Path) -> None:
     machine = results["machine"]
     gpus = f"{len(machine['gpus'])} x {machine['gpus'][0]}"
     text = "\n\n".join(table.markdown() for table in tables(results))
-    head = f"# Copies between GPUs\n\n{gpus}; {machine['text']}; {machine['driver']}. {today()}.\n\n`python -m benchmarks.device_copies run`\n\n{__doc__}"
+    versions = f"{gpus}; {machine['text']}; {machine['driver']}. {today()}."
+    head = f"# Copies between GPUs\n\n{versions}\n\n`python -m benchmarks.device_copies run`\n\n{__doc__}"
     slug = gpus.lower().replace(" x ", "x-").replace(" ", "-")
     print(write_report("device_copies", Machine(slug, "", "", ""), f"{head}\n{text}\n"))
 

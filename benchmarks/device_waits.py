@@ -1,7 +1,7 @@
 """What can a host do while a stream waits for a signal that nobody sets, and what do the enqueuing calls cost?
 
-``python -m benchmarks.device_waits OUT.json``: one GPU (some questions need two). Each question runs in a process of its own, so that a
-call that hangs costs some seconds and nothing else.
+``python -m benchmarks.device_waits OUT.json``: one GPU (some questions need two). Each question runs in a process of its own, so
+that a call that hangs costs some seconds and nothing else.
 """
 
 from __future__ import annotations
@@ -194,14 +194,15 @@ def _wrong_context() -> dict[str, str]:
     torch.cuda.set_device(1)
     torch.ones(8, device="cuda:1").add_(1)
     out = {}
-    for name, act in {
+    acts: dict[str, Callable[[], Any]] = {
         "copy": lambda: driver.copy(address + 8192, address, 4096, stream),
         "write_value": lambda: driver.write_value(stream, word.address, 1),
         "wait_and_reset": lambda: driver.wait_and_reset(stream, word.address, 1, 0),
         "record_event": lambda: driver.record_event(event, stream),
         "wait_event": lambda: driver.wait_event(stream, event),
         "is_idle": lambda: driver.is_idle(stream),
-    }.items():
+    }
+    for name, act in acts.items():
         try:
             act()
             out[name] = "ok"

@@ -1,4 +1,6 @@
-"""What the processes of ``benchmarks.device_copies`` do: two GPUs, one process each, every measure beside its baseline in the same run."""
+"""What the processes of ``benchmarks.device_copies`` do: two GPUs, one process each, every measure beside its baseline in the
+same run.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def copies_from(peers: Peers, device: int, other: int, sizes_mb: list[int], num_
     gate = board.signal(255, "gate")
     out: dict[str, Any] = {}
     for size_mb in sizes_mb:
-        size, num = (size_mb * MB, 4) if size_mb else (4096, 64)
+        size, num = (size_mb * MB, 4) if size_mb > 0 else (4096, 64 if size_mb == 0 else 1)
         rows: dict[str, list[float]] = {"bare": [], "opened": [], "opened, wait and set": []}
 
         def signalled(size: int = size, num: int = num) -> None:
@@ -121,12 +123,13 @@ def copies_from(peers: Peers, device: int, other: int, sizes_mb: list[int], num_
 
         for _ in range(num_rounds):
             for name, target in (("bare", bare.data_ptr()), ("opened", there.address)):
-                acts = lambda target=target: [driver.copy(target, source.data_ptr(), size, push) for _ in range(num)]  # noqa: E731, B023
-                rows[name].append(elapsed_us(stream, acts, gate) / num)
+                rows[name].append(
+                    elapsed_us(stream, _Copies(driver, target, source.data_ptr(), size, push, num), gate) / num
+                )
             for k in range(num):
                 board.poke(k, 1)
             rows["opened, wait and set"].append(elapsed_us(stream, signalled, gate) / num)
-        out[f"{size} bytes"] = rows
+        out[f"{size} bytes{', one alone' if num == 1 else ''}"] = rows
     torch.cuda.synchronize()
     peer.put("check")
     out["values right"] = peer.get()
@@ -134,6 +137,19 @@ def copies_from(peers: Peers, device: int, other: int, sizes_mb: list[int], num_
     board.close()
     streams.close()
     return out
+
+
+class _Copies:
+    """Enqueues the same copy several times."""
+
+    def __init__(self, driver: CudaDriver, target: int, source: int, size: int, stream: int, num: int) -> None:
+        self._copy = (target, source, size, stream)
+        self._driver = driver
+        self._num = num
+
+    def __call__(self) -> None:
+        for _ in range(self._num):
+            self._driver.copy(*self._copy)
 
 
 def copies_to(peers: Peers, device: int, other: int) -> None:
@@ -377,14 +393,15 @@ def beside_nccl(peers: Peers, device: int, other: int, num_copies: int, num_roun
 def staged_from(peers: Peers, device: int, other: int, layouts: list[StagedLayout], num_rounds: int) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    stream = streams.get(Role.UP)
+    own = [streams.get(Role.UP, side) for side in "ab"]
+    stream = own[0]
     source = torch.empty(64 * MB, dtype=torch.uint8, device=f"cuda:{device}")
     fill(source, 5)
     gemms = Gemms(device)
     out: dict[str, Any] = {"pinned up, us": _pinned(driver, stream, source, is_up=True)}
     for layout in layouts:
         name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB"
-        sender = StagedSender(driver, peer.share(layout.size_bytes), layout, stream, peer.tell, "staged")
+        sender = StagedSender(driver, peer.share(layout.size_bytes), layout, own, peer.tell, "staged")
         peer.meet()
 
         def send(num: int, sender: StagedSender = sender) -> None:
@@ -403,7 +420,6 @@ def staged_from(peers: Peers, device: int, other: int, layouts: list[StagedLayou
                 times.append(time.monotonic())
                 worked = gemms.run() if with_gemms else None
                 send(num)
-                wait_idle(driver, stream)
                 torch.cuda.synchronize()
                 if worked:
                     rows.append(worked[0].elapsed_time(worked[1]) * 1e3)
@@ -425,13 +441,14 @@ def staged_from(peers: Peers, device: int, other: int, layouts: list[StagedLayou
 def staged_to(peers: Peers, device: int, other: int, layouts: list[StagedLayout], num_rounds: int) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    stream = streams.get(Role.DOWN)
+    own = [streams.get(Role.DOWN, side) for side in "ab"]
+    stream = own[0]
     target = torch.empty(64 * MB, dtype=torch.uint8, device=f"cuda:{device}")
     gemms = Gemms(device)
     out: dict[str, Any] = {"pinned down, us": _pinned(driver, stream, target, is_up=False), "values right": True}
     for layout in layouts:
         name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB"
-        receiver = StagedReceiver(driver, peer.shared(), layout, stream, peer.tell, "staged")
+        receiver = StagedReceiver(driver, peer.shared(), layout, own, peer.tell, "staged")
         peer.meet()
         ends = {}
         for num, with_gemms in ((1, False), (3, False), (3, True)):
@@ -448,12 +465,12 @@ def staged_to(peers: Peers, device: int, other: int, layouts: list[StagedLayout]
                     receiver.receive(target.data_ptr())
                     while not receiver.is_enqueued:
                         receiver.on_record(peer.take())
-                driver.synchronize(stream)
+                for each in own:
+                    driver.synchronize(each)
                 times.append(time.monotonic())
                 torch.cuda.synchronize()
                 out["values right"] &= is_filled(target, 5)
             ends[f"{num}{' beside' if with_gemms else ''}"] = {"end_s": times[2:]}
-        wait_idle(driver, stream)
         peer.meet()
         receiver.close()
         out[name] = ends

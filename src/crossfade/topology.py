@@ -1,7 +1,7 @@
 """The GPUs of a host and what lies between them: plain data, in and out of JSON.
 
-Devices are known by UUID, which stays the same whatever CUDA_VISIBLE_DEVICES says. Rates are in GB/s (10^9 bytes a second), times in
-microseconds. What was not measured is empty.
+Devices are known by UUID, which stays the same whatever CUDA_VISIBLE_DEVICES says. Rates are in GB/s (10^9 bytes a second), times
+in microseconds. What was not measured is empty.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Link:
     Attributes:
         source, target: UUIDs.
         kind: what it is made of.
-        rates: what was measured, alone, smallest size first.
+        rates: what was measured, alone; those of one transport from the smallest size on.
     """
 
     source: str
@@ -80,7 +80,9 @@ class Link:
     rates: tuple[Rate, ...] = ()
 
     def duration_us(self, transport: str, size_bytes: int) -> float | None:
-        """How long a transfer takes: between two measured sizes in proportion, beyond them at the outermost rate. None if unmeasured."""
+        """How long a transfer takes: between two measured sizes in proportion, beyond them at the outermost rate. None if
+        unmeasured.
+        """
         rates = [rate for rate in self.rates if rate.transport == transport]
         if not rates:
             return None
@@ -171,5 +173,5 @@ class Topology:
 
 
 def _link(data: Mapping[str, Any]) -> Link:
-    rates = tuple(sorted((Rate(**each) for each in data["rates"]), key=lambda rate: rate.size_bytes))
+    rates = tuple(sorted((Rate(**each) for each in data["rates"]), key=lambda rate: (rate.transport, rate.size_bytes)))
     return Link(data["source"], data["target"], LinkKind(data["kind"]), rates)

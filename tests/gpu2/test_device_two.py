@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
 
-from crossfade.device.staged import StagedLayout  # noqa: E402
-from tests.helpers import device_cases as cases  # noqa: E402
-from tests.helpers.device_pair import run_workers  # noqa: E402
+from crossfade.device.staged import StagedLayout
+from tests.helpers import device_cases as cases
+from tests.helpers.device_pair import run_workers
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 4])
@@ -45,7 +47,7 @@ def test_captured_replays_never_show_a_stale_value() -> None:
     ("dying", "surviving", "signal"),
     [(cases.dies_sending, cases.survives_receiving, "full"), (cases.dies_receiving, cases.survives_sending, "free")],
 )
-def test_a_peer_that_dies_is_named_and_the_device_stays_usable(dying, surviving, signal: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_peer_that_dies_is_named_and_the_device_stays_usable(dying: Any, surviving: Any, signal: str) -> None:
     # The one who opens the memory is always worker 0.
     sends_first = dying is cases.dies_sending
     workers = [dying, surviving] if sends_first else [surviving, dying]

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.helpers import device_cases as cases  # noqa: E402
-from tests.helpers.device_pair import run_workers  # noqa: E402
+from tests.helpers import device_cases as cases
+from tests.helpers.device_pair import run_workers
 
 
 def test_two_rings_at_the_same_time() -> None:

@@ -151,8 +151,8 @@ def staged_sends(
 ) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    stream = streams.get(Role.UP)
-    sender = StagedSender(driver, peer.share(layout.size_bytes), layout, stream, peer.tell, "staged")
+    own = [streams.get(Role.UP, side) for side in "ab"]
+    sender = StagedSender(driver, peer.share(layout.size_bytes), layout, own, peer.tell, "staged")
     peer.meet()
     ready = driver.create_event()
     for index, num in enumerate(lengths(num_values, 3)):
@@ -162,7 +162,8 @@ def staged_sends(
         peer.drain(sender.on_record)
     while not sender.is_flushed:
         sender.on_record(peer.take())
-    wait_idle(driver, stream)
+    for stream in own:
+        wait_idle(driver, stream)
     sender.collect()
     peer.meet()
     sender.close()
@@ -176,12 +177,12 @@ def staged_receives(
 ) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    stream = streams.get(Role.DOWN)
+    own = [streams.get(Role.DOWN, side) for side in "ab"]
     memory = peer.shared()
-    receiver = StagedReceiver(driver, memory, layout, stream, peer.tell, "staged")
+    receiver = StagedReceiver(driver, memory, layout, own, peer.tell, "staged")
     peer.meet()
     wrong = torch.zeros((), dtype=torch.int64, device=f"cuda:{device}")
-    ready, done = driver.create_event(), driver.create_event()
+    ready = driver.create_event()
     compute = torch.cuda.current_stream().cuda_stream
     for index, num in enumerate(lengths(num_values, 3)):
         while receiver.next_bytes is None:
@@ -191,21 +192,21 @@ def staged_receives(
         receiver.receive(tensor.data_ptr(), ready=ready)
         while not receiver.is_enqueued:
             receiver.on_record(peer.take())
-        driver.record_event(done, stream)
-        driver.wait_event(compute, done)
+        receiver.join(compute)
         wrong += (tensor != value(index, num, device)).sum()
     num_wrong = int(wrong)
-    wait_idle(driver, stream)
+    for stream in own:
+        wait_idle(driver, stream)
     peer.meet()
     receiver.close()
-    for event in (ready, done):
-        driver.destroy_event(event)
+    driver.destroy_event(ready)
     streams.close()
     return {"num_wrong": num_wrong, "held": driver.ledger.held()}
 
 
 def _is_usable(device: int) -> bool:
-    """Whether the device still computes and copies."""
+    """Whether the device still computes and copies. (The first call also loads what the tests launch while streams wait.)"""
+    value(0, 100_000, device).sum()
     ones = torch.ones(1 << 20, device=f"cuda:{device}")
     return bool((ones + ones).sum().item() == 2 << 20)
 
@@ -216,9 +217,11 @@ def dies_sending(peers: dict[int, Peer], device: int, other: int) -> None:
     peer = peers[other]
     ring, _, _ = open_sender(driver, streams, peer, 2)
     sender = TensorSender(driver, ring)
+    tensor = value(0, 100_000, device)
+    torch.cuda.synchronize()
     peer.meet()
     torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
-    assert sender.try_send(value(0, 100_000, device))
+    assert sender.try_send(tensor)
     peer.get()  # the receiver's stream waits by now
     die()
 
@@ -266,6 +269,7 @@ def _watch_and_die(driver: CudaDriver, peer: Peer, ring: Any, act: Any) -> tuple
     streams = [compute] if isinstance(ring, RingReceiver) else [ring._stream]
     peer.meet()
     result = act()
+    assert not driver.is_idle(streams[0]), "nothing waits for the peer"
     watchdog.watch(peer.name, pidfd, ring.signals, streams, reports.append)
     begin = time.monotonic()
     peer.put("die")
@@ -312,9 +316,12 @@ def survives_sending(peers: dict[int, Peer], device: int, other: int) -> dict[st
     ring, board, stream = open_sender(driver, streams, peer, 1)
     sender = TensorSender(driver, ring)
 
+    tensors = [value(index, 100_000, device) for index in range(2)]
+    torch.cuda.synchronize()
+
     def send_two() -> None:
-        assert sender.try_send(value(0, 100_000, device))
-        while not sender.try_send(value(1, 100_000, device)):
+        assert sender.try_send(tensors[0])
+        while not sender.try_send(tensors[1]):
             ring.on_record(peer.take())
 
     report, taken_s, error = _watch_and_die(driver, peer, ring, send_two)
@@ -424,7 +431,7 @@ def captured_receives(peers: dict[int, Peer], device: int, other: int, num_repla
     wait_idle(driver, main.cuda_stream, 60)
     num_wrong, num_due = int(wrong), int(due)
     peer.meet()
-    del slot, graph
+    graph.reset()
     board.close()
     block.drop("test")
     pool.close()

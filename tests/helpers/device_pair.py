@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import signal
@@ -13,34 +14,87 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from crossfade.device.records import Record, pack, unpack
-from crossfade.host.memory import Memory
+from crossfade.host.memory import Memory, address_of
+from crossfade.host.semaphore import init_semaphore, open_semaphore
 
 LIMIT_S = 30.0
+
+
+NUM_CELLS, CELL_BYTES, SPIN_S = 256, 128, 0.0005
+
+
+class Mailbox:
+    """Records one way, through shared memory: cells in turn, a semaphore that counts those with something in them.
+
+    (Nobody overwrites a cell that was not read: at most a few tens of records are ever under way.)
+    """
+
+    def __init__(self, mapping: mmap.mmap, offset: int, *, is_new: bool) -> None:
+        self._mapping = mapping
+        self._cells = offset + 64
+        self._next = 0
+        address = address_of(mapping, offset)
+        if is_new:
+            init_semaphore(address, 0)
+        self._semaphore = open_semaphore(address)
+        self._taken = False
+
+    def put(self, data: bytes) -> None:
+        at = self._cells + self._next % NUM_CELLS * CELL_BYTES
+        self._next += 1
+        self._mapping[at : at + 1 + len(data)] = bytes((len(data),)) + data
+        self._semaphore.release()
+
+    def poll(self, timeout_s: float) -> bool:
+        end = time.monotonic() + min(timeout_s, SPIN_S)
+        while not self._taken:
+            self._taken = self._semaphore.acquire(False)
+            if time.monotonic() >= end:
+                break
+        if not self._taken and timeout_s > SPIN_S:
+            self._taken = self._semaphore.acquire(True, timeout_s)
+        return self._taken
+
+    def take(self, timeout_s: float) -> bytes:
+        if not self.poll(timeout_s):
+            raise TimeoutError(f"no record in {timeout_s} s")
+        self._taken = False
+        at = self._cells + self._next % NUM_CELLS * CELL_BYTES
+        self._next += 1
+        return self._mapping[at + 1 : at + 1 + self._mapping[at]]
+
+    @staticmethod
+    def size_bytes() -> int:
+        return 64 + NUM_CELLS * CELL_BYTES
 
 
 class Peer:
     """What a worker has of one other worker: records in order, and Python objects beside them."""
 
-    def __init__(self, name: str, pid: int, records: Connection, objects: Connection) -> None:
+    def __init__(self, name: str, pid: int, objects: Connection, *, is_first: bool) -> None:
         self.name = name
         self.pid = pid
-        self._records = records
         self._objects = objects
+        length = Mailbox.size_bytes()
+        memory = self.share(2 * length) if is_first else self.shared()
+        mapping = memory.map(2 * length)
+        memory.close()
+        boxes = [Mailbox(mapping, half * length, is_new=is_first) for half in range(2)]
+        self.meet()
+        self._out, self._in = boxes if is_first else boxes[::-1]
 
     def tell(self, record: Record) -> None:
-        self._records.send_bytes(pack(record))
+        self._out.put(pack(record))
 
     def has_record(self, timeout_s: float = 0.0) -> bool:
-        return self._records.poll(timeout_s)
+        return self._in.poll(timeout_s)
 
     def take(self, timeout_s: float = LIMIT_S) -> Record:
-        if not self._records.poll(timeout_s):
-            raise TimeoutError(f"no record of {self.name} in {timeout_s} s")
-        return unpack(self._records.recv_bytes())
+        return unpack(self._in.take(timeout_s))
 
     def drain(self, on_record: Callable[[Record], None]) -> None:
-        while self._records.poll(0):
-            on_record(unpack(self._records.recv_bytes()))
+        while self._in.poll(0):
+            on_record(unpack(self._in.take(0)))
 
     def put(self, value: Any) -> None:
         self._objects.send(value)
@@ -70,17 +124,14 @@ class Peer:
 
 
 def _work(
-    function: Callable[..., Any],
-    links: dict[int, tuple[Connection, Connection]],
-    result: Connection,
-    args: tuple[Any, ...],
+    function: Callable[..., Any], own: int, links: dict[int, Connection], result: Connection, args: tuple[Any, ...]
 ) -> None:
     try:
         peers = {}
-        for other, (_, objects) in links.items():
+        for objects in links.values():
             objects.send(os.getpid())
-        for other, (records, objects) in links.items():
-            peers[other] = Peer(f"worker {other}", objects.recv(), records, objects)
+        for other, objects in sorted(links.items()):
+            peers[other] = Peer(f"worker {other}", objects.recv(), objects, is_first=own < other)
         result.send(("ok", function(peers, *args)))
     except BaseException:
         result.send(("failed", traceback.format_exc()))
@@ -105,24 +156,21 @@ def run_workers(
     """
     context = multiprocessing.get_context("spawn")
     num = len(functions)
-    links: list[dict[int, tuple[Connection, Connection]]] = [{} for _ in range(num)]
+    links: list[dict[int, Connection]] = [{} for _ in range(num)]
     for i in range(num):
         for j in range(i):
-            records, objects = context.Pipe(), context.Pipe()
-            links[i][j] = (records[0], objects[0])
-            links[j][i] = (records[1], objects[1])
+            links[i][j], links[j][i] = context.Pipe()
     workers, results = [], []
     for i, function in enumerate(functions):
         mine, theirs = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(function, links[i], theirs, args[i]))
+        worker = context.Process(target=_work, args=(function, i, links[i], theirs, args[i]))
         worker.start()
         theirs.close()
         workers.append(worker)
         results.append(mine)
     for row in links:
-        for pair in row.values():
-            for end in pair:
-                end.close()
+        for end in row.values():
+            end.close()
     try:
         return _collect(results, time.monotonic() + timeout_s, dying)
     finally:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from crossfade.device.capture import capture
 from crossfade.device.fake import FakeDriver, FakeLink, Fault, Machine, Until
+from crossfade.device.fake.clocks import join
 from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
-from crossfade.device.records import Enqueued, FreeEnqueued, Retired
+from crossfade.device.records import ChunksFreeEnqueued, Enqueued, FreeEnqueued, Retired
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
+from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender
 from crossfade.host.memory import Memory
 
 Program = Iterator[Until | None]
@@ -32,6 +36,9 @@ class RingWorld:
         num_queues: hardware queues of each process.
         is_one_process: both ends in one process, so that they share hardware queues.
         sender, receiver: classes with or without a fault.
+        num_use_streams: streams that the receiver uses values on, in turn.
+        is_accepting_early: the receiver waits before it is told that it may.
+        is_source_reused: the sender computes the next value where the last one lies.
     """
 
     sizes_bytes: Sequence[int] = (16, 16, 16)
@@ -42,6 +49,7 @@ class RingWorld:
     is_one_process: bool = False
     sender: Callable[..., RingSender] = RingSender
     receiver: Callable[..., RingReceiver] = RingReceiver
+    num_use_streams: int = 1
     is_accepting_early: bool = False
     is_source_reused: bool = False
     num_copied_out: int = field(default=0, init=False)
@@ -83,14 +91,15 @@ class RingWorld:
         pool.close()
 
     def _receive(self, driver: FakeDriver, memory: Memory, ahead: FakeLink, back: FakeLink) -> Program:
-        compute = driver.create_stream("use")
+        uses = [driver.create_stream(f"use {i}") for i in range(self.num_use_streams)]
+        compute = uses[0]
         pool = Pool(driver)
         board = HostBoard(driver, memory, num_signals(self.num_slots), "ring a")
         ring = self.receiver(
             driver, pool, board, back.send, "ring a", num_slots=self.num_slots, slot_bytes=self.slot_bytes
         )
         kept: list[Lease] = []
-        seen: list[bytes] = []
+        seen: list[list[bytes]] = [[] for _ in self.sizes_bytes]
         if self.is_accepting_early:
             ring.accept(Enqueued(0, 0, 16), compute)
         for index, size_bytes in enumerate(self.sizes_bytes):
@@ -99,8 +108,9 @@ class RingWorld:
                 ring.on_record(record)
                 yield Until(f"value {index}", ahead.has_record)
             is_short = ring.is_short
+            compute = uses[index % len(uses)]
             lease = ring.accept(record, compute)
-            driver.kernel(compute, f"use value {index}", reads=(Range(lease.address, size_bytes),), seen=seen)
+            driver.kernel(compute, f"use value {index}", reads=(Range(lease.address, size_bytes),), seen=seen[index])
             kept.append(lease)
             if is_short and self.num_kept:
                 self.num_copied_out += 1
@@ -118,15 +128,174 @@ class RingWorld:
                 ring.on_record(record)
             else:
                 yield Until("the sender to close its side", lambda: ahead.has_record() or has_closed(ring))
-            yield driver.until_idle(compute)
+            for stream in uses:
+                yield driver.until_idle(stream)
             ring.collect()
-        yield driver.until_idle(compute)
-        driver.is_idle(compute)
+        yield from finish(driver, uses)
         self.num_generations = ring.statistics().num_generations
         pool.close()
         for index, (got, size_bytes) in enumerate(zip(seen, self.sizes_bytes, strict=True)):
-            if got != content(index, size_bytes):
-                raise Fault("wrong value", f"value {index} came as {got[:4]!r}")
+            if got != [content(index, size_bytes)]:
+                raise Fault("wrong value", f"value {index} came as {got[0][:4]!r}")
+
+
+@dataclass
+class StagedWorld:
+    """Values through the host's memory, chunk by chunk.
+
+    Attributes:
+        sizes_bytes: their lengths.
+        num_streams: of each side.
+        sender, receiver: classes with or without a fault.
+    """
+
+    sizes_bytes: Sequence[int] = (10_000, 3, 0, 4096)
+    num_chunks: int = 2
+    num_streams: int = 2
+    num_queues: int | None = None
+    sender: Callable[..., StagedSender] = StagedSender
+    receiver: Callable[..., StagedReceiver] = StagedReceiver
+
+    def __call__(self, machine: Machine) -> Mapping[str, Program]:
+        layout = StagedLayout(self.num_chunks, 4096)
+        memory = Memory.create("staged", layout.size_bytes)
+        machine.at_end.append(memory.close)
+        here = FakeDriver(machine, "sender", 0, num_queues=self.num_queues)
+        there = FakeDriver(machine, "receiver", 1, num_queues=self.num_queues)
+        ahead, back = FakeLink(machine, "sender", "receiver"), FakeLink(machine, "receiver", "sender")
+        up = [here.create_stream(f"up {i}") for i in range(self.num_streams)]
+        down = [there.create_stream(f"down {i}") for i in range(self.num_streams)]
+        sender = self.sender(here, memory, layout, up, ahead.send, "staged")
+        receiver = self.receiver(there, memory, layout, down, back.send, "staged")
+        # Both ends exist before the first value moves; the hosts agree on that when they connect.
+        join(machine.line("receiver").clock, machine.line("sender").clock)
+        return {
+            "sending host": self._send(here, sender, up, back),
+            "receiving host": self._receive(there, receiver, down, ahead),
+        }
+
+    def _send(self, driver: FakeDriver, ring: StagedSender, streams: list[int], back: FakeLink) -> Program:
+        compute = driver.create_stream("compute")
+        pool = Pool(driver)
+        for index, size_bytes in enumerate(self.sizes_bytes):
+            source = pool.take(size_bytes, f"value {index}", "sender").address
+            ready = driver.create_event()
+            driver.kernel(compute, f"make value {index}", writes=((source, content(index, size_bytes)),))
+            driver.record_event(ready, compute)
+            ring.send(source, size_bytes, ready=ready)
+            yield None
+        while not ring.is_flushed:
+            yield Until("a free chunk", back.has_record)
+            ring.on_record(back.take())
+        yield from finish(driver, streams)
+        ring.close()
+        for block in list(pool._used):
+            block.drop("sender")
+        pool.close()
+
+    def _receive(self, driver: FakeDriver, ring: StagedReceiver, streams: list[int], ahead: FakeLink) -> Program:
+        compute = driver.create_stream("use")
+        pool = Pool(driver)
+        seen: list[bytes] = []
+        for index, size_bytes in enumerate(self.sizes_bytes):
+            target = pool.take(size_bytes, f"place {index}", "receiver").address
+            while ring.next_bytes is None:
+                yield Until(f"value {index}", ahead.has_record)
+                ring.on_record(ahead.take())
+            ring.receive(target)
+            while not ring.is_enqueued:
+                yield Until(f"all of value {index}", ahead.has_record)
+                ring.on_record(ahead.take())
+            ring.join(compute)
+            driver.kernel(compute, f"use value {index}", reads=(Range(target, size_bytes),), seen=seen)
+            yield None
+        yield from finish(driver, [*streams, compute])
+        ring.close()
+        for block in list(pool._used):
+            block.drop("receiver")
+        pool.close()
+        if seen != [content(index, size_bytes) for index, size_bytes in enumerate(self.sizes_bytes)]:
+            raise Fault("wrong value", "a staged value came wrong")
+
+
+def finish(driver: FakeDriver, streams: Sequence[int]) -> Program:
+    """Waits for streams, and looks, so that the host knows what they did."""
+    for stream in streams:
+        yield driver.until_idle(stream)
+        driver.is_idle(stream)
+
+
+class StagedTooEarly(StagedReceiver):
+    """Frees a chunk before it was copied."""
+
+    def pump(self) -> None:
+        while self._into is not None and self._num_arriving:
+            address, left_bytes = self._into
+            (index, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+            self._full[index].wait(stream)
+            self._free[index].set(stream)
+            self._driver.copy(address, self._chunk(index), length, stream)
+            self._num_arriving -= 1
+            self._into = (address + length, left_bytes - length) if left_bytes > length else None
+            self._tell(ChunksFreeEnqueued(1))
+
+
+class StagedTooEager(StagedSender):
+    """Waits for chunks whose release is not enqueued."""
+
+    def pump(self) -> None:
+        self._credits += 2
+        super().pump()
+
+
+@dataclass
+class ReplayWorld:
+    """A captured copy with its signals, launched several times.
+
+    Attributes:
+        is_counting: waits for 1, 2, 3, ... as an uncaptured program would, which a replay cannot.
+        num_replays: launches.
+    """
+
+    num_replays: int = 3
+    is_counting: bool = False
+
+    def __call__(self, machine: Machine) -> Mapping[str, Program]:
+        driver = FakeDriver(machine, "process")
+        return {"host": self._run(driver)}
+
+    def _run(self, driver: FakeDriver) -> Program:
+        main, side = driver.create_stream("main"), driver.create_stream("side")
+        pool = Pool(driver)
+        source, target = pool.take(16, "source", "test"), pool.take(16, "target", "test")
+        memory = Memory.create("signals", 4096)
+        board = HostBoard(driver, memory, 2, "test")
+        full = board.signal(0, "full")
+        seen: list[bytes] = []
+
+        def body() -> None:
+            driver.copy(target.address, source.address, 16, side)
+            if self.is_counting:
+                driver.write_value(side, full.address, 1)
+                driver.wait_value(main, full.address, 1)
+            else:
+                full.set(side)
+                full.wait(main)
+            driver.kernel(main, "use the target", reads=(Range(target.address, 16),), seen=seen)
+
+        driver.kernel(main, "make the source", writes=((source.address, content(0, 16)),))
+        replay = capture(driver, main, body, [side])
+        for _ in range(self.num_replays):
+            replay.launch(main)
+            yield None
+        yield from finish(driver, (main, side))
+        replay.close()
+        memory.close()
+        for block in (source, target):
+            block.drop("test")
+        pool.close()
+        if seen != [content(0, 16)] * self.num_replays:
+            raise Fault("wrong value", "a replay showed a stale value")
 
 
 def has_closed(ring: RingReceiver) -> bool:
@@ -135,29 +304,29 @@ def has_closed(ring: RingReceiver) -> bool:
 
 
 class FlagBeforeData(RingSender):
-    def _enqueue(self, target, slot, address, size_bytes, ready):  # type: ignore[no-untyped-def]
-        self._driver.wait_event(self._stream, ready)
+    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+        self._driver.wait_event(self._stream, ready or 0)
         target.free[slot].wait(self._stream)
         target.full[slot].set(self._stream)
         self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
 
 
 class ReuseBeforeFree(RingSender):
-    def _enqueue(self, target, slot, address, size_bytes, ready):  # type: ignore[no-untyped-def]
-        self._driver.wait_event(self._stream, ready)
+    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+        self._driver.wait_event(self._stream, ready or 0)
         self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
         target.full[slot].set(self._stream)
 
 
 class UncomputedSource(RingSender):
-    def _enqueue(self, target, slot, address, size_bytes, ready):  # type: ignore[no-untyped-def]
+    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
         super()._enqueue(target, slot, address, size_bytes, None)
 
 
 class MissingFree(RingReceiver):
     """Gives the credit back, and enqueues no ``free``."""
 
-    def _end(self, lease, streams):  # type: ignore[no-untyped-def]
+    def _end(self, lease: Lease, streams: list[int]) -> None:
         del self._generations[lease.generation].leases[lease.slot]
         self.driver.ledger.drop(lease._number)
         self._tell(FreeEnqueued(lease.generation, lease.slot))
@@ -166,7 +335,7 @@ class MissingFree(RingReceiver):
 class MissingCredit(RingReceiver):
     """Enqueues ``free``, and tells nobody."""
 
-    def _end(self, lease, streams):  # type: ignore[no-untyped-def]
+    def _end(self, lease: Lease, streams: list[int]) -> None:
         tell, self._tell = self._tell, lambda record: None
         super()._end(lease, streams)
         self._tell = tell
@@ -175,7 +344,14 @@ class MissingCredit(RingReceiver):
 class LeakedLease(RingReceiver):
     """Forgets one lease; its slots count as given back."""
 
-    def _end(self, lease, streams):  # type: ignore[no-untyped-def]
+    def _end(self, lease: Lease, streams: list[int]) -> None:
         number, lease._number = lease._number, -1
         super()._end(lease, streams)
         lease._number = number
+
+
+class UnorderedWaits(RingReceiver):
+    """Lets two streams wait for one signal at the same time."""
+
+    def _join(self, stream: int, other: int) -> None:
+        pass

@@ -1,7 +1,7 @@
 """CUDA graphs of copies, signal writes and waits.
 
-A replay repeats addresses and values, so only signals that reset themselves (signals.py) may be captured. PL-5 holds for replays as it does
-for single operations: launch a graph that waits only after the record says that what it waits for was launched.
+A replay repeats addresses and values, so only signals that reset themselves (signals.py) may be captured. PL-5 holds for replays
+as it does for single operations: launch a graph that waits only after the record says that what it waits for was launched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Copies cut for the copy engines: chunked, aligned, staggered over several targets.
 
-Pure arithmetic first (`cut`, `stagger`), then `enqueue`, which is one line. The copy engine wants few, large copies whose inner bytes
-begin on a 16-byte boundary: an odd head and tail go by themselves, so that the bulk is aligned. Copies to several targets from several
-streams do not add up, so one stream serves them all, a chunk to each in turn, and every rank begins with its next neighbour: no two
-ranks send to the same target at the same time.
+Pure arithmetic first (`cut`, `stagger`), then `enqueue`, which is one line. The copy engine wants few, large copies whose inner
+bytes begin on a 16-byte boundary: an odd head and tail go by themselves, so that the bulk is aligned. Copies to several targets
+from several streams do not add up, so one stream serves them all, a chunk to each in turn, and every rank begins with its next
+neighbour: no two ranks send to the same target at the same time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def cut(target: int, source: int, size_bytes: int, chunk_bytes: int | None = Non
 
 
 def stagger(rank: int, num_ranks: int) -> list[int]:
-    """The other ranks in the order in which ``rank`` serves them: its next neighbour first. In step k all ranks have different ones."""
+    """The other ranks in the order in which ``rank`` serves them: its next neighbour first. In step k all ranks have different
+    ones.
+    """
     return [(rank + step) % num_ranks for step in range(1, num_ranks)]
 
 

@@ -1,8 +1,8 @@
 """The driver protocol on a GPU, by ``cuda.bindings`` (extra ``gpu``).
 
 Memory, streams and events belong to the device's primary context, which torch uses as well. Calls for set-up make that context
-current for their own duration. Enqueuing calls leave the thread's context alone, since a stream knows its own; only the default stream
-(0) does not, and a thread that has no context at all gets this one when a call asks for it.
+current for their own duration. Enqueuing calls leave the thread's context alone, since a stream knows its own; only the default
+stream (0) does not, and a thread that has no context at all gets this one when a call asks for it.
 """
 
 from __future__ import annotations
@@ -233,7 +233,9 @@ class CudaDriver:
         wait.operation = self._cu.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
         wait.waitValue.address, wait.waitValue.value, wait.waitValue.flags = where, value, self._wait_flags
         write.operation = self._cu.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
-        write.writeValue.address, write.writeValue.value, write.writeValue.flags = where, reset, 0
+        # The reset carries no news, so it needs no fence; what the stream writes later does not overtake it.
+        no_fence = int(self._cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
+        write.writeValue.address, write.writeValue.value, write.writeValue.flags = where, reset, no_fence
         return [wait, write]
 
     def record_event(self, event: int, stream: int) -> None:

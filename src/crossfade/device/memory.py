@@ -4,12 +4,12 @@ The caching allocator's memory cannot be exported where it uses expandable segme
 that opens memory does so in the context of its *own* device and copies from there: in the context of the owner's device a copy
 shares the GPU in time slices with the owner's kernels, which is hundreds of times slower.
 
-Freeing device memory may wait for all streams of the device, so blocks are kept for the next user of the same size until `Pool.trim`.
+Freeing device memory may wait for all streams of the device, so blocks are kept for the next user of the same size until
+`Pool.trim`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from crossfade.device.driver import Driver
 from crossfade.errors import DeviceError
 from crossfade.host.memory import align

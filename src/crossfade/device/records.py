@@ -1,8 +1,8 @@
 """What the two hosts of a ring tell each other: a few words ahead of the value, a few words back.
 
-A record says what its sender *has enqueued*. That is what makes a wait for it safe (PL-5): the signal will be set without any further
-help from a host. How records travel is the caller's business, as long as they arrive in order and what was done before one was sent is
-seen after it was read.
+A record says what its sender *has enqueued*. That is what makes a wait for it safe (PL-5): the signal will be set without any
+further help from a host. How records travel is the caller's business, as long as they arrive in order and what was done before
+one was sent is seen after it was read.
 """
 
 from __future__ import annotations

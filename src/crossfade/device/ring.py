@@ -8,9 +8,9 @@
 Both hosts only enqueue, and run ahead of their devices. What a stream waits for was enqueued before (PL-5): the sender waits for
 ``free[k]`` after the record `FreeEnqueued` came back, the receiver for ``full[k]`` after the record `Enqueued` arrived.
 
-A value that arrived is a *lease* on its slot. When the lease ends, ``free`` is enqueued behind the last use, and the slot's credit goes
-back. Slots are taken in the order in which they became free, so a kept value holds up nobody but itself; when all slots but one are
-leased, `RingReceiver.is_short` says that the next value should be copied out at once.
+A value that arrived is a *lease* on its slot. When the lease ends, ``free`` is enqueued behind the last use, and the slot's
+credit goes back. Slots are taken in the order in which they became free, so a kept value holds up nobody but itself; when all
+slots but one are leased, `RingReceiver.is_short` says that the next value should be copied out at once.
 
 A value that is too long for a slot makes the receiver offer larger ones (a new *generation*); the old ones are given back when the
 sender has closed them, no lease is on them and every ``free`` has happened.

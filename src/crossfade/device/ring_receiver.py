@@ -25,6 +25,7 @@ class _Slots:
         self.block = block
         self.full, self.free = ring_signals(board, offer, label)
         self.leases: dict[int, Lease] = {}
+        self.streams: dict[int, int] = {}  # by slot: the stream that waited last
         self.is_closed_by_sender = False
 
     def is_unused(self, is_ended: bool) -> bool:
@@ -156,6 +157,10 @@ class RingReceiver:
         slots = self._generations[record.generation]
         lease = Lease(self, record, slots.block.address + record.slot * slots.offer.slot_bytes, stream)
         self._streams.add(stream)
+        before = slots.streams.get(record.slot, stream)
+        if before != stream:  # else this wait could take the value that the last one has not put back yet
+            self._join(stream, before)
+        slots.streams[record.slot] = stream
         slots.full[record.slot].wait(stream)
         slots.leases[record.slot] = lease
         self._num_values += 1
@@ -195,14 +200,14 @@ class RingReceiver:
         self.driver.destroy_event(event)
 
     def collect(self) -> None:
-        """Offers what was asked for, and gives slots back that nobody uses any more."""
-        if self._wanted_bytes and self._ended is None and self._offer(self._wanted_bytes):
-            self._wanted_bytes = 0
+        """Gives slots back that nobody uses any more, and offers what was asked for."""
         is_ended = self._ended is not None and all(map(self.driver.has_happened, self._last.values()))
         for generation, slots in list(self._generations.items()):
             if slots.is_unused(is_ended):
                 del self._generations[generation]
                 slots.block.drop(self._user(generation))
+        if self._wanted_bytes and self._ended is None and self._offer(self._wanted_bytes):
+            self._wanted_bytes = 0
         if self._ended is not None and not self._generations:
             while self._last:
                 self.driver.destroy_event(self._last.popitem()[1])

@@ -1,14 +1,17 @@
 """Counters that streams write and wait for.
 
-A *signal* is a 32-bit word that is 0 or 1. Who brings something about sets it to 1 on its stream; who needs it waits for 1 and puts it
-back to 0 in the same breath. A constant that resets itself, and not a number that counts up, because a captured graph repeats the
-very values that it was captured with.
+A *signal* is a 32-bit word that is 0 or 1. Who brings something about sets it to 1 on its stream; who needs it waits for 1 and
+puts it back to 0 in the same breath. A constant that resets itself, and not a number that counts up, because a captured graph
+repeats the very values that it was captured with.
+
+A signal is waited for by one stream, or by streams that are ordered behind each other: of two waits on two streams, the second
+could take the value that the first is about to put back.
 
 Why nothing is lost: a set and a wait alternate. The next set comes only after the reset, because the side that sets waits for an
 answer (another signal) that the waiting side gives behind its reset.
 
-Signals lie in pinned shared host memory (`HostBoard`) or in exported device memory (`DeviceBoard`). On a host board the host reads and
-releases signals with plain loads and stores, with no stream in between; a device board is nearer to the waiting GPU.
+Signals lie in pinned shared host memory (`HostBoard`) or in exported device memory (`DeviceBoard`). On a host board the host
+reads and releases signals with plain loads and stores, with no stream in between; a device board is nearer to the waiting GPU.
 """
 
 from __future__ import annotations

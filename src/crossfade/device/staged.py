@@ -5,16 +5,17 @@ Chunks of pinned shared host memory are used in turn::
     sender's stream      wait free[c], clear it | copy device to chunk c | set full[c]
     receiver's stream                             wait full[c], clear it | copy chunk c to device | set free[c]
 
-While one chunk goes up, the next comes down: the link of each GPU carries one direction, so a value moves at the speed of one pinned
-copy, plus one chunk's time. The hosts only enqueue. The sender enqueues as many chunks as are free; more follow when the receiver's host
-has enqueued the chunks before (PL-5), which it does without waiting for its GPU. With as many chunks as the largest value has, one
-exchange of records moves a value.
+While one chunk goes up, the one before comes down: the link of each GPU carries one direction, so a value moves at the speed of
+one pinned copy, plus one chunk's time. Each side spreads its chunks over two streams, so that one is copying while the other
+waits and signals (three operations of about 3 us each). The hosts only enqueue. The sender enqueues as many chunks as are free;
+more follow when the receiver's host has enqueued the chunks before (PL-5), which it does without waiting for its GPU. With as
+many chunks as the largest value has, one exchange of records moves a value.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,14 +65,16 @@ class _End:
         driver: Driver,
         memory: Memory,
         layout: StagedLayout,
-        stream: int,
+        streams: Sequence[int],
         tell: Callable[[Record], None],
         label: str,
     ) -> None:
         self.label = label
         self._driver = driver
         self._layout = layout
-        self._stream = stream
+        self._streams = tuple(streams)
+        self._events = [driver.create_event() for _ in streams]
+        self._next = 0
         self._tell = tell
         self._board = HostBoard(driver, memory, 2 * layout.num_chunks, label)
         self._chunks: HostRange = driver.map_host(
@@ -83,16 +86,26 @@ class _End:
         ]
         for c in range(layout.num_chunks):
             driver.name_range(self._chunk(c), layout.chunk_bytes, f"chunk {c} of {label}")
-        self._next = 0
         self._ended: ChannelError | None = None
 
     def _chunk(self, index: int) -> int:
         return self._chunks.address + index * self._layout.chunk_bytes
 
-    def _take_index(self) -> int:
+    def _take(self) -> tuple[int, int]:
+        """The next chunk, and the stream that moves it."""
         index = self._next
         self._next = (index + 1) % self._layout.num_chunks
-        return index
+        return index, self._streams[index % len(self._streams)]  # always the same stream for the same signals
+
+    def _wait_all(self, event: int) -> None:
+        for stream in self._streams:
+            self._driver.wait_event(stream, event)
+
+    def join(self, stream: int) -> None:
+        """Lets ``stream`` wait for everything that this end was given so far."""
+        for event, own in zip(self._events, self._streams, strict=True):
+            self._driver.record_event(event, own)
+            self._driver.wait_event(stream, event)
 
     def _check(self) -> None:
         if self._ended is not None:
@@ -101,17 +114,17 @@ class _End:
     @property
     def is_done(self) -> bool:
         """Whether the device has finished everything that was enqueued."""
-        return self._driver.is_idle(self._stream)
+        return all(map(self._driver.is_idle, self._streams))
 
     def break_off(self, reason: str) -> None:
         """The other side is gone; calls raise `ChannelBroken` from now on."""
         self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
 
     def close(self) -> None:
-        """Unpins the memory. The stream must have finished (`is_done`). Idempotent.
+        """Unpins the memory. The streams must have finished (`is_done`). Idempotent.
 
         Raises:
-            ChannelError: the stream has not finished.
+            ChannelError: the streams have not finished.
         """
         if not self.is_done:
             raise ChannelError(
@@ -120,6 +133,8 @@ class _End:
             )
         self._board.close()
         self._chunks.close()
+        while self._events:
+            self._driver.destroy_event(self._events.pop())
         self._ended = self._ended or ChannelClosed(f"{self.label}: closed by this side")
 
 
@@ -131,16 +146,16 @@ class StagedSender(_End):
         driver: Driver,
         memory: Memory,
         layout: StagedLayout,
-        stream: int,
+        streams: Sequence[int],
         tell: Callable[[Record], None],
         label: str,
     ) -> None:
-        super().__init__(driver, memory, layout, stream, tell, label)
+        super().__init__(driver, memory, layout, streams, tell, label)
         for signal in self._free:
             signal.preset(SET)
         self._credits = layout.num_chunks
         self._waiting: deque[tuple[int, int, int, Any]] = deque()  # address, bytes, offset, what to keep
-        self._kept: deque[tuple[int, Any]] = deque()
+        self._kept: deque[tuple[list[int], Any]] = deque()
 
     def send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> None:
         """Begins to move a value, behind those before it, as far as chunks are free; `pump` goes on.
@@ -156,7 +171,7 @@ class StagedSender(_End):
         """
         self._check()
         if ready is not None:
-            self._driver.wait_event(self._stream, ready)
+            self._wait_all(ready)
         self._tell(Announced(size_bytes))
         self._waiting.append((address, size_bytes, 0, keep))
         self.pump()
@@ -170,39 +185,46 @@ class StagedSender(_End):
 
     def pump(self) -> None:
         """Enqueues as many chunks as are free."""
-        num_chunks = 0
+        num_told = num_untold = 0
         while self._waiting and self._ended is None:
             address, size_bytes, offset, keep = self._waiting[0]
             while offset < size_bytes and self._credits:
                 offset += self._enqueue(address + offset, size_bytes - offset)
-                num_chunks += 1
+                num_untold += 1
+                if num_untold >= max(
+                    num_told, 1
+                ):  # after 1, 2, 4, ... chunks: the receiver begins early, and hears of many at once
+                    self._tell(ChunksEnqueued(num_untold))
+                    num_told, num_untold = num_told + num_untold, 0
             if offset < size_bytes:
                 self._waiting[0] = (address, size_bytes, offset, keep)
                 break
             self._waiting.popleft()
             if keep is not None:
                 self._keep(keep)
-        if num_chunks:
-            self._tell(ChunksEnqueued(num_chunks))
+        if num_untold:
+            self._tell(ChunksEnqueued(num_untold))
 
     def _enqueue(self, address: int, left_bytes: int) -> int:
-        index, length = self._take_index(), min(left_bytes, self._layout.chunk_bytes)
+        (index, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
         self._credits -= 1
-        self._free[index].wait(self._stream)
-        self._driver.copy(self._chunk(index), address, length, self._stream)
-        self._full[index].set(self._stream)
+        self._free[index].wait(stream)
+        self._driver.copy(self._chunk(index), address, length, stream)
+        self._full[index].set(stream)
         return length
 
     def _keep(self, keep: Any) -> None:
         self.collect()
-        event = self._driver.create_event()
-        self._driver.record_event(event, self._stream)
-        self._kept.append((event, keep))
+        events = [self._driver.create_event() for _ in self._streams]
+        for event, stream in zip(events, self._streams, strict=True):
+            self._driver.record_event(event, stream)
+        self._kept.append((events, keep))
 
     def collect(self) -> None:
         """Lets go of values that have left the device."""
-        while self._kept and self._driver.has_happened(self._kept[0][0]):
-            self._driver.destroy_event(self._kept.popleft()[0])
+        while self._kept and all(map(self._driver.has_happened, self._kept[0][0])):
+            for event in self._kept.popleft()[0]:
+                self._driver.destroy_event(event)
 
     @property
     def is_flushed(self) -> bool:
@@ -210,7 +232,7 @@ class StagedSender(_End):
         return not self._waiting
 
     def signals(self) -> list[Signal]:
-        """What this end's stream may wait for."""
+        """What this end's streams may wait for."""
         return list(self._free)
 
     def close(self) -> None:
@@ -227,11 +249,11 @@ class StagedReceiver(_End):
         driver: Driver,
         memory: Memory,
         layout: StagedLayout,
-        stream: int,
+        streams: Sequence[int],
         tell: Callable[[Record], None],
         label: str,
     ) -> None:
-        super().__init__(driver, memory, layout, stream, tell, label)
+        super().__init__(driver, memory, layout, streams, tell, label)
         self._announced: deque[int] = deque()
         self._num_arriving = 0  # chunks that are on their way and have no copy enqueued yet
         self._into: tuple[int, int] | None = None  # address, bytes left of the value that is being received
@@ -267,14 +289,14 @@ class StagedReceiver(_End):
         if self.next_bytes is None:
             raise ChannelError(f"{self.label}: there is no value to receive", hint="look at next_bytes first")
         if ready is not None:
-            self._driver.wait_event(self._stream, ready)
+            self._wait_all(ready)
         size_bytes = self._announced.popleft()
         self._into = (address, size_bytes) if size_bytes else None
         self.pump()
 
     @property
     def is_enqueued(self) -> bool:
-        """Whether all copies of the value of the last `receive` are enqueued: an event recorded now on the stream stands for it."""
+        """Whether all copies of the value of the last `receive` are enqueued, so that `join` stands for it."""
         return self._into is None
 
     def pump(self) -> None:
@@ -282,10 +304,10 @@ class StagedReceiver(_End):
         num_chunks = 0
         while self._into is not None and self._num_arriving and self._ended is None:
             address, left_bytes = self._into
-            index, length = self._take_index(), min(left_bytes, self._layout.chunk_bytes)
-            self._full[index].wait(self._stream)
-            self._driver.copy(address, self._chunk(index), length, self._stream)
-            self._free[index].set(self._stream)
+            (index, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+            self._full[index].wait(stream)
+            self._driver.copy(address, self._chunk(index), length, stream)
+            self._free[index].set(stream)
             self._num_arriving -= 1
             num_chunks += 1
             self._into = (address + length, left_bytes - length) if left_bytes > length else None
@@ -293,5 +315,5 @@ class StagedReceiver(_End):
             self._tell(ChunksFreeEnqueued(num_chunks))
 
     def signals(self) -> list[Signal]:
-        """What this end's stream may wait for."""
+        """What this end's streams may wait for."""
         return list(self._full)

@@ -1,8 +1,8 @@
 """torch tensors that lie in device memory which torch does not own, and the kernels that pack and copy them.
 
-Imported only where torch is used. ``cuda.bindings`` moves bytes; what needs a kernel (a tensor that is not contiguous, a copy inside
-one GPU, where copy engines are slow) is torch's own copy. Loading a kernel waits for the device, and hangs while a stream waits for
-a signal of a host that is busy loading: `load_kernels` does it beforehand.
+Imported only where torch is used. ``cuda.bindings`` moves bytes; what needs a kernel (a tensor that is not contiguous, a copy
+inside one GPU, where copy engines are slow) is torch's own copy. Loading a kernel waits for the device, and hangs while a stream
+waits for a signal of a host that is busy loading: `load_kernels` does it beforehand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lets go the streams that wait for a dead peer, and says who waited for what.
 
-A wait on a stream has no time limit. When a peer's process ends, everything that it would have set is set from the host, again and again,
-until the streams have run dry: what they compute on the way is rubbish, which the error says, but the device is usable afterwards.
+A wait on a stream has no time limit. When a peer's process ends, everything that it would have set is set from the host, again
+and again, until the streams have run dry: what they compute on the way is rubbish, which the error says, but the device is usable
+afterwards.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ Ships with crossfade so that whatever stands on `crossfade.device` can be tested
     verdict = explore(world)                 # or sample(world, seeds=range(200))
     assert verdict.is_ok, verdict
 
-What it reports, each with the operations named: a *race* (a read that is not ordered after its write, or two writes without an order, by
-vector clocks and not by luck), a *deadlock* (PL-5 broken, a wait in front of its producer in one hardware queue, a host that waits for
-ever), a *leak* (memory, an opened handle, a lease) and a *use after free*.
+What it reports, each with the operations named: a *race* (a read that is not ordered after its write, or two writes without an
+order, by vector clocks and not by luck), a *deadlock* (PL-5 broken, a wait in front of its producer in one hardware queue, a host
+that waits for ever), a *leak* (memory, an opened handle, a lease) and a *use after free*.
 """
 
 from crossfade.device.fake.driver import FakeDriver, FakeLink

@@ -1,7 +1,8 @@
 """The machine: timelines, hardware queues, memory, and what happens when one operation runs.
 
-An operation runs in one step, when it is at the head of its hardware queue and what it waits for is there. Streams are *ordered* only by
-themselves, signals, events and hosts; two streams that share a hardware queue run one after another, but that counts as luck.
+An operation runs in one step, when it is at the head of its hardware queue and what it waits for is there. Streams are *ordered*
+only by themselves, signals, events and hosts; two streams that share a hardware queue run one after another, but that counts as
+luck.
 """
 
 from __future__ import annotations
