@@ -233,9 +233,7 @@ class CudaDriver:
         wait.operation = self._cu.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
         wait.waitValue.address, wait.waitValue.value, wait.waitValue.flags = where, value, self._wait_flags
         write.operation = self._cu.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
-        # The reset carries no news, so it needs no fence; what the stream writes later does not overtake it.
-        no_fence = int(self._cu.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
-        write.writeValue.address, write.writeValue.value, write.writeValue.flags = where, reset, no_fence
+        write.writeValue.address, write.writeValue.value, write.writeValue.flags = where, reset, 0
         return [wait, write]
 
     def record_event(self, event: int, stream: int) -> None:
