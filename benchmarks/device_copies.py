@@ -85,10 +85,16 @@ def _staged() -> Any:
     from benchmarks import device_workers as w
     from crossfade.device.staged import StagedLayout
 
-    layouts = [StagedLayout(64 * MB // size, size) for size in (MB, 2 * MB, 4 * MB)] + [
-        StagedLayout(8, 2 * MB),
-        StagedLayout(4, 2 * MB),
-    ]
+    shapes = (
+        (64, MB, 2),
+        (32, 2 * MB, 1),
+        (32, 2 * MB, 2),
+        (32, 2 * MB, 3),
+        (16, 4 * MB, 2),
+        (8, 2 * MB, 2),
+        (4, 2 * MB, 2),
+    )
+    layouts = [(StagedLayout(num, size), num_streams) for num, size, num_streams in shapes]
     return _pair(w.staged_from, w.staged_to, (0, 1, layouts, 9), (1, 0, layouts, 9), 90)
 
 
@@ -211,20 +217,15 @@ def tables(results: dict[str, Any]) -> list[Table]:
 
 
 def _copies_table(data: dict[str, Any]) -> Table:
-    table = Table(
-        "One copy, GPU 0 to GPU 1, enqueued ahead (us)",
-        ("size", "bare, same context", "opened memory", "x of bare", "with wait and set", "x of bare", "GB/s"),
-    )
+    kinds = ("opened", "opened, set", "opened, wait and set")
+    columns = [cell for kind in kinds for cell in (kind, "x of bare")]
+    table = Table("One copy, GPU 0 to GPU 1, enqueued ahead (us)", ("size", "bare, same context", *columns, "GB/s"))
     for size, rows in data.items():
         if size == "values right":
             continue
-        bare, opened, signalled = (rows[name] for name in ("bare", "opened", "opened, wait and set"))
-        base = statistics.median(bare)
-        rate = int(size.split()[0]) / statistics.median(opened) / 1e3
-        table.add(
-            size, spread(bare), spread(opened), f"{statistics.median(opened) / base:.3f}", spread(signalled),
-            f"{statistics.median(signalled) / base:.3f}", f"{rate:.0f}",
-        )  # fmt: skip
+        middle = {kind: statistics.median(samples) for kind, samples in rows.items()}
+        cells = [cell for kind in kinds for cell in (spread(rows[kind]), f"{middle[kind] / middle['bare']:.3f}")]
+        table.add(size, spread(rows["bare"]), *cells, f"{int(size.split()[0]) / middle['opened'] / 1e3:.0f}")
     return table
 
 
@@ -354,7 +355,7 @@ def _staged_table(staged: list[dict[str, Any]], nccl: list[dict[str, Any]]) -> T
         )
 
     for name in staged[0]:
-        if name.endswith("KB"):
+        if name.endswith("streams"):
             add(f"staged, {name}", staged[0][name], staged[1][name], staged[1]["values right"])
     add("NCCL, peer access off", nccl[0], nccl[1], nccl[1]["values right"])
     return table

@@ -113,13 +113,18 @@ def copies_from(peers: Peers, device: int, other: int, sizes_mb: list[int], num_
     out: dict[str, Any] = {}
     for size_mb in sizes_mb:
         size, num = (size_mb * MB, 4) if size_mb > 0 else (4096, 64 if size_mb == 0 else 1)
-        rows: dict[str, list[float]] = {"bare": [], "opened": [], "opened, wait and set": []}
+        rows: dict[str, list[float]] = {"bare": [], "opened": [], "opened, set": [], "opened, wait and set": []}
 
         def signalled(size: int = size, num: int = num) -> None:
             for k in range(num):
                 board.signal(k, "free").wait(push)
                 driver.copy(there.address, source.data_ptr(), size, push)
                 board.signal(64 + k, "full").set(push)
+
+        def counted(size: int = size, num: int = num) -> None:
+            for k in range(num):
+                driver.copy(there.address, source.data_ptr(), size, push)
+                board.counter(64 + k, "full").set(push, k)
 
         for _ in range(num_rounds):
             for name, target in (("bare", bare.data_ptr()), ("opened", there.address)):
@@ -128,6 +133,7 @@ def copies_from(peers: Peers, device: int, other: int, sizes_mb: list[int], num_
                 )
             for k in range(num):
                 board.poke(k, 1)
+            rows["opened, set"].append(elapsed_us(stream, counted, gate) / num)
             rows["opened, wait and set"].append(elapsed_us(stream, signalled, gate) / num)
         out[f"{size} bytes{', one alone' if num == 1 else ''}"] = rows
     torch.cuda.synchronize()
@@ -390,17 +396,20 @@ def beside_nccl(peers: Peers, device: int, other: int, num_copies: int, num_roun
 # 7: through the host
 
 
-def staged_from(peers: Peers, device: int, other: int, layouts: list[StagedLayout], num_rounds: int) -> dict[str, Any]:
+def staged_from(
+    peers: Peers, device: int, other: int, layouts: list[tuple[StagedLayout, int]], num_rounds: int
+) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    own = [streams.get(Role.UP, side) for side in "ab"]
-    stream = own[0]
+    every = [streams.get(Role.UP, side) for side in "abc"]
+    stream = every[0]
     source = torch.empty(64 * MB, dtype=torch.uint8, device=f"cuda:{device}")
     fill(source, 5)
     gemms = Gemms(device)
     out: dict[str, Any] = {"pinned up, us": _pinned(driver, stream, source, is_up=True)}
-    for layout in layouts:
-        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB"
+    for layout, num_streams in layouts:
+        own = every[:num_streams]
+        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB, {num_streams} streams"
         sender = StagedSender(driver, peer.share(layout.size_bytes), layout, own, peer.tell, "staged")
         peer.meet()
 
@@ -438,16 +447,19 @@ def staged_from(peers: Peers, device: int, other: int, layouts: list[StagedLayou
     return out
 
 
-def staged_to(peers: Peers, device: int, other: int, layouts: list[StagedLayout], num_rounds: int) -> dict[str, Any]:
+def staged_to(
+    peers: Peers, device: int, other: int, layouts: list[tuple[StagedLayout, int]], num_rounds: int
+) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    own = [streams.get(Role.DOWN, side) for side in "ab"]
-    stream = own[0]
+    every = [streams.get(Role.DOWN, side) for side in "abc"]
+    stream = every[0]
     target = torch.empty(64 * MB, dtype=torch.uint8, device=f"cuda:{device}")
     gemms = Gemms(device)
     out: dict[str, Any] = {"pinned down, us": _pinned(driver, stream, target, is_up=False), "values right": True}
-    for layout in layouts:
-        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB"
+    for layout, num_streams in layouts:
+        own = every[:num_streams]
+        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB, {num_streams} streams"
         receiver = StagedReceiver(driver, peer.shared(), layout, own, peer.tell, "staged")
         peer.meet()
         ends = {}
@@ -465,7 +477,7 @@ def staged_to(peers: Peers, device: int, other: int, layouts: list[StagedLayout]
                     receiver.receive(target.data_ptr())
                     while not receiver.is_enqueued:
                         receiver.on_record(peer.take())
-                for each in own:
+                for each in every:
                     driver.synchronize(each)
                 times.append(time.monotonic())
                 torch.cuda.synchronize()

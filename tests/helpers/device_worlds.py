@@ -225,15 +225,46 @@ def finish(driver: FakeDriver, streams: Sequence[int]) -> Program:
         driver.is_idle(stream)
 
 
+@dataclass
+class TwoWaitsWorld:
+    """Two streams that wait for one signal, once each, which is set twice by turns: the second may take what the first takes.
+
+    Attributes:
+        is_counter: by a counter, which needs no order.
+    """
+
+    is_counter: bool = False
+
+    def __call__(self, machine: Machine) -> Mapping[str, Program]:
+        driver = FakeDriver(machine, "process")
+        sets, first, second = (driver.create_stream(name) for name in ("sets", "first", "second"))
+        board = HostBoard(driver, Memory.create("signals", 4096), 2, "test")
+        signal, answer, counter = (
+            board.signal(0, "a signal"),
+            board.signal(1, "an answer"),
+            board.counter(0, "a counter"),
+        )
+
+        def host() -> Program:
+            for number, stream in enumerate((first, second), start=1):
+                counter.set(sets, number) if self.is_counter else signal.set(sets)
+                counter.wait(stream, number) if self.is_counter else signal.wait(stream)
+                answer.set(stream)
+                answer.wait(sets)
+                yield None
+
+        return {"host": host()}
+
+
 class StagedTooEarly(StagedReceiver):
     """Frees a chunk before it was copied."""
 
     def pump(self) -> None:
         while self._into is not None and self._num_arriving:
             address, left_bytes = self._into
-            (index, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
-            self._full[index].wait(stream)
-            self._free[index].set(stream)
+            (index, lap, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+            self._full[index].wait(stream, lap)
+            self._free[index].set(stream, lap)
             self._driver.copy(address, self._chunk(index), length, stream)
             self._num_arriving -= 1
             self._into = (address + length, left_bytes - length) if left_bytes > length else None
@@ -300,22 +331,24 @@ class ReplayWorld:
 
 def has_closed(ring: RingReceiver) -> bool:
     """Whether nothing is missing but to collect."""
-    return all(slots.is_closed_by_sender and not slots.leases for slots in ring._generations.values())
+    return all(slots.num_sent is not None and not slots.leases for slots in ring._generations.values())
 
 
 class FlagBeforeData(RingSender):
     def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+        number = target.num_uses[slot] = target.num_uses[slot] + 1
         self._driver.wait_event(self._stream, ready or 0)
-        target.free[slot].wait(self._stream)
-        target.full[slot].set(self._stream)
+        target.free[slot].wait(self._stream, number - 1)
+        target.full[slot].set(self._stream, number)
         self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
 
 
 class ReuseBeforeFree(RingSender):
     def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+        number = target.num_uses[slot] = target.num_uses[slot] + 1
         self._driver.wait_event(self._stream, ready or 0)
         self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
-        target.full[slot].set(self._stream)
+        target.full[slot].set(self._stream, number)
 
 
 class UncomputedSource(RingSender):
@@ -348,10 +381,3 @@ class LeakedLease(RingReceiver):
         number, lease._number = lease._number, -1
         super()._end(lease, streams)
         lease._number = number
-
-
-class UnorderedWaits(RingReceiver):
-    """Lets two streams wait for one signal at the same time."""
-
-    def _join(self, stream: int, other: int) -> None:
-        pass

@@ -11,7 +11,7 @@ from crossfade.device.memory import Pool
 from crossfade.device.signals import HostBoard
 from crossfade.host.memory import Memory
 from tests.helpers import device_worlds as worlds
-from tests.helpers.device_worlds import ReplayWorld, RingWorld, StagedWorld
+from tests.helpers.device_worlds import ReplayWorld, RingWorld, StagedWorld, TwoWaitsWorld
 
 SEEDS = range(30)
 
@@ -40,11 +40,7 @@ PLANTED: dict[str, tuple[World, str, tuple[str, ...]]] = {
     ),
     "a wait before its producer": (RingWorld(is_accepting_early=True), "PL-5", ("wait for full[0] of ring a",)),
     "leaked lease": (RingWorld(receiver=worlds.LeakedLease), "leak", ("lease: slot 0 of ring a",)),
-    "waits on two streams": (
-        RingWorld(sizes_bytes=(16,) * 4, num_slots=1, num_use_streams=2, receiver=worlds.UnorderedWaits),
-        "race",
-        ("full[0] of ring a", "use 0", "use 1"),
-    ),
+    "waits on two streams": (TwoWaitsWorld(), "race", ("a signal", "process/first", "process/second")),
     "a chunk that is freed too early": (
         StagedWorld(receiver=worlds.StagedTooEarly),
         "race",
@@ -53,7 +49,7 @@ PLANTED: dict[str, tuple[World, str, tuple[str, ...]]] = {
     "a chunk that is waited for too early": (
         StagedWorld(sender=worlds.StagedTooEager),
         "PL-5",
-        ("wait for free[0] of staged",),
+        ("of staged", "wait for free"),
     ),
     "a replay that does not reset": (ReplayWorld(is_counting=True), "race", ("use the target", "copy bytes")),
 }
@@ -72,6 +68,12 @@ def test_a_planted_fault_is_found_and_named(name: str) -> None:
 
 def test_captured_signals_that_reset_themselves_can_be_replayed() -> None:
     verdict = explore(ReplayWorld(num_replays=3))
+    assert verdict.is_ok, verdict
+    assert verdict.is_complete
+
+
+def test_a_counter_may_be_waited_for_on_any_stream() -> None:
+    verdict = explore(TwoWaitsWorld(is_counter=True))
     assert verdict.is_ok, verdict
     assert verdict.is_complete
 

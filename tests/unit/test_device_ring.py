@@ -90,7 +90,7 @@ RECORDS: list[Record] = [
     FreeEnqueued(2, 7),
     Wanted(12345),
     Offer(4, 2, 3, 1 << 33, bytes(range(64))),
-    Retired(9),
+    Retired(9, 1 << 35),
     Announced(0),
     ChunksEnqueued(5),
     ChunksFreeEnqueued(6),

@@ -90,7 +90,7 @@ class CudaDriver:
         self._urgent = int(most_urgent)
         self._rescue: Any = None
         self.flushes_remote_writes = bool(self.attribute("CAN_FLUSH_REMOTE_WRITES"))
-        self._wait_flags = int(self._cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
+        self._wait_flags = int(self._cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         if self.flushes_remote_writes:
             self._wait_flags |= int(self._cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_FLUSH)
         # Looked up once: these are the calls of the hot path.

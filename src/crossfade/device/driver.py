@@ -97,7 +97,7 @@ class Driver(Protocol):
         """Stores a 32-bit word after all that the stream did before; what it wrote is seen before the word is."""
 
     def wait_value(self, stream: int, address: int, value: int) -> None:
-        """Holds the stream until the 32-bit word equals ``value``."""
+        """Holds the stream until the 32-bit word is at least ``value`` (as numbers that wrap around: less than 2^31 apart)."""
 
     def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
         """`wait_value`, then `write_value` of ``reset`` to the same word, in one call."""

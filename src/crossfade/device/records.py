@@ -77,9 +77,15 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Sender to receiver: the slots of a generation are closed here, all copies into them are done."""
+    """Sender to receiver: the slots of a generation are closed here, all copies into them are done.
+
+    Attributes:
+        generation: which one.
+        num_values: how many were sent through it.
+    """
 
     generation: int
+    num_values: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ _ENQUEUED = struct.Struct("<BIIQ")
 _FREE = struct.Struct("<BII")
 _WANTED = struct.Struct("<BQ")
 _OFFER = struct.Struct("<BIIIQH")
-_RETIRED = struct.Struct("<BI")
+_RETIRED = struct.Struct("<BIQ")
 _CHUNKS = struct.Struct("<BI")
 
 
@@ -124,8 +130,8 @@ def pack(record: Record) -> bytes:
             return _WANTED.pack(2, size_bytes)
         case Offer(generation, group, num_slots, slot_bytes, handle):
             return _OFFER.pack(3, generation, group, num_slots, slot_bytes, len(handle)) + handle
-        case Retired(generation):
-            return _RETIRED.pack(4, generation)
+        case Retired(generation, num_values):
+            return _RETIRED.pack(4, generation, num_values)
         case Announced(size_bytes):
             return _WANTED.pack(5, size_bytes)
         case ChunksEnqueued(num_chunks):

@@ -2,11 +2,12 @@
 
 ::
 
-    sender's copy stream     wait free[k], clear it | copy into slot k | set full[k]
-    receiver's stream                                 wait full[k], clear it | use slot k ... | set free[k]
+    sender's copy stream     (wait free[k] >= n - 1) | copy into slot k | set full[k] = n
+    receiver's stream                                  wait full[k] >= n | use slot k ... | set free[k] = n
 
-Both hosts only enqueue, and run ahead of their devices. What a stream waits for was enqueued before (PL-5): the sender waits for
-``free[k]`` after the record `FreeEnqueued` came back, the receiver for ``full[k]`` after the record `Enqueued` arrived.
+Here n counts the uses of slot k, on both sides alike. Both hosts only enqueue, and run ahead of their devices. What a stream
+waits for was enqueued before (PL-5): the sender waits for ``free[k]`` after the record `FreeEnqueued` came back, the receiver for
+``full[k]`` after the record `Enqueued` arrived.
 
 A value that arrived is a *lease* on its slot. When the lease ends, ``free`` is enqueued behind the last use, and the slot's
 credit goes back. Slots are taken in the order in which they became free, so a kept value holds up nobody but itself; when all
@@ -21,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crossfade.device.records import Offer
-from crossfade.device.signals import Signal, SignalBoard
+from crossfade.device.signals import Counter, SignalBoard
 
 __all__ = ["NUM_GROUPS", "RingStatistics", "num_signals", "ring_signals"]
 
@@ -56,9 +57,9 @@ class RingStatistics:
     num_generations: int
 
 
-def ring_signals(board: SignalBoard, offer: Offer, label: str) -> tuple[list[Signal], list[Signal]]:
-    """The signals ``full`` and ``free`` of a generation's slots."""
+def ring_signals(board: SignalBoard, offer: Offer, label: str) -> tuple[list[Counter], list[Counter]]:
+    """The counters ``full`` and ``free`` of a generation's slots."""
     first = 2 * offer.group * offer.num_slots
-    full = [board.signal(first + k, f"full[{k}] of {label}") for k in range(offer.num_slots)]
-    free = [board.signal(first + offer.num_slots + k, f"free[{k}] of {label}") for k in range(offer.num_slots)]
+    full = [board.counter(first + k, f"full[{k}] of {label}") for k in range(offer.num_slots)]
+    free = [board.counter(first + offer.num_slots + k, f"free[{k}] of {label}") for k in range(offer.num_slots)]
     return full, free

@@ -8,7 +8,7 @@ from crossfade.device.driver import Driver
 from crossfade.device.memory import Block, Pool
 from crossfade.device.records import Enqueued, FreeEnqueued, Offer, Record, Retired, Wanted
 from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals, ring_signals
-from crossfade.device.signals import CLEAR, SET, Signal, SignalBoard
+from crossfade.device.signals import Counter, SignalBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import align
 
@@ -25,18 +25,22 @@ class _Slots:
         self.block = block
         self.full, self.free = ring_signals(board, offer, label)
         self.leases: dict[int, Lease] = {}
-        self.streams: dict[int, int] = {}  # by slot: the stream that waited last
-        self.is_closed_by_sender = False
+        self.num_uses = [0] * offer.num_slots
+        self.num_sent: int | None = None  # values in all; known once the sender has closed its side
 
     def is_unused(self, is_ended: bool) -> bool:
         """Whether no operation on the slots can still come or run.
 
-        As long as values are accepted, each slot ends as free. Afterwards some may hold values that nobody takes any more: then it
-        is enough that this side's streams have finished, which ``is_ended`` says.
+        As long as values are accepted, each of them ends in a ``free`` that happens. Afterwards some may never be taken: then it is
+        enough that this side's streams have finished, which ``is_ended`` says.
         """
-        if self.leases or not self.is_closed_by_sender:
+        if self.leases or self.num_sent is None:
             return False
-        return is_ended or all(signal.is_set() for signal in self.free)
+        if is_ended:
+            return True
+        if sum(self.num_uses) < self.num_sent:
+            return False
+        return all(free.is_at_least(number) for free, number in zip(self.free, self.num_uses, strict=True))
 
 
 class Lease:
@@ -122,9 +126,8 @@ class RingReceiver:
         block = self._pool.take(slot_bytes * self._num_slots, f"slots of {self.label}", self._user(generation))
         offer = Offer(generation, group, self._num_slots, slot_bytes, block.handle)
         slots = _Slots(offer, block, self._board, self.label)
-        for full, free in zip(slots.full, slots.free, strict=True):
-            full.preset(CLEAR)
-            free.preset(SET)
+        for counter in (*slots.full, *slots.free):
+            counter.reset()
         for k in range(self._num_slots):
             self.driver.name_range(block.address + k * slot_bytes, slot_bytes, f"slot {k} of {self.label}")
         self._generations[generation] = slots
@@ -140,8 +143,8 @@ class RingReceiver:
         match record:
             case Wanted(size_bytes):
                 self._wanted_bytes = size_bytes + size_bytes // 8  # values that grow a little shall not move every time
-            case Retired(generation):
-                self._generations[generation].is_closed_by_sender = True
+            case Retired(generation, num_values):
+                self._generations[generation].num_sent = num_values
             case _:
                 raise ChannelError(f"{self.label}: {record} is no record for here: this is a bug in crossfade")
         self.collect()
@@ -157,11 +160,8 @@ class RingReceiver:
         slots = self._generations[record.generation]
         lease = Lease(self, record, slots.block.address + record.slot * slots.offer.slot_bytes, stream)
         self._streams.add(stream)
-        before = slots.streams.get(record.slot, stream)
-        if before != stream:  # else this wait could take the value that the last one has not put back yet
-            self._join(stream, before)
-        slots.streams[record.slot] = stream
-        slots.full[record.slot].wait(stream)
+        number = slots.num_uses[record.slot] = slots.num_uses[record.slot] + 1
+        slots.full[record.slot].wait(stream, number)
         slots.leases[record.slot] = lease
         self._num_values += 1
         self._num_bytes += record.size_bytes
@@ -180,7 +180,7 @@ class RingReceiver:
         stream = streams[0]
         for other in streams[1:]:
             self._join(stream, other)
-        slots.free[lease.slot].set(stream)
+        slots.free[lease.slot].set(stream, slots.num_uses[lease.slot])
         self.driver.ledger.drop(lease._number)
         if self._ended is None:
             self._tell(FreeEnqueued(lease.generation, lease.slot))
@@ -212,7 +212,7 @@ class RingReceiver:
             while self._last:
                 self.driver.destroy_event(self._last.popitem()[1])
 
-    def signals(self) -> list[Signal]:
+    def signals(self) -> list[Counter]:
         """What this end's streams may wait for: the ``full`` of every slot."""
         return [signal for slots in self._generations.values() for signal in slots.full]
 
@@ -220,7 +220,7 @@ class RingReceiver:
         """The sender is gone: its side of every generation counts as closed, calls raise `ChannelBroken`. Leases stay good."""
         self._end_with(ChannelBroken(f"{self.label}: {reason}"))
         for slots in self._generations.values():
-            slots.is_closed_by_sender = True
+            slots.num_sent = sum(slots.num_uses)
 
     def close(self) -> None:
         """Closes this end; leases stay good. Idempotent. Slots go back in `collect` once the sender has closed them as well."""

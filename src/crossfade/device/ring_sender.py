@@ -11,7 +11,7 @@ from crossfade.device.driver import Driver
 from crossfade.device.memory import OpenedMemory
 from crossfade.device.records import Enqueued, FreeEnqueued, Offer, Record, Retired, Wanted
 from crossfade.device.ring import RingStatistics, ring_signals
-from crossfade.device.signals import Signal, SignalBoard
+from crossfade.device.signals import Counter, SignalBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 
 __all__ = ["RingSender"]
@@ -25,6 +25,7 @@ class _Target:
         self.memory = OpenedMemory(driver, offer.handle, offer.num_slots * offer.slot_bytes, f"slots of {label}")
         self.full, self.free = ring_signals(board, offer, label)
         self.credits = deque(range(offer.num_slots))
+        self.num_uses = [0] * offer.num_slots
 
 
 class RingSender:
@@ -125,10 +126,12 @@ class RingSender:
         stream = self._stream
         if ready is not None:
             self._driver.wait_event(stream, ready)
-        target.free[slot].wait(stream)
+        number = target.num_uses[slot] = target.num_uses[slot] + 1
+        if not target.free[slot].has(number - 1):  # often it is free already, which saves the stream an operation
+            target.free[slot].wait(stream, number - 1)
         there = target.memory.address + slot * target.offer.slot_bytes
         enqueue(self._driver, cut(there, address, size_bytes, self._chunk_bytes), stream)
-        target.full[slot].set(stream)
+        target.full[slot].set(stream, number)
 
     def _mark(self) -> int:
         """An event for all that the copy stream was given so far."""
@@ -148,14 +151,14 @@ class RingSender:
     def _retire(self, target: _Target) -> None:
         target.memory.close()
         if not isinstance(self._ended, ChannelBroken):
-            self._tell(Retired(target.offer.generation))
+            self._tell(Retired(target.offer.generation, sum(target.num_uses)))
 
     @property
     def is_done(self) -> bool:
         """Whether the device has finished everything that was sent."""
         return self._driver.is_idle(self._stream)
 
-    def signals(self) -> list[Signal]:
+    def signals(self) -> list[Counter]:
         """What this end's stream may wait for: the ``free`` of every slot."""
         targets = [target for target, _ in self._closing] + ([self._target] if self._target else [])
         return [signal for target in targets for signal in target.free]

@@ -2,8 +2,8 @@
 
 Chunks of pinned shared host memory are used in turn::
 
-    sender's stream      wait free[c], clear it | copy device to chunk c | set full[c]
-    receiver's stream                             wait full[c], clear it | copy chunk c to device | set free[c]
+    sender's stream      (wait free[c] >= lap - 1) | copy device to chunk c | set full[c] = lap
+    receiver's stream                                wait full[c] >= lap    | copy chunk c to device | set free[c] = lap
 
 While one chunk goes up, the one before comes down: the link of each GPU carries one direction, so a value moves at the speed of
 one pinned copy, plus one chunk's time. Each side spreads its chunks over two streams, so that one is copying while the other
@@ -21,7 +21,7 @@ from typing import Any
 
 from crossfade.device.driver import Driver, HostRange
 from crossfade.device.records import Announced, ChunksEnqueued, ChunksFreeEnqueued, Record
-from crossfade.device.signals import SET, WORD_BYTES, HostBoard, Signal
+from crossfade.device.signals import WORD_BYTES, Counter, HostBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
 
@@ -74,15 +74,15 @@ class _End:
         self._layout = layout
         self._streams = tuple(streams)
         self._events = [driver.create_event() for _ in streams]
-        self._next = 0
+        self._num_taken = 0
         self._tell = tell
         self._board = HostBoard(driver, memory, 2 * layout.num_chunks, label)
         self._chunks: HostRange = driver.map_host(
             memory, layout.signal_bytes, layout.num_chunks * layout.chunk_bytes, f"chunks of {label}"
         )
-        self._full = [self._board.signal(c, f"full[{c}] of {label}") for c in range(layout.num_chunks)]
+        self._full = [self._board.counter(c, f"full[{c}] of {label}") for c in range(layout.num_chunks)]
         self._free = [
-            self._board.signal(layout.num_chunks + c, f"free[{c}] of {label}") for c in range(layout.num_chunks)
+            self._board.counter(layout.num_chunks + c, f"free[{c}] of {label}") for c in range(layout.num_chunks)
         ]
         for c in range(layout.num_chunks):
             driver.name_range(self._chunk(c), layout.chunk_bytes, f"chunk {c} of {label}")
@@ -91,11 +91,12 @@ class _End:
     def _chunk(self, index: int) -> int:
         return self._chunks.address + index * self._layout.chunk_bytes
 
-    def _take(self) -> tuple[int, int]:
-        """The next chunk, and the stream that moves it."""
-        index = self._next
-        self._next = (index + 1) % self._layout.num_chunks
-        return index, self._streams[index % len(self._streams)]  # always the same stream for the same signals
+    def _take(self) -> tuple[int, int, int]:
+        """The next chunk, the lap that it is in (from 1), and the stream that moves it."""
+        number = self._num_taken
+        self._num_taken = number + 1
+        lap, index = divmod(number, self._layout.num_chunks)
+        return index, lap + 1, self._streams[number % len(self._streams)]
 
     def _wait_all(self, event: int) -> None:
         for stream in self._streams:
@@ -151,8 +152,6 @@ class StagedSender(_End):
         label: str,
     ) -> None:
         super().__init__(driver, memory, layout, streams, tell, label)
-        for signal in self._free:
-            signal.preset(SET)
         self._credits = layout.num_chunks
         self._waiting: deque[tuple[int, int, int, Any]] = deque()  # address, bytes, offset, what to keep
         self._kept: deque[tuple[list[int], Any]] = deque()
@@ -206,11 +205,12 @@ class StagedSender(_End):
             self._tell(ChunksEnqueued(num_untold))
 
     def _enqueue(self, address: int, left_bytes: int) -> int:
-        (index, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+        (index, lap, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
         self._credits -= 1
-        self._free[index].wait(stream)
+        if not self._free[index].has(lap - 1):
+            self._free[index].wait(stream, lap - 1)
         self._driver.copy(self._chunk(index), address, length, stream)
-        self._full[index].set(stream)
+        self._full[index].set(stream, lap)
         return length
 
     def _keep(self, keep: Any) -> None:
@@ -231,7 +231,7 @@ class StagedSender(_End):
         """Whether every chunk of every value has been enqueued."""
         return not self._waiting
 
-    def signals(self) -> list[Signal]:
+    def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""
         return list(self._free)
 
@@ -304,16 +304,16 @@ class StagedReceiver(_End):
         num_chunks = 0
         while self._into is not None and self._num_arriving and self._ended is None:
             address, left_bytes = self._into
-            (index, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
-            self._full[index].wait(stream)
+            (index, lap, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+            self._full[index].wait(stream, lap)
             self._driver.copy(address, self._chunk(index), length, stream)
-            self._free[index].set(stream)
+            self._free[index].set(stream, lap)
             self._num_arriving -= 1
             num_chunks += 1
             self._into = (address + length, left_bytes - length) if left_bytes > length else None
         if num_chunks:
             self._tell(ChunksFreeEnqueued(num_chunks))
 
-    def signals(self) -> list[Signal]:
+    def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""
         return list(self._full)

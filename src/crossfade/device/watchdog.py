@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from crossfade.device.driver import Driver
-from crossfade.device.signals import Signal
+from crossfade.device.signals import Releasable
 
 __all__ = ["DeathReport", "Watchdog"]
 
@@ -48,7 +48,7 @@ class DeathReport:
 @dataclass
 class _Watched:
     peer: str
-    signals: Callable[[], Sequence[Signal]]
+    signals: Callable[[], Sequence[Releasable]]
     streams: Sequence[int]
     on_death: Callable[[DeathReport], None]
 
@@ -69,7 +69,7 @@ class Watchdog:
         self,
         peer: str,
         pidfd: int,
-        signals: Callable[[], Sequence[Signal]],
+        signals: Callable[[], Sequence[Releasable]],
         streams: Sequence[int],
         on_death: Callable[[DeathReport], None],
     ) -> None:
@@ -121,13 +121,14 @@ class Watchdog:
 def release(
     driver: Driver,
     peer: str,
-    signals: Callable[[], Sequence[Signal]],
+    signals: Callable[[], Sequence[Releasable]],
     streams: Sequence[int],
     limit_s: float = _LIMIT_S,
 ) -> DeathReport:
     """Sets what the peer would have set until the streams have run dry, or for at most ``limit_s`` seconds.
 
-    A signal counts as waited for when a stream takes it away again after it was set here.
+    A signal counts as waited for when a stream takes it away again after it was set here; a counter, when it is behind what was
+    waited for.
     """
     begin = time.monotonic()
     released: set[str] = set()
@@ -135,9 +136,9 @@ def release(
     is_free = False
     while time.monotonic() - begin < limit_s:
         for signal in signals():
+            if signal.is_missed(signal.label in released):
+                waited_for[signal.label] = None
             if not signal.is_set():
-                if signal.label in released:
-                    waited_for[signal.label] = None
                 released.add(signal.label)
                 signal.release()
         if is_free:

@@ -234,8 +234,10 @@ class Machine:
     def _check_supply(self, word: Word, operation: Operation) -> None:
         """PL-5: of the writes that a wait needs, as many are enqueued as there were resets before, and one more."""
         wanted = operation.waits_for
-        num_resets = sum(number for value, number in word.supplied.items() if value != wanted)
-        if self.is_strict and wanted is not None and word.supplied.get(wanted, 0) <= num_resets:
+        if not self.is_strict or wanted is None or (wanted == 0 and not word.supplied):
+            return
+        num_supplied = sum(number for value, number in word.supplied.items() if value >= wanted)
+        if num_supplied <= word.supplied.get(0, 0):
             raise Fault(
                 "PL-5",
                 f"'{operation.label}' is enqueued, and nothing that sets {word.label} to {wanted} is; last: '{word.writer}'",
@@ -245,7 +247,7 @@ class Machine:
         """Whether what the operation waits for is there."""
         if operation.after is not None and operation.after.clock is None:
             return False
-        return operation.word is None or operation.waits_for is None or operation.word.value == operation.waits_for
+        return operation.word is None or operation.waits_for is None or operation.word.value >= operation.waits_for
 
     def run(self, queue: str) -> None:
         """Runs the operation at the head of a queue."""
@@ -291,7 +293,7 @@ class Machine:
     def _producer_behind(self, head: Operation) -> Operation | None:
         for queue in self.queues.values():
             for operation in queue:
-                is_producer = operation.word is head.word and operation.stores == head.waits_for
+                is_producer = operation.word is head.word and bool(operation.stores)
                 if head.word is not None and is_producer and operation is not head:
                     return operation if operation in self._queue_of(head) else None
         return None
