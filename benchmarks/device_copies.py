@@ -86,15 +86,16 @@ def _staged() -> Any:
     from crossfade.device.staged import StagedLayout
 
     shapes = (
-        (64, MB, 2),
-        (32, 2 * MB, 1),
-        (32, 2 * MB, 2),
-        (32, 2 * MB, 3),
-        (16, 4 * MB, 2),
-        (8, 2 * MB, 2),
-        (4, 2 * MB, 2),
+        (64, 1024, 2),
+        (42, 1536, 2),
+        (32, 2048, 1),
+        (32, 2048, 2),
+        (22, 3072, 1),
+        (16, 4096, 1),
+        (16, 4096, 2),
+        (8, 2048, 1),
     )
-    layouts = [(StagedLayout(num, size), num_streams) for num, size, num_streams in shapes]
+    layouts = [(StagedLayout(num, kb << 10), num_streams) for num, kb, num_streams in shapes]
     return _pair(w.staged_from, w.staged_to, (0, 1, layouts, 9), (1, 0, layouts, 9), 90)
 
 

@@ -19,7 +19,7 @@ from crossfade.device.signals import DeviceBoard, HostBoard, Signal, SignalBoard
 from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender
 from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels, tensor_on
-from tests.helpers.device_cases import open_receiver, open_sender, wait_idle
+from tests.helpers.device_cases import open_receiver, open_sender, staged_streams, wait_idle
 from tests.helpers.device_pair import Peer
 
 MB = 1 << 20
@@ -401,15 +401,14 @@ def staged_from(
 ) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    every = [streams.get(Role.UP, side) for side in "abc"]
-    stream = every[0]
+    stream = streams.get(Role.UP, "pinned")
     source = torch.empty(64 * MB, dtype=torch.uint8, device=f"cuda:{device}")
     fill(source, 5)
     gemms = Gemms(device)
     out: dict[str, Any] = {"pinned up, us": _pinned(driver, stream, source, is_up=True)}
     for layout, num_streams in layouts:
-        own = every[:num_streams]
-        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB, {num_streams} streams"
+        own = staged_streams(streams, Role.UP, num_streams)
+        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB, {num_streams} copy streams"
         sender = StagedSender(driver, peer.share(layout.size_bytes), layout, own, peer.tell, "staged")
         peer.meet()
 
@@ -452,14 +451,13 @@ def staged_to(
 ) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    every = [streams.get(Role.DOWN, side) for side in "abc"]
-    stream = every[0]
+    stream = streams.get(Role.DOWN, "pinned")
     target = torch.empty(64 * MB, dtype=torch.uint8, device=f"cuda:{device}")
     gemms = Gemms(device)
     out: dict[str, Any] = {"pinned down, us": _pinned(driver, stream, target, is_up=False), "values right": True}
     for layout, num_streams in layouts:
-        own = every[:num_streams]
-        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB, {num_streams} streams"
+        own = staged_streams(streams, Role.DOWN, num_streams)
+        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB, {num_streams} copy streams"
         receiver = StagedReceiver(driver, peer.shared(), layout, own, peer.tell, "staged")
         peer.meet()
         ends = {}
@@ -477,7 +475,7 @@ def staged_to(
                     receiver.receive(target.data_ptr())
                     while not receiver.is_enqueued:
                         receiver.on_record(peer.take())
-                for each in every:
+                for each in streams.all():
                     driver.synchronize(each)
                 times.append(time.monotonic())
                 torch.cuda.synchronize()

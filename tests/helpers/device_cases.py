@@ -17,7 +17,7 @@ from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import WORD_BYTES, HostBoard
-from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender
+from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels
 from crossfade.device.watchdog import DeathReport, Watchdog
@@ -45,6 +45,11 @@ def lengths(num_values: int, seed: int) -> list[int]:
     """Of each value, in words of 8 bytes; they grow now and then."""
     rng = random.Random(seed)
     return [rng.choice((1, 7, 100, 5_000, rng.randrange(1, 300_000))) for _ in range(num_values)]
+
+
+def staged_streams(streams: Streams, role: Role, num_copies: int = 1) -> StagedStreams:
+    copies = tuple(streams.get(role, f"copies {i}") for i in range(num_copies))
+    return StagedStreams(copies, streams.get(role, "waits"), streams.get(role, "sets"))
 
 
 def ring_signal_bytes(num_slots: int) -> int:
@@ -151,7 +156,7 @@ def staged_sends(
 ) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    own = [streams.get(Role.UP, side) for side in "ab"]
+    own = staged_streams(streams, Role.UP)
     sender = StagedSender(driver, peer.share(layout.size_bytes), layout, own, peer.tell, "staged")
     peer.meet()
     ready = driver.create_event()
@@ -162,7 +167,7 @@ def staged_sends(
         peer.drain(sender.on_record)
     while not sender.is_flushed:
         sender.on_record(peer.take())
-    for stream in own:
+    for stream in streams.all():
         wait_idle(driver, stream)
     sender.collect()
     peer.meet()
@@ -177,7 +182,7 @@ def staged_receives(
 ) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
-    own = [streams.get(Role.DOWN, side) for side in "ab"]
+    own = staged_streams(streams, Role.DOWN)
     memory = peer.shared()
     receiver = StagedReceiver(driver, memory, layout, own, peer.tell, "staged")
     peer.meet()
@@ -195,7 +200,7 @@ def staged_receives(
         receiver.join(compute)
         wrong += (tensor != value(index, num, device)).sum()
     num_wrong = int(wrong)
-    for stream in own:
+    for stream in streams.all():
         wait_idle(driver, stream)
     peer.meet()
     receiver.close()

@@ -16,7 +16,7 @@ from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
-from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender
+from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender, StagedStreams
 from crossfade.host.memory import Memory
 
 Program = Iterator[Until | None]
@@ -139,6 +139,12 @@ class RingWorld:
                 raise Fault("wrong value", f"value {index} came as {got[0][:4]!r}")
 
 
+def staged_streams(driver: FakeDriver, label: str, num_streams: int) -> StagedStreams:
+    """1: one for all; 3: one for copies; 4: two for copies."""
+    made = [driver.create_stream(f"{label} {i}") for i in range(num_streams)]
+    return StagedStreams(tuple(made[: max(num_streams - 2, 1)]), made[-1], made[-2] if num_streams > 1 else made[-1])
+
+
 @dataclass
 class StagedWorld:
     """Values through the host's memory, chunk by chunk.
@@ -151,7 +157,7 @@ class StagedWorld:
 
     sizes_bytes: Sequence[int] = (10_000, 3, 0, 4096)
     num_chunks: int = 2
-    num_streams: int = 2
+    num_streams: int = 3
     num_queues: int | None = None
     sender: Callable[..., StagedSender] = StagedSender
     receiver: Callable[..., StagedReceiver] = StagedReceiver
@@ -163,8 +169,8 @@ class StagedWorld:
         here = FakeDriver(machine, "sender", 0, num_queues=self.num_queues)
         there = FakeDriver(machine, "receiver", 1, num_queues=self.num_queues)
         ahead, back = FakeLink(machine, "sender", "receiver"), FakeLink(machine, "receiver", "sender")
-        up = [here.create_stream(f"up {i}") for i in range(self.num_streams)]
-        down = [there.create_stream(f"down {i}") for i in range(self.num_streams)]
+        up = staged_streams(here, "up", self.num_streams)
+        down = staged_streams(there, "down", self.num_streams)
         sender = self.sender(here, memory, layout, up, ahead.send, "staged")
         receiver = self.receiver(there, memory, layout, down, back.send, "staged")
         # Both ends exist before the first value moves; the hosts agree on that when they connect.
@@ -174,7 +180,7 @@ class StagedWorld:
             "receiving host": self._receive(there, receiver, down, ahead),
         }
 
-    def _send(self, driver: FakeDriver, ring: StagedSender, streams: list[int], back: FakeLink) -> Program:
+    def _send(self, driver: FakeDriver, ring: StagedSender, streams: StagedStreams, back: FakeLink) -> Program:
         compute = driver.create_stream("compute")
         pool = Pool(driver)
         for index, size_bytes in enumerate(self.sizes_bytes):
@@ -187,13 +193,13 @@ class StagedWorld:
         while not ring.is_flushed:
             yield Until("a free chunk", back.has_record)
             ring.on_record(back.take())
-        yield from finish(driver, streams)
+        yield from finish(driver, [*streams.copies, streams.waits, streams.sets])
         ring.close()
         for block in list(pool._used):
             block.drop("sender")
         pool.close()
 
-    def _receive(self, driver: FakeDriver, ring: StagedReceiver, streams: list[int], ahead: FakeLink) -> Program:
+    def _receive(self, driver: FakeDriver, ring: StagedReceiver, streams: StagedStreams, ahead: FakeLink) -> Program:
         compute = driver.create_stream("use")
         pool = Pool(driver)
         seen: list[bytes] = []
@@ -209,7 +215,7 @@ class StagedWorld:
             ring.join(compute)
             driver.kernel(compute, f"use value {index}", reads=(Range(target, size_bytes),), seen=seen)
             yield None
-        yield from finish(driver, [*streams, compute])
+        yield from finish(driver, [*streams.copies, streams.waits, streams.sets, compute])
         ring.close()
         for block in list(pool._used):
             block.drop("receiver")
@@ -238,11 +244,11 @@ class TwoWaitsWorld:
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         driver = FakeDriver(machine, "process")
         sets, first, second = (driver.create_stream(name) for name in ("sets", "first", "second"))
-        board = HostBoard(driver, Memory.create("signals", 4096), 2, "test")
+        board = HostBoard(driver, Memory.create("signals", 4096), 3, "test")
         signal, answer, counter = (
             board.signal(0, "a signal"),
             board.signal(1, "an answer"),
-            board.counter(0, "a counter"),
+            board.counter(2, "a counter"),
         )
 
         def host() -> Program:
@@ -262,10 +268,10 @@ class StagedTooEarly(StagedReceiver):
     def pump(self) -> None:
         while self._into is not None and self._num_arriving:
             address, left_bytes = self._into
-            (index, lap, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
-            self._full[index].wait(stream, lap)
-            self._free[index].set(stream, lap)
-            self._driver.copy(address, self._chunk(index), length, stream)
+            (index, lap), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+            self._wait(self._full[index], lap, index)
+            self._set(self._free[index], lap, index)
+            self._driver.copy(address, self._chunk(index), length, self._streams.of(index))
             self._num_arriving -= 1
             self._into = (address + length, left_bytes - length) if left_bytes > length else None
             self._tell(ChunksFreeEnqueued(1))

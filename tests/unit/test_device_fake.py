@@ -44,7 +44,7 @@ PLANTED: dict[str, tuple[World, str, tuple[str, ...]]] = {
     "a chunk that is freed too early": (
         StagedWorld(receiver=worlds.StagedTooEarly),
         "race",
-        ("to chunk 1 of staged", "copy chunk 1 of staged"),
+        ("of staged on sender/up 0", "copy chunk"),
     ),
     "a chunk that is waited for too early": (
         StagedWorld(sender=worlds.StagedTooEager),

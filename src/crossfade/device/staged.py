@@ -6,18 +6,19 @@ Chunks of pinned shared host memory are used in turn::
     receiver's stream                                wait full[c] >= lap    | copy chunk c to device | set free[c] = lap
 
 While one chunk goes up, the one before comes down: the link of each GPU carries one direction, so a value moves at the speed of
-one pinned copy, plus one chunk's time. Each side spreads its chunks over two streams, so that one is copying while the other
-waits and signals (three operations of about 3 us each). The hosts only enqueue. The sender enqueues as many chunks as are free;
-more follow when the receiver's host has enqueued the chunks before (PL-5), which it does without waiting for its GPU. With as
-many chunks as the largest value has, one exchange of records moves a value.
+one pinned copy, plus one chunk's time. A stream memory operation takes the stream about 3 us, so they have streams of their own,
+tied to the copies by events, and the copies follow each other without them; the sender does not wait at all for what its host can
+see to be free. The hosts only enqueue. The sender enqueues as many chunks as are free; more follow when the receiver's host has
+enqueued the chunks before (PL-5), which it does without waiting for its GPU. With as many chunks as the largest value has, one
+exchange of records moves a value.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from crossfade.device.driver import Driver, HostRange
 from crossfade.device.records import Announced, ChunksEnqueued, ChunksFreeEnqueued, Record
@@ -25,7 +26,7 @@ from crossfade.device.signals import WORD_BYTES, Counter, HostBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
 
-__all__ = ["StagedLayout", "StagedReceiver", "StagedSender"]
+__all__ = ["StagedLayout", "StagedReceiver", "StagedSender", "StagedStreams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,56 +58,90 @@ class StagedLayout:
         return self.signal_bytes + self.num_chunks * self.chunk_bytes
 
 
+class StagedStreams(NamedTuple):
+    """The streams of one end. All of them may be one.
+
+    Attributes:
+        copies: move the chunks, in turn.
+        waits: waits for the other side, ahead of the copies.
+        sets: tells the other side, behind the copies.
+    """
+
+    copies: tuple[int, ...]
+    waits: int
+    sets: int
+
+    def of(self, chunk: int) -> int:
+        """The stream that moves a chunk."""
+        return self.copies[chunk % len(self.copies)]
+
+
 class _End:
-    """What both ends hold: the chunks, their signals, and the transfers that are under way."""
+    """What both ends hold: the chunks, their counters, and an event before and after the copy of each."""
 
     def __init__(
         self,
         driver: Driver,
         memory: Memory,
         layout: StagedLayout,
-        streams: Sequence[int],
+        streams: StagedStreams,
         tell: Callable[[Record], None],
         label: str,
     ) -> None:
         self.label = label
         self._driver = driver
         self._layout = layout
-        self._streams = tuple(streams)
-        self._events = [driver.create_event() for _ in streams]
+        self._streams = streams
         self._num_taken = 0
         self._tell = tell
-        self._board = HostBoard(driver, memory, 2 * layout.num_chunks, label)
+        num = layout.num_chunks
+        self._board = HostBoard(driver, memory, 2 * num, label)
         self._chunks: HostRange = driver.map_host(
-            memory, layout.signal_bytes, layout.num_chunks * layout.chunk_bytes, f"chunks of {label}"
+            memory, layout.signal_bytes, num * layout.chunk_bytes, f"chunks of {label}"
         )
-        self._full = [self._board.counter(c, f"full[{c}] of {label}") for c in range(layout.num_chunks)]
-        self._free = [
-            self._board.counter(layout.num_chunks + c, f"free[{c}] of {label}") for c in range(layout.num_chunks)
-        ]
-        for c in range(layout.num_chunks):
+        self._full = [self._board.counter(c, f"full[{c}] of {label}") for c in range(num)]
+        self._free = [self._board.counter(num + c, f"free[{c}] of {label}") for c in range(num)]
+        self._before = [driver.create_event() for _ in range(num)]
+        self._after = [driver.create_event() for _ in range(num)]
+        self._joined = driver.create_event()
+        for c in range(num):
             driver.name_range(self._chunk(c), layout.chunk_bytes, f"chunk {c} of {label}")
         self._ended: ChannelError | None = None
 
     def _chunk(self, index: int) -> int:
         return self._chunks.address + index * self._layout.chunk_bytes
 
-    def _take(self) -> tuple[int, int, int]:
-        """The next chunk, the lap that it is in (from 1), and the stream that moves it."""
-        number = self._num_taken
-        self._num_taken = number + 1
-        lap, index = divmod(number, self._layout.num_chunks)
-        return index, lap + 1, self._streams[number % len(self._streams)]
+    def _take(self) -> tuple[int, int]:
+        """The next chunk, and the lap that it is in (from 1)."""
+        lap, index = divmod(self._num_taken, self._layout.num_chunks)
+        self._num_taken += 1
+        return index, lap + 1
 
-    def _wait_all(self, event: int) -> None:
-        for stream in self._streams:
-            self._driver.wait_event(stream, event)
+    def _wait(self, counter: Counter, value: int, index: int) -> None:
+        """Lets a chunk's copy wait for a counter."""
+        copies, waits = self._streams.of(index), self._streams.waits
+        counter.wait(waits, value)
+        if waits != copies:
+            self._driver.record_event(self._before[index], waits)
+            self._driver.wait_event(copies, self._before[index])
+
+    def _set(self, counter: Counter, value: int, index: int) -> None:
+        """Sets a counter behind a chunk's copy."""
+        copies, sets = self._streams.of(index), self._streams.sets
+        if sets != copies:
+            self._driver.record_event(self._after[index], copies)
+            self._driver.wait_event(sets, self._after[index])
+        counter.set(sets, value)
 
     def join(self, stream: int) -> None:
         """Lets ``stream`` wait for everything that this end was given so far."""
-        for event, own in zip(self._events, self._streams, strict=True):
-            self._driver.record_event(event, own)
-            self._driver.wait_event(stream, event)
+        for copies in self._streams.copies:
+            self._driver.record_event(self._joined, copies)
+            self._driver.wait_event(stream, self._joined)
+
+    def _wait_all(self, event: int) -> None:
+        for copies in self._streams.copies:
+            self._driver.wait_event(copies, event)
 
     def _check(self) -> None:
         if self._ended is not None:
@@ -115,7 +150,7 @@ class _End:
     @property
     def is_done(self) -> bool:
         """Whether the device has finished everything that was enqueued."""
-        return all(map(self._driver.is_idle, self._streams))
+        return all(map(self._driver.is_idle, (*self._streams.copies, self._streams.waits, self._streams.sets)))
 
     def break_off(self, reason: str) -> None:
         """The other side is gone; calls raise `ChannelBroken` from now on."""
@@ -134,8 +169,10 @@ class _End:
             )
         self._board.close()
         self._chunks.close()
-        while self._events:
-            self._driver.destroy_event(self._events.pop())
+        if self._before:
+            for event in (*self._before, *self._after, self._joined):
+                self._driver.destroy_event(event)
+            self._before.clear()
         self._ended = self._ended or ChannelClosed(f"{self.label}: closed by this side")
 
 
@@ -147,14 +184,14 @@ class StagedSender(_End):
         driver: Driver,
         memory: Memory,
         layout: StagedLayout,
-        streams: Sequence[int],
+        streams: StagedStreams,
         tell: Callable[[Record], None],
         label: str,
     ) -> None:
         super().__init__(driver, memory, layout, streams, tell, label)
         self._credits = layout.num_chunks
         self._waiting: deque[tuple[int, int, int, Any]] = deque()  # address, bytes, offset, what to keep
-        self._kept: deque[tuple[list[int], Any]] = deque()
+        self._kept: deque[tuple[int, Any]] = deque()
 
     def send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> None:
         """Begins to move a value, behind those before it, as far as chunks are free; `pump` goes on.
@@ -205,26 +242,25 @@ class StagedSender(_End):
             self._tell(ChunksEnqueued(num_untold))
 
     def _enqueue(self, address: int, left_bytes: int) -> int:
-        (index, lap, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+        (index, lap), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
         self._credits -= 1
         if not self._free[index].has(lap - 1):
-            self._free[index].wait(stream, lap - 1)
-        self._driver.copy(self._chunk(index), address, length, stream)
-        self._full[index].set(stream, lap)
+            self._wait(self._free[index], lap - 1, index)
+        self._driver.copy(self._chunk(index), address, length, self._streams.of(index))
+        self._set(self._full[index], lap, index)
         return length
 
     def _keep(self, keep: Any) -> None:
         self.collect()
-        events = [self._driver.create_event() for _ in self._streams]
-        for event, stream in zip(events, self._streams, strict=True):
-            self._driver.record_event(event, stream)
-        self._kept.append((events, keep))
+        self.join(self._streams.sets)
+        event = self._driver.create_event()
+        self._driver.record_event(event, self._streams.sets)
+        self._kept.append((event, keep))
 
     def collect(self) -> None:
         """Lets go of values that have left the device."""
-        while self._kept and all(map(self._driver.has_happened, self._kept[0][0])):
-            for event in self._kept.popleft()[0]:
-                self._driver.destroy_event(event)
+        while self._kept and self._driver.has_happened(self._kept[0][0]):
+            self._driver.destroy_event(self._kept.popleft()[0])
 
     @property
     def is_flushed(self) -> bool:
@@ -249,7 +285,7 @@ class StagedReceiver(_End):
         driver: Driver,
         memory: Memory,
         layout: StagedLayout,
-        streams: Sequence[int],
+        streams: StagedStreams,
         tell: Callable[[Record], None],
         label: str,
     ) -> None:
@@ -304,10 +340,10 @@ class StagedReceiver(_End):
         num_chunks = 0
         while self._into is not None and self._num_arriving and self._ended is None:
             address, left_bytes = self._into
-            (index, lap, stream), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
-            self._full[index].wait(stream, lap)
-            self._driver.copy(address, self._chunk(index), length, stream)
-            self._free[index].set(stream, lap)
+            (index, lap), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+            self._wait(self._full[index], lap, index)
+            self._driver.copy(address, self._chunk(index), length, self._streams.of(index))
+            self._set(self._free[index], lap, index)
             self._num_arriving -= 1
             num_chunks += 1
             self._into = (address + length, left_bytes - length) if left_bytes > length else None
