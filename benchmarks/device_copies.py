@@ -82,25 +82,16 @@ def _captured() -> Any:
 
 
 def _staged() -> Any:
-    from benchmarks import device_workers as w
+    from benchmarks import device_staged as w
     from crossfade.device.staged import StagedLayout
 
-    shapes = (
-        (64, 1024, 2),
-        (42, 1536, 2),
-        (32, 2048, 1),
-        (32, 2048, 2),
-        (22, 3072, 1),
-        (16, 4096, 1),
-        (16, 4096, 2),
-        (8, 2048, 1),
-    )
-    layouts = [(StagedLayout(num, kb << 10), num_streams) for num, kb, num_streams in shapes]
+    shapes = ((64, 1024), (32, 2048), (22, 3072), (16, 4096), (8, 3072), (2, 3072))
+    layouts = [StagedLayout(num, kb << 10) for num, kb in shapes]
     return _pair(w.staged_from, w.staged_to, (0, 1, layouts, 9), (1, 0, layouts, 9), 90)
 
 
 def _staged_nccl() -> Any:
-    from benchmarks import device_workers as w
+    from benchmarks import device_staged as w
 
     store = _store()
     return _pair(w.nccl_without_peers, w.nccl_without_peers, (0, 1, 9, store), (1, 0, 9, store), 60)
@@ -356,7 +347,7 @@ def _staged_table(staged: list[dict[str, Any]], nccl: list[dict[str, Any]]) -> T
         )
 
     for name in staged[0]:
-        if name.endswith("streams"):
+        if name.endswith("KB"):
             add(f"staged, {name}", staged[0][name], staged[1][name], staged[1]["values right"])
     add("NCCL, peer access off", nccl[0], nccl[1], nccl[1]["values right"])
     return table

@@ -1,7 +1,7 @@
 """What can a host do while a stream waits for a signal that nobody sets, and what do the enqueuing calls cost?
 
-``python -m benchmarks.device_waits OUT.json``: one GPU (some questions need two). Each question runs in a process of its own, so
-that a call that hangs costs some seconds and nothing else.
+``python -m benchmarks.device_waits OUT.json [QUESTION ...]``: one GPU (some questions need two). Each question runs in a process
+of its own, so that a call that hangs costs some seconds and nothing else.
 """
 
 from __future__ import annotations
@@ -232,11 +232,12 @@ def _attributes() -> dict[str, Any]:
 QUESTIONS["attributes"] = _attributes
 
 
-def main(out: Path) -> None:
+def main(out: Path, asked: list[str]) -> None:
     answers: dict[str, Any] = {}
     running = {}
-    for start in range(0, len(QUESTIONS), 16):
-        names = list(QUESTIONS)[start : start + 16]
+    asked = asked or list(QUESTIONS)
+    for start in range(0, len(asked), 16):
+        names = asked[start : start + 16]
         for name in names:
             command = [sys.executable, "-m", "benchmarks.device_waits", "--ask", name]
             running[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -275,4 +276,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--ask":
         _ask(sys.argv[2])
     else:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), sys.argv[2:])

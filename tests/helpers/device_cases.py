@@ -47,9 +47,8 @@ def lengths(num_values: int, seed: int) -> list[int]:
     return [rng.choice((1, 7, 100, 5_000, rng.randrange(1, 300_000))) for _ in range(num_values)]
 
 
-def staged_streams(streams: Streams, role: Role, num_copies: int = 1) -> StagedStreams:
-    copies = tuple(streams.get(role, f"copies {i}") for i in range(num_copies))
-    return StagedStreams(copies, streams.get(role, "waits"), streams.get(role, "sets"))
+def staged_streams(streams: Streams, role: Role) -> StagedStreams:
+    return StagedStreams(*(streams.get(role, part) for part in StagedStreams._fields))
 
 
 def ring_signal_bytes(num_slots: int) -> int:

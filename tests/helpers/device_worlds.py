@@ -140,9 +140,9 @@ class RingWorld:
 
 
 def staged_streams(driver: FakeDriver, label: str, num_streams: int) -> StagedStreams:
-    """1: one for all; 3: one for copies; 4: two for copies."""
+    """One for all, or three."""
     made = [driver.create_stream(f"{label} {i}") for i in range(num_streams)]
-    return StagedStreams(tuple(made[: max(num_streams - 2, 1)]), made[-1], made[-2] if num_streams > 1 else made[-1])
+    return StagedStreams(*(made * 3)[:3])
 
 
 @dataclass
@@ -193,7 +193,7 @@ class StagedWorld:
         while not ring.is_flushed:
             yield Until("a free chunk", back.has_record)
             ring.on_record(back.take())
-        yield from finish(driver, [*streams.copies, streams.waits, streams.sets])
+        yield from finish(driver, streams)
         ring.close()
         for block in list(pool._used):
             block.drop("sender")
@@ -215,7 +215,7 @@ class StagedWorld:
             ring.join(compute)
             driver.kernel(compute, f"use value {index}", reads=(Range(target, size_bytes),), seen=seen)
             yield None
-        yield from finish(driver, [*streams.copies, streams.waits, streams.sets, compute])
+        yield from finish(driver, [*streams, compute])
         ring.close()
         for block in list(pool._used):
             block.drop("receiver")
@@ -271,7 +271,7 @@ class StagedTooEarly(StagedReceiver):
             (index, lap), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
             self._wait(self._full[index], lap, index)
             self._set(self._free[index], lap, index)
-            self._driver.copy(address, self._chunk(index), length, self._streams.of(index))
+            self._driver.copy(address, self._chunk(index), length, self._streams.copies)
             self._num_arriving -= 1
             self._into = (address + length, left_bytes - length) if left_bytes > length else None
             self._tell(ChunksFreeEnqueued(1))

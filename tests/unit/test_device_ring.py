@@ -28,7 +28,7 @@ from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import Memory
 from tests.helpers.device_worlds import RingWorld, StagedWorld
 
-SEEDS = range(200)
+SEEDS = range(100)
 
 
 @pytest.mark.parametrize("num_queues", [None, 2, 1])
@@ -71,7 +71,7 @@ def test_values_may_be_used_on_several_streams(num_slots: int) -> None:
     assert verdict.is_ok, verdict
 
 
-@pytest.mark.parametrize("num_streams", [1, 3, 4])
+@pytest.mark.parametrize("num_streams", [1, 3])
 @pytest.mark.parametrize("num_chunks", [2, 3, 4])
 @pytest.mark.parametrize("num_queues", [None, 1])
 def test_staged_copies_have_no_fault(num_chunks: int, num_streams: int, num_queues: int | None) -> None:
