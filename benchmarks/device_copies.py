@@ -101,7 +101,7 @@ def _kills() -> Any:
     """Thirty kills, on as many pairs of GPUs at a time as there are."""
     import torch
 
-    from tests.helpers import device_cases as cases
+    from tests.helpers import device_kills as cases
 
     def kill(number: int, base: int) -> dict[str, Any]:
         is_sender = number % 2 == 0
@@ -363,7 +363,7 @@ def report(path: Path) -> None:
     text = "\n\n".join(table.markdown() for table in tables(results))
     versions = f"{gpus}; {machine['text']}; {machine['driver']}. {today()}."
     head = f"# Copies between GPUs\n\n{versions}\n\n`python -m benchmarks.device_copies run`\n\n{__doc__}"
-    slug = gpus.lower().replace(" x ", "x-").replace(" ", "-")
+    slug = gpus.lower().replace(" x ", "-").replace(" ", "-")
     print(write_report("device_copies", Machine(slug, "", "", ""), f"{head}\n{text}\n"))
 
 

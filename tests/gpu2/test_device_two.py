@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from crossfade.device.staged import StagedLayout
 from tests.helpers import device_cases as cases
+from tests.helpers import device_kills as kills
 from tests.helpers.device_pair import run_workers
 
 
@@ -45,11 +46,11 @@ def test_captured_replays_never_show_a_stale_value() -> None:
 
 @pytest.mark.parametrize(
     ("dying", "surviving", "signal"),
-    [(cases.dies_sending, cases.survives_receiving, "full"), (cases.dies_receiving, cases.survives_sending, "free")],
+    [(kills.dies_sending, kills.survives_receiving, "full"), (kills.dies_receiving, kills.survives_sending, "free")],
 )
 def test_a_peer_that_dies_is_named_and_the_device_stays_usable(dying: Any, surviving: Any, signal: str) -> None:
     # The one who opens the memory is always worker 0.
-    sends_first = dying is cases.dies_sending
+    sends_first = dying is kills.dies_sending
     workers = [dying, surviving] if sends_first else [surviving, dying]
     dead = 0 if sends_first else 1
     results = run_workers(workers, [(0, 1), (1, 0)], dying={dead})

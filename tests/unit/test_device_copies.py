@@ -63,7 +63,7 @@ def facts(**changes: object) -> Facts:
         "has_stream_memory": True,
         "can_flush_remote_writes": False,
         "links": {(0, 1): LinkKind.NVLINK, (1, 0): LinkKind.NVLINK},
-        "environment": {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"},
+        "environment": {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"},
     }
     return Facts(**{**values, **changes})  # type: ignore[arg-type]
 

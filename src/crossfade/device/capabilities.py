@@ -14,7 +14,11 @@ from crossfade.device.cuda import bindings, check
 from crossfade.errors import DeviceError
 from crossfade.topology import Device, Link, LinkKind, Topology
 
-__all__ = ["Facts", "Finding", "Severity", "judge", "read_facts", "read_topology", "require"]
+__all__ = ["GOOD_CONNECTIONS", "Facts", "Finding", "Severity", "judge", "read_facts", "read_topology", "require"]
+
+
+DEFAULT_CONNECTIONS, GOOD_CONNECTIONS = 8, 32
+"""Hardware queues of a process's streams: what CUDA makes unasked, and the most that it makes."""
 
 
 class Severity(StrEnum):
@@ -112,19 +116,7 @@ def _links(facts: Facts) -> list[Finding]:
 def _environment(facts: Facts) -> list[Finding]:
     found = []
     environment = facts.environment
-    connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
-    if connections == "1":
-        message = "CUDA_DEVICE_MAX_CONNECTIONS is 1: streams share one hardware queue, and a wait for a peer stops computation too"
-        found.append(
-            Finding(Severity.ERROR, "one-connection", message, "unset it, or set it to 8 or more, before CUDA starts")
-        )
-    elif connections.isdigit() and int(connections) < 8:
-        message = f"CUDA_DEVICE_MAX_CONNECTIONS is {connections}: streams share hardware queues more than they need to"
-        found.append(
-            Finding(
-                Severity.WARNING, "few-connections", message, "unset it, or set it to 8 or more, before CUDA starts"
-            )
-        )
+    found += _connections(environment.get("CUDA_DEVICE_MAX_CONNECTIONS", ""))
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if "expandable_segments:true" in environment.get(name, "").lower().replace(" ", ""):
             message = f"{name} asks for expandable segments, whose memory cannot be exported"
@@ -141,6 +133,20 @@ def _environment(facts: Facts) -> list[Finding]:
         message = "NVLink multicast is not switched off for torch's symmetric memory; crossfade does not use it"
         found.append(Finding(Severity.NOTE, "multicast", message))
     return found
+
+
+def _connections(text: str) -> list[Finding]:
+    """With n connections, n - 1 streams can wait at the same time; with one more, no other stream gets on (measured)."""
+    number = int(text) if text.isdigit() else DEFAULT_CONNECTIONS
+    if number >= GOOD_CONNECTIONS:
+        return []
+    hint = f"set CUDA_DEVICE_MAX_CONNECTIONS={GOOD_CONNECTIONS} before CUDA starts"
+    if number <= 1:
+        message = "CUDA_DEVICE_MAX_CONNECTIONS is 1: all streams share one hardware queue, and a wait for a peer stops them all"
+        return [Finding(Severity.ERROR, "one-connection", message, hint)]
+    severity = Severity.WARNING if number < DEFAULT_CONNECTIONS else Severity.NOTE
+    message = f"CUDA makes {number} connections: no more than {number - 1} streams of a process can wait for peers at the same time"
+    return [Finding(severity, "few-connections", message, hint)]
 
 
 def require(findings: list[Finding]) -> None:
