@@ -49,6 +49,14 @@ def capture(driver: Driver, stream: int, body: Callable[[], None], sides: Sequen
         sides: other streams that it uses; they begin behind ``stream`` and end before it goes on.
     """
     events = [driver.create_event() for _ in range(len(sides) + 1)]
+    try:
+        return Replay(driver, _capture(driver, stream, body, sides, events))
+    finally:
+        for event in events:
+            driver.destroy_event(event)
+
+
+def _capture(driver: Driver, stream: int, body: Callable[[], None], sides: Sequence[int], events: Sequence[int]) -> int:
     driver.begin_capture(stream)
     try:
         driver.record_event(events[-1], stream)
@@ -61,10 +69,7 @@ def capture(driver: Driver, stream: int, body: Callable[[], None], sides: Sequen
     except BaseException:
         _abandon(driver, stream)
         raise
-    graph = driver.end_capture(stream)
-    for event in events:
-        driver.destroy_event(event)
-    return Replay(driver, graph)
+    return driver.end_capture(stream)
 
 
 def _abandon(driver: Driver, stream: int) -> None:
