@@ -38,8 +38,8 @@ gputest: $(DEV)  ## tests on 1, 2 and 4 GPUs; skipped, with the reason, where th
 bench: $(BENCH)  ## latency of a hop beside Ray Compiled Graph's (BENCH_ARGS="--quick", "--report")
 	@$(BIN)/python -m benchmarks.hop_latency $(BENCH_ARGS)
 
-soak: $(DEV)  ## thousands of random graphs; takes long
-	@$(BIN)/python -m pytest tests/soak --hypothesis-profile=soak --timeout=3600 $(PYTEST_ARGS)
+soak: $(DEV)  ## thousands of random graphs, ten minutes of each fuzz test; takes long
+	@CROSSFADE_FUZZ_S=$${CROSSFADE_FUZZ_S:-600} $(BIN)/python -m pytest tests/soak --hypothesis-profile=soak --timeout=3600 $(PYTEST_ARGS)
 
 clean:  ## remove .venv and everything that was made
 	@rm -rf $(VENV) build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

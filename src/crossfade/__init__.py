@@ -10,18 +10,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crossfade import collective as collective
     from crossfade.api import ActorClass as ActorClass
     from crossfade.api import ActorHandle as ActorHandle
     from crossfade.api import CallRef as CallRef
     from crossfade.api import CompiledGraph as CompiledGraph
     from crossfade.api import CompiledRef as CompiledRef
+    from crossfade.api import dump as dump
     from crossfade.api import get as get
+    from crossfade.api import get_actor as get_actor
     from crossfade.api import init as init
     from crossfade.api import is_initialized as is_initialized
     from crossfade.api import kill as kill
     from crossfade.api import method as method
+    from crossfade.api import put as put
     from crossfade.api import remote as remote
     from crossfade.api import shutdown as shutdown
+    from crossfade.api import wait as wait
     from crossfade.api.calibrate import calibrate as calibrate
     from crossfade.errors import ActorDiedError as ActorDiedError
     from crossfade.errors import ActorError as ActorError
@@ -35,10 +40,14 @@ if TYPE_CHECKING:
     from crossfade.errors import GetTimeoutError as GetTimeoutError
     from crossfade.errors import GraphError as GraphError
     from crossfade.errors import MissingDependency as MissingDependency
+    from crossfade.errors import MutatedValueError as MutatedValueError
     from crossfade.errors import PlanError as PlanError
     from crossfade.errors import PlanSyntaxError as PlanSyntaxError
     from crossfade.errors import SessionError as SessionError
     from crossfade.errors import TaskError as TaskError
+    from crossfade.errors import TeardownTimeout as TeardownTimeout
+    from crossfade.errors import TimedOut as TimedOut
+    from crossfade.errors import UnknownActor as UnknownActor
     from crossfade.errors import UnknownTransport as UnknownTransport
     from crossfade.graph.nodes import InputNode as InputNode
     from crossfade.graph.nodes import MultiOutputNode as MultiOutputNode
@@ -54,12 +63,13 @@ if TYPE_CHECKING:
 _ROOMS = {
     "crossfade.api.calibrate": "calibrate",
     "crossfade.api": (
-        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef get init is_initialized kill method remote shutdown"
+        "ActorClass ActorHandle CallRef CompiledGraph CompiledRef dump get get_actor init is_initialized kill method put remote "
+        "shutdown wait"
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
-        "CrossfadeError GetTimeoutError GraphError MissingDependency PlanError PlanSyntaxError SessionError "
-        "TaskError UnknownTransport"
+        "CrossfadeError GetTimeoutError GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
+        "SessionError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",
@@ -69,6 +79,13 @@ _ROOMS = {
     "crossfade.schedule.cost": "CostModel Workload",
     "crossfade.types": "Transport",
 }
+_FACADES = {
+    "actor",
+    "collective",
+    "dag",
+    "exceptions",
+    "experimental",
+}  # Ray's import paths, also reached as attributes, as in Ray
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = sorted(_ROOM_OF)
@@ -80,8 +97,10 @@ def __getattr__(name: str) -> Any:
         import_module("crossfade.api")  # whoever binds a node wants to compile it
         value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
         return value
+    if name in _FACADES:
+        return import_module(f"crossfade.{name}")
     raise AttributeError(f"module 'crossfade' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *sorted(_FACADES), "__version__"]

@@ -11,14 +11,19 @@
     │   ├── ActorStartError       it could not be started, or its constructor raised
     │   └── ActorDiedError        its process is gone
     ├── TaskError                 a method raised; arrives as an instance of the method's own error type too
+    ├── MutatedValueError         a value was changed after it was returned or passed; found in debug mode only
     ├── ChannelError              a value cannot be moved
     │   ├── ChannelClosed         closed by this side
     │   ├── ChannelBroken         closed, or broken, by the other side
-    │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimeoutError
+    │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimedOut
     ├── CapacityExceeded          more executions in flight than the graph was compiled for
-    ├── GetTimeoutError           a result was not there in time, and can be got again; also a TimeoutError
     ├── DeviceError               a GPU, or its driver, refused; or the machine cannot do what was asked
+    ├── TimedOut                  a time limit passed and nothing was lost; also a TimeoutError
+    │   ├── GetTimeoutError       a result was not there in time, and can be got again
+    │   ├── TeardownTimeout       an actor was still busy when the time for a teardown was over
+    │   └── (ChannelTimeout)
     ├── SessionError              crossfade is not initialised, or is shut down, or the object is another session's
+    │   └── UnknownActor          no actor of that name is alive; also a ValueError
     └── MissingDependency         an optional dependency is not installed; also an ImportError
 """
 
@@ -28,6 +33,7 @@ import pickle
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Self
 
 __all__ = [
     "ActorDiedError",
@@ -44,10 +50,14 @@ __all__ = [
     "GetTimeoutError",
     "GraphError",
     "MissingDependency",
+    "MutatedValueError",
     "PlanError",
     "PlanSyntaxError",
     "SessionError",
     "TaskError",
+    "TeardownTimeout",
+    "TimedOut",
+    "UnknownActor",
     "UnknownTransport",
 ]
 
@@ -77,7 +87,20 @@ class PlanSyntaxError(PlanError):
 
 
 class ActorError(CrossfadeError):
-    """Something is wrong with one actor."""
+    """Something is wrong with one actor.
+
+    Attributes:
+        actor: the actor's id.
+    """
+
+    actor: str = ""
+
+    def again(self, more: str = "") -> Self:
+        """A new error that says the same, and ``more``: one object raised twice would collect tracebacks."""
+        error = type(self)(f"{self}{more}")
+        error.actor = self.actor
+        error.__cause__ = self.__cause__
+        return error
 
 
 class ActorStartError(ActorError):
@@ -100,7 +123,11 @@ class ChannelBroken(ChannelError):
     """The other side closed the channel, or died."""
 
 
-class ChannelTimeout(ChannelError, TimeoutError):
+class TimedOut(CrossfadeError, TimeoutError):
+    """A time limit passed. Nothing was lost: the same call may be made again."""
+
+
+class ChannelTimeout(ChannelError, TimedOut):
     """The channel was still full, or still empty, when the time limit passed. Nothing was lost."""
 
 
@@ -108,7 +135,7 @@ class CapacityExceeded(CrossfadeError):
     """``execute`` was called with ``max_inflight`` results not yet got."""
 
 
-class GetTimeoutError(CrossfadeError, TimeoutError):
+class GetTimeoutError(TimedOut):
     """A result was not there within the time limit. The same reference can be got again."""
 
 
@@ -116,8 +143,16 @@ class DeviceError(CrossfadeError):
     """A GPU or its driver refused, or this machine cannot do what was asked."""
 
 
+class TeardownTimeout(TimedOut):
+    """A graph could not be taken from its actors within the time limit; the message says what they are doing. Call it again."""
+
+
 class SessionError(CrossfadeError):
     """There is no session, or it is over, or the object belongs to another one."""
+
+
+class UnknownActor(SessionError, ValueError):
+    """No actor of that name is alive."""
 
 
 class MissingDependency(CrossfadeError, ImportError):
@@ -128,6 +163,10 @@ class MissingDependency(CrossfadeError, ImportError):
             f"{needed_for} needs the package {package!r}, which is not installed",
             hint=f"pip install 'crossfade[{extra}]'",
         )
+
+
+class MutatedValueError(CrossfadeError):
+    """A value was changed after it was returned or passed. Only graphs compiled with ``debug=True`` look for that."""
 
 
 class TaskError(CrossfadeError):

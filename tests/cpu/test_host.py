@@ -14,6 +14,7 @@ import time
 import pytest
 
 from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.frames import new_key
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory, address_of
 from crossfade.host.processes import describe_exit, open_pidfd
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore, open_semaphore
@@ -149,8 +150,9 @@ def test_a_doorbell_serves_other_descriptors() -> None:
 
 
 def test_messages_with_many_descriptors() -> None:
-    mine, other = Connection.pair()
-    theirs = Connection(other)
+    key = new_key()
+    mine, other = Connection.pair(key)
+    theirs = Connection(other, key, "actor")
     fds = [os.memfd_create(f"m{index}") for index in range(600)]
     for index, fd in enumerate(fds):
         os.write(fd, str(index).encode())
@@ -179,8 +181,9 @@ def test_messages_with_many_descriptors() -> None:
 
 
 def test_two_sides_that_send_at_once_do_not_block_each_other() -> None:
-    mine, other = Connection.pair()
-    theirs = Connection(other)
+    key = new_key()
+    mine, other = Connection.pair(key)
+    theirs = Connection(other, key, "actor")
     payload = b"z" * 20_000_000
     arrived: list[bool] = []
 

@@ -5,8 +5,11 @@ interleaving, until all are at their end or none can go on:
 
 - A ring in shared memory has cells, each with the execution whose value lies in it. Per reader it has two semaphores
   (values put in, values released) and a mark on each cell that this reader has not released.
-- An ordered transport has, for each pair of parties, one line of sends and one of receives. The heads of the two are
-  matched whatever they are, as gloo does. A receive brings its value into a cell of the reader's own ring.
+- An ordered transport has, for each pair of parties, a line of sends, and for each reader one line of receives, whoever
+  they are from: a party has one receiving thread. The head of that line is matched with the head of its writer's line of
+  sends whatever that is, as gloo does. A receive brings its value into a cell of the reader's own ring.
+- The parties of a collective have, for each set of parties, a line each of what they have started. When all lines have a
+  head, these must be the same, and are over for all.
 
 What a party has in its registers depends on its own steps alone, so this is played through once, before the rest. Only
 the steps that touch shared memory are interleaved.
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.types import DRIVER
 
 __all__ = ["Exploration", "Stop", "explore", "num_executions"]
@@ -107,11 +110,18 @@ class _Machine:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        for collective in plan.collectives:
+            parties = set(collective.parties) - {DRIVER}
+            if len(parties) < max(2, len(collective.parties)) or not all(collective.outputs):
+                raise Stop("bad-use", f"{collective} is no collective")
         self.memory: Memory = []
         self.num_executions = num_executions(plan)
         self.most_ahead = max((action.ahead for actions in plan.programs.values() for action in actions), default=0)
-        self.lines: dict[tuple[str, str, str], int] = {}
+        self.lines: dict[tuple[str, str], int] = {}
+        self.permits: dict[str, int] = {}
         self.rings = {channel.id: self._ring(channel) for channel in plan.channels}
+        self.over = {collective.id: self._cells(1, 0) for collective in plan.collectives}
+        self.groups = {collective.group: self._cells(len(collective.group), ()) for collective in plan.collectives}
 
     def _cells(self, number: int, content: Cell) -> int:
         self.memory.extend([content] * number)
@@ -126,10 +136,11 @@ class _Machine:
             ring.credit[reader] = self._cells(1, ring.depth)
             ring.busy[reader] = self._cells(ring.depth, EMPTY)
             ring.own[reader] = self._cells(ring.depth, EMPTY)
-            pair = (channel.transport, channel.writer, reader)
+            pair = (channel.writer, reader)
             if channel.is_ordered and pair not in self.lines:
                 self.lines[pair] = self._cells(1, ())
-                self._cells(1, ())
+            if channel.is_ordered and reader not in self.permits:
+                self.permits[reader] = self._cells(1, ())
         return ring
 
     def write(self, channel: ChannelSpec, execution: int) -> Step:
@@ -181,7 +192,7 @@ class _Machine:
         return step
 
     def start_receive(self, channel: ChannelSpec, reader: str, execution: int) -> Step:
-        """Waits for a cell of the reader's own ring; lines up behind the receives from the same writer."""
+        """Waits for a cell of the reader's own ring; lines up behind the reader's other receives."""
         ring = self.rings[channel.id]
 
         def step(memory: Memory) -> bool:
@@ -192,26 +203,29 @@ class _Machine:
                 raise Stop("overwrite", f"{reader} receives {channel.id} of {execution} into a cell it still uses")
             memory[ring.busy[reader] + place] = execution
             _add(memory, ring.credit[reader], -1)
-            self._line_up(memory, channel, reader, execution, is_send=False)
+            memory[self.permits[reader]] = (*_line(memory[self.permits[reader]]), (channel.id, execution))
+            self._serve(memory, reader)
             return True
 
         return step
 
     def start_send(self, channel: ChannelSpec, execution: int, earlier: int) -> Step:
-        """Waits until all readers have started to receive execution ``earlier``; lines up once for each reader."""
+        """Waits until all readers have received execution ``earlier``; lines up once for each reader."""
         ring = self.rings[channel.id]
 
         def step(memory: Memory) -> bool:
             if any(_number(memory[ring.put[reader]]) <= earlier for reader in channel.readers):
                 return False
             for reader in channel.readers:
-                self._line_up(memory, channel, reader, execution, is_send=True)
+                line = self.lines[channel.writer, reader]
+                memory[line] = (*_line(memory[line]), (channel.id, execution))
+                self._serve(memory, reader)
             return True
 
         return step
 
     def end_send(self, channel: ChannelSpec, execution: int) -> Step:
-        """Waits until all readers have started to receive."""
+        """Waits until all readers have received."""
         ring = self.rings[channel.id]
         return lambda memory: all(_number(memory[ring.put[reader]]) > execution for reader in channel.readers)
 
@@ -221,26 +235,52 @@ class _Machine:
         depth = self.rings[channel.id].depth
         return lambda memory: memory[at + execution % depth] == execution
 
-    def _line_up(self, memory: Memory, channel: ChannelSpec, reader: str, execution: int, *, is_send: bool) -> None:
-        """Joins a line; if the other line has somebody, its head is the partner, and the value goes over."""
-        sends = self.lines[channel.transport, channel.writer, reader]
-        mine, others = (sends, sends + 1) if is_send else (sends + 1, sends)
-        waiting = memory[others]
-        if not isinstance(waiting, tuple) or not waiting:
-            memory[mine] = (*_line(memory[mine]), (channel.id, execution))
-            return
-        if waiting[0] != (channel.id, execution):
-            raise Stop("mismatch", f"{channel.writer} to {reader}: {(channel.id, execution)} meets {waiting[0]}")
-        memory[others] = waiting[1:]
-        ring = self.rings[channel.id]
-        _add(memory, ring.put[reader], 1)
-        memory[ring.own[reader] + execution % ring.depth] = execution
+    def _serve(self, memory: Memory, reader: str) -> None:
+        """The receiving thread: as long as the writer of the first receive has sent something, the value goes over."""
+        permits = self.permits[reader]
+        while waiting := _line(memory[permits]):
+            channel_id, execution = waiting[0]
+            ring = self.rings[channel_id]
+            line = self.lines[ring.channel.writer, reader]
+            sent = _line(memory[line])
+            if not sent:
+                return
+            if sent[0] != waiting[0]:
+                raise Stop("mismatch", f"{ring.channel.writer} to {reader}: {sent[0]} meets {waiting[0]}")
+            memory[permits], memory[line] = waiting[1:], sent[1:]
+            _add(memory, ring.put[reader], 1)
+            memory[ring.own[reader] + execution % ring.depth] = execution
+
+    def start_collective(self, collective: CollectiveSpec, party: str, execution: int) -> Step:
+        """Lines up; whoever comes last lets all of them go."""
+        lines = range(self.groups[collective.group], self.groups[collective.group] + len(collective.group))
+        mine = lines[collective.group.index(party)]
+
+        def step(memory: Memory) -> bool:
+            memory[mine] = (*_line(memory[mine]), (collective.id, execution))
+            heads = [_line(memory[line])[:1] for line in lines]
+            if all(heads):
+                if len(set(heads)) > 1:
+                    raise Stop("mismatch", f"{collective.group} meet with {heads}")
+                for line in lines:
+                    memory[line] = _line(memory[line])[1:]
+                _add(memory, self.over[collective.id], 1)
+            return True
+
+        return step
+
+    def end_collective(self, collective: CollectiveSpec, execution: int) -> Step:
+        """Waits until all parties have started it."""
+        return lambda memory: _number(memory[self.over[collective.id]]) > execution
 
     def check_end(self, memory: tuple[Cell, ...]) -> None:
         """When everybody is done, nothing is under way."""
-        for pair, at in self.lines.items():
-            if memory[at] or memory[at + 1]:
-                raise Stop("mismatch", f"{pair}: {memory[at]} sent, {memory[at + 1]} received, at the end")
+        for whose, at in (*self.lines.items(), *self.permits.items()):
+            if memory[at]:
+                raise Stop("mismatch", f"{whose}: {memory[at]} has found no other end, at the end")
+        for group, at in self.groups.items():
+            if any(memory[at : at + len(group)]):
+                raise Stop("mismatch", f"{group}: somebody has not come, at the end")
 
 
 @dataclass
@@ -284,6 +324,8 @@ class _Party:
         self._ever: set[tuple[str, int]] = set()
         self._came: set[tuple[str, int]] = set()
         self._ran: set[tuple[str, int]] = set()
+        self._met: set[tuple[str, int]] = set()
+        self._meeting: dict[str, tuple[CollectiveSpec, int]] = {}  # what is under way, by collective
 
     def steps(self) -> Iterator[Step]:
         last = self._machine.num_executions
@@ -304,6 +346,8 @@ class _Party:
                 yield from self._run(action.target, execution)
             case Verb.FREE:
                 yield from self._free(action.target, execution)
+            case Verb.COLL:
+                yield from self._meet(action, execution)
             case _:
                 channel = self._plan.channel.get(action.target)
                 if channel is None:
@@ -330,6 +374,23 @@ class _Party:
         channel = self._has.pop((value, execution))
         if channel is not None:
             yield self._machine.release(channel, self._actor, execution)
+
+    def _meet(self, action: Action, execution: int) -> Iterator[Step]:
+        collective = self._plan.collective.get(action.target)
+        if collective is None or self._actor not in collective.parties or (action.target, execution) in self._met:
+            raise Stop("bad-use", f"{self._actor} cannot {action}")
+        if action.target in self._meeting:
+            raise Stop("overwrite", f"{self._actor} starts {action.target} while it is under way")
+        self._met.add((action.target, execution))
+        for value in collective.inputs_of(self._actor):
+            yield from self._use(value, execution)
+        yield self._machine.start_collective(collective, self._actor, execution)
+        if action.stream == MAIN:
+            yield self._machine.end_collective(collective, execution)
+        else:
+            self._meeting[action.target] = (collective, execution)
+        for value in collective.outputs_of(self._actor):
+            self._make(value, execution, None)
 
     def _take(self, action: Action, channel: ChannelSpec, execution: int) -> Iterator[Step]:
         if self._actor not in channel.readers:
@@ -359,6 +420,10 @@ class _Party:
     def _use(self, value: str, execution: int) -> Iterator[Step]:
         if (value, execution) not in self._has:
             raise Stop("bad-use", f"{self._actor} has no {value} of {execution}")
+        for collective, started in list(self._meeting.values()):
+            if value in collective.outputs_of(self._actor) and started == execution:
+                del self._meeting[collective.id]
+                yield self._machine.end_collective(collective, execution)
         if (value, execution) in self._pending:
             self._pending.remove((value, execution))
             channel = self._has[value, execution]
@@ -377,6 +442,9 @@ class _Party:
         for node in self._plan.nodes:
             if node.actor == self._actor and (node.id, last - 1) not in self._ran:
                 raise Stop("bad-use", f"{node.id} never runs")
+        for collective in self._plan.collectives:
+            if self._actor in collective.parties and (collective.id, last - 1) not in self._met:
+                raise Stop("bad-use", f"{self._actor} never does {collective.id}")
         for value in self._plan.outputs:
             if self._actor == DRIVER and (value, last - 1) not in self._came:
                 raise Stop("bad-use", f"no channel brings {value} to {DRIVER}")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
-from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
-from crossfade.types import DRIVER, Transport
+from crossfade.plan.actions import COLL_STREAM, MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
+from crossfade.types import DRIVER, CollectiveKind, ReduceOp, Transport
 
 __all__ = ["MUTATIONS", "Size", "any_plan", "chain_plan", "mutated", "sound_plan"]
 
@@ -33,6 +33,7 @@ class Size:
     inputs: int = 2
     inputs_per_node: int = 2
     depth: int = 2
+    collectives: int = 2
 
 
 SMALL = Size()
@@ -47,7 +48,7 @@ class _Draft:
     """A sound plan in the making.
 
     ``has_at`` are moments from which a party has a value for sure, ``uses`` those at which it needs it, ``sends`` those
-    of the transfers of each pair of parties.
+    of the transfers to each party, which has one receiving thread.
     """
 
     def __init__(self, rng: Random, size: Size) -> None:
@@ -59,11 +60,26 @@ class _Draft:
         self.has_at = {(DRIVER, value): START for value in inputs}
         self.steps: dict[str, list[tuple[float, Action]]] = {party: [] for party in self.parties}
         self.uses: dict[tuple[str, str], list[float]] = defaultdict(list)
-        self.sends: dict[tuple[str, str], list[tuple[float, ChannelSpec, str]]] = defaultdict(list)
+        self.sends: dict[str, list[tuple[float, ChannelSpec, str]]] = defaultdict(list)
         self.channels: list[ChannelSpec] = []
-        self.nodes = [self._node(i, rng.choice(actors)) for i in range(rng.randint(1, size.nodes))]
+        self.nodes: list[NodeSpec] = []
+        self.collectives: list[CollectiveSpec] = []
+        self.started: dict[str, float] = dict.fromkeys(actors, START)  # each party's last start of a collective
+        self.collected: list[tuple[str, tuple[str, ...], float]] = []
+        num_collectives = rng.choice([0, 0, rng.randint(0, size.collectives)]) if len(actors) > 1 else 0
+        kinds = ["node"] * rng.randint(1, size.nodes) + ["collective"] * num_collectives
+        rng.shuffle(kinds)
+        for i, kind in enumerate(kinds):
+            if kind == "node":
+                self.nodes.append(self._node(i, rng.choice(actors)))
+            else:
+                self.collectives.append(self._collective(i, rng.sample(actors, rng.randint(2, len(actors)))))
         made = [value for node in self.nodes for value in node.outputs]
+        made += [
+            value for each in self.collectives for values in each.outputs for value in values if rng.random() < 0.5
+        ]
         used = {value for node in self.nodes for value in node.inputs}
+        used |= {value for each in self.collectives for values in each.inputs for value in values}
         self.inputs = [value for value in inputs if value in used]
         self.outputs = [value for value in made if value not in used or rng.random() < 0.2]
         for value in self.outputs:
@@ -71,14 +87,45 @@ class _Draft:
 
     def _node(self, i: int, actor: str) -> NodeSpec:
         rng, values = self.rng, list(self.maker)
+        name = f"n{len(self.nodes)}"
         inputs = rng.sample(values, min(len(values), rng.randint(0 if i else 1, self.size.inputs_per_node)))
-        outputs = (f"n{i}",) if rng.random() < 0.8 else (f"n{i}.0", f"n{i}.1")
+        outputs: tuple[str, ...] = (name,) if rng.random() < 0.8 else (f"{name}.0", f"{name}.1")
         for value in outputs:
             self.maker[value], self.has_at[actor, value] = actor, i + 0.5 + TICK
         for value in inputs:
             self.uses[actor, value].append(i + 0.5)
-        self._do(actor, i + 0.5, Action(Verb.RUN, f"n{i}"))
-        return NodeSpec(f"n{i}", actor, "step", tuple(inputs), outputs)
+        self._do(actor, i + 0.5, Action(Verb.RUN, name))
+        return NodeSpec(name, actor, "step", tuple(inputs), outputs)
+
+    def _collective(self, i: int, parties: list[str]) -> CollectiveSpec:
+        """All start it at i + 0.5 or, in the background, earlier, but after their last start; it is over at i + 0.5."""
+        rng, values = self.rng, list(self.maker)
+        name = f"c{len(self.collectives)}"
+        inputs: list[tuple[str, ...]] = []
+        outputs: list[tuple[str, ...]] = []
+        for rank, party in enumerate(parties):
+            mine = rng.sample(values, min(len(values), rng.randint(0, 1)))
+            moment, stream = i + 0.5, rng.choice([MAIN, COLL_STREAM])
+            if stream != MAIN:
+                there = [self.has_at[self.maker[value], value] for value in mine]
+                moment = rng.uniform(max([*there, self.started[party]]) + TICK, moment)
+            for value in mine:
+                self.uses[party, value].append(moment)
+            self._do(party, moment, Action(Verb.COLL, name, stream))
+            self.started[party] = moment
+            made: tuple[str, ...] = (
+                (f"{name}.{rank}",) if rng.random() < 0.8 else (f"{name}.{rank}.0", f"{name}.{rank}.1")
+            )
+            if stream != MAIN:
+                self.collected.append((party, made, i + 0.5))
+            inputs.append(tuple(mine))
+            outputs.append(made)
+        for party, made in zip(parties, outputs, strict=True):
+            for value in made:
+                self.maker[value], self.has_at[party, value] = party, i + 0.5 + TICK
+        kind = rng.choice(list(CollectiveKind))
+        op = rng.choice(list(ReduceOp)) if kind.reduces else None
+        return CollectiveSpec(name, kind, op, 0, Transport.GLOO, tuple(parties), tuple(inputs), tuple(outputs))
 
     def _do(self, party: str, moment: float, action: Action) -> None:
         self.steps[party].append((moment, action))
@@ -91,7 +138,10 @@ class _Draft:
                 some = [readers.pop(0) for _ in range(self.rng.randint(1, len(readers)))]
                 self._open(value, some)
         freed_at = self._free()
-        for (_, reader), sends in self.sends.items():
+        for party, values, moment in self.collected:
+            if not any(self.uses[party, value] for value in values):
+                self._do(party, self.rng.uniform(moment + 2 * TICK, END), Action(Verb.FREE, values[-1]))
+        for reader, sends in self.sends.items():
             self._receive(reader, sorted(sends, key=lambda send: send[0]), freed_at)
         return Plan(
             inputs=tuple(InputSpec(value, f"[{i}]") for i, value in enumerate(self.inputs)),
@@ -101,6 +151,7 @@ class _Draft:
             outputs=tuple(self.outputs),
             returns_list=len(self.outputs) != 1,
             max_inflight=self.rng.randint(1, 10),
+            collectives=tuple(self.collectives),
         )
 
     def _program(self, party: str) -> tuple[Action, ...]:
@@ -128,7 +179,7 @@ class _Draft:
             stream = rng.choice([SEND_STREAM, SEND_STREAM, MAIN])
             self._do(writer, put_at, Action(Verb.SEND, channel.id, stream))
             for reader in readers:
-                self.sends[writer, reader].append((put_at, channel, stream))
+                self.sends[reader].append((put_at, channel, stream))
                 self.has_at[reader, value] = put_at + 4 * TICK
         else:
             self._do(writer, put_at, Action(Verb.WRITE, channel.id))
@@ -150,7 +201,7 @@ class _Draft:
     def _receive(
         self, reader: str, sends: list[tuple[float, ChannelSpec, str]], freed_at: Mapping[tuple[str, str], float]
     ) -> None:
-        """The receives of one queue, given its sends in order.
+        """The receives of one party, given the sends to it in order.
 
         The first ``num_sooner`` run one round further ahead than the rest do, and come after these in the round: each
         execution's are then still in the order of the sends.
@@ -249,8 +300,27 @@ def _changed(plan: Plan, rng: Random, change: Callable[[Action], list[Action]], 
 
 
 def _to_main(plan: Plan, rng: Random) -> Plan | None:
-    verb = rng.choice([Verb.SEND, Verb.RECV])
+    verb = rng.choice([Verb.SEND, Verb.RECV, Verb.COLL])
     return _changed(plan, rng, lambda action: [replace(action, stream=MAIN)], verb)
+
+
+def _other_party(plan: Plan, rng: Random) -> Plan | None:
+    """A collective has one party more, or one fewer, and no step for it is added or removed."""
+    if not plan.collectives:
+        return None
+    place = rng.randrange(len(plan.collectives))
+    old = plan.collectives[place]
+    absent = [actor for actor in plan.programs if actor not in old.parties]
+    if absent and rng.random() < 0.5:
+        new = replace(
+            old,
+            parties=(*old.parties, rng.choice(absent)),
+            inputs=(*old.inputs, ()),
+            outputs=(*old.outputs, (f"{old.id}.extra",)),
+        )
+    else:
+        new = replace(old, parties=old.parties[1:], inputs=old.inputs[1:], outputs=old.outputs[1:])
+    return replace(plan, collectives=(*plan.collectives[:place], new, *plan.collectives[place + 1 :]))
 
 
 def _depth_one(plan: Plan, rng: Random) -> Plan | None:
@@ -276,6 +346,12 @@ MUTATIONS: Mapping[str, Callable[[Plan, Random], Plan | None]] = {
     "depth 1": _depth_one,
     "further ahead": _further_ahead,
     "on main": _to_main,
+    "swapped colls": lambda plan, rng: _swapped(plan, rng, Verb.COLL),
+    "missing coll": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.COLL),
+    "coll started only": lambda plan, rng: _changed(
+        plan, rng, lambda action: [replace(action, stream=COLL_STREAM)], Verb.COLL
+    ),
+    "other party": _other_party,
 }
 """What can be changed: by name, a function from a plan to a changed one, or to None where the plan has no such step."""
 
@@ -311,6 +387,22 @@ def any_plan(rng: Random) -> Plan:
         outputs=tuple(few[0]),
         returns_list=rng.random() < 0.5,
         max_inflight=rng.randint(-1, 1000),
+        collectives=tuple(_any_collective(rng, names, ids) for _ in range(rng.randint(0, 2))),
+    )
+
+
+def _any_collective(rng: Random, names: list[str], ids: list[str]) -> CollectiveSpec:
+    kind = rng.choice(list(CollectiveKind))
+    parties = rng.sample(names, rng.randint(0, 3))
+    return CollectiveSpec(
+        id=rng.choice(ids),
+        kind=kind,
+        op=rng.choice(list(ReduceOp)) if kind.reduces else None,
+        root=rng.randint(-1, 3) if kind is CollectiveKind.BROADCAST else 0,
+        transport=rng.choice(list(Transport)),
+        parties=tuple(parties),
+        inputs=tuple(tuple(rng.sample(ids, rng.randint(0, 2))) for _ in parties),
+        outputs=tuple(tuple(rng.sample(ids, rng.randint(0, 2))) for _ in parties),
     )
 
 

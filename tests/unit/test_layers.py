@@ -41,8 +41,8 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 }
 """The rooms, and the other rooms that each may import. ``cli`` may import all of them."""
 
-FACADE = {"__init__", "collective", "dag", "exceptions"}
-"""Modules that only re-export. They may import any room but ``cli``; no room imports them."""
+FACADE = {"__init__", "actor", "collective", "dag", "exceptions", "experimental"}
+"""Modules that only re-export, under Ray's import paths. They may import any room but ``cli``; no room imports them."""
 
 ENTRY = {"__main__"}
 """Modules that Python starts. They may import ``cli`` only."""

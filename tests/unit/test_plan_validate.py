@@ -68,6 +68,25 @@ B | recv n0 @recv | recv n1 @recv | run n2 | free n0 | free n1 | write n2
 """
 
 
+TOGETHER = """
+plan max_inflight=2 returns=list
+input i0 = *
+node n0 = A.make(i0) -> n0
+node n1 = B.make(i0) -> n1
+node n2 = A.work(i0) -> n2
+collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1
+collective c1 = allgather() over gloo: B(n1) -> c1.0; A(n0) -> c1.1
+channel i0: driver -> A, B | shm depth=2 buffer_bytes=0
+channel c0.0: A -> driver | shm depth=2 buffer_bytes=0
+channel c1.0: B -> driver | shm depth=2 buffer_bytes=0
+output c0.0
+output c1.0
+driver | write i0 | read c0.0 | free c0.0 | read c1.0 | free c1.0
+A | read i0 | run n0 | coll c0 @coll | run n2 | free i0 | write c0.0 | coll c1
+B | read i0 | run n1 | free i0 | coll c0 | coll c1 @coll | free n1 | write c1.0
+"""
+
+
 def edited(text: str, *edits: tuple[str, str]) -> Plan:
     for old, new in edits:
         assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
@@ -86,7 +105,7 @@ def verdict(plan: Plan) -> tuple[str, str] | None:
     return fault.invariant, f"{fault.actor}: {plan.programs[fault.actor][fault.index]}"
 
 
-@pytest.mark.parametrize("text", [CHAIN, PAIR, QUEUE])
+@pytest.mark.parametrize("text", [CHAIN, PAIR, QUEUE, TOGETHER])
 def test_sound_plans_pass(text: str) -> None:
     assert verdict(parse_plan(text)) is None
     validate(parse_plan(text))
@@ -148,6 +167,96 @@ def test_pl1_queues_of_different_pairs_are_independent() -> None:
         ("driver | read", "driver | recv n1 @recv | free n1 | read"),
     )
     assert verdict(two_readers) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "step"),
+    [
+        ("| coll c0 | ", "| ", "A: coll c0 @coll"),
+        ("coll c0 @coll | run n2", "coll c0 @coll | coll c0 | run n2", "A: coll c0"),
+        ("coll c0 @coll", "coll c0 @coll +1", "A: coll c0 @coll +1"),
+        ("driver | write i0", "driver | write i0 | coll c0", "driver: coll c0"),
+        ("A(n0) -> c0.0; B(n1) -> c0.1", "A(n0) -> c0.0", "B: coll c0"),
+        ("B(n1) -> c0.1", "B(n1) ->", "A: coll c0 @coll"),
+        ("B(n1) -> c1.0;", "A(n0) -> c1.0;", "B: coll c1 @coll"),
+    ],
+)
+def test_pl1_each_party_does_a_collective_once(old: str, new: str, step: str) -> None:
+    assert verdict(edited(TOGETHER, (old, new))) == ("PL-1", step)
+
+
+def test_pl1_collectives_of_the_same_parties_have_one_order() -> None:
+    swapped = edited(TOGETHER, ("coll c0 | coll c1 @coll", "coll c1 @coll | coll c0"))
+    assert verdict(swapped) == ("PL-1", "B: coll c1 @coll")
+
+
+def test_pl2_a_collective_ends_when_all_have_started_it() -> None:
+    """B asks for c0.0 before it takes part: where A gives c0.0 away at the end, nobody goes on."""
+    asks = [
+        ("node n1 = B.make(i0)", "node n1 = B.make(n2)"),
+        ("channel c0.0", "channel n2: A -> B | shm depth=1 buffer_bytes=0\nchannel c0.0"),
+        ("channel i0: driver -> A, B", "channel i0: driver -> A"),
+        ("B | read i0 | run n1 | free i0", "B | read n2 | run n1 | free n2"),
+    ]
+    started = edited(TOGETHER, *asks, ("run n2 | free i0", "run n2 | write n2 | free i0"))
+    assert verdict(started) is None
+    on_main = edited(TOGETHER, *asks, ("coll c0 @coll | run n2 | free i0", "coll c0 | run n2 | write n2 | free i0"))
+    assert verdict(on_main) in {("PL-2", "A: coll c0"), ("PL-2", "B: read n2")}
+    used_first = edited(TOGETHER, *asks, ("run n2 | free i0 | write c0.0", "write c0.0 | run n2 | write n2 | free i0"))
+    assert verdict(used_first) is not None
+
+
+def test_pl2_arrivals_at_a_party_come_one_after_another() -> None:
+    """B starts to receive from C before it starts to receive from A; A's value makes C's."""
+    text = """
+plan max_inflight=2 returns=value
+node n0 = A.make() -> n0
+node n1 = B.step(n0) -> n1
+node n2 = C.step(n1) -> n2
+node n3 = B.step(n2) -> n3
+channel n0: A -> B | gloo depth=2 buffer_bytes=0
+channel n1: B -> C | shm depth=2 buffer_bytes=0
+channel n2: C -> B | gloo depth=2 buffer_bytes=0
+channel n3: B -> driver | shm depth=1 buffer_bytes=0
+output n3
+driver | read n3 | free n3
+A | run n0 | send n0 @send
+B | recv n0 @recv | recv n2 @recv | run n1 | free n0 | write n1 | run n3 | free n2 | write n3
+C | read n1 | run n2 | free n1 | send n2 @send
+"""
+    assert verdict(parse_plan(text)) is None
+    found = verdict(edited(text, ("recv n0 @recv | recv n2 @recv", "recv n2 @recv | recv n0 @recv")))
+    assert found is not None
+    assert found[0] == "PL-2"
+
+
+def test_pl3_who_starts_a_collective_waits_for_it_in_the_same_round() -> None:
+    without = edited(
+        TOGETHER,
+        ("channel c1.0: B -> driver | shm depth=2 buffer_bytes=0\n", ""),
+        ("output c1.0\n", ""),
+        (" | read c1.0 | free c1.0", ""),
+        (" | write c1.0", ""),
+    )
+    assert verdict(without) == ("PL-3", "B: coll c1 @coll")
+    assert verdict(edited(str(without), ("coll c1 @coll", "coll c1"))) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "step"),
+    [
+        ("| run n1 | free i0 | coll c0 |", "| coll c0 | run n1 | free i0 |", "B: coll c0"),
+        ("write c0.0 | coll c1", "coll c1 | write c0.0 | coll c7", "A: coll c7"),
+        ("run n0 | coll c0 @coll | run n2", "run n0 | write c0.0 | run n2 | coll c0 @coll", "A: write c0.0"),
+    ],
+)
+def test_pl4_collectives_take_what_is_there(old: str, new: str, step: str) -> None:
+    plan = (
+        edited(TOGETHER, (old, new))
+        if "write c0.0 | run" not in new
+        else edited(TOGETHER, ("| free i0 | write c0.0 |", "| free i0 |"), (old, new))
+    )
+    assert verdict(plan) == ("PL-4", step)
 
 
 def test_pl2_crossed_reads() -> None:
@@ -349,6 +458,7 @@ def changed_plans(rng: Random, plan: Plan) -> Iterator[tuple[str, Plan]]:
     rng.shuffle(kinds)
     changes = [(kind, changed) for kind in kinds if (changed := mutated(plan, kind, rng)) is not None]
     yield from changes[:CHANGES_PER_PLAN]
+    yield from (change for change in changes[CHANGES_PER_PLAN:] if change[0] == "coll started only")
     on_main = mutated(plan, "on main", rng)
     if on_main is not None and rng.random() < 0.5:
         for kind in ("further ahead", "swapped neighbours"):

@@ -1,9 +1,12 @@
 """What the user holds: the one place where graph, plan, schedule and engines meet."""
 
 from crossfade.api.compiled import CompiledGraph, compile_graph
-from crossfade.api.refs import CallRef, CompiledRef, get
-from crossfade.api.remote import ActorClass, ActorHandle, kill, method, remote
+from crossfade.api.dump import dump
+from crossfade.api.refs import CallRef, CompiledRef, get, put
+from crossfade.api.remote import ActorClass, ActorHandle, get_actor, kill, method, remote
 from crossfade.api.session import init, is_initialized, shutdown
+from crossfade.api.signals import install_answer
+from crossfade.api.wait import wait
 from crossfade.graph.hook import install_compiler
 
 __all__ = [
@@ -12,13 +15,18 @@ __all__ = [
     "CallRef",
     "CompiledGraph",
     "CompiledRef",
+    "dump",
     "get",
+    "get_actor",
     "init",
     "is_initialized",
     "kill",
     "method",
+    "put",
     "remote",
     "shutdown",
+    "wait",
 ]
 
 install_compiler(compile_graph)
+install_answer(dump)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from crossfade.api.refs import Ref, resolve
 from crossfade.plan.plan import InputSpec
 
 __all__ = ["Splitter"]
@@ -33,11 +34,15 @@ class Splitter:
         self._picks: list[_Pick] = [self._pick(spec.key) for spec in inputs]
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """One value for each input.
+        """One value for each input. References among the arguments are waited for, and their values taken.
 
         Raises:
             TypeError: the arguments do not fit the graph; the message says what it takes.
         """
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Ref):
+                args, kwargs = resolve(args), resolve(kwargs)
+                break
         if self.takes_whole and len(args) == 1 and not kwargs:
             return args
         self._check(args, kwargs)

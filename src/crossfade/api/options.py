@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from crossfade.api.accepted import check_names
 
 __all__ = ["CompileOptions"]
 
@@ -34,6 +36,8 @@ class CompileOptions:
             default slots are made, and their memory touched, when the first value needs them.
         submit_timeout: the longest ``execute`` waits for room, in seconds; None for ever.
         record: record what runs when, for ``graph.timeline()``; about 0.3 us an action.
+        debug: find values that are changed after they were returned or passed (`MutatedValueError`), by comparing digests of all
+            values, which is slow. By default what the environment variable ``CROSSFADE_DEBUG`` says: 1 for yes.
     """
 
     max_inflight: int = 10
@@ -41,6 +45,7 @@ class CompileOptions:
     buffer_bytes: int = 0
     submit_timeout: float | None = None
     record: bool = False
+    debug: bool = field(default_factory=lambda: os.environ.get("CROSSFADE_DEBUG", "") not in ("", "0"))
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> CompileOptions:
@@ -50,17 +55,15 @@ class CompileOptions:
             TypeError: an unknown option.
             ValueError: an option out of its range.
         """
-        known = [field.name for field in fields(cls)]
+        known = [each.name for each in fields(cls)]
         chosen: dict[str, Any] = {}
         for name, value in options.items():
             ours = _RAY_NAMES.get(name, name)
             if ours in known:
                 if value is not None or ours == "submit_timeout":
                     chosen[ours] = value
-            elif name not in _RAY_ONLY:
-                close = difflib.get_close_matches(name, known, n=1)
-                meant = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
-                raise TypeError(f"unknown option {name!r} of compile\nhint: {meant}")
+            else:
+                check_names([name], known, _RAY_ONLY, "option of compile")
         made = cls(**chosen)
         if made.max_inflight < 1:
             raise ValueError(f"max_inflight is {made.max_inflight}\nhint: it is 1 or more")

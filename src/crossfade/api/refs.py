@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 
 if TYPE_CHECKING:
-    from crossfade.api.compiled import CompiledGraph, Execution
+    from crossfade.api.executions import Execution, Executions
     from crossfade.api.session import Session
     from crossfade.engines.protocol import PendingCall
 
-__all__ = ["CallRef", "CompiledRef", "Ref", "get", "resolve"]
+__all__ = ["CallRef", "CompiledRef", "Ref", "StoredRef", "get", "put", "resolve"]
 
 
 class Ref:
     """A result that may not be there yet."""
 
     __slots__ = ("__weakref__",)
+
+    @property
+    def session(self) -> Session | None:
+        """Whose result it is; None if it does not depend on one."""
+        return None
+
+    @property
+    def _compiled(self) -> tuple[Executions, Execution] | None:
+        """For a result of a compiled graph: its executions, and which of them."""
+        return None
 
     def get(self, timeout: float | None = None) -> Any:
         """The value. May be called again, after a time-out too.
@@ -33,6 +45,24 @@ class Ref:
             ActorDiedError: an actor on its way is gone.
         """
         raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        """Whether `get` would return, or raise, without waiting."""
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """For event loops: waits without blocking the loop, then gives or raises what `get` would. May be awaited again."""
+        if not self.is_ready():
+            from crossfade.api.asynchronous import arrival
+
+            yield from arrival(self)
+        return self.get()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be sent inside another value\nhint: make it an argument by itself, which passes its value on, or get "
+            "the value first"
+        )
 
 
 class CallRef(Ref):
@@ -49,6 +79,8 @@ class CallRef(Ref):
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`."""
+        if self._session.pid != os.getpid():
+            raise SessionError(f"{self._label} was called in the process that this one was forked from")
         if not self._pending.wait(timeout):
             raise GetTimeoutError(
                 f"{self._label} has not returned within {timeout} s", hint="get the same reference again"
@@ -64,8 +96,37 @@ class CallRef(Ref):
             )
         return value[self._index]
 
+    @property
+    def session(self) -> Session | None:
+        """See `Ref.session`."""
+        return self._session
+
+    def is_ready(self) -> bool:
+        """See `Ref.is_ready`."""
+        return self._pending.is_done()
+
     def __repr__(self) -> str:
         return f"CallRef({self._label})"
+
+
+class StoredRef(Ref):
+    """A value that was put aside."""
+
+    __slots__ = ("_stored",)
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+
+    def get(self, timeout: float | None = None) -> Any:
+        """See `Ref.get`. The value is there at once, and is a new one each time."""
+        return self._stored.load()
+
+    def is_ready(self) -> bool:
+        """See `Ref.is_ready`."""
+        return True
+
+    def __repr__(self) -> str:
+        return "StoredRef()"
 
 
 class CompiledRef(Ref):
@@ -74,22 +135,35 @@ class CompiledRef(Ref):
     It may be dropped at any time without waiting; the execution goes on and its result is thrown away.
     """
 
-    __slots__ = ("_execution", "_graph", "_index")
+    __slots__ = ("_execution", "_executions", "_index")
 
-    def __init__(self, graph: CompiledGraph, execution: Execution, index: int) -> None:
-        self._graph = graph
+    def __init__(self, executions: Executions, execution: Execution, index: int) -> None:
+        self._executions = executions
         self._execution = execution
         self._index = index
+
+    @property
+    def session(self) -> Session | None:
+        """See `Ref.session`."""
+        return self._executions.session
+
+    @property
+    def _compiled(self) -> tuple[Executions, Execution] | None:
+        return self._executions, self._execution
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`. References may be got in any order, by any thread."""
         execution = self._execution
         if execution.values is None:
-            self._graph._collect(execution, timeout)
+            self._executions.collect(execution, timeout)
         value = execution.values[self._index]  # type: ignore[index]
         if type(value) is Failure:
             raise value.to_error()
         return value
+
+    def is_ready(self) -> bool:
+        """See `Ref.is_ready`."""
+        return self._execution.values is not None or self._executions.is_over(self._execution)
 
     def __del__(self) -> None:
         # Called by the garbage collector in the middle of anything: it only takes note.
@@ -125,6 +199,21 @@ def _get(refs: Any, deadline: float | None) -> Any:
     raise TypeError(
         f"cannot get {refs!r}\nhint: pass a reference that execute() or .remote() returned, or a list of them"
     )
+
+
+def put(value: Any) -> Ref:
+    """Puts a value aside: it is serialised once, now, and each ``get`` of the reference gives a value of its own.
+
+    Numpy arrays come back as read-only views on what was put aside. The reference may be an argument of ``remote``, ``bind`` and
+    ``execute``.
+
+    Raises:
+        TypeError: it is a reference.
+        Exception: what pickling the value raised.
+    """
+    if isinstance(value, Ref):
+        raise TypeError(f"{value!r} is a reference already\nhint: pass it on as it is")
+    return StoredRef(Stored(value))
 
 
 def resolve(template: Any) -> Any:

@@ -7,15 +7,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
+from crossfade.api.accepted import RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_names
+from crossfade.api.booking import amounts
 from crossfade.api.refs import CallRef, resolve
-from crossfade.api.session import require, require_same
-from crossfade.errors import SessionError
+from crossfade.api.session import current, require, require_same
+from crossfade.errors import SessionError, UnknownActor
 from crossfade.graph.nodes import ActorInfo, bind
 
-__all__ = ["ActorClass", "ActorHandle", "ActorMethod", "kill", "method", "remote"]
+__all__ = ["ActorClass", "ActorHandle", "ActorMethod", "get_actor", "kill", "method", "remote"]
 
 _NUM_RETURNS = "__crossfade_num_returns__"
-_OPTIONS = ("name", "num_cpus", "num_gpus", "max_concurrency", "max_restarts", "lifetime", "namespace", "resources")
+_OPTIONS = ("name", "num_cpus", "num_gpus", "resources", "get_if_exists")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 
@@ -49,7 +51,9 @@ def remote(cls: type | None = None, /, **options: Any) -> ActorClass | Callable[
 
     Args:
         cls: the class.
-        **options: ``name``, ``num_cpus``, ``num_gpus`` and the others that Ray has.
+        **options: ``name`` is what plans, errors and `get_actor` call the actor. ``get_if_exists`` takes the living actor of that
+            name instead of starting one. ``num_cpus``, ``num_gpus`` and ``resources`` are booked while it lives. Others that Ray
+            has are accepted and decide nothing.
     """
     _check_options(options)
     if cls is None:
@@ -66,16 +70,15 @@ def _actor_class(cls: object, options: Mapping[str, Any]) -> ActorClass:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name not in _OPTIONS:
-            close = difflib.get_close_matches(name, _OPTIONS, n=1)
-            meant = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(_OPTIONS)}"
-            raise TypeError(f"unknown actor option {name!r}\nhint: {meant}")
+    check_names(options, _OPTIONS, RAY_ACTOR_OPTIONS, "actor option")
+    amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
     asked = options.get("name")
     if asked is not None and not _NAME.match(asked):
         raise ValueError(
             f"{asked!r} cannot be an actor's name\nhint: letters, digits, _ and -, not starting with a digit"
         )
+    if options.get("get_if_exists") and asked is None:
+        raise ValueError("get_if_exists needs a name\nhint: options(name=..., get_if_exists=True)")
 
 
 def _methods_of(cls: type) -> dict[str, int]:
@@ -105,16 +108,26 @@ class ActorClass:
         return ActorClass(self._cls, {**self._options, **options})
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Starts an actor. The arguments go to the constructor, which runs in the actor's process; this does not wait for it."""
+        """Starts an actor. The arguments go to the constructor, which runs in the actor's process; this does not wait for it.
+
+        Raises:
+            ActorStartError: less is free than the actor books.
+        """
         session = require()
-        cls = self._cls
-        name = session.name_actor(cls.__name__, self._options.get("name"))
-        info = ActorInfo(id=name, class_name=cls.__name__, session=session.id, methods=_methods_of(cls))
+        cls, options = self._cls, self._options
+        name: str | None = options.get("name")
+        if name is not None and options.get("get_if_exists") and (found := session.find_actor(name)) is not None:
+            return ActorHandle(found)
+        booked = amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
+        values = resolve(args), resolve(kwargs)
+        actor = session.enter_actor(cls.__name__, name, booked)
+        info = ActorInfo(id=actor, class_name=cls.__name__, session=session.id, methods=_methods_of(cls))
         try:
-            session.engine.start_actor(name, cls, resolve(args), resolve(kwargs))
+            session.engine.start_actor(actor, cls, *values)
         except BaseException:
-            session.forget_name(name)
+            session.forget_actor(actor, name)
             raise
+        session.actors[actor] = info
         return ActorHandle(info)
 
     def __repr__(self) -> str:
@@ -156,9 +169,21 @@ class ActorMethod:
         self._name = name
         self._num_returns = num_returns
 
-    def options(self, *, num_returns: int) -> ActorMethod:
-        """The same method with another number of returns."""
-        return ActorMethod(self._info, self._name, num_returns)
+    def options(self, *, num_returns: int | None = None, **ignored: Any) -> ActorMethod:
+        """The same method with other options.
+
+        Args:
+            num_returns: how many values it returns.
+            **ignored: options of Ray's that decide nothing here.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: ``num_returns`` is not positive.
+        """
+        check_names(ignored, ("num_returns",), RAY_METHOD_OPTIONS, "option of a method")
+        if num_returns is not None and num_returns < 1:
+            raise ValueError(f"num_returns is {num_returns}\nhint: it is 1 or more")
+        return ActorMethod(self._info, self._name, self._num_returns if num_returns is None else num_returns)
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         """A node that calls the method; the arguments may be, or hold in lists, tuples and dicts, other nodes.
@@ -191,6 +216,24 @@ class ActorMethod:
 
     def __repr__(self) -> str:
         return f"ActorMethod({self._info.id}.{self._name})"
+
+
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+    """The handle of a living actor, by its name.
+
+    Args:
+        name: what ``options(name=...)`` said, or the name that plans and errors show.
+        namespace: accepted for Ray's sake; a session has one.
+
+    Raises:
+        UnknownActor: no actor of that name is alive; also a ValueError.
+    """
+    session = current()
+    info = None if session is None else session.find_actor(name)
+    if info is None:
+        known = () if session is None else [actor for actor in list(session.actors) if session.find_actor(actor)]
+        raise UnknownActor(f"no actor named {name!r} is alive", hint=f"alive are {', '.join(known) or 'none'}")
+    return ActorHandle(info)
 
 
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:

@@ -8,18 +8,29 @@ import os
 import threading
 import uuid
 import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from crossfade.api.accepted import RAY_INIT_OPTIONS, check_names
+from crossfade.api.booking import CPU, GPU, Ledger, amounts
+from crossfade.api.signals import release_signal, take_signal
+from crossfade.engines.machine import num_usable_cores, num_visible_gpus
 from crossfade.engines.protocol import DEFAULT_SPIN_US
 from crossfade.errors import SessionError
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from crossfade.api.asynchronous import LoopWatch
     from crossfade.api.compiled import CompiledGraph
-    from crossfade.engines.protocol import Engine
+    from crossfade.engines.protocol import Engine, OpenPlan
+    from crossfade.graph.nodes import ActorInfo
 
 __all__ = ["Session", "current", "init", "is_initialized", "require", "shutdown"]
 
 _ENGINES = ("local", "inline")
+_OPTIONS = ("engine", "spin_us", "num_cpus", "num_gpus", "resources", "log_to_driver", "ignore_reinit_error")
 
 
 class Session:
@@ -29,45 +40,89 @@ class Session:
         id: tells sessions apart.
         engine: runs the actors.
         graphs: the compiled graphs that are alive.
+        orphans: open plans whose graph was dropped without a teardown.
+        actors: what is known of each actor, the dead ones included, by id.
+        watches: what waits for results in an event loop, by loop. Under ``watches_lock``.
+
+    Args:
+        engine: the engine.
+        totals: how much of what actors may book, by name.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, totals: Mapping[str, float] | None = None) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.pid = os.getpid()
         self.engine = engine
         self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-        self._names: set[str] = set()
+        self.orphans: deque[OpenPlan] = deque()
+        self.actors: dict[str, ActorInfo] = {}
+        self.watches: weakref.WeakKeyDictionary[AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
+        self.watches_lock = threading.Lock()
+        self._ledger = Ledger(totals or {})
+        self._names: set[str] = set()  # ids that were given out
+        self._ids: dict[str, str] = {}  # of actors that the user named, by name
         self._counters: dict[str, itertools.count[int]] = {}
         self._lock = threading.Lock()
 
-    def name_actor(self, class_name: str, asked: str | None) -> str:
-        """A name for a new actor: the asked one, else the class's with a number.
+    def enter_actor(self, class_name: str, asked: str | None, booked: Mapping[str, float]) -> str:
+        """An id for a new actor, for which ``booked`` is set aside: the asked name, else the class's with a number.
+
+        A name is free again once its actor has died; the next one of that name has the id ``name-2``.
 
         Raises:
             SessionError: the asked name is taken.
+            ActorStartError: not enough is free.
         """
         with self._lock:
+            holder = self._ids.get(asked) if asked is not None else None
+            if holder is not None and not self.engine.has_ended(holder):
+                raise SessionError(
+                    f"there is an actor named {asked!r} already", hint="give it another name in options(name=...)"
+                )
+            actor = self._new_id(class_name, asked)
+            if booked:
+                self._ledger.give_back_if(self.engine.has_ended)
+                self._ledger.book(actor, booked)
+            self._names.add(actor)
             if asked is not None:
-                if asked in self._names:
-                    raise SessionError(
-                        f"there is an actor named {asked!r} already", hint="give it another name in options(name=...)"
-                    )
-                self._names.add(asked)
-                return asked
-            counter = self._counters.setdefault(class_name, itertools.count())
-            name = next(name for name in (f"{class_name}{n}" for n in counter) if name not in self._names)
-            self._names.add(name)
-            return name
+                self._ids[asked] = actor
+            return actor
 
-    def forget_name(self, name: str) -> None:
-        """The actor could not be started: its name is free again."""
+    def _new_id(self, class_name: str, asked: str | None) -> str:
+        if asked is not None:
+            names: Iterator[str] = itertools.chain((asked,), (f"{asked}-{n}" for n in itertools.count(2)))
+        else:
+            counter = self._counters.setdefault(class_name, itertools.count())
+            names = (f"{class_name}{n}" for n in counter)
+        return next(name for name in names if name not in self._names)
+
+    def forget_actor(self, actor: str, asked: str | None) -> None:
+        """The actor could not be started: its name, and what it holds, are free again."""
         with self._lock:
-            self._names.discard(name)
+            self._names.discard(actor)
+            self._ledger.give_back(actor)
+            if asked is not None:
+                self._ids.pop(asked, None)
+
+    def find_actor(self, name: str) -> ActorInfo | None:
+        """The living actor of that name: one that the user gave, or the id that plans and errors show."""
+        actor = self._ids.get(name, name)
+        info = self.actors.get(actor)
+        return None if info is None or self.engine.has_ended(actor) else info
+
+    def bury_orphans(self) -> None:
+        """Takes the plans of dropped graphs from their actors."""
+        while self.orphans:
+            self.orphans.popleft().leave()
 
     def close(self) -> None:
         """Tears all graphs down and ends all actors."""
         for graph in list(self.graphs):
             graph._abandon()
+        with self.watches_lock:
+            watches = list(self.watches.values())
+        for watch in watches:
+            watch.end()
         self.engine.close()
 
 
@@ -78,40 +133,69 @@ class _Holder:
     lock = threading.RLock()
 
 
-def init(*, engine: str = "local", spin_us: float = DEFAULT_SPIN_US, ignore_reinit_error: bool = False) -> Session:
+def init(
+    address: str | None = None,
+    *,
+    engine: str = "local",
+    spin_us: float = DEFAULT_SPIN_US,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    resources: Mapping[str, float] | None = None,
+    log_to_driver: bool = True,
+    ignore_reinit_error: bool = False,
+    **ignored: Any,
+) -> Session:
     """Starts a session. The first actor starts one by itself, so this is needed only to choose.
 
     Args:
+        address: accepted for Ray's sake where it means this machine: None, ``local`` or ``auto``.
         engine: ``local`` runs each actor as a process of this host; ``inline`` runs all of them in this thread, deterministically,
             for tests and debuggers.
         spin_us: how long, in microseconds, a process that waits looks for work (yielding its core) before it sleeps. 0 sleeps at
             once, which suits machines with more processes than cores and calls that are far apart.
+        num_cpus: how many CPUs actors may book; by default the cores that this process may use.
+        num_gpus: how many GPUs actors may book; by default those that this process may use.
+        resources: how much of what else actors may book, by names of your own.
+        log_to_driver: show what actors print, each line with the actor's name and process id. Otherwise they inherit the driver's
+            stdout and stderr.
         ignore_reinit_error: return the running session instead of raising.
+        **ignored: options of Ray's that decide nothing here, such as ``namespace`` and ``logging_level``.
 
     Raises:
         SessionError: there is a session already.
-        ValueError: no such engine.
+        TypeError: an unknown option.
+        ValueError: no such engine, an address elsewhere, or an amount below 0.
     """
+    check_names(ignored, _OPTIONS, RAY_INIT_OPTIONS, "option of init")
     if engine not in _ENGINES:
         raise ValueError(f"unknown engine {engine!r}\nhint: one of {', '.join(_ENGINES)}")
+    if address not in (None, "local", "auto"):
+        raise ValueError(f"the address is {address!r}\nhint: leave it out; actors run on this machine")
+    asked = amounts(num_cpus, num_gpus, resources)
     with _Holder.lock:
         running = current()
         if running is not None:
             if ignore_reinit_error:
                 return running
             raise SessionError("crossfade is initialised already", hint="call crossfade.shutdown() first")
-        _Holder.session = Session(_make_engine(engine, spin_us))
+        totals = {
+            **asked,
+            CPU: num_usable_cores() if num_cpus is None else num_cpus,
+            GPU: num_visible_gpus() if num_gpus is None else num_gpus,
+        }
+        _Holder.session = Session(_make_engine(engine, spin_us, log_to_driver), totals)
+        take_signal()
         return _Holder.session
 
 
-def _make_engine(name: str, spin_us: float) -> Engine:
+def _make_engine(name: str, spin_us: float, log_to_driver: bool = True) -> Engine:
     if name == "inline":
         from crossfade.engines.inline import InlineEngine
 
         return InlineEngine()
     from crossfade.engines.local import LocalEngine
 
-    return LocalEngine(spin_us=spin_us)
+    return LocalEngine(spin_us=spin_us, log_to_driver=log_to_driver)
 
 
 def current() -> Session | None:
@@ -151,6 +235,7 @@ def shutdown(**_: Any) -> None:
         session, _Holder.session = current(), None
     if session is not None:
         session.close()
+        release_signal()
 
 
 def _disown() -> None:
@@ -160,6 +245,7 @@ def _disown() -> None:
     if session is not None:
         for graph in list(session.graphs):
             graph._disown()
+        session.engine.disown()
 
 
 os.register_at_fork(after_in_child=_disown)

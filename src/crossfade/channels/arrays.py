@@ -48,7 +48,10 @@ def _describe(dtype: Any, shape: tuple[int, ...]) -> tuple[bytes, int, int]:
 def _understand(description: bytes) -> tuple[Any, tuple[int, ...]]:
     """(dtype, shape) from the pickle in an array's message."""
     dtype, shape = pickle.loads(description)
-    return np.dtype(dtype), shape
+    kind = np.dtype(dtype)
+    if kind.hasobject:  # its memory would be taken for pointers
+        raise ValueError(f"an array's message says that its type is {dtype!r}")
+    return kind, shape
 
 
 def rebuild_array(description: bytes, data: Any) -> Any:

@@ -6,6 +6,9 @@ permit that the program gave (``try_start``), one after another: several senders
 value that is needed first should not wait for the others. Between two parties the k-th permit is for the k-th value
 (PL-1), which every message's head lets the receiver check.
 
+torch's gloo listens on a loopback port without a key. Before any value is read, both sides of each pair prove that they hold
+the group's key (channels/gloo_proof.py): whoever took a party's place while the group connected is refused.
+
 A message is a head of three i64 (channel index, bytes of the first part, bytes of all), the first part (codec table and
 pickle, or everything if it is small), then each buffer by itself, received where it will lie.
 
@@ -29,8 +32,10 @@ import torch
 import torch.distributed as dist
 
 from crossfade.channels.codec import decode, message_of, undecodable
+from crossfade.channels.gloo_proof import prove_all, shared_key
 from crossfade.channels.layout import Encoded, buffer_places
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
+from crossfade.channels.receive_buffers import ReceiveBuffers
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
@@ -72,7 +77,9 @@ class GlooLink:
         file_store = _FileStore(f"/proc/self/fd/{store.fd}", len(parties))
         file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
         try:
+            key = shared_key(file_store)
             self._group: Any = dist.ProcessGroupGloo(file_store, self._rank[me], len(parties), options)
+            prove_all(self._group, key, parties, self._rank[me])
         except RuntimeError as error:
             raise ChannelError(f"{me} could not join the gloo group of {', '.join(parties)}: {error}") from error
 
@@ -87,6 +94,7 @@ class GlooLink:
         """The reading end of channel number ``index``."""
         self._incoming = self._incoming or _ReceiveLane(self._group)
         self._incoming.peers[self._rank[writer]] = writer
+        self._incoming.add_slots(depth)
         return GlooReader(name, index, depth, self._incoming, self._rank[writer], self._bell)
 
     def close(self) -> None:
@@ -173,10 +181,15 @@ class _ReceiveLane:
     def __init__(self, group: Any) -> None:
         self.group: Any = group
         self.peers: dict[int, str] = {}
+        self._buffers = ReceiveBuffers()
         self._ended: set[int] = set()
         self.permits: SimpleQueue[GlooReader | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="crossfade-receive", daemon=True)
         self.thread.start()
+
+    def add_slots(self, num_slots: int) -> None:
+        """As many values more may be held at once."""
+        self._buffers.num_slots += num_slots
 
     def ask_to_end(self) -> None:
         """What the peers still send is received and dropped, up to their END."""
@@ -189,7 +202,7 @@ class _ReceiveLane:
                 if peer in self._ended or not self._serve(reader):
                     self._ended.add(peer)
                     reader.break_off("the other side closed it")
-            except (RuntimeError, ChannelError) as error:
+            except (RuntimeError, ValueError, ChannelError) as error:
                 self._ended.add(peer)
                 reader.break_off(f"gloo could not receive from {self.peers[peer]}: {error}")
             reader.bell.ring_if_asleep()
@@ -200,7 +213,7 @@ class _ReceiveLane:
         try:
             while self._receive_message(peer)[0] != _END:
                 pass
-        except RuntimeError:
+        except (RuntimeError, ValueError, ChannelError):
             return  # the peer is gone already
 
     def _serve(self, reader: GlooReader) -> bool:
@@ -223,12 +236,15 @@ class _ReceiveLane:
         self._receive(head, peer)
         start_ns = time.monotonic_ns()
         index, first_bytes, size_bytes = head.tolist()
-        whole = torch.empty(size_bytes, dtype=torch.uint8)
-        if size_bytes:
-            self._receive(whole[:first_bytes], peer)
-        message = _memory_of(whole) if size_bytes else memoryview(bytearray())
+        if not 0 <= first_bytes <= size_bytes:
+            raise ChannelError(f"a message's head says {first_bytes} of {size_bytes} bytes")
+        message = self._buffers.take(size_bytes)
+        if not size_bytes:
+            return index, start_ns, message
+        whole = torch.frombuffer(message, dtype=torch.uint8)
+        self._receive(whole[:first_bytes], peer)
         if first_bytes < size_bytes:
-            for offset, length in buffer_places(message[:first_bytes]):
+            for offset, length in buffer_places(message[:first_bytes], size_bytes):
                 if length:
                     self._receive(whole[offset : offset + length], peer)
         return index, start_ns, message
@@ -239,12 +255,6 @@ class _ReceiveLane:
 
 def _head(index: int, first_bytes: int, size_bytes: int) -> torch.Tensor:
     return torch.tensor([index, first_bytes, size_bytes], dtype=torch.int64)
-
-
-def _memory_of(tensor: torch.Tensor) -> memoryview:
-    """A byte tensor's memory."""
-    array: Any = tensor.numpy()
-    return memoryview(array)
 
 
 class _Exposed:
@@ -328,6 +338,11 @@ class GlooWriter(_End):
         if self._underway:
             self._raise_if_ended()
         return not self._underway
+
+    def close(self) -> None:
+        """See the protocol."""
+        super().close()
+        self._underway.clear()  # each refers to this; what is queued is sent all the same
 
 
 class GlooReader(_End):

@@ -105,6 +105,8 @@ def split(message: memoryview) -> Parts:
     Raises:
         ValueError: it is none.
     """
+    if message.nbytes < _HEAD.size:
+        raise ValueError(f"a message of {message.nbytes} bytes has no room for its head")
     pickle_bytes, num_buffers = _HEAD.unpack_from(message)
     is_array, pickle_bytes = pickle_bytes >= _FLAG, pickle_bytes & ~_FLAG
     start, end = _HEAD.size + _ENTRY.size * num_buffers, message.nbytes
@@ -122,8 +124,18 @@ def split(message: memoryview) -> Parts:
     return Parts(is_array, message[start : start + pickle_bytes], buffers)
 
 
-def buffer_places(head: memoryview) -> list[tuple[int, int]]:
-    """(offset, length) of each buffer of a message, from its first part."""
-    _, num_buffers = _HEAD.unpack_from(head)
+def buffer_places(head: memoryview, size_bytes: int) -> list[tuple[int, int]]:
+    """(offset, length) of each buffer of a message of ``size_bytes``, from its first part.
+
+    Raises:
+        ValueError: it is none.
+    """
+    num_buffers = _HEAD.unpack_from(head)[1] if head.nbytes >= _HEAD.size else 0
+    if head.nbytes < _HEAD.size + _ENTRY.size * num_buffers:
+        raise ValueError(f"the first {head.nbytes} bytes of a message say that it has {num_buffers} buffers")
     entries = (_ENTRY.unpack_from(head, _HEAD.size + _ENTRY.size * index) for index in range(num_buffers))
-    return [(offset, length & ~_FLAG) for offset, length in entries]
+    places = [(offset, length & ~_FLAG) for offset, length in entries]
+    for offset, length in places:
+        if offset < head.nbytes or offset + length > size_bytes:
+            raise ValueError(f"a buffer lies at bytes {offset} to {offset + length} of a message of {size_bytes}")
+    return places

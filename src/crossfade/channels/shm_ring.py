@@ -177,7 +177,11 @@ class ShmWriter(_End):
             self._put_in_slot(_SLOT_MESSAGE, message)
 
     def _put_in_slot(self, kind: int, message: Encoded) -> None:
-        slot, offset, capacity, view = self._slots.take(message.size_bytes)
+        try:
+            slot, offset, capacity, view = self._slots.take(message.size_bytes)
+        except LookupError:
+            self._raise_if_ended()  # another thread has closed it meanwhile
+            raise
         try:
             message.copy_into(view)
         except BaseException:
@@ -195,6 +199,7 @@ class ShmWriter(_End):
     def close(self) -> None:
         """See the protocol."""
         self._close(_WRITER_GONE, self._bells)
+        self._slots.close()
 
     def statistics(self) -> ChannelStatistics:
         """See the protocol."""
@@ -286,6 +291,7 @@ class ShmReader(_End):
     def close(self) -> None:
         """See the protocol."""
         self._close(_READER_GONE, (self._bell,))
+        self._slots.close()
 
     def statistics(self) -> ChannelStatistics:
         """See the protocol."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.errors import ChannelError
-from crossfade.host.memory import Heap, Memory
+from crossfade.host.memory import PAGE_BYTES, Heap, Memory
 from crossfade.host.semaphore import open_semaphore
 
 __all__ = ["ReaderSlots", "WriterSlots"]
@@ -70,6 +70,11 @@ class WriterSlots:
         """The slot was taken and not used."""
         del self._busy[slot]
         self._free.appendleft(slot)
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._pieces, self._busy = [], {}
+        self._free.clear()
 
     def _collect(self) -> None:
         """Finds out which slots the readers have freed."""
@@ -153,6 +158,10 @@ class ReaderSlots:
         self._kept[slot] = weakref.ref(exporter, mapped.on_death)
         return memoryview(exporter)[:size]
 
+    def close(self) -> None:
+        """Lets go of the memory on which there are no views (it is part of a cycle of references, which is broken here)."""
+        self._mapped = {}
+
     def _died(self, slot: int, _: object) -> None:
         # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
         del self._kept[slot]
@@ -160,11 +169,23 @@ class ReaderSlots:
             self._frees[slot]()
 
     def _map(self, slot: int, offset: int, capacity: int) -> _Mapped:
+        if slot in self._kept:
+            raise ValueError(f"a damaged record names slot {slot}, on which views of an earlier value are alive")
         known = self._mapped.get(slot)
         if known is None:
             self._frees[slot] = open_semaphore(self._base + self._layout.freed(slot)).release
         if known is None or known.offset != offset or known.capacity != capacity:
-            mapping = self._memory.map(capacity, offset, populate=True)
+            try:
+                mapping = self._piece_at(offset, capacity)
+            except BaseException:
+                self._frees[slot]()  # nobody here will ever look at it
+                raise
             known = _Mapped(offset, capacity, mapping, ctypes.c_uint8 * capacity, partial(self._died, slot))
             self._mapped[slot] = known
         return known
+
+    def _piece_at(self, offset: int, capacity: int) -> mmap.mmap:
+        end = self._memory.size_bytes  # it never shrinks (host/memory.py), so nothing behind it is ever touched
+        if offset % PAGE_BYTES or not 0 < capacity <= end - offset:
+            raise ValueError(f"a damaged record names {capacity} bytes at {offset} of a heap that has {end}")
+        return self._memory.map(capacity, offset, populate=True)

@@ -40,5 +40,7 @@ class TensorPickler(pickle.Pickler):
 def _rebuild_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
     """A tensor on the memory of ``data``."""
     view = memoryview(data)
+    if not view.nbytes and 0 not in shape:
+        raise ValueError(f"a tensor of shape {shape} has no bytes")
     tensor = torch.frombuffer(view, dtype=dtype).view(shape) if view.nbytes else torch.empty(shape, dtype=dtype)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor

@@ -6,7 +6,7 @@ implementations, `crossfade.device.cuda.CudaDriver` and `crossfade.device.fake.F
 - Calls in the section *enqueue* put one operation at the end of a stream and return at once; a stream runs its operations in order.
 - Calls in the section *look* ask how far the device is, and never block.
 - All others are for set-up. They may wait for the device, so they must not be made while a stream waits for a signal that this
-  thread still has to bring about. (Measured: docs/decisions/0006.)
+  thread still has to bring about. (Measured: docs/decisions/0008.)
 
 What a driver may not do: wait for another process, or enqueue an operation that the caller did not ask for.
 """

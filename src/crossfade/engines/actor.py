@@ -16,15 +16,22 @@ from typing import Any
 from crossfade.engines import control
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
+from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
-from crossfade.engines.wiring import Wiring
+from crossfade.engines.sentinel import Sentinel, all_stacks
+from crossfade.engines.state import ActorState, PartState
+from crossfade.engines.wiring import Wiring, peers_of
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.frames import KEY_BYTES, FrameError
 from crossfade.host.memory import Memory
-from crossfade.host.processes import allow_many_descriptors, die_with
-from crossfade.host.sockets import Connection
+from crossfade.host.processes import allow_many_descriptors
+from crossfade.host.sockets import Connection, take_over
+from crossfade.plan.actions import Verb
+from crossfade.plan.plan import Plan
 from crossfade.runtime.bind import bind
 from crossfade.runtime.cursor import Cursor
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 
 __all__ = ["main"]
@@ -34,10 +41,12 @@ __all__ = ["main"]
 class _Part:
     """This actor's part of an open plan."""
 
+    plan: Plan
     cursor: Cursor
     wiring: Wiring
     recorder: Recorder | None
     num_parties: int
+    guard: Guard | None
     fault: str = ""
 
 
@@ -49,12 +58,16 @@ class _Actor:
         self._doorbell = doorbell
         self._bells: dict[str, Bell] = {}
         self._pidfds: dict[str, int] = {}
+        self._gone: set[str] = set()  # peers that have died
         self._parts: dict[int, _Part] = {}
         self._running: list[_Part] = []  # the parts whose cursors can move
         self._name = ""
         self._instance: Any = None
         self._has_mail = False
         self._is_stopped = False
+        self.is_forked = False
+        self._doing = ""  # what is not an action of a plan
+        os.register_at_fork(after_in_child=self._forked)
         doorbell.watch(connection.fileno(), self._mail_came)
 
     def serve(self) -> None:
@@ -118,6 +131,7 @@ class _Actor:
     def _create(self, message: control.Create) -> None:
         self._name = message.actor
         self._bells[message.actor] = self._doorbell.bell()
+        self._doing = f"runs {message.actor}.__init__"
         try:
             cls, args, kwargs = pickle.loads(message.payload)
             self._instance = cls(*args, **kwargs)
@@ -126,17 +140,24 @@ class _Actor:
             send(self._connection, control.Created(failure))
             self._is_stopped = True
             return
+        finally:
+            self._doing = ""
         send(self._connection, control.Created(None))
 
     def _call(self, message: control.Call) -> None:
         label = f"{self._name}.{message.method}"
+        self._doing = f"runs {label}"
         try:
             args, kwargs = pickle.loads(message.payload)
             payload = dump_user(getattr(self._instance, message.method)(*args, **kwargs))
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:
             failure = Failure.capture(error, actor=self._name, node=label)
             send(self._connection, control.Returned(message.number, b"", failure))
             return
+        finally:
+            self._doing = ""
         send(self._connection, control.Returned(message.number, payload, None))
 
     def _introduce(self, peer: str, bell_memory_fd: int, bell_fd: int, pidfd: int) -> None:
@@ -145,6 +166,7 @@ class _Actor:
         self._doorbell.watch(pidfd, lambda: self._peer_died(peer))
 
     def _peer_died(self, peer: str) -> None:
+        self._gone.add(peer)
         pidfd = self._pidfds.pop(peer)
         self._doorbell.unwatch(pidfd)
         os.close(pidfd)
@@ -179,12 +201,18 @@ class _Actor:
     ) -> _Part:
         plan = message.plan
         calls = pickle.loads(message.calls)  # first of all, since it may raise
-        wiring = Wiring(plan, self._name, board, heaps, self._bells, store)
+
+        def make() -> Wiring:
+            return Wiring(plan, self._name, board, heaps, self._bells, store)
+
+        peers = peers_of(plan, self._name)
+        wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))
         recorder = Recorder(self._name, message.origin_ns) if message.record else None
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
-        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder)
-        return _Part(cursor, wiring, recorder, len(plan.programs))
+        guard = Guard(plan, self._name) if message.debug else None
+        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard)
+        return _Part(plan, cursor, wiring, recorder, len(plan.programs), guard)
 
     def _close(self, number: int) -> None:
         part = self._parts.pop(number, None)
@@ -192,6 +220,8 @@ class _Actor:
             if part in self._running:
                 self._running.remove(part)
             part.wiring.close()
+            if part.guard is not None:
+                part.guard.close()
         send(self._connection, control.Closed(number))
 
     def _report(self, message: control.Report) -> None:
@@ -203,17 +233,59 @@ class _Actor:
         spans = part.recorder.spans() if part.recorder is not None else []
         send(self._connection, control.Reported(message.query, spans, statistics))
 
+    def describe(self) -> ActorState:
+        """What this actor is doing. Called by the sentinel while the main thread does it."""
+        parts = list(self._parts.items())
+        running = [self._running_node(part) for _, part in parts]
+        doing = next((text for text in (self._doing, *running) if text), "waits")
+        states = [
+            PartState(number, part.cursor.position[0], str(part.cursor.action or ""), part.fault)
+            for number, part in parts
+        ]
+        return ActorState(self._name, os.getpid(), doing, tuple(states), all_stacks())
 
-def main(control_fd: int, bell_memory_fd: int, bell_fd: int, driver_pidfd: int, spin_us: float) -> None:
+    def _running_node(self, part: _Part) -> str:
+        """The method that a part's cursor is carrying out, if it is at one: a step that runs a method never waits."""
+        action = part.cursor.action
+        if part.fault or action is None or action.verb is not Verb.RUN:
+            return ""
+        return f"runs {self._name}.{part.plan.node[action.target].method} (node {action.target})"
+
+    def _forked(self) -> None:
+        """In a child that user code has forked: everything here is the parent's."""
+        for part in self._parts.values():
+            part.cursor.stop()
+        self._is_stopped = self.is_forked = True
+        self._connection.close()  # this process's descriptor only
+
+
+def main(
+    control_fd: int,
+    keys_fd: int,
+    bell_memory_fd: int,
+    bell_fd: int,
+    driver_pidfd: int,
+    lifeline_fd: int,
+    door_fd: int,
+    stacks_fd: int,
+    spin_us: float,
+) -> None:
     """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     allow_many_descriptors()
-    die_with(driver_pidfd)
-    connection = Connection(socket.socket(fileno=control_fd))
+    for fd in (control_fd, bell_memory_fd, bell_fd, driver_pidfd, lifeline_fd, door_fd, stacks_fd):
+        os.set_inheritable(fd, False)  # they are this process's, not those of programs that it starts
+    keys = take_over(keys_fd, 2 * KEY_BYTES)
+    connection = Connection(socket.socket(fileno=control_fd), keys[:KEY_BYTES], "actor")
+    door = Connection(socket.socket(fileno=door_fd), keys[KEY_BYTES:], "actor")
     actor = _Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us))
+    Sentinel(driver_pidfd, lifeline_fd, door, stacks_fd, actor.describe)
     code = 0
     try:
         actor.serve()
+    except FrameError as error:
+        print(f"crossfade: actor {actor._name} stops: its control connection is broken, {error}", file=sys.stderr)
+        code = 1
     except ConnectionError:
         pass  # the driver is gone
     except SystemExit as error:
@@ -221,6 +293,9 @@ def main(control_fd: int, bell_memory_fd: int, bell_fd: int, driver_pidfd: int, 
     except BaseException:
         traceback.print_exc()
         code = 1
+    if actor.is_forked:
+        print("a process that was forked in a method of an actor must not return from that method", file=sys.stderr)
+        code = code or 1
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -89,6 +89,7 @@ class OpenPlan:
     has_store: bool
     record: bool
     origin_ns: int
+    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class DriverEnds:
         self._writes = [ends.writers[by_value[spec.value]].try_write for spec in plan.inputs]
         reads = [plan.channel[a.target] for a in program if a.verb is Verb.READ]
         self._reads = [ends.readers[channel.id].try_read for channel in reads]
+        self._channels = [channel.id for channel in reads]
         self._idles = [ends.readers[channel.id].is_idle for channel in reads]
         position = {channel.value: index for index, channel in enumerate(reads)}
         self._order = [position[value] for value in plan.outputs]
@@ -111,6 +112,10 @@ class DriverEnds:
     def _lacks_next(self) -> bool:
         return self._idles[len(self._read_so_far)]()
 
+    def awaited(self) -> str:
+        """The channel whose value is taken next."""
+        return self._channels[min(len(self._read_so_far), len(self._channels) - 1)]
+
     def _recorded(self, move: Callable[..., Any], action: Action, execution: Callable[[], int]) -> Callable[..., Any]:
         recorder = self._recorder
         waiting_since = 0
@@ -149,4 +154,5 @@ def channel_statistics(ends: Ends) -> dict[str, dict[str, int]]:
     """Counters of each end, as plain data."""
     named = [(f"write {name}", end.statistics()) for name, end in ends.writers.items()]
     named += [(f"read {name}", end.statistics()) for name, end in ends.readers.items()]
+    named += [(f"coll {name}", end.statistics()) for name, end in ends.collectives.items()]
     return {name: asdict(statistics) for name, statistics in named}

@@ -5,6 +5,8 @@ Values are copied along every edge between two actors, as they would be between 
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,11 +15,13 @@ from crossfade.channels.codec import decode, message_of
 from crossfade.channels.local import open_local
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.protocol import ActorStatistics
-from crossfade.errors import ActorDiedError, ActorStartError, Failure, PlanError
+from crossfade.engines.state import ActorState, PartState, State
+from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
 from crossfade.runtime.bind import Ends, bind
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 from crossfade.types import DRIVER
 
@@ -54,6 +58,7 @@ class InlineEngine:
         self._instances: dict[str, Any] = {}
         self._dead: dict[str, Failure] = {}
         self._plans: list[_InlinePlan] = []
+        self._numbers = itertools.count()
 
     def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See the protocol."""
@@ -67,7 +72,7 @@ class InlineEngine:
             cause = self._dead[actor].to_error()
             raise ActorStartError(f"actor {actor} could not be started: {cause}") from cause
         if actor not in self._instances:
-            raise ActorDiedError(f"actor {actor} is dead: it was killed")
+            raise _dead(actor)
         return self._instances[actor]
 
     def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _DoneCall:
@@ -79,12 +84,11 @@ class InlineEngine:
         except Exception as error:
             return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
 
-    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> _InlinePlan:
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
         """See the protocol."""
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
-        opened = _InlinePlan(
-            plan, instances, {node: _copied(call) for node, call in calls.items()}, record, self._plans
-        )
+        copies = {node: _copied(call) for node, call in calls.items()}
+        opened = _InlinePlan(next(self._numbers), plan, instances, copies, self._plans, record=record, debug=debug)
         self._plans.append(opened)
         return opened
 
@@ -94,6 +98,33 @@ class InlineEngine:
             for plan in self._plans:
                 plan.lose(actor)
 
+    def disown(self) -> None:
+        """See the protocol. The child has copies of them."""
+
+    def has_ended(self, actor: str) -> bool:
+        """See the protocol."""
+        return actor not in self._instances
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """See the protocol."""
+        while not ready():
+            moved = [plan.try_advance() for plan in self._plans]  # all of them, not up to the first
+            if not any(moved):
+                return bool(ready())
+        return True
+
+    def loop_bell(self) -> None:
+        """See the protocol."""
+
+    def look(self, timeout_s: float) -> State:
+        """See the protocol."""
+        plans = list(self._plans)
+        actors = [
+            ActorState(actor, os.getpid(), "waits", tuple(s for plan in plans for s in plan.part_states(actor)))
+            for actor in self._instances
+        ]
+        return State(tuple(actors), {})
+
     def close(self) -> None:
         """See the protocol."""
         for plan in list(self._plans):
@@ -101,17 +132,34 @@ class InlineEngine:
         self._instances.clear()
 
 
+def _open_collectives(plan: Plan, ends: Mapping[str, Ends]) -> None:
+    for spec in plan.collectives:
+        try:
+            from crossfade.channels.collective import Meeting
+            from crossfade.channels.local_collective import open_local_collective
+        except ImportError as error:
+            raise MissingDependency("torch", extra="torch", needed_for="a collective") from error
+        meeting = Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)
+        parties = open_local_collective(meeting, len(spec.outputs[spec.root]))
+        for party, end in zip(spec.parties, parties, strict=True):
+            ends[party].collectives[spec.id] = end
+
+
 class _InlinePlan:
     """An open plan: all cursors, advanced in turn by whoever waits."""
 
     def __init__(
         self,
+        number: int,
         plan: Plan,
         instances: Mapping[str, Any],
         calls: Mapping[str, Call],
-        record: bool,
         registry: list[_InlinePlan],
+        *,
+        record: bool,
+        debug: bool,
     ) -> None:
+        self.number = number
         self._plan = plan
         self._registry = registry
         self._lost = ""
@@ -121,20 +169,24 @@ class _InlinePlan:
             ends[spec.writer].writers[spec.id] = writer
             for name, reader in zip(spec.readers, readers, strict=True):
                 ends[name].readers[spec.id] = reader
+        _open_collectives(plan, ends)
         origin_ns = time.monotonic_ns()
         self._recorders = {party: Recorder(party, origin_ns) if record else None for party in plan.programs}
         self._ends = ends
         self._driver = DriverEnds(plan, ends[DRIVER], self._recorders[DRIVER])
+        self._guards = {actor: Guard(plan, actor) for actor in instances} if debug else {}
+        methods = {node.id: getattr(instances[node.actor], node.method) for node in plan.nodes}
         self._cursors = {
             actor: bind(
                 plan,
                 actor,
-                {node.id: getattr(instance, node.method) for node in plan.nodes if node.actor == actor},
+                methods,
                 calls,
                 ends[actor],
                 self._recorders[actor],
+                self._guards.get(actor),
             )
-            for actor, instance in instances.items()
+            for actor in instances
         }
 
     def lose(self, actor: str) -> None:
@@ -142,16 +194,23 @@ class _InlinePlan:
         if actor in self._cursors:
             self._lost = actor
 
+    def try_advance(self) -> bool:
+        """Does what can be done now; False if that is nothing."""
+        return not self._lost and self._advance()
+
     def _advance(self) -> bool:
-        if self._lost:
-            raise ActorDiedError(f"actor {self._lost} is dead: it was killed")
+        self.check()
         moved = [cursor.advance() for cursor in self._cursors.values()]  # all of them, not up to the first
         return any(moved)
 
-    def try_submit(self, values: Sequence[Any]) -> bool:
+    def check(self) -> None:
         """See the protocol."""
         if self._lost:
-            raise ActorDiedError(f"actor {self._lost} is dead: it was killed")
+            raise _dead(self._lost)
+
+    def try_submit(self, values: Sequence[Any]) -> bool:
+        """See the protocol."""
+        self.check()
         return self._driver.try_submit(values)
 
     def try_collect(self) -> list[Any] | None:
@@ -169,7 +228,7 @@ class _InlinePlan:
         """See the protocol."""
         return self.wait_until(ready, timeout_s)
 
-    def spans(self) -> list[Span]:
+    def spans(self, timeout_s: float | None = None) -> list[Span]:
         """See the protocol."""
         return [span for recorder in self._recorders.values() if recorder is not None for span in recorder.spans()]
 
@@ -181,8 +240,32 @@ class _InlinePlan:
         }
         return {DRIVER: self._driver.statistics(), **actors}
 
-    def close(self) -> None:
+    def part_states(self, actor: str) -> list[PartState]:
+        """Where an actor stands in this plan."""
+        cursor = self._cursors.get(actor)
+        return [] if cursor is None else [PartState(self.number, cursor.position[0], str(cursor.action or ""))]
+
+    def awaited(self) -> str:
         """See the protocol."""
+        return self._driver.awaited()
+
+    def nudge(self) -> None:
+        """See the protocol. Nobody waits."""
+
+    def leave(self) -> None:
+        """See the protocol."""
+        self.close()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """See the protocol. No method is under way."""
         if self in self._registry:
             self._registry.remove(self)
             self._driver.close()
+            for guard in self._guards.values():
+                guard.close()
+
+
+def _dead(actor: str) -> ActorDiedError:
+    error = ActorDiedError(f"actor {actor} is dead: it was killed")
+    error.actor = actor
+    return error

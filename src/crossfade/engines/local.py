@@ -2,7 +2,7 @@
 
 An actor's process is a fresh interpreter that runs our entry point on inherited descriptors; the user's main module is never
 run again. Classes and arguments come by cloudpickle, modules are found on the driver's ``sys.path``. The control socket is one half
-of a pair made before the start, so nothing listens anywhere and no file is left.
+of a pair made before the start, so nothing listens anywhere and no file is left; its key comes through an inherited pipe.
 """
 
 from __future__ import annotations
@@ -10,87 +10,38 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
-import select
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crossfade.engines import control
-from crossfade.engines.control import dump_user, send
+from crossfade.engines.actor_process import ActorProcess
+from crossfade.engines.control import dump_user
 from crossfade.engines.local_plan import LocalPlan
-from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
+from crossfade.engines.output import Output, Pipes
+from crossfade.engines.state import ActorState, State
+from crossfade.errors import ActorError, Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
-from crossfade.host.memory import Memory
-from crossfade.host.processes import allow_many_descriptors, describe_exit, open_pidfd
-from crossfade.host.sockets import Connection
+from crossfade.host.frames import FrameError
+from crossfade.host.loop_bell import LoopBell
+from crossfade.host.processes import allow_many_descriptors, await_end, open_pidfd
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
 
 __all__ = ["LocalEngine"]
 
+_LAST_STEPS_S = 0.2
+"""So long an actor that has hung up may take to exit, so that it is said why it did."""
+
 _GRACE_S = 1.0
-_ENTRY = "import sys; sys.path[:] = {path!r}; from crossfade.engines.actor import main; main({arguments})"
-
-
-class _Process:
-    """One actor's process, as the driver sees it."""
-
-    def __init__(self, name: str, spin_us: float, driver_pidfd: int) -> None:
-        self.name = name
-        self.bell_fds = Doorbell.create_fds(name)
-        self.bell = Bell(Memory(os.dup(self.bell_fds[0])), os.dup(self.bell_fds[1]))
-        self.connection, theirs = Connection.pair()
-        fds = (theirs.fileno(), *self.bell_fds, driver_pidfd)
-        arguments = ", ".join(map(repr, (*fds, spin_us)))
-        code = _ENTRY.format(path=[str(entry) or os.getcwd() for entry in sys.path], arguments=arguments)
-        self.popen = subprocess.Popen([sys.executable, "-u", "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL)
-        theirs.close()
-        self.pidfd = open_pidfd(self.popen.pid)
-        self.known: set[str] = set()  # peers that it was introduced to
-        self.is_created = False
-        self.start_failure: Failure | None = None
-        self.end = ""  # how it ended, once it has
-        self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
-        self.awaited: set[int] = set()  # calls whose reference is alive
-        self.replies: dict[int, control.Returned] = {}
-
-    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
-        """Sends a message, also to an actor that is too busy to look at its socket."""
-        try:
-            send(self.connection, message, fds)
-        except (ConnectionError, OSError):
-            return  # it is gone; its pidfd tells how
-        self.bell.announce_mail()
-        if self.connection.has_message:
-            self.on_message()
-
-    def error(self) -> ActorError:
-        """What became of it."""
-        if self.start_failure is not None:
-            cause = self.start_failure.to_error()
-            error = ActorStartError(f"actor {self.name} could not be started: {cause}")
-            error.__cause__ = cause
-            return error
-        return ActorDiedError(f"actor {self.name} is dead: {self.end}")
-
-    def close(self) -> None:
-        """Gives its descriptors back."""
-        self.connection.close()
-        self.bell.close()
-        fds, self.bell_fds, self.pidfd = (*self.bell_fds, self.pidfd), (-1, -1), -1
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
 
 
 class _LocalCall:
     """An ordinary call under way."""
 
-    def __init__(self, engine: LocalEngine, process: _Process, number: int) -> None:
+    def __init__(self, engine: LocalEngine, process: ActorProcess, number: int) -> None:
         self._engine = engine
         self._process = process
         self._number = number
@@ -134,40 +85,61 @@ class LocalEngine:
 
     Args:
         spin_us: how long a process looks for work before it sleeps.
+        log_to_driver: the driver shows what actors print; otherwise they inherit its stdout and stderr.
     """
 
     name = "local"
 
-    def __init__(self, *, spin_us: float = DEFAULT_SPIN_US) -> None:
+    def __init__(self, *, spin_us: float = DEFAULT_SPIN_US, log_to_driver: bool = True) -> None:
         allow_many_descriptors()
         self._spin_us = spin_us
         self.bell_fds = Doorbell.create_fds(DRIVER)
         self.doorbell = Doorbell(*self.bell_fds, spin_us=spin_us)
         self.pidfd = open_pidfd(os.getpid())
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, ActorProcess] = {}
         self._numbers = itertools.count()
         self._plans: dict[int, LocalPlan] = {}
         self._is_closed = False
         self._ending = threading.RLock()
+        self._introducing = threading.Lock()
+        self._output = Output() if log_to_driver else None
 
     def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See the protocol."""
         payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
-        process = _Process(actor, self._spin_us, self.pidfd)
+        with Pipes(self._output) as pipes:
+            process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
+            pipes.follow(actor, process.popen.pid, process.pidfd)
         self._processes[actor] = process
         process.on_message = lambda: self._received_early(process)
         self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
         self.doorbell.watch(process.pidfd, lambda: self._ended(process))
         process.send(control.Create(actor, self._spin_us, payload))
 
-    def _process(self, actor: str) -> _Process:
+    def _process(self, actor: str) -> ActorProcess:
         process = self._processes[actor]
         if process.end or process.start_failure:
             raise process.error()
         return process
 
-    def _receive(self, process: _Process) -> None:
+    def _receive(self, process: ActorProcess) -> None:
         """Takes in what an actor has sent."""
+        with self._ending:  # another thread may be burying it
+            if not process.end:
+                self._take_replies(process)
+
+    def _take_replies(self, process: ActorProcess) -> None:
+        try:
+            self._take_in(process)
+        except FrameError as error:
+            if not process.refusal:
+                process.break_off(error)
+        if process.connection.is_closed:
+            self.doorbell.unwatch(process.connection.fileno())
+            if not (self._is_closed or process.end or await_end(process.pidfd, _LAST_STEPS_S)):
+                process.popen.kill()  # it is not ending: its program has closed the socket, and it cannot be talked to
+
+    def _take_in(self, process: ActorProcess) -> None:
         while (message := process.connection.take()) is not None:
             reply = pickle.loads(message.payload)
             match reply:
@@ -183,24 +155,22 @@ class LocalEngine:
                 case control.Opened() | control.Closed() | control.Reported():
                     for plan in list(self._plans.values()):
                         plan.receive(process.name, reply)
-        if process.connection.is_closed:
-            self.doorbell.unwatch(process.connection.fileno())
 
-    def _received_early(self, process: _Process) -> None:
+    def _received_early(self, process: ActorProcess) -> None:
         self._receive(process)
         self.doorbell.nudge()
 
-    def _ended(self, process: _Process) -> None:
+    def _ended(self, process: ActorProcess) -> None:
         """An actor's process has ended."""
         with self._ending:
             if not process.end:
                 self._bury(process)
 
-    def _bury(self, process: _Process) -> None:
-        self._receive(process)  # its last words
+    def _bury(self, process: ActorProcess) -> None:
+        self._take_replies(process)  # its last words
         self.doorbell.unwatch(process.pidfd)
         self.doorbell.unwatch(process.connection.fileno())
-        process.end = describe_exit(process.popen.wait())
+        process.end = process.describe_end(process.popen.wait())
         process.close()
         for plan in list(self._plans.values()):
             plan.lose(process.name, process.error())
@@ -215,18 +185,18 @@ class LocalEngine:
         process.send(message)
         return call
 
-    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> LocalPlan:
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> LocalPlan:
         """See the protocol."""
         actors = [name for name in plan.programs if name != DRIVER]
         for name in actors:
             self._await_created(name)
         number = next(self._numbers)
-        opened = LocalPlan(self, number, plan, record=record)
+        opened = LocalPlan(self, number, plan, record=record, debug=debug)
         self._plans[number] = opened
         try:
             opened.open(calls)
         except BaseException:
-            opened.close()
+            opened.leave()
             raise
         return opened
 
@@ -238,11 +208,12 @@ class LocalEngine:
     def introduce(self, actor: str, peer: str) -> None:
         """Makes a peer's doorbell and process known to an actor, once."""
         process = self._processes[actor]
-        if peer not in process.known:
-            process.known.add(peer)
-            other = self._processes.get(peer)
-            fds = (*self.bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
-            process.send(control.Introduce(peer), fds)
+        with self._introducing:  # a thread that finds the peer known must not overtake the one that makes it so
+            if peer not in process.known:
+                other = self._processes.get(peer)
+                fds = (*self.bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
+                process.send(control.Introduce(peer), fds)
+                process.known.add(peer)
 
     def send(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> None:
         """Sends a control message to an actor."""
@@ -256,9 +227,45 @@ class LocalEngine:
         """Whether an actor's process still runs, as far as is known."""
         return not self._processes[actor].end
 
-    def await_answers(self, is_complete: Callable[[], object]) -> None:
-        """Waits until answers have come in."""
-        self.doorbell.wait_until(is_complete)
+    def has_ended(self, actor: str) -> bool:
+        """See the protocol."""
+        self.doorbell.pump()  # deaths that nobody has waited for
+        process = self._processes.get(actor)
+        return process is None or bool(process.end or process.start_failure)
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """See the protocol."""
+        return self.doorbell.wait_until(ready, timeout_s)
+
+    def error_of(self, actor: str) -> ActorError:
+        """What became of an actor that is not alive."""
+        return self._processes[actor].error()
+
+    def await_answers(self, is_complete: Callable[[], object], timeout_s: float | None = None) -> bool:
+        """Waits until answers have come in; False if the time passed."""
+        return self.doorbell.wait_until(is_complete, timeout_s)
+
+    def loop_bell(self) -> LoopBell:
+        """See the protocol."""
+        return LoopBell(self.doorbell)
+
+    def look(self, timeout_s: float) -> State:
+        """See the protocol."""
+        asked = [process for process in list(self._processes.values()) if not process.end]
+        for process in asked:
+            process.side_door.ask()
+        deadline = time.monotonic() + timeout_s
+        actors = [process.look(max(0.0, deadline - time.monotonic())) for process in asked]
+        ended = [process for process in list(self._processes.values()) if process.end]
+        actors += [ActorState(process.name, process.popen.pid, f"is dead: {process.end}") for process in ended]
+        return State(tuple(actors), {number: plan.rings() for number, plan in list(self._plans.items())})
+
+    def disown(self) -> None:
+        """See the protocol."""
+        for process in self._processes.values():
+            process.disown()
+        if self._output is not None:
+            self._output.disown()
 
     def forget(self, number: int) -> None:
         """A plan is closed."""
@@ -286,12 +293,12 @@ class LocalEngine:
             process.bell.announce_mail()
         deadline = time.monotonic() + _GRACE_S
         for process in alive:
-            poller = select.poll()
-            poller.register(process.pidfd, select.POLLIN)
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not await_end(process.pidfd, deadline - time.monotonic()):
                 process.popen.kill()
             process.popen.wait()
             process.end = process.end or "the session was shut down"
+        if self._output is not None:
+            self._output.close()
         for process in self._processes.values():
             process.close()
         self.doorbell.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from crossfade.engines import control
 from crossfade.engines.control import dump_user
 from crossfade.engines.driver import DriverEnds
 from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.state import RingState
 from crossfade.engines.wiring import (
     Wiring,
     board_size_bytes,
@@ -19,8 +21,9 @@ from crossfade.engines.wiring import (
     heap_owners,
     heaps_of,
     peers_of,
+    ring_states,
 )
-from crossfade.errors import ActorDiedError, ActorError, ChannelError, Failure
+from crossfade.errors import ActorError, ChannelError, Failure, TeardownTimeout
 from crossfade.host.memory import Memory
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalPlan"]
 
+_NUM_SHOWN = 3
+_LOOK_S = 1.0
+
 
 class LocalPlan:
     """Made by `LocalEngine.open`.
@@ -42,11 +48,13 @@ class LocalPlan:
         number: its number among the engine's plans.
         plan: the plan.
         record: whether every party records its spans.
+        debug: whether every actor watches its values.
     """
 
-    def __init__(self, engine: LocalEngine, number: int, plan: Plan, *, record: bool) -> None:
+    def __init__(self, engine: LocalEngine, number: int, plan: Plan, *, record: bool, debug: bool) -> None:
+        self._debug = debug
         self._engine = engine
-        self._number = number
+        self.number = number
         self._plan = plan
         self._record = record
         self._origin_ns = time.monotonic_ns()
@@ -56,7 +64,9 @@ class LocalPlan:
         self._queries = itertools.count()
         self._lost: ActorError | None = None
         self._is_closed = False
+        self._is_leaving = False  # the actors were told to leave the plan
         self._wiring: Wiring | None = None
+        self._board: mmap.mmap | None = None
         self._driver: DriverEnds  # from `open` on
 
     def open(self, calls: Mapping[str, Call]) -> None:
@@ -87,55 +97,74 @@ class LocalPlan:
                 *(heaps[owner].fd for owner in needed),
             )
             message = control.OpenPlan(
-                self._number, plan, payloads[actor], needed, actor in meeting, self._record, self._origin_ns
+                self.number,
+                plan,
+                payloads[actor],
+                needed,
+                actor in meeting,
+                self._record,
+                self._origin_ns,
+                self._debug,
             )
             engine.send(actor, message, fds)
         kept = {owner: heaps.pop(owner) for owner in heaps_of(plan, DRIVER)}
         for memory in (board_memory, *heaps.values(), *((store,) if store else ())):
             memory.close()
+        self._board = board
         bells = {actor: engine.bell(actor) for actor in self._actors}
         self._wiring = Wiring(plan, DRIVER, board, kept, bells)
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None
         self._driver = DriverEnds(plan, self._wiring.ends, recorder)
-        self._await(control.Opened)
+        self._await_opened()
 
-    def _await(self, kind: type) -> None:
-        """Waits for an answer of every living actor, and raises what they could not do."""
+    def _missing(self, kind: type) -> list[str]:
+        """The living actors that have not answered yet."""
+        is_alive = self._engine.is_alive
+        return [actor for actor in self._actors if (kind, actor) not in self._answers and is_alive(actor)]
+
+    def _await_opened(self) -> None:
+        """Waits for every actor, or for the first one that dies, and raises what one could not do."""
         engine = self._engine
-
-        def is_complete() -> bool:
-            return all((kind, actor) in self._answers or not engine.is_alive(actor) for actor in self._actors)
-
-        engine.await_answers(is_complete)
-        if kind is control.Opened:
-            if self._lost is not None:
-                raise self._lost
-            for actor in self._actors:
-                if (kind, actor) not in self._answers:  # it died before the engine knew of this plan
-                    raise ActorDiedError(f"actor {actor} is dead")
-                failure: Failure | None = self._answers[kind, actor].failure
-                if failure is not None:
-                    raise failure.to_error()
+        engine.await_answers(lambda: self._lost is not None or not self._missing(control.Opened))
+        if self._lost is not None:
+            raise self._lost
+        for actor in self._actors:
+            if (control.Opened, actor) not in self._answers:  # it died before the engine knew of this plan
+                raise engine.error_of(actor)
+            failure: Failure | None = self._answers[control.Opened, actor].failure
+            if failure is not None:
+                raise failure.to_error()
 
     def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported) -> None:
         """An actor has answered."""
         if isinstance(reply, control.Reported):
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply
-        elif reply.number == self._number:
+        elif reply.number == self.number:
             self._answers[type(reply), actor] = reply
+            self._end_if_left()
 
     def lose(self, actor: str, error: ActorError) -> None:
         """An actor's process has ended."""
         if actor in self._actors:
-            self._lost = self._lost or error
+            self._lost = self._lost or error.again(self._who_waited(actor))
             if self._wiring is not None:
                 self._wiring.break_off(actor, str(error))
+            self._end_if_left()
+
+    def _end_if_left(self) -> None:
+        """Closes the driver's side once the last actor has left."""
+        if self._is_leaving and not self._missing(control.Closed):
+            self.abandon()
+
+    def check(self) -> None:
+        """See the protocol."""
+        if self._lost is not None:
+            raise self._lost.again()
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
-        if self._lost is not None:
-            raise self._fresh_error()
+        self.check()
         try:
             return self._driver.try_submit(values)
         except ChannelError as error:
@@ -148,19 +177,12 @@ class LocalPlan:
         except ChannelError as error:
             raise self._explained(error) from None
         if values is None and self._lost is not None:
-            raise self._fresh_error()
+            raise self._lost.again()
         return values
-
-    def _fresh_error(self) -> ActorError:
-        """The loss as a new object: one error raised twice would collect tracebacks."""
-        lost = self._lost
-        error = type(lost)(str(lost)) if lost is not None else ActorDiedError("an actor is gone")
-        error.__cause__ = lost.__cause__ if lost is not None else None
-        return error
 
     def _explained(self, error: ChannelError) -> Exception:
         self._engine.doorbell.pump()  # the death behind a broken channel may be known by now
-        return self._fresh_error() if self._lost is not None else error
+        return self._lost.again() if self._lost is not None else error
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
@@ -170,20 +192,20 @@ class LocalPlan:
         """See the protocol."""
         return self._engine.doorbell.wait_until(ready, timeout_s, self._driver.idle(), len(self._plan.programs))
 
-    def _query(self) -> dict[str, control.Reported]:
+    def _query(self, timeout_s: float | None = None) -> dict[str, control.Reported]:
         number = next(self._queries)
         answers: dict[str, control.Reported] = {}
         self._reports[number] = answers
         engine = self._engine
         for actor in self._actors:
             if engine.is_alive(actor):
-                engine.send(actor, control.Report(self._number, number))
-        engine.await_answers(lambda: all(a in answers or not engine.is_alive(a) for a in self._actors))
+                engine.send(actor, control.Report(self.number, number))
+        engine.await_answers(lambda: all(a in answers or not engine.is_alive(a) for a in self._actors), timeout_s)
         return self._reports.pop(number)
 
-    def spans(self) -> list[Span]:
+    def spans(self, timeout_s: float | None = None) -> list[Span]:
         """See the protocol."""
-        answers = self._query()
+        answers = self._query(timeout_s)
         return [*self._driver.spans(), *(span for report in answers.values() for span in report.spans)]
 
     def statistics(self) -> Mapping[str, ActorStatistics]:
@@ -191,19 +213,60 @@ class LocalPlan:
         answers = self._query()
         return {DRIVER: self._driver.statistics(), **{actor: report.statistics for actor, report in answers.items()}}
 
-    def close(self) -> None:
-        """See the protocol. Waits for actors that are in the middle of a method."""
-        if not self._is_closed:
+    def _who_waited(self, actor: str) -> str:
+        """Which nodes, on other actors or the driver, need what an actor's nodes make."""
+        plan = self._plan
+        made = {value: node.id for node in plan.nodes if node.actor == actor for value in node.outputs}
+        waiting = [
+            f"{node.actor}.{node.method} (node {node.id}) waited for its node {made[value]}"
+            for node in plan.nodes
+            for value in node.inputs
+            if node.actor != actor and value in made
+        ]
+        waiting += [f"the driver waited for its node {made[value]}" for value in plan.outputs if value in made]
+        more = f", and {len(waiting) - _NUM_SHOWN} others" if len(waiting) > _NUM_SHOWN else ""
+        return "".join(f"; {text}" for text in waiting[:_NUM_SHOWN]) + more
+
+    def rings(self) -> tuple[RingState, ...]:
+        """What lies in the shared-memory rings."""
+        return () if self._board is None else ring_states(self._plan, self._board)
+
+    def awaited(self) -> str:
+        """See the protocol."""
+        return self._driver.awaited()
+
+    def nudge(self) -> None:
+        """See the protocol."""
+        self._engine.doorbell.nudge()
+
+    def leave(self) -> None:
+        """See the protocol."""
+        if not self._is_leaving:
+            self._is_leaving = True
             for actor in self._actors:
                 if self._engine.is_alive(actor):
-                    self._engine.send(actor, control.ClosePlan(self._number))
-            self._await(control.Closed)
-            self.abandon()
+                    self._engine.send(actor, control.ClosePlan(self.number))
+            self._end_if_left()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """See the protocol."""
+        self.leave()
+        if not self._engine.await_answers(lambda: self._is_closed, timeout_s):
+            raise TeardownTimeout(
+                f"the graph could not be taken from its actors within {timeout_s} s: {self._why_not_closed()}",
+                hint="call teardown() again to wait on, or teardown(kill_actors=True) to end the actors",
+            )
+
+    def _why_not_closed(self) -> str:
+        missing = self._missing(control.Closed)
+        doing = {state.actor: state.doing for state in self._engine.look(_LOOK_S).actors}
+        return ", ".join(f"{actor} {doing.get(actor, 'does not answer')}" for actor in missing)
 
     def abandon(self) -> None:
         """Closes the driver's side only."""
         if not self._is_closed:
             self._is_closed = True
-            self._engine.forget(self._number)
+            self._engine.forget(self.number)
+            self._board = None
             if self._wiring is not None:
                 self._wiring.close()

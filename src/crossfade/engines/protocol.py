@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from crossfade.engines.state import State
 from crossfade.errors import Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US
+from crossfade.host.loop_bell import LoopBell
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
@@ -18,6 +20,7 @@ __all__ = [
     "Engine",
     "GraphStatistics",
     "HalfSubmitted",
+    "LoopBell",
     "OpenPlan",
     "PendingCall",
 ]
@@ -83,7 +86,13 @@ class PendingCall(Protocol):
 
 
 class OpenPlan(Protocol):
-    """A plan whose channels are open, as the driver holds it. Submitting and collecting may happen in two threads."""
+    """A plan whose channels are open, as the driver holds it. Submitting and collecting may happen in two threads.
+
+    Attributes:
+        number: tells the plans of an engine apart.
+    """
+
+    number: int
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """Writes the inputs of one execution, in the order of ``plan.inputs``; False if there is no room (call it again with
@@ -108,14 +117,30 @@ class OpenPlan(Protocol):
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """Waits until ``ready()``, which calls `try_collect`, is true; False if the time passed."""
 
-    def spans(self) -> list[Span]:
-        """What all parties have recorded."""
+    def spans(self, timeout_s: float | None = None) -> list[Span]:
+        """What all parties have recorded, those that answer in time."""
 
     def statistics(self) -> Mapping[str, ActorStatistics]:
         """Counters of every party."""
 
-    def close(self) -> None:
-        """Takes the plan from its actors and closes the channels. Idempotent."""
+    def check(self) -> None:
+        """Raises `ActorDiedError` if an actor of the plan is gone."""
+
+    def awaited(self) -> str:
+        """The channel whose value the driver takes next."""
+
+    def nudge(self) -> None:
+        """Makes the threads that wait look again."""
+
+    def leave(self) -> None:
+        """Tells the actors to leave the plan, and does not wait for it. The driver's side closes when the last one has."""
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Takes the plan from its actors and closes the channels. Idempotent; may be called again after a time-out.
+
+        Raises:
+            TeardownTimeout: an actor was still in the middle of a method when the time was over.
+        """
 
 
 class Engine(Protocol):
@@ -129,8 +154,14 @@ class Engine(Protocol):
     def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
         """Calls a method, after the calls that were made before."""
 
-    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool) -> OpenPlan:
+    def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> OpenPlan:
         """Gives every actor its part of the plan.
+
+        Args:
+            plan: the plan.
+            calls: the arguments of its nodes.
+            record: every party records what it runs.
+            debug: every actor watches its values.
 
         Raises:
             ActorStartError, ActorDiedError: an actor is not there.
@@ -138,6 +169,25 @@ class Engine(Protocol):
 
     def kill(self, actor: str) -> None:
         """Ends an actor at once."""
+
+    def has_ended(self, actor: str) -> bool:
+        """Whether an actor is gone, or could not be started. Finds it out, also if nobody has waited for anything since."""
+
+    def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """Waits until ``ready()`` is true, whatever it looks at: it is looked at again whenever something has come in.
+
+        Returns:
+            False if the time passed, or if nothing more can happen.
+        """
+
+    def loop_bell(self) -> LoopBell | None:
+        """For an event loop to wait for whatever comes in; None on an engine where nothing comes by itself."""
+
+    def look(self, timeout_s: float) -> State:
+        """What everybody is doing at this moment. Takes no lock and waits for nobody longer than ``timeout_s``."""
+
+    def disown(self) -> None:
+        """This process was forked: the actors are its parent's."""
 
     def close(self) -> None:
         """Ends everything. Idempotent."""

@@ -1,6 +1,7 @@
 """What the user says, as data: nodes, the mistakes to be found in them, drawings. Knows nothing of how a graph runs."""
 
 from crossfade.graph.check import CheckedGraph
+from crossfade.graph.collectives import CollectiveNode, CollectiveOutput, bind_collective
 from crossfade.graph.hook import install_compiler
 from crossfade.graph.nodes import (
     ActorInfo,
@@ -18,6 +19,8 @@ from crossfade.graph.type_hints import TorchTensorType
 __all__ = [
     "ActorInfo",
     "CheckedGraph",
+    "CollectiveNode",
+    "CollectiveOutput",
     "InputNode",
     "InputPart",
     "MethodNode",
@@ -26,6 +29,7 @@ __all__ = [
     "OutputNode",
     "TorchTensorType",
     "bind",
+    "bind_collective",
     "install_compiler",
     "walk",
 ]

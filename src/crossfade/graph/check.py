@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
+from crossfade.graph.collectives import CollectiveNode, CollectiveOutput
 from crossfade.graph.nodes import (
+    ActorInfo,
     InputNode,
     InputPart,
     MethodNode,
@@ -49,6 +51,7 @@ class CheckedGraph:
         methods: the method calls; each comes after what it uses, and they are in the order of their creation.
         outputs: the values that an execution gives: method calls with one value, or single values of the others.
         returns_list: whether an execution gives a list of them, or the only one.
+        collectives: what actors do together, likewise sorted.
     """
 
     input: InputNode | None
@@ -56,6 +59,12 @@ class CheckedGraph:
     methods: tuple[MethodNode, ...]
     outputs: tuple[Node, ...]
     returns_list: bool
+    collectives: tuple[CollectiveNode, ...] = ()
+
+    @property
+    def steps(self) -> list[MethodNode | CollectiveNode]:
+        """Method calls and collectives in one order, that of their creation."""
+        return list(heapq.merge(self.methods, self.collectives, key=lambda node: node.order))
 
 
 def check(output: Node | MultiOutputNode, *, session: str, transports: Collection[str]) -> CheckedGraph:
@@ -79,13 +88,17 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
         if isinstance(node, MethodNode):
             _check_arguments(node)
             _check_actor(node, session)
+        if isinstance(node, CollectiveNode):
+            for actor in node.parties:
+                _check_session(label_of(node), actor, session)
         _check_transport(node, transports)
     whole = _only_input(nodes)
     _check_all_used(nodes, outputs)
     methods = tuple(node for node in nodes if isinstance(node, MethodNode))
     used = dict.fromkeys(source for node in methods for source in node.inputs)
     parts = sorted((node for node in used if isinstance(node, InputNode | InputPart)), key=lambda part: part.order)
-    return CheckedGraph(whole, tuple(parts), methods, outputs, isinstance(output, MultiOutputNode))
+    collectives = tuple(node for node in nodes if isinstance(node, CollectiveNode))
+    return CheckedGraph(whole, tuple(parts), methods, outputs, isinstance(output, MultiOutputNode), collectives)
 
 
 # The outputs
@@ -211,11 +224,7 @@ def _check_arguments(node: MethodNode) -> None:
 
 def _check_actor(node: MethodNode, session: str) -> None:
     actor = node.actor
-    if actor.session != session:
-        raise GraphError(
-            f"{node.label} runs on another driver's actor: {actor.id} belongs to another session or one that is over",
-            hint=f"start the actor again in this session: {actor.class_name}.remote(...)",
-        )
+    _check_session(node.label, actor, session)
     if actor.id == DRIVER:
         raise GraphError(
             f"{describe(node)} runs on an actor named {DRIVER!r}, which is the name of the driving process itself",
@@ -224,6 +233,14 @@ def _check_actor(node: MethodNode, session: str) -> None:
     if node.method not in actor.methods:
         problem, hint = unknown_method(actor, node.method)
         raise GraphError(f"{describe(node)} cannot run: {problem}", hint=hint)
+
+
+def _check_session(label: str, actor: ActorInfo, session: str) -> None:
+    if actor.session != session:
+        raise GraphError(
+            f"{label} runs on another driver's actor: {actor.id} belongs to another session or one that is over",
+            hint=f"start the actor again in this session: {actor.class_name}.remote(...)",
+        )
 
 
 def _check_transport(node: Node, transports: Collection[str]) -> None:
@@ -279,7 +296,7 @@ def _check_all_used(nodes: Sequence[Node], outputs: Collection[Node]) -> None:
 
 def _find_forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> GraphError | None:
     forgotten = _forgotten(nodes, outputs)
-    leaves = [node for node in forgotten if isinstance(node, MethodNode)]
+    leaves = [node for node in forgotten if isinstance(node, MethodNode | CollectiveNode)]
     parts = [node for node in forgotten if isinstance(node, InputPart)]
     if leaves:
         more = f" (nor {len(leaves) - 1} more calls)" if len(leaves) > 1 else ""
@@ -305,15 +322,15 @@ def _forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> list[Node]:
         node = pending.pop()
         followers = _followers(node)
         is_used = any(each.users or each in wanted for each in (node, *_values(node)))
-        if not is_used and isinstance(node, MethodNode | InputPart):
+        if not is_used and isinstance(node, MethodNode | CollectiveNode | InputPart):
             forgotten.append(node)
         pending += [each for each in followers if each not in seen]
         seen.update(dict.fromkeys(followers))
     return sorted(forgotten, key=lambda node: node.order)
 
 
-def _values(node: Node) -> tuple[OutputNode, ...]:
-    return node.outputs if isinstance(node, MethodNode) else ()
+def _values(node: Node) -> tuple[OutputNode | CollectiveOutput, ...]:
+    return node.outputs if isinstance(node, MethodNode | CollectiveNode) else ()
 
 
 def _followers(node: Node) -> list[Node]:

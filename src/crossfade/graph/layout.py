@@ -8,16 +8,20 @@ average, in sweeps down and up. Time grows with boxes, bends and edges.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crossfade.graph.check import CheckedGraph
+from crossfade.graph.collectives import CollectiveNode, CollectiveOutput
 from crossfade.graph.nodes import MethodNode, Node, OutputNode, label_of
 from crossfade.types import DRIVER
 
 __all__ = ["Box", "Edge", "Layout", "Picture", "lay_out", "picture_of", "place"]
 
 NUM_SWEEPS = 4
+TOGETHER = "(collectives)"
+"""Whose boxes collectives are: no actor's alone."""
 MAX_BENDS = 20_000
 """With more bends than this none are made, and long edges are straight."""
 
@@ -27,7 +31,7 @@ class Box:
     """A value or a call in a drawing.
 
     Attributes:
-        id: ``i0`` (a part of the input), ``n0`` (a call, numbered as in the plan) or ``out``.
+        id: ``i0`` (a part of the input), ``n0`` (a call, numbered as in the plan), ``c0`` (a collective) or ``out``.
         label: what to write in it.
         actor: whose it is; the driver's are the input and the output.
         detail: more about it.
@@ -102,10 +106,16 @@ def picture_of(graph: CheckedGraph) -> Picture:
     for index, part in enumerate(graph.input_parts):
         names[part] = f"i{index}"
         boxes.append(Box(f"i{index}", label_of(part), DRIVER, "input"))
-    for index, node in enumerate(graph.methods):
-        names[node] = f"n{index}"
+    calls, collectives = itertools.count(), itertools.count()
+    for node in graph.steps:
+        if isinstance(node, CollectiveNode):
+            names[node] = f"c{next(collectives)}"
+            label = f"{node.kind}({node.op or ''})"
+            boxes.append(Box(names[node], label, TOGETHER, f"{label} of {', '.join(a.id for a in node.parties)}"))
+            continue
+        names[node] = f"n{next(calls)}"
         returns = f", returns {node.num_returns} values" if node.num_returns > 1 else ""
-        boxes.append(Box(f"n{index}", node.label, node.actor.id, f"{node.actor.class_name}.{node.method}{returns}"))
+        boxes.append(Box(names[node], node.label, node.actor.id, f"{node.actor.class_name}.{node.method}{returns}"))
     num_outputs = len(graph.outputs)
     boxes.append(Box("out", f"output [{num_outputs}]" if graph.returns_list else "output", DRIVER, "output"))
     return Picture(tuple(boxes), tuple(_edges(graph, names)))
@@ -113,24 +123,32 @@ def picture_of(graph: CheckedGraph) -> Picture:
 
 def _edges(graph: CheckedGraph, names: Mapping[Node, str]) -> Iterable[Edge]:
     labels: dict[tuple[str, str], list[str]] = {}
-    for node in graph.methods:
+    for node in graph.steps:
         for source in node.inputs:
             labels.setdefault((names[_maker(source)], names[node]), []).append(_value_label(source))
     for index, source in enumerate(graph.outputs):
         position = f"#{index}" if graph.returns_list else ""
         label = " ".join(word for word in (_value_label(source), position) if word)
         labels.setdefault((names[_maker(source)], "out"), []).append(label)
-    actor_of = {names[node]: node.actor.id if isinstance(node, MethodNode) else DRIVER for node in names}
+    actor_of = {names[node]: _owner(node) for node in names}
     for (source_id, target_id), words in labels.items():
         is_local = actor_of[source_id] == actor_of.get(target_id, DRIVER)
         yield Edge(source_id, target_id, ", ".join(word for word in words if word), is_local)
 
 
+def _owner(node: Node) -> str:
+    if isinstance(node, CollectiveNode):
+        return TOGETHER
+    return node.actor.id if isinstance(node, MethodNode) else DRIVER
+
+
 def _maker(node: Node) -> Node:
-    return node.parent if isinstance(node, OutputNode) else node
+    return node.parent if isinstance(node, OutputNode | CollectiveOutput) else node
 
 
 def _value_label(node: Node) -> str:
+    if isinstance(node, CollectiveOutput):
+        return f"[{node.actor.id}]" if node.index == 0 else f"[{node.actor.id}][{node.index}]"
     return f"[{node.index}]" if isinstance(node, OutputNode) else ""
 
 

@@ -7,6 +7,7 @@
     ├── InputPart         a part of it: ``inp[0]``, ``inp["x"]``, ``inp.x``
     ├── MethodNode        what a method call gives; made by `bind`
     ├── OutputNode        one of the values of a method that returns several
+    ├── CollectiveNode    what several actors do together, and CollectiveOutput, what one of them gets (`graph.collectives`)
     └── MultiOutputNode   several values as the output of a graph
 
 A node refers to the nodes that it uses, and these refer weakly to it: a node that the user drops is gone.
@@ -150,6 +151,14 @@ class Node:
     def experimental_compile(self, **options: Any) -> Any:
         """Ray's name for `compile`."""
         return compiler()(self, **options)
+
+    def _sources(self) -> tuple[Node, ...]:
+        """What `inputs_of` gives for nodes that this file does not know."""
+        return ()
+
+    def _label(self) -> str:
+        """What `label_of` gives for them."""
+        return type(self).__name__
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -340,7 +349,7 @@ def inputs_of(node: Node) -> tuple[Node, ...]:
         case MultiOutputNode():
             given: tuple[Any, ...] = node.nodes
             return tuple(source for source in given if isinstance(source, Node))
-    return ()
+    return node._sources()
 
 
 def walk(outputs: Iterable[Node]) -> list[Node]:
@@ -371,7 +380,7 @@ def label_of(node: Node) -> str:
             return node.label
         case OutputNode():
             return f"{node.parent.label}[{node.index}]"
-    return type(node).__name__
+    return node._label()
 
 
 def describe(node: Node) -> str:

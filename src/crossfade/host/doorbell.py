@@ -65,7 +65,7 @@ class Bell:
         if self.event_fd >= 0:
             os.close(self.event_fd)
             self.event_fd = -1
-            self.flags = memoryview(bytearray(2))  # lets go of the mapping, which holds a descriptor of its own
+            self.flags = memoryview(bytearray(2))  # lets go of the mapping
             del self._mapping
 
 
@@ -88,13 +88,13 @@ class Doorbell:
         self._num_yields = round(spin_us / _YIELD_US)
         self._num_cores = len(os.sched_getaffinity(0))
         self._fence = full_fence()
-        self._poller = select.epoll()
-        # Edge-triggered: each ring wakes once, also when the count before it was never read.
-        self._poller.register(event_fd, select.EPOLLIN | select.EPOLLET)
+        self._watched = select.epoll()  # the descriptors that have handlers
+        self._poller = self.new_poller()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._sleeping = threading.Lock()  # held by the thread that sleeps on the descriptors
-        self._turn = threading.Condition()
+        self._turn = threading.Condition(threading.Lock())
+        self._sleeper = 0  # the thread that sleeps on the descriptors
         self._num_beside = 0  # threads that sleep until that one wakes
+        self._num_loops = 0  # event loops that sleep on pollers of their own
 
     @staticmethod
     def create_fds(label: str) -> tuple[int, int]:
@@ -108,12 +108,12 @@ class Doorbell:
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
         """Calls ``handler`` (which must not block or raise) in a waiting thread when ``fd`` is readable or hung up."""
         self._handlers[fd] = handler
-        self._poller.register(fd, select.EPOLLIN)
+        self._watched.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
         """Undoes `watch`."""
         if self._handlers.pop(fd, None) is not None:
-            self._poller.unregister(fd)
+            self._watched.unregister(fd)
 
     def take_mail_flag(self) -> bool:
         """Whether somebody announced a message since the last call."""
@@ -122,11 +122,38 @@ class Doorbell:
             return True
         return False
 
+    def new_poller(self) -> select.epoll:
+        """An epoll that is readable when this process is rung, or when a watched descriptor is ready.
+
+        Each sleeper has one of its own, so that none takes a ring away from another. The rings are edge-triggered: each wakes
+        once, also when the count before it was never read.
+        """
+        poller = select.epoll()
+        poller.register(self.event_fd, select.EPOLLIN | select.EPOLLET)
+        poller.register(self._watched.fileno(), select.EPOLLIN)
+        return poller
+
+    def enter_loop(self) -> None:
+        """An event loop is going to sleep on a poller of its own, and is rung from now on. It has to look once more first."""
+        with self._turn:
+            self._num_loops += 1
+            self.flags[_ASLEEP] = 1
+        self._fence()
+
+    def leave_loop(self) -> None:
+        """Undoes `enter_loop`."""
+        with self._turn:
+            self._num_loops -= 1
+            self.flags[_ASLEEP] = bool(self._sleeper or self._num_loops)
+
     def pump(self) -> None:
         """Calls the handlers of the descriptors that are ready, without waiting."""
-        events = self._poller.poll(0)
-        self._dispatch(events)
-        if any(fd == self.event_fd for fd, _ in events):  # it was meant for a thread that is about to sleep
+        has_handled = False
+        for fd, _ in self._watched.poll(0):
+            if handler := self._handlers.get(fd):
+                has_handled = True
+                handler()
+        if has_handled:  # others may have looked before the handlers ran
             self.nudge()
 
     def wait_until(
@@ -178,21 +205,28 @@ class Doorbell:
     def _sleep(self, ready: Callable[[], object], idle: Callable[[], bool] | None, deadline: float | None) -> bool:
         """One sleep: True if ``ready()`` was true before it."""
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not self._sleeping.acquire(False):
+        me = threading.get_ident()
+        with self._turn:
+            # An interrupt may have kept this thread from leaving: it may come again.
+            is_mine = self._sleeper in (0, me)
+            if is_mine:
+                self._sleeper = me
+                self.flags[_ASLEEP] = 1  # before anybody else can find out that there is a sleeper, and rely on it
+        if not is_mine:
             return self._sleep_beside(ready, left_s)
         try:
-            self.flags[_ASLEEP] = 1
             self._fence()
             if (idle is None or not idle()) and ready():
                 return True
             events = self._poller.poll(left_s)
         finally:
-            self.flags[_ASLEEP] = 0
-            self._sleeping.release()
-            if self._num_beside:  # who is not counted yet has still to look whether anybody sleeps
-                with self._turn:
+            with self._turn:
+                self._sleeper = 0
+                self.flags[_ASLEEP] = self._num_loops > 0
+                if self._num_beside:
                     self._turn.notify_all()
-        self._dispatch(events)
+        if any(fd != self.event_fd for fd, _ in events):
+            self.pump()
         return False
 
     def _sleep_beside(self, ready: Callable[[], object], left_s: float | None) -> bool:
@@ -200,9 +234,10 @@ class Doorbell:
         with self._turn:
             self._num_beside += 1
             try:
+                self._fence()
                 if ready():
                     return True
-                if self._sleeping.locked():
+                if self._sleeper:
                     self._turn.wait(left_s)
                 return False
             finally:
@@ -214,19 +249,11 @@ class Doorbell:
         with self._turn:
             self._turn.notify_all()
 
-    def _dispatch(self, events: list[tuple[int, int]]) -> None:
-        has_handled = False
-        for fd, _ in events:
-            if fd != self.event_fd and (handler := self._handlers.get(fd)):
-                has_handled = True
-                handler()
-        if has_handled:  # others were notified before the handlers ran, and may sleep again by now
-            self.nudge()
-
     def close(self) -> None:
         """Gives all descriptors back."""
         if self.event_fd >= 0:
             self._poller.close()
+            self._watched.close()
             os.close(self.event_fd)
             os.close(self.memory_fd)
             self.event_fd = self.memory_fd = -1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 from functools import cache
@@ -16,6 +17,7 @@ __all__ = ["PAGE_BYTES", "Heap", "Memory", "address_of", "align", "available_byt
 PAGE_BYTES = mmap.PAGESIZE
 
 _LARGE_BYTES = 64 << 20
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # as on all machines that Linux runs on but a few old ones
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 
@@ -34,7 +36,22 @@ def address_of(mapping: mmap.mmap, offset: int = 0) -> int:
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    )
+    libc.mmap.restype = ctypes.c_void_p
     return libc
+
+
+def _os_error() -> OSError:
+    """What the last call of libc failed of."""
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code))
 
 
 def available_bytes() -> int:
@@ -59,10 +76,14 @@ class Memory:
 
     @classmethod
     def create(cls, label: str, size_bytes: int) -> Memory:
-        """New zeroed memory. Pages are taken at their first touch; ``label`` shows in /proc for people."""
-        memory = cls(os.memfd_create(f"crossfade-{label}", os.MFD_CLOEXEC))
+        """New zeroed memory. Pages are taken at their first touch; ``label`` shows in /proc for people.
+
+        It can grow and not shrink: no process that holds it can make what another one has mapped a fault.
+        """
+        memory = cls(os.memfd_create(f"crossfade-{label}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
         if size_bytes:
             os.ftruncate(memory.fd, align(size_bytes, PAGE_BYTES))
+        fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return memory
 
     @property
@@ -73,13 +94,21 @@ class Memory:
     def map(self, size_bytes: int, offset: int = 0, *, populate: bool = False) -> mmap.mmap:
         """Maps a part, shared and writable. It stays mapped until nobody holds the mapping or a view on it.
 
+        The interpreter's mapping of a file holds a descriptor as long as it lives; one that has none does not. So the addresses are
+        taken by one of those, which gives them back when it dies, and the memory is then mapped over them.
+
         Args:
             size_bytes: length of the part.
             offset: where it starts, a multiple of the page size.
             populate: touch every page now (the first touch of 64 MB costs tens of milliseconds).
         """
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
-        return mmap.mmap(self.fd, size_bytes, flags=flags, offset=offset)
+        place = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        flags = mmap.MAP_SHARED | _MAP_FIXED | (mmap.MAP_POPULATE if populate else 0)
+        address = address_of(place)
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        if _libc().mmap(address, size_bytes, access, flags, self.fd, offset) != address:
+            raise _os_error()
+        return place
 
     def close(self) -> None:
         """Gives the descriptor back; mappings stay."""
@@ -119,5 +148,4 @@ class Heap:
         """Gives a piece's pages back. Nobody may use it any more."""
         mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
         if _libc().fallocate(self.memory.fd, mode, offset, size_bytes) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+            raise _os_error()

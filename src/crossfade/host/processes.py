@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
+import select
 import signal
-import threading
 from contextlib import suppress
 
-__all__ = ["allow_many_descriptors", "describe_exit", "die_with", "open_pidfd"]
+__all__ = ["allow_many_descriptors", "await_end", "count_oom_kills", "describe_exit", "die_on_hangup", "open_pidfd"]
 
 
 def open_pidfd(pid: int) -> int:
@@ -16,8 +17,15 @@ def open_pidfd(pid: int) -> int:
     return os.pidfd_open(pid)
 
 
+def await_end(pidfd: int, timeout_s: float) -> bool:
+    """Waits for the end of the process behind ``pidfd``; False if the time passed."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))
+
+
 def allow_many_descriptors() -> None:
-    """Raises this process's limit of open descriptors as far as it may: each mapping of a slot holds one."""
+    """Raises this process's limit of open descriptors as far as it may: each peer takes three, and each plan one for each heap."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
@@ -36,18 +44,22 @@ def describe_exit(code: int | None) -> str:
         return f"it was killed by signal {-code}"
 
 
-def die_with(pidfd: int) -> None:
-    """Ends this process as soon as the process behind ``pidfd`` ends, also in the middle of a long call.
+def die_on_hangup(fd: int) -> None:
+    """Has the kernel kill this process when the other end of the pipe ``fd`` closes, whatever this process is doing then.
 
-    (``PR_SET_PDEATHSIG`` would fire when the *thread* that started us ends.)
+    Nothing may ever be written to that pipe. It works where no thread can: in a long call that holds the interpreter lock, and
+    in a stopped process. (``PR_SET_PDEATHSIG`` would fire when the *thread* that started us ends.)
     """
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
-    def watch() -> None:
-        import select
 
-        poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
-        poller.poll()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="crossfade-die-with-driver", daemon=True).start()
+def count_oom_kills() -> int:
+    """How many processes the kernel has ended since the system started because memory ran out; 0 if it does not say."""
+    with suppress(OSError), open("/proc/vmstat") as file:
+        for line in file:
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return 0

@@ -45,6 +45,9 @@ class Semaphore(Protocol):
     def _is_zero(self) -> bool:
         """Whether there is none to take; takes nothing."""
 
+    def _get_value(self) -> int:
+        """How many there are to take; takes nothing."""
+
 
 @cache
 def _libc() -> ctypes.CDLL:

@@ -1,25 +1,27 @@
 """Messages with descriptors over a pair of connected UNIX sockets.
 
 The pair is made before the other process starts and inherited by it: there is no address that a stranger could connect
-to, so whoever holds an end was given it. A message is 12 bytes (length, number of descriptors), then the payload.
+to. Every message is a frame (host/frames.py) that proves that a holder of the connection's key has sent it, so what else comes to
+be written to the descriptor is never taken for a message.
 """
 
 from __future__ import annotations
 
 import array
+import os
 import select
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["Connection", "Message"]
+from crossfade.host.frames import FrameError, Opener, Role, Sealer
 
-_HEADER = struct.Struct("<QI")
-_MAX_FDS = 250  # the kernel takes 253 in one call
+__all__ = ["Connection", "Message", "hand_over", "take_over"]
+
+_MAX_FDS_A_CALL = 250  # the kernel takes 253
 _CHUNK_BYTES = 1 << 18
 _FD = array.array("i")
 
@@ -37,28 +39,63 @@ class Message:
     fds: tuple[int, ...]
 
 
+def hand_over(secret: bytes) -> int:
+    """A descriptor for another process to inherit, from which the secret (up to 4096 bytes) can be read once: a pipe."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, secret)
+    finally:
+        os.close(writing)
+    return reading
+
+
+def take_over(fd: int, num_bytes: int) -> bytes:
+    """The secret behind an inherited descriptor, which is closed.
+
+    Raises:
+        ConnectionError: it is not there.
+    """
+    secret = b""
+    try:
+        while len(secret) < num_bytes and (more := os.read(fd, num_bytes - len(secret))):
+            secret += more
+    finally:
+        os.close(fd)
+    if len(secret) != num_bytes:
+        raise ConnectionError(f"{num_bytes} bytes of key were expected, and {len(secret)} came")
+    return secret
+
+
 class Connection:
     """One end. Sending and receiving may happen in different threads.
+
+    Args:
+        sock: the socket, owned by this object from now on.
+        key: the connection's key (``frames.new_key``), which the other side has too.
+        role: which side this is.
 
     Attributes:
         is_closed: the other side is gone (or this one closed it); what had arrived can still be taken.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, key: bytes, role: Role) -> None:
         sock.setblocking(False)
         self._socket = sock
-        self._buffer = bytearray()
+        self._sealer = Sealer(key, role)
+        self._opener = Opener(key, role)
         self._fds: deque[int] = deque()
         self._inbox: deque[Message] = deque()
         self._send_lock = threading.Lock()
         self._receive_lock = threading.Lock()
+        self._sent: list[int] = []  # of the frame under way: what each call took of it
+        self._frame = (0, 0)  # its number and length
         self.is_closed = False
 
     @staticmethod
-    def pair() -> tuple[Connection, socket.socket]:
-        """A connection, and the socket for the other process to inherit."""
+    def pair(key: bytes) -> tuple[Connection, socket.socket]:
+        """The driver's end of a connection, and the socket for the actor to inherit."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        return Connection(mine), theirs
+        return Connection(mine, key, "driver"), theirs
 
     def fileno(self) -> int:
         """The descriptor, for waiting."""
@@ -69,29 +106,51 @@ class Connection:
         send to each other at once do not block each other.
 
         Raises:
-            ConnectionError: the other side is gone.
+            ConnectionError: the other side is gone (FrameError: or it is not who it should be).
+            ValueError: the message is larger than any may be.
         """
         if self.is_closed:
+            self._raise_refusal()
             raise BrokenPipeError("the connection is closed")
-        data = memoryview(_HEADER.pack(len(payload), len(fds)) + payload)
-        size_bytes = len(data)
         with self._send_lock:
+            self._settle()
+            head, tail = self._sealer.seal(payload, len(fds))
+            size_bytes = len(head) + len(payload) + len(tail)
+            self._frame = (self._sealer.number, size_bytes)
+            parts = (head, payload, tail) if size_bytes > _CHUNK_BYTES else (b"".join((head, payload, tail)),)
             try:
-                for start in range(0, len(fds), _MAX_FDS):
-                    batch = array.array("i", fds[start : start + _MAX_FDS])
-                    data = data[self._send_some(data[:1], batch) :]
-                while data:
-                    data = data[self._send_some(data[:_CHUNK_BYTES]) :]
-            except BaseException:  # Ctrl-C while it waits
-                if 0 < len(data) < size_bytes:
-                    self.hang_up()  # what follows would be taken for the rest of this message
-                raise
+                self._send_parts([memoryview(part) for part in parts], fds)
+            finally:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Counts the frame under way if all of it was sent. If only some was, the other side would take what follows for its
+        rest: that is the end of the connection. (May be interrupted by Ctrl-C anywhere, and called again.)
+        """
+        number, size_bytes = self._frame
+        num_sent = sum(self._sent)
+        if num_sent and num_sent == size_bytes:
+            self._sealer.number = number + 1
+        elif num_sent:
+            self.hang_up()
+        self._sent = []
+
+    def _send_parts(self, parts: Sequence[memoryview], fds: Sequence[int]) -> None:
+        first, *others = parts
+        for start in range(0, len(fds), _MAX_FDS_A_CALL):
+            batch = array.array("i", fds[start : start + _MAX_FDS_A_CALL])
+            first = first[self._send_some(first[:1], batch) :]
+        for part in (first, *others):
+            while part:
+                part = part[self._send_some(part[:_CHUNK_BYTES]) :]
 
     def _send_some(self, data: memoryview, fds: array.array[int] = _FD) -> int:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
         while True:
             try:
-                return self._socket.sendmsg([data], ancillary)
+                # Ctrl-C comes between two steps of the interpreter, and this is one: what was sent is also noted.
+                self._sent.extend(map(self._socket.sendmsg, ([data],), (ancillary,)))
+                return self._sent[-1]
             except BlockingIOError:
                 poller = select.poll()
                 poller.register(self._socket, select.POLLIN | select.POLLOUT)
@@ -99,13 +158,22 @@ class Connection:
                     self._receive()
 
     def take(self) -> Message | None:
-        """The next message, if it has arrived whole. Never blocks."""
+        """The next message, if it has arrived whole. Never blocks.
+
+        Raises:
+            FrameError: what came after the messages that were taken was not sent by a holder of the key. Nothing more comes.
+        """
         if not self._inbox and not self.is_closed:
             self._receive()
         try:
             return self._inbox.popleft()
         except IndexError:
+            self._raise_refusal()
             return None
+
+    def _raise_refusal(self) -> None:
+        if self._opener.error is not None:  # a new object: one error raised twice would collect tracebacks
+            raise FrameError(str(self._opener.error))
 
     @property
     def has_message(self) -> bool:
@@ -124,35 +192,30 @@ class Connection:
         with self._receive_lock:
             while not self.is_closed:
                 try:
-                    data, ancillary, _, _ = self._socket.recvmsg(
-                        _CHUNK_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
+                    data, ancillary, flags, _ = self._socket.recvmsg(
+                        _CHUNK_BYTES, socket.CMSG_SPACE(_MAX_FDS_A_CALL * 4), socket.MSG_CMSG_CLOEXEC
                     )
                 except BlockingIOError:
                     return
                 except (ConnectionError, OSError):
-                    data, ancillary = b"", []
-                for _, _, raw in ancillary:
-                    received = array.array("i")
-                    received.frombytes(raw[: len(raw) - len(raw) % 4])
-                    self._fds.extend(received)
-                if not data:
-                    self.is_closed = True
-                    return
-                self._buffer += data
-                self._split()
+                    data, ancillary, flags = b"", [], 0
+                received = _descriptors(ancillary)
+                self._fds.extend(received)
+                for frame in self._opener.take(data, len(received)):
+                    fds = tuple(self._fds.popleft() for _ in range(frame.num_fds))
+                    self._inbox.append(Message(frame.payload, fds))
+                if flags & socket.MSG_CTRUNC and self._opener.error is None:
+                    self._opener.error = FrameError("descriptors were lost: the limit of open files may be reached")
+                if not data or self._opener.error is not None:
+                    self._end()
 
-    def _split(self) -> None:
-        """Moves whole messages from the buffer to the inbox."""
-        start = 0
-        while len(self._buffer) - start >= _HEADER.size:
-            length, num_fds = _HEADER.unpack_from(self._buffer, start)
-            body = start + _HEADER.size
-            if len(self._buffer) - body < length:
-                break
-            fds = tuple(self._fds.popleft() for _ in range(num_fds))
-            self._inbox.append(Message(bytes(self._buffer[body : body + length]), fds))
-            start = body + length
-        del self._buffer[:start]
+    def _end(self) -> None:
+        """Nothing more is taken in; descriptors that belong to no message are closed."""
+        self.is_closed = True
+        if self._opener.error is not None:
+            self.hang_up()  # also for a send that waits
+        while self._fds:
+            os.close(self._fds.popleft())
 
     def hang_up(self) -> None:
         """Ends the conversation without waiting for anything: a send in another thread fails, the other side takes what has
@@ -162,6 +225,20 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes this end; the other side sees it at once."""
+        """Closes this end, and the descriptors in messages that nobody took; the other side sees it at once."""
         self.is_closed = True
         self._socket.close()
+        with self._receive_lock:
+            self._end()
+            while self._inbox:
+                for fd in self._inbox.popleft().fds:
+                    os.close(fd)
+
+
+def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """All descriptors that came beside some bytes."""
+    received = array.array("i")
+    for level, kind, raw in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            received.frombytes(raw[: len(raw) - len(raw) % 4])
+    return list(received)

@@ -6,12 +6,14 @@
 ``read n3``            take the next value of channel n3 from its ring (waits for it)
 ``send n3``            give the value of channel n3 to a transport that moves bytes by itself (gloo, and later GPUs)
 ``recv n3``            let such a transport bring the next value; whoever uses the value first waits for it
+``coll c0``            do collective c0 together with its other parties; its inputs must be in this actor's registers
 ``free n3``            let go of value n3: its register is emptied and, if it came through a channel, its slot released
 =====================  ==============================================================================================
 
-``@send``, ``@recv`` after the name is the stream: an action on ``main`` (not written) is finished before the next
-action starts, an action on another stream is only started. ``+k`` is the number of executions by which the action runs
-ahead: in the round of execution e, ``recv n3 @recv +1`` starts the receive of execution e + 1.
+``@send``, ``@recv``, ``@coll`` after the name is the stream: an action on ``main`` (not written) is finished before the
+next action starts, an action on another stream is only started, and who uses a value of it first waits for it. ``+k`` is
+the number of executions by which the action runs ahead: in the round of execution e, ``recv n3 @recv +1`` starts the
+receive of execution e + 1.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["MAIN", "RECV_STREAM", "SEND_STREAM", "Action", "Verb"]
+__all__ = ["COLL_STREAM", "MAIN", "RECV_STREAM", "SEND_STREAM", "Action", "Verb"]
 
 MAIN = "main"
 SEND_STREAM = "send"
 RECV_STREAM = "recv"
+COLL_STREAM = "coll"
 
 
 class Verb(StrEnum):
@@ -34,6 +37,7 @@ class Verb(StrEnum):
     RUN = "run"
     WRITE = "write"
     SEND = "send"
+    COLL = "coll"
     FREE = "free"
 
 
@@ -43,7 +47,8 @@ class Action:
 
     Attributes:
         verb: what to do.
-        target: a node id for ``run``, a channel id for ``read``, ``write``, ``send`` and ``recv``, a value id for ``free``.
+        target: a node id for ``run``, a channel id for ``read``, ``write``, ``send`` and ``recv``, a collective id for
+            ``coll``, a value id for ``free``.
         stream: where it runs; see the module's text.
         ahead: by how many executions it runs ahead (``recv`` only).
     """

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from crossfade.errors import PlanSyntaxError
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
-from crossfade.types import Transport
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
+from crossfade.types import CollectiveKind, ReduceOp, Transport
 
 __all__ = ["parse_plan"]
 
@@ -26,6 +26,8 @@ _NODE = re.compile(rf"node\s+({_ID})\s*=\s*({_NAME})\.(\w+)\(({_LIST})\)\s*->({_
 _CHANNEL = re.compile(
     rf"channel\s+({_ID})(?:\s+of\s+({_ID}))?\s*:\s*({_NAME})\s*->({_LIST})\|\s*(\w+)\s+depth=({_INT})\s+buffer_bytes=({_INT})"
 )
+_COLLECTIVE = re.compile(rf"collective\s+({_ID})\s*=\s*(\w+)\((?:(\w+)|root=({_INT}))?\)\s+over\s+(\w+)\s*:([^|]*)")
+_PARTY = re.compile(rf"\s*({_NAME})\(({_LIST})\)\s*->({_LIST})")
 _OUTPUT = re.compile(rf"output\s+({_ID})")
 _ROW = re.compile(rf"({_NAME})\s*\|(.*)", re.DOTALL)
 _ACTION = re.compile(rf"({'|'.join(Verb)})\s+({_ID})(?:\s+@({_NAME}))?(?:\s+\+({_INT}))?")
@@ -34,6 +36,7 @@ _FORMS = {
     "plan": "plan max_inflight=10 returns=value",
     "input": 'input i0 = KEY, where KEY is *, go, [0], ["text"] or .name',
     "node": "node n0 = Actor.method(i0) -> n0",
+    "collective": "collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1",
     "channel": "channel n0: Writer -> Reader, driver | shm depth=2 buffer_bytes=0",
     "output": "output n0",
 }
@@ -63,12 +66,14 @@ class _Parser:
         self._inputs: list[InputSpec] = []
         self._nodes: list[NodeSpec] = []
         self._channels: list[ChannelSpec] = []
+        self._collectives: list[CollectiveSpec] = []
         self._outputs: list[str] = []
         self._programs: dict[str, tuple[Action, ...]] = {}
         self._takers: list[tuple[re.Pattern[str], Callable[[re.Match[str]], None]]] = [
             (_ROW, self._take_row),
             (_NODE, self._take_node),
             (_CHANNEL, self._take_channel),
+            (_COLLECTIVE, self._take_collective),
             (_INPUT, self._take_input),
             (_OUTPUT, self._take_output),
             (_HEADER, self._take_header),
@@ -103,6 +108,7 @@ class _Parser:
             outputs=tuple(self._outputs),
             returns_list=returns_list,
             max_inflight=max_inflight,
+            collectives=tuple(self._collectives),
         )
 
     def _expected(self, what: str, hint: str) -> PlanSyntaxError:
@@ -116,7 +122,7 @@ class _Parser:
         ids = tuple(each.strip() for each in text.split(","))
         for each in ids:
             if not re.fullmatch(_ID, each):
-                raise self._expected(what, f"{each!r} is no id; ids are separated by commas")
+                raise self._expected(what, f"{each[:LONGEST_LINE_SHOWN]!r} is no id; ids are separated by commas")
         return ids
 
     def _take_header(self, match: re.Match[str]) -> None:
@@ -152,6 +158,29 @@ class _Parser:
                 transport=Transport(transport),
                 depth=int(depth),
                 buffer_bytes=int(buffer_bytes),
+            )
+        )
+
+    def _take_collective(self, match: re.Match[str]) -> None:
+        collective_id, kind, op, root, transport, rest = match.groups()
+        form = _FORMS["collective"]
+        for word, words in ((kind, CollectiveKind), (transport, Transport), (op or ReduceOp.SUM, ReduceOp)):
+            if word not in set(words):
+                raise self._expected(form, f"{word[:LONGEST_LINE_SHOWN]!r} is none of {', '.join(words)}")
+        parties = [_PARTY.fullmatch(party) for party in rest.split(";")] if rest.strip() else []
+        found = [party.groups() for party in parties if party is not None]
+        if len(found) < len(parties):
+            raise self._expected(form, "parties are separated by ;")
+        self._collectives.append(
+            CollectiveSpec(
+                id=collective_id,
+                kind=CollectiveKind(kind),
+                op=None if op is None else ReduceOp(op),
+                root=int(root or 0),
+                transport=Transport(transport),
+                parties=tuple(party for party, _, _ in found),
+                inputs=tuple(self._ids(inputs, form) for _, inputs, _ in found),
+                outputs=tuple(self._ids(outputs, form) for _, _, outputs in found),
             )
         )
 

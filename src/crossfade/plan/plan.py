@@ -12,9 +12,9 @@ from functools import cached_property
 
 from crossfade.plan.actions import Action
 from crossfade.plan.text import format_plan
-from crossfade.types import Transport
+from crossfade.types import CollectiveKind, ReduceOp, Transport
 
-__all__ = ["ChannelSpec", "InputSpec", "NodeSpec", "Plan"]
+__all__ = ["ChannelSpec", "CollectiveSpec", "InputSpec", "NodeSpec", "Plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,44 @@ class ChannelSpec:
         return self.transport is Transport.GLOO
 
 
+@dataclass(frozen=True, slots=True)
+class CollectiveSpec:
+    """What several actors do together, once per execution: a rendezvous.
+
+    Attributes:
+        id: c0, c1, ...
+        kind: what they do.
+        op: how tensors are reduced, or None for kinds that do not reduce.
+        root: the rank whose tensor a broadcast gives to all.
+        transport: how tensors move.
+        parties: the actors, in rank order.
+        inputs: for each rank the ids of the values that it brings.
+        outputs: for each rank the ids of the values that it gets: c0.0 at rank 0, or c0.0.0, c0.0.1, ... where they are several.
+    """
+
+    id: str
+    kind: CollectiveKind
+    op: ReduceOp | None
+    root: int
+    transport: Transport
+    parties: tuple[str, ...]
+    inputs: tuple[tuple[str, ...], ...]
+    outputs: tuple[tuple[str, ...], ...]
+
+    def inputs_of(self, party: str) -> tuple[str, ...]:
+        """What a party brings; nothing for who is none."""
+        return self.inputs[self.parties.index(party)] if party in self.parties else ()
+
+    def outputs_of(self, party: str) -> tuple[str, ...]:
+        """What a party gets; nothing for who is none."""
+        return self.outputs[self.parties.index(party)] if party in self.parties else ()
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Who it is done with: the same for all collectives of the same actors, in whichever order."""
+        return tuple(sorted(self.parties))
+
+
 @dataclass(frozen=True)
 class Plan:
     """What every actor will do, round after round.
@@ -90,6 +128,7 @@ class Plan:
         outputs: ids of the values that an execution gives, in the user's order.
         returns_list: whether the user asked for several outputs (a list) or for one value.
         max_inflight: how many executions may be under way.
+        collectives: what several actors do together, in the order that every actor keeps to.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -99,6 +138,7 @@ class Plan:
     outputs: tuple[str, ...]
     returns_list: bool
     max_inflight: int
+    collectives: tuple[CollectiveSpec, ...] = ()
 
     @cached_property
     def node(self) -> Mapping[str, NodeSpec]:
@@ -109,6 +149,11 @@ class Plan:
     def channel(self) -> Mapping[str, ChannelSpec]:
         """Channels by id."""
         return {channel.id: channel for channel in self.channels}
+
+    @cached_property
+    def collective(self) -> Mapping[str, CollectiveSpec]:
+        """Collectives by id."""
+        return {collective.id: collective for collective in self.collectives}
 
     def __str__(self) -> str:
         return format_plan(self)

@@ -19,6 +19,7 @@ The grid has one row per party. A step's column is the length of the longest cha
 be over before it, so that messages run from left to right; plans with a cycle, and those which would be mostly empty
 cells, are written without gaps. A channel whose id is not its value's is written ``channel n0~gloo of n0: ...``. Lines
 that start with ``#`` are for people: the parser skips them.
+Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.types import CollectiveKind
 
 if TYPE_CHECKING:
-    from crossfade.plan.plan import ChannelSpec, NodeSpec, Plan
+    from crossfade.plan.plan import ChannelSpec, CollectiveSpec, NodeSpec, Plan
 
 __all__ = ["format_excerpt", "format_plan", "values_used"]
 
@@ -44,8 +46,8 @@ MAX_CELLS_PER_ACTION = 16
 NUM_RINGS_SHOWN = 8
 
 
-def values_used(plan: Plan, action: Action) -> tuple[str, ...]:
-    """Ids of the values that must be in the actor's registers for the action; none for an id that does not exist."""
+def values_used(plan: Plan, action: Action, actor: str) -> tuple[str, ...]:
+    """Ids of the values that must be in the actor's registers for its action; none for an id that does not exist."""
     match action.verb:
         case Verb.RUN:
             node = plan.node.get(action.target)
@@ -53,6 +55,9 @@ def values_used(plan: Plan, action: Action) -> tuple[str, ...]:
         case Verb.WRITE | Verb.SEND:
             channel = plan.channel.get(action.target)
             return () if channel is None else (channel.value,)
+        case Verb.COLL:
+            collective = plan.collective.get(action.target)
+            return () if collective is None else collective.inputs_of(actor)
         case Verb.FREE:
             return (action.target,)
         case _:
@@ -70,6 +75,7 @@ def format_plan(plan: Plan, mark: Mark | None = None) -> str:
     lines = [f"plan max_inflight={plan.max_inflight} returns={'list' if plan.returns_list else 'value'}"]
     lines += [f"input {each.value} = {each.key}" for each in plan.inputs]
     lines += map(_format_node, plan.nodes)
+    lines += map(_format_collective, plan.collectives)
     lines += map(_format_channel, plan.channels)
     lines += [f"output {value}" for value in plan.outputs]
     lines += _format_rings(plan.channels)
@@ -98,6 +104,15 @@ def format_excerpt(plan: Plan, mark: Mark, num_columns: int = 12, num_rows: int 
 def _format_node(node: NodeSpec) -> str:
     call = f"{node.actor}.{node.method}({', '.join(node.inputs)})"
     return f"node {node.id} = {call} -> {', '.join(node.outputs)}".rstrip()
+
+
+def _format_collective(collective: CollectiveSpec) -> str:
+    how = collective.op or (f"root={collective.root}" if collective.kind is CollectiveKind.BROADCAST else "")
+    parties = zip(collective.parties, collective.inputs, collective.outputs, strict=True)
+    whom = "; ".join(
+        f"{party}({', '.join(inputs)}) -> {', '.join(outputs)}".rstrip() for party, inputs, outputs in parties
+    )
+    return f"collective {collective.id} = {collective.kind}({how}) over {collective.transport}: {whom}".rstrip()
 
 
 def _format_channel(channel: ChannelSpec) -> str:
@@ -190,23 +205,32 @@ def _levels(plan: Plan) -> dict[str, list[int]] | None:
 
 
 def _waits(plan: Plan, starts: dict[str, int]) -> Iterator[tuple[int, int]]:
-    """Pairs (step, step that waits for it) of one round: program order, and messages to where they are waited for."""
+    """Pairs (step, step that waits for it) of one round: program order, messages and collectives to where they are waited for."""
     written: dict[str, int] = {}
+    met: dict[str, list[int]] = {}
+    firsts = set(starts.values())
     for actor, actions in plan.programs.items():
         yield from pairwise(range(starts[actor], starts[actor] + len(actions)))
         for step, action in enumerate(actions, starts[actor]):
             if action.verb in (Verb.WRITE, Verb.SEND):
                 written[action.target] = step
+            elif action.verb is Verb.COLL:
+                met.setdefault(action.target, []).append(step)
     for actor, actions in plan.programs.items():
-        coming: dict[str, int] = {}
-        for action in actions:
+        coming: dict[str, list[int]] = {}
+        for step, action in enumerate(actions, starts[actor]):
+            if action.verb is Verb.COLL and action.target in plan.collective:
+                others = [other for other in met[action.target] if other != step]
+                if action.stream == MAIN:  # it ends when the others have come that far
+                    yield from ((other - 1, step) for other in others if other not in firsts)
+                else:
+                    coming.update(dict.fromkeys(plan.collective[action.target].outputs_of(actor), others))
             channel = plan.channel.get(action.target)
             if action.verb is Verb.RECV and channel is not None and channel.id in written:
-                coming[channel.value] = written[channel.id]
+                coming[channel.value] = [written[channel.id]]
         for step, action in enumerate(actions, starts[actor]):
             is_waited_for = action.verb is Verb.READ or (action.verb is Verb.RECV and action.stream == MAIN)
             if is_waited_for and not action.ahead and action.target in written:
                 yield written[action.target], step
-            for value in values_used(plan, action):
-                if value in coming:
-                    yield coming.pop(value), step
+            for value in values_used(plan, action, actor):
+                yield from ((source, step) for source in coming.pop(value, ()))

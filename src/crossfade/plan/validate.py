@@ -1,15 +1,8 @@
 """The validator: proves that a plan keeps PL-1 to PL-4 in every execution and every interleaving, or names a step that
 does not.
 
-Each party runs its actions once per round, in rounds -A, ..., -1, 0, 1, ...: A is the largest ``ahead``. In round t an
-action handles execution t + ahead, and does nothing where that is negative.
-
-PL-1, PL-3 and PL-4 are checked party by party and queue by queue. For PL-2, each action is an event of each round.
-That event b waits for event a is an edge with a *lag*: b of round t waits for a of round t - lag. Program order has
-lag 0, and 1 from the end of a round to the start of the next. Messages have lag 0, credit has the ring's depth, and a
-receive that runs k ahead comes k rounds before its execution's: edges out of it gain k, edges into it lose k.
-
-``crossfade.plan.waits`` says which cycles of such edges are deadlocks.
+PL-1, PL-3 and PL-4 are checked party by party and queue by queue. For PL-2 each action is an event of each round;
+``crossfade.plan.events`` says which event waits for which, ``crossfade.plan.waits`` which cycles of that are deadlocks.
 
 The driver counts as a party like the others, which gets execution t before it writes the inputs of t + 1. A driver that
 runs ahead only waits less.
@@ -18,15 +11,16 @@ runs ahead only waits less.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
 
 from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.events import Book, meeting_use, waits_of
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.text import format_excerpt, format_plan, values_used
-from crossfade.plan.waits import Step, Waits
+from crossfade.plan.waits import Step
 from crossfade.types import DRIVER, Transport
 
 __all__ = ["Fault", "find_fault", "validate"]
@@ -34,11 +28,15 @@ __all__ = ["Fault", "find_fault", "validate"]
 MOST_ACTIONS_SHOWN = 200
 """Plans with more actions are shown in part."""
 LONGEST_CYCLE_SHOWN = 12
+LONGEST_NAME_SHOWN = 300
+"""Plans with longer names too."""
 
 _HINTS = {
-    "PL-1": "a channel has one write (gloo: send), and one read (recv) in each reader; gloo: in one order at both ends",
+    "PL-1": "a channel has one write (gloo: send), and one read (recv) in each reader; gloo: in one order at both ends; "
+    "each party of a collective does it once, and all of them do theirs in one order",
     "PL-2": "give all parties the order of one common list of steps; a receive on @recv, a send on @send do not wait",
-    "PL-3": "each reader frees each value it has read once, after its last use, in the same round",
+    "PL-3": "each reader frees each value it has read once, after its last use, in the same round; who starts a collective "
+    "on @coll uses or frees an output of it in the same round",
     "PL-4": "run a node on its own actor, once, after its inputs are there; free a value after its last use",
 }
 
@@ -75,9 +73,15 @@ def validate(plan: Plan) -> None:
     else:
         where = f"{fault.actor}, step {fault.index}, {str(plan.programs[fault.actor][fault.index])!r}"
         mark = (fault.actor, fault.index)
-        is_small = sum(map(len, plan.programs.values())) <= MOST_ACTIONS_SHOWN
+        is_small = sum(map(len, plan.programs.values())) <= MOST_ACTIONS_SHOWN and _is_narrow(plan)
         shown = "\n" + (format_plan(plan, mark) if is_small else format_excerpt(plan, mark))
     raise PlanError(f"{fault.invariant}: {where}: {fault.reason}{shown}", hint=_HINTS[fault.invariant])
+
+
+def _is_narrow(plan: Plan) -> bool:
+    """Whether no name is so long that the grid's other rows would be mostly padding."""
+    names = chain(plan.programs, (action.target for actions in plan.programs.values() for action in actions))
+    return max(map(len, names), default=0) <= LONGEST_NAME_SHOWN
 
 
 def find_fault(plan: Plan) -> Fault | None:
@@ -85,40 +89,22 @@ def find_fault(plan: Plan) -> Fault | None:
 
     (With receives that run ahead on ``main`` it can take that times the sum of their ``ahead``.)
     """
-    book = _Book()
-    checks: tuple[Callable[[Plan, _Book], Iterator[Fault]], ...] = (
+    book = Book()
+    checks: tuple[Callable[[Plan, Book], Iterator[Fault]], ...] = (
         _check_steps,
         _check_completeness,
         _check_registers,
         _check_queues,
+        _check_groups,
         _check_waits,
     )
     return next(chain.from_iterable(check(plan, book) for check in checks), None)
 
 
-@dataclass(slots=True)
-class _Book:
-    """Where things happen, as far as the checks have come.
-
-    Attributes:
-        runs: the step that runs a node, by node.
-        puts: the step that writes or sends, by channel.
-        takes: the step that reads or receives, by channel and reader.
-        frees: the step that frees, by value and party.
-        first_uses: the first step that uses a value which came through a channel, by value and party.
-    """
-
-    runs: dict[str, Step] = field(default_factory=dict)
-    puts: dict[str, Step] = field(default_factory=dict)
-    takes: dict[tuple[str, str], Step] = field(default_factory=dict)
-    frees: dict[tuple[str, str], Step] = field(default_factory=dict)
-    first_uses: dict[tuple[str, str], Step] = field(default_factory=dict)
-
-
 # One step at a time
 
 
-def _check_steps(plan: Plan, book: _Book) -> Iterator[Fault]:
+def _check_steps(plan: Plan, book: Book) -> Iterator[Fault]:
     """Each step names things that exist, and is where it belongs, once."""
     readers = {(channel.id, reader) for channel in plan.channels for reader in channel.readers}
     for actor, actions in plan.programs.items():
@@ -128,12 +114,12 @@ def _check_steps(plan: Plan, book: _Book) -> Iterator[Fault]:
 
 
 def _wrongs(
-    plan: Plan, book: _Book, readers: set[tuple[str, str]], step: Step, action: Action
+    plan: Plan, book: Book, readers: set[tuple[str, str]], step: Step, action: Action
 ) -> Iterator[tuple[str, str]]:
     if action.ahead < 0 or (action.ahead and action.verb is not Verb.RECV):
         yield "PL-1", "only recv may run ahead"
-    if action.stream != MAIN and action.verb not in (Verb.SEND, Verb.RECV):
-        yield "PL-1", "only send and recv may have a stream other than main"
+    if action.stream != MAIN and action.verb not in (Verb.SEND, Verb.RECV, Verb.COLL):
+        yield "PL-1", "only send, recv and coll may have a stream other than main"
     if action.verb is Verb.RUN:
         node = plan.node.get(action.target)
         if node is None:
@@ -142,6 +128,14 @@ def _wrongs(
             yield "PL-4", f"node {node.id} belongs to {node.actor}"
         elif book.runs.setdefault(node.id, step) != step:
             yield "PL-4", f"node {node.id} is run twice in a round"
+    elif action.verb is Verb.COLL:
+        collective = plan.collective.get(action.target)
+        if collective is None:
+            yield "PL-4", f"there is no collective {action.target}"
+        elif step[0] not in collective.parties:
+            yield "PL-1", f"{step[0]} is no party of collective {collective.id}"
+        elif book.colls.setdefault((collective.id, step[0]), step) != step:
+            yield "PL-1", f"collective {collective.id} is done twice in a round"
     elif action.verb is not Verb.FREE:
         channel = plan.channel.get(action.target)
         if channel is None:
@@ -151,7 +145,7 @@ def _wrongs(
 
 
 def _wrong_ends(
-    book: _Book, readers: set[tuple[str, str]], step: Step, action: Action, channel: ChannelSpec
+    book: Book, readers: set[tuple[str, str]], step: Step, action: Action, channel: ChannelSpec
 ) -> Iterator[str]:
     actor = step[0]
     put, take = (Verb.SEND, Verb.RECV) if channel.is_ordered else (Verb.WRITE, Verb.READ)
@@ -170,12 +164,16 @@ def _wrong_ends(
 # What is missing, and what the lists say twice
 
 
-def _check_completeness(plan: Plan, book: _Book) -> Iterator[Fault]:
+def _check_completeness(plan: Plan, book: Book) -> Iterator[Fault]:
     """Both ends of every channel are there, every node is run, and the driver reads every output."""
     for node in plan.nodes:
         if node.id not in book.runs:
             yield _fault_near("PL-4", f"node {node.id} is never run", node.actor, _consumer(plan, book, node.outputs))
     yield from _duplicates(plan, book)
+    for collective in plan.collectives:
+        for reason, actor in _wrong_parties(collective, book):
+            steps = (book.colls.get((collective.id, party)) for party in collective.parties)
+            yield _fault_near("PL-1", reason, actor, next((step for step in steps if step), _any_step(plan)))
     for channel in plan.channels:
         for reason, actor, step in _wrong_channel(channel, book):
             yield _fault_near("PL-1", reason, actor, step or _producer(plan, book, channel.value))
@@ -194,12 +192,14 @@ def _fault_near(invariant: str, reason: str, actor: str, step: Step | None) -> F
     return Fault(invariant, actor, None, reason) if step is None else Fault(invariant, *step, reason)
 
 
-def _duplicates(plan: Plan, book: _Book) -> Iterator[Fault]:
+def _duplicates(plan: Plan, book: Book) -> Iterator[Fault]:
     made = [value.value for value in plan.inputs]
     made += [value for node in plan.nodes for value in node.outputs]
+    made += [value for collective in plan.collectives for values in collective.outputs for value in values]
     for what, ids in (
         ("node", [node.id for node in plan.nodes]),
         ("channel", [channel.id for channel in plan.channels]),
+        ("collective", [collective.id for collective in plan.collectives]),
         ("value", made),
     ):
         seen: set[str] = set()
@@ -209,7 +209,23 @@ def _duplicates(plan: Plan, book: _Book) -> Iterator[Fault]:
             seen.add(id_)
 
 
-def _wrong_channel(channel: ChannelSpec, book: _Book) -> Iterator[tuple[str, str, Step | None]]:
+def _wrong_parties(collective: CollectiveSpec, book: Book) -> Iterator[tuple[str, str]]:
+    """What is wrong with a collective, and with which party."""
+    name, parties = f"collective {collective.id}", collective.parties
+    if len(set(parties)) < max(2, len(parties)):
+        yield f"{name} is not one of at least two different parties", next(iter(parties), DRIVER)
+    if DRIVER in parties:
+        yield f"{DRIVER} takes part in {name}", DRIVER
+    if not 0 <= collective.root < max(1, len(parties)):
+        yield f"the root of {name} is no rank", DRIVER
+    for party, outputs in zip(parties, collective.outputs, strict=True):
+        if (collective.id, party) not in book.colls:
+            yield f"{party} has no coll of {name}", party
+        if not outputs:
+            yield f"{party} gets nothing from {name}", party
+
+
+def _wrong_channel(channel: ChannelSpec, book: Book) -> Iterator[tuple[str, str, Step | None]]:
     """What is wrong, with which party, and the other end of the channel."""
     put = book.puts.get(channel.id)
     takes = [book.takes.get((channel.id, reader)) for reader in channel.readers]
@@ -224,13 +240,17 @@ def _wrong_channel(channel: ChannelSpec, book: _Book) -> Iterator[tuple[str, str
         yield f"the ends of channel {channel.id} are not different parties", channel.writer, nearest
 
 
-def _producer(plan: Plan, book: _Book, value: str) -> Step | None:
+def _producer(plan: Plan, book: Book, value: str) -> Step | None:
     """The step that makes a value (or, for its id, runs a node), or any step at all."""
     maker = next((node.id for node in plan.nodes if value == node.id or value in node.outputs), "")
+    for collective in plan.collectives:
+        for party, values in zip(collective.parties, collective.outputs, strict=True):
+            if value in values and (collective.id, party) in book.colls:
+                return book.colls[collective.id, party]
     return book.runs.get(maker) or book.puts.get(value) or _any_step(plan)
 
 
-def _consumer(plan: Plan, book: _Book, values: tuple[str, ...]) -> Step | None:
+def _consumer(plan: Plan, book: Book, values: tuple[str, ...]) -> Step | None:
     puts = (book.puts.get(channel.id) for channel in plan.channels if channel.value in values)
     return next((put for put in puts if put is not None), None) or _any_step(plan)
 
@@ -242,7 +262,7 @@ def _any_step(plan: Plan) -> Step | None:
 # Registers
 
 
-def _check_registers(plan: Plan, book: _Book) -> Iterator[Fault]:
+def _check_registers(plan: Plan, book: Book) -> Iterator[Fault]:
     """Values are there when they are used, are made once, and are freed where they came through a channel."""
     inputs = [each.value for each in plan.inputs]
     for actor, actions in plan.programs.items():
@@ -258,6 +278,14 @@ def _check_registers(plan: Plan, book: _Book) -> Iterator[Fault]:
             if (value, actor) not in book.frees:
                 reason = f"{actor} never frees {value}: the slot is never free again"
                 yield Fault("PL-3", actor, index, reason)
+        for index, action in enumerate(actions):
+            if (
+                action.verb is Verb.COLL
+                and action.stream != MAIN
+                and meeting_use(plan, book, action.target, actor) is None
+            ):
+                reason = f"{actor} never waits for {action.target}: it would be started again while it is under way"
+                yield Fault("PL-3", actor, index, reason)
 
 
 class _Registers:
@@ -266,19 +294,20 @@ class _Registers:
     A receive that runs ahead was in an earlier round: this round's execution has its value from the start.
     """
 
-    def __init__(self, plan: Plan, book: _Book, actor: str, given: list[str]) -> None:
+    def __init__(self, plan: Plan, book: Book, actor: str, given: list[str]) -> None:
         self._plan, self._book, self._actor = plan, book, actor
         self._present = set(given)
         self._made = set(given)
         self.received: dict[str, int] = {}
+        self._collected: set[str] = set()
 
     def use(self, index: int, action: Action) -> Iterator[Fault]:
         """The action needs its values; a ``free`` takes its own away."""
         step = (self._actor, index)
-        for value in values_used(self._plan, action):
+        for value in values_used(self._plan, action, self._actor):
             if value not in self._present:
                 yield Fault("PL-4", *step, f"{value} {self._absence(value)}")
-            if value in self.received:
+            if value in self.received or value in self._collected:
                 self._book.first_uses.setdefault((value, self._actor), step)
         if action.verb is Verb.FREE:
             self._book.frees[action.target, self._actor] = step
@@ -291,13 +320,17 @@ class _Registers:
                 yield Fault("PL-4", self._actor, index, f"{self._actor} gets {value} a second time in the same round")
             self._made.add(value)
             self._present.add(value)
-            if action.verb is not Verb.RUN:
+            if action.verb is Verb.COLL:
+                self._collected.add(value)
+            elif action.verb is not Verb.RUN:
                 self.received[value] = index
 
     def _values_made(self, action: Action) -> tuple[str, ...]:
         match action.verb:
             case Verb.RUN:
                 return self._plan.node[action.target].outputs
+            case Verb.COLL:
+                return self._plan.collective[action.target].outputs_of(self._actor)
             case Verb.READ | Verb.RECV:
                 return (self._plan.channel[action.target].value,)
             case _:
@@ -313,7 +346,7 @@ class _Registers:
 # Queues
 
 
-def _check_queues(plan: Plan, book: _Book) -> Iterator[Fault]:
+def _check_queues(plan: Plan, book: Book) -> Iterator[Fault]:
     """What one party sends to another over an ordered transport is received in the order in which it is sent."""
     sent: dict[tuple[Transport, str, str], list[str]] = defaultdict(list)
     received: dict[tuple[Transport, str, str], list[tuple[int, int, str]]] = defaultdict(list)
@@ -326,6 +359,21 @@ def _check_queues(plan: Plan, book: _Book) -> Iterator[Fault]:
             received[queue].append((-plan.programs[reader][index].ahead, index, channel_id))
     for queue, channel_ids in sent.items():
         yield from _compare(queue[2], channel_ids, sorted(received[queue]))
+
+
+def _check_groups(plan: Plan, book: Book) -> Iterator[Fault]:
+    """What the same actors do together, all of them do in one order."""
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for collective in plan.collectives:
+        groups[collective.group].append(collective.id)
+    for group, ids in groups.items():
+        order = sorted(ids, key=lambda id_: book.colls[id_, group[0]])
+        for party in group[1:]:
+            mine = sorted(ids, key=lambda id_: book.colls[id_, party])
+            for place, (theirs, own) in enumerate(zip(order, mine, strict=True)):
+                if theirs != own:
+                    reason = f"{party} does {own} as number {place} where {group[0]} does {theirs}"
+                    yield Fault("PL-1", *book.colls[own, party], reason)
 
 
 def _compare(reader: str, sent: list[str], received: list[tuple[int, int, str]]) -> Iterator[Fault]:
@@ -346,9 +394,9 @@ def _compare(reader: str, sent: list[str], received: list[tuple[int, int, str]])
 # Waits
 
 
-def _check_waits(plan: Plan, book: _Book) -> Iterator[Fault]:
+def _check_waits(plan: Plan, book: Book) -> Iterator[Fault]:
     """No chain of waits leads back to where it began."""
-    waits = _waits_of(plan, book)
+    waits = waits_of(plan, book)
     steps = [step for step, _ in groupby(waits.steps[event] for event in waits.find_cycle())]
     if not steps:
         return
@@ -360,44 +408,3 @@ def _check_waits(plan: Plan, book: _Book) -> Iterator[Fault]:
         names = [*names[: LONGEST_CYCLE_SHOWN - 1], f"{len(names) - LONGEST_CYCLE_SHOWN + 1} more"]
     reason = f"each of these waits for the next, and the last for the first: {'; '.join(names)}"
     yield Fault("PL-2", *steps[0], reason)
-
-
-def _waits_of(plan: Plan, book: _Book) -> Waits:
-    """The waits of a plan with which nothing else is wrong."""
-    waits = Waits()
-    starts: dict[Step, int] = {}
-    ends: dict[Step, int] = {}
-    for actor, actions in plan.programs.items():
-        for index, action in enumerate(actions):
-            step = (actor, index)
-            starts[step] = ends[step] = waits.event(step, action.ahead)
-            if index:
-                waits.edges.append((ends[actor, index - 1], starts[step], 0))
-            if action.stream == MAIN and action.verb in (Verb.SEND, Verb.RECV):
-                ends[step] = waits.event(step, action.ahead)
-                waits.edges.append((starts[step], ends[step], 0))
-        if actions:
-            waits.edges.append((ends[actor, len(actions) - 1], starts[actor, 0], 1))
-    for channel in plan.channels:
-        for reader in channel.readers:
-            _add_channel(waits, book, channel, reader, starts, ends)
-    return waits
-
-
-def _add_channel(
-    waits: Waits, book: _Book, channel: ChannelSpec, reader: str, starts: Mapping[Step, int], ends: Mapping[Step, int]
-) -> None:
-    """What the two ends of a channel wait for."""
-    put, take = book.puts[channel.id], book.takes[channel.id, reader]
-    freed = ends[book.frees[channel.value, reader]]
-    if not channel.is_ordered:
-        waits.add(ends[put], starts[take])
-        waits.add(freed, starts[put], channel.depth)
-        return
-    waits.add(freed, starts[take], channel.depth)
-    receive_waits, send_waits = starts[take] != ends[take], starts[put] != ends[put]
-    waits.add(starts[put], ends[take] if receive_waits else starts[book.first_uses[channel.value, reader]])
-    if send_waits:
-        waits.add(starts[take], ends[put])
-    else:
-        waits.add(starts[take], starts[put], channel.depth)

@@ -24,7 +24,8 @@ class Waits:
     """Who waits for whom.
 
     Attributes:
-        steps: the step of each event; a send or receive on ``main`` has two, its start and its end.
+        steps: the step of each event. A send or collective has a second one, its end, where it is on ``main``; a receive has
+            one more, the arrival of its value, and a collective one more, the meeting of all its parties.
         aheads: for each event, by how many rounds it comes before the round of its execution.
         edges: (a, b, lag): event b of round t waits for event a of round t - lag.
     """
@@ -77,6 +78,7 @@ class Waits:
         for a, b, lag in self.edges:
             after[a].append((b, lag))
         before: dict[int, int] = {}
+        num_steps = 0
         queue = deque(dict.fromkeys(a for a, _, lag in self.edges if lag < 0))
         queued = set(queue)
         while queue:
@@ -87,10 +89,27 @@ class Waits:
                     heights[b], before[b] = heights[a] + lag, a
                     if heights[b] < lowest:
                         return heights, {b: a, **before}
+                    num_steps += 1
+                    # Long before a height is too low, the way back from some event may lead to itself.
+                    if num_steps % len(heights) == 0 and (turning := _find_on_cycle(before)) is not None:
+                        return heights, {turning: before[turning], **before}
                     if b not in queued:
                         queued.add(b)
                         queue.append(b)
         return heights, {}
+
+
+def _find_on_cycle(before: Mapping[int, int]) -> int | None:
+    """An event from which the way back leads to itself, if there is one."""
+    walks: dict[int, int] = {}  # event: where the walk that came by it first began
+    for start in before:
+        event: int | None = start
+        while event is not None and event not in walks:
+            walks[event] = start
+            event = before.get(event)
+        if event is not None and walks[event] == start:
+            return event
+    return None
 
 
 def _walk_back(event: int, before: Mapping[int, int]) -> list[int]:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from crossfade.channels.protocol import EMPTY, Reader, Writer
+from crossfade.channels.protocol import EMPTY, Collective, Reader, Writer
 from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call, Hole, fill
 from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.runtime.cursor import Cursor, Idle, Round, Step
+from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 
 __all__ = ["Ends", "bind"]
@@ -19,10 +20,11 @@ __all__ = ["Ends", "bind"]
 
 @dataclass(slots=True)
 class Ends:
-    """One party's ends of a plan's channels, by channel id."""
+    """One party's ends of a plan's channels, by channel id, and of its collectives, by collective id."""
 
     writers: dict[str, Writer] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
+    collectives: dict[str, Collective] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def bind(
     calls: Mapping[str, Call],
     ends: Ends,
     recorder: Recorder | None = None,
+    guard: Guard | None = None,
 ) -> Cursor:
     """A cursor that runs ``actor``'s program.
 
@@ -51,8 +54,9 @@ def bind(
         calls: of each of its nodes, by id: the arguments.
         ends: its ends of the channels.
         recorder: records every action if given.
+        guard: watches every value if given.
     """
-    binder = _Binder(plan, actor, methods, calls, ends)
+    binder = _Binder(plan, actor, methods, calls, ends, guard)
     program = plan.programs[actor]
     if recorder is not None:
         _listen(plan, program, ends, recorder)
@@ -70,11 +74,14 @@ def bind(
     # A recorder has to see each step that cannot run yet, so nothing may look before it.
     looks = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}
     idles = looks if recorder is None else {}
-    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles)
+    actions = [bound.action for bound in body]
+    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles, actions)
 
 
 def _what(plan: Plan, action: Action) -> str:
     """What an action is about, for people."""
+    if action.verb is Verb.COLL:
+        return str(plan.collective[action.target].kind)
     node = plan.node.get(action.target)
     return f"{node.actor}.{node.method}" if node is not None and action.verb is Verb.RUN else action.target
 
@@ -85,14 +92,23 @@ def _listen(plan: Plan, program: Sequence[Action], ends: Ends, recorder: Recorde
             ends.writers[action.target].on_moved = recorder.moved(action, _what(plan, action))
         elif action.verb is Verb.RECV:
             ends.readers[action.target].on_moved = recorder.moved(action, _what(plan, action))
+        elif action.verb is Verb.COLL:
+            ends.collectives[action.target].on_moved = recorder.moved(action, _what(plan, action))
 
 
 class _Binder:
     """Makes the steps. Values live in a list of registers that the steps close over."""
 
     def __init__(
-        self, plan: Plan, actor: str, methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Call], ends: Ends
+        self,
+        plan: Plan,
+        actor: str,
+        methods: Mapping[str, Callable[..., Any]],
+        calls: Mapping[str, Call],
+        ends: Ends,
+        guard: Guard | None,
     ) -> None:
+        self._guard = guard
         self._plan = plan
         self._actor = actor
         self._methods = methods
@@ -100,22 +116,33 @@ class _Binder:
         self._ends = ends
         self._registers: list[Any] = []
         self._register_of: dict[str, int] = {}
-        self._pending: dict[str, Action] = {}  # values whose receive was started and that nobody has waited for yet
-        self._started = {a.target: a for a in plan.programs[actor] if a.verb is Verb.RECV}
-        self._pending = {
-            plan.channel[target].value: action for target, action in self._started.items() if action.stream != MAIN
-        }
+        receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
+        self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
+        # What was started in the background, by the value that nobody has waited for yet: a receive, or a collective.
+        self._pending = {value: action for value, action in receives.items() if action.stream != MAIN}
+        for action in plan.programs[actor]:
+            if action.verb is Verb.COLL and action.stream != MAIN:
+                outputs = plan.collective[action.target].outputs_of(actor)
+                self._pending.update(dict.fromkeys(outputs, action))
 
     def steps(self, action: Action) -> list[_Bound]:
         """The steps of one action: waits for received values that it is the first to use, then the action itself."""
-        waits = [
-            self._bound_read(self._pending.pop(value).target)
-            for value in self._used_by(action)
-            if value in self._pending
-        ]
+        waits = [self._bound_wait(self._pending[value]) for value in self._used_by(action) if value in self._pending]
         if action.verb is Verb.READ:
             return [*waits, self._bound_read(action.target)]
+        if action.verb is Verb.COLL and action.stream == MAIN:
+            return [*waits, _Bound(self._start(action.target), action), self._bound_wait(action)]
         return waits + [_Bound(step, action) for step in self._steps_of(action)]
+
+    def _bound_wait(self, started: Action) -> _Bound:
+        """Waits for what was started; nobody has to after that."""
+        if started.verb is Verb.COLL:
+            for value in self._plan.collective[started.target].outputs_of(self._actor):
+                self._pending.pop(value, None)
+            finish = self._finish(started.target)
+            return _Bound(finish, Action(Verb.COLL, started.target), self._ends.collectives[started.target].is_idle)
+        del self._pending[self._plan.channel[started.target].value]
+        return self._bound_read(started.target)
 
     def _bound_read(self, channel: str) -> _Bound:
         return _Bound(self._read(channel), Action(Verb.READ, channel), self._ends.readers[channel].is_idle)
@@ -126,6 +153,8 @@ class _Binder:
                 return self._plan.node[action.target].inputs
             case Verb.WRITE | Verb.SEND:
                 return (self._plan.channel[action.target].value,)
+            case Verb.COLL:
+                return self._plan.collective[action.target].inputs_of(self._actor)
             case Verb.FREE:
                 return (action.target,)
             case _:
@@ -143,6 +172,8 @@ class _Binder:
             case Verb.SEND:
                 flush = self._ends.writers[action.target].try_flush
                 return [self._write(action.target), flush] if action.stream == MAIN else [self._write(action.target)]
+            case Verb.COLL:
+                return [self._start(action.target)]
             case Verb.FREE:
                 return [self._free(action.target)]
             case Verb.READ:
@@ -165,11 +196,11 @@ class _Binder:
             registers[register] = value
             return True
 
-        return read
+        return read if self._guard is None else self._guard.arrive(read, registers, register)
 
     def _write(self, channel: str) -> Step:
         registers, register = self._registers, self._register(self._plan.channel[channel].value)
-        try_write, actor, value = self._ends.writers[channel].try_write, self._actor, self._plan.channel[channel].value
+        try_write, actor, label = self._ends.writers[channel].try_write, self._actor, self._label_of(channel)
 
         def write() -> bool:
             try:
@@ -177,14 +208,55 @@ class _Binder:
             except ChannelError:
                 raise
             except Exception as error:  # it cannot be pickled: its readers get that error instead
-                return try_write(Failure.capture(error, actor=actor, node=f"{value} (pickling what it returned)"))
+                return try_write(Failure.capture(error, actor=actor, node=label))
 
-        return write
+        if self._guard is None:
+            return write
+        writer, is_ordered = self._ends.writers[channel], self._plan.channel[channel].is_ordered
+        return self._guard.leave(write, registers, register, channel, writer if is_ordered else None)
+
+    def _label_of(self, channel: str) -> str:
+        """How an error calls the value that goes through a channel."""
+        value = self._plan.channel[channel].value
+        node = next((node for node in self._plan.nodes if value in node.outputs), None)
+        name = f"the collective that makes {value}" if node is None else f"{self._actor}.{node.method} (node {node.id})"
+        return f"{name}, pickling what it returned,"
+
+    def _start(self, collective: str) -> Step:
+        registers, start = self._registers, self._ends.collectives[collective].start
+        values = self._plan.collective[collective].inputs_of(self._actor)
+        inputs = [self._register(value) for value in values]
+
+        def started() -> bool:
+            start([registers[register] for register in inputs])
+            return True
+
+        if self._guard is None:
+            return started
+        label = f"{self._plan.collective[collective].kind} (collective {collective})"
+        return self._guard.run(started, registers, list(zip(inputs, values, strict=True)), [], label)
+
+    def _finish(self, collective: str) -> Step:
+        registers, try_finish = self._registers, self._ends.collectives[collective].try_finish
+        outputs = [self._register(value) for value in self._plan.collective[collective].outputs_of(self._actor)]
+
+        def finish() -> bool:
+            values = try_finish()
+            if values is None:
+                return False
+            for register, value in zip(outputs, values, strict=True):
+                registers[register] = value
+            return True
+
+        step: Step = finish
+        if self._guard is not None:
+            for register in outputs:
+                step = self._guard.arrive(step, registers, register)
+        return step
 
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)
-        channel = next((c for c in self._started if self._plan.channel[c].value == value), None)
-        release = None if channel is None else self._ends.readers[channel].release
+        release = self._releases.get(value)
 
         def free() -> bool:
             registers[register] = None
@@ -192,7 +264,7 @@ class _Binder:
                 release()
             return True
 
-        return free
+        return free if self._guard is None else self._guard.free(free, registers, register, value)
 
     def _run(self, node: NodeSpec) -> Step:
         method, call = self._methods[node.id], self._calls[node.id]
@@ -201,8 +273,13 @@ class _Binder:
         label = f"{self._actor}.{node.method} (node {node.id})"
         simple = call.args == tuple(Hole(i) for i in range(len(inputs))) and not call.kwargs
         if simple and len(inputs) == len(outputs) == 1:
-            return self._run_one(method, inputs[0], outputs[0], label)
-        return self._run_any(method, call, inputs, outputs, label)
+            step = self._run_one(method, inputs[0], outputs[0], label)
+        else:
+            step = self._run_any(method, call, inputs, outputs, label)
+        if self._guard is None:
+            return step
+        given = list(zip(inputs, node.inputs, strict=True))
+        return self._guard.run(step, self._registers, given, outputs, label)
 
     def _run_one(self, method: Callable[..., Any], source: int, target: int, label: str) -> Step:
         """One value in, as the only argument, and one out: what most nodes are."""

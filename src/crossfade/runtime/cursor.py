@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from crossfade.plan.actions import Action
+
 __all__ = ["Cursor", "Idle", "Round", "Step"]
 
 Step = Callable[[], bool]
@@ -30,12 +32,18 @@ class Cursor:
         body: the steps of every later round.
         round_: told the number of the present round.
         idles: for each step of the body that waits for a value, by position, a cheap look at whether it is still missing.
+        actions: the action of each step of the body, for people.
 
     An actor has one cursor for each plan and advances any that can: no plan waits for another.
     """
 
     def __init__(
-        self, prologue: Sequence[Sequence[Step]], body: Sequence[Step], round_: Round, idles: Mapping[int, Idle]
+        self,
+        prologue: Sequence[Sequence[Step]],
+        body: Sequence[Step],
+        round_: Round,
+        idles: Mapping[int, Idle],
+        actions: Sequence[Action] = (),
     ) -> None:
         self._rounds = [list(steps) for steps in prologue]
         self._body = list(body)
@@ -43,6 +51,7 @@ class Cursor:
         self._at = 0
         self._round = round_
         self._idles = idles
+        self._actions = actions
 
     def advance(self) -> bool:
         """Runs steps up to the end of the round or the first that cannot run yet. Whether any step was done.
@@ -58,6 +67,7 @@ class Cursor:
                 if not steps[at]():
                     return at != first
                 at += 1
+                self._at = at  # for whoever asks, from another thread, what this one is doing
             self._next_round()
             at = 0
             return True
@@ -77,3 +87,22 @@ class Cursor:
     def position(self) -> tuple[int, int]:
         """(round, step) where it stands."""
         return self._round.number, self._at
+
+    @property
+    def action(self) -> Action | None:
+        """The action at which it stands, or which it is carrying out."""
+        if self._steps is not self._body:
+            return None
+        try:
+            return self._actions[self._at]
+        except IndexError:  # between two rounds
+            return None
+
+    def stop(self) -> None:
+        """In a forked child, in the middle of a step: ends this process instead of taking the next step."""
+        for steps in (self._body, self._steps):
+            steps[:] = [_leave] * len(steps)
+
+
+def _leave() -> bool:
+    raise SystemExit(1)

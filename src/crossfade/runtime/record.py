@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
+from crossfade.plan.actions import COLL_STREAM, MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.timeline import Span
 from crossfade.runtime.cursor import Round, Step
 
@@ -15,6 +15,7 @@ __all__ = ["MAX_SPANS", "Recorder"]
 MAX_SPANS = 200_000
 """The oldest spans of an actor are forgotten beyond this many."""
 
+_STREAMS = {Verb.SEND: SEND_STREAM, Verb.RECV: RECV_STREAM, Verb.COLL: COLL_STREAM}
 _KINDS = {Verb.RUN: "compute", Verb.FREE: "compute"}
 
 
@@ -58,7 +59,7 @@ class Recorder:
     def moved(self, action: Action, what: str) -> Callable[[int, int], None]:
         """For a channel's ``on_moved``: records the transfers that ran in the background, counted from execution 0."""
         execution = 0
-        stream = SEND_STREAM if action.verb is Verb.SEND else RECV_STREAM
+        stream = _STREAMS[action.verb]
 
         def record(start_ns: int, end_ns: int) -> None:
             nonlocal execution

@@ -8,6 +8,7 @@ from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.validate import find_fault, validate
 from crossfade.schedule.channels import add_channels, add_start_signal
+from crossfade.schedule.collectives import start_collectives
 from crossfade.schedule.draft import Draft
 from crossfade.schedule.lower import lower
 from crossfade.schedule.messages import add_frees, add_messages, hoist_receives, trail_sends
@@ -24,7 +25,7 @@ def compile_plan(
         graph: what ``graph.check`` found to be sound.
         max_inflight: how many executions may be under way.
         buffer_bytes: memory to set aside for each slot.
-        overlap: start receives early and let sends trail, where a transport works in the background.
+        overlap: start receives and collectives early and let sends trail, where a transport works in the background.
 
     Raises:
         PlanError: a bug in a pass.
@@ -32,6 +33,8 @@ def compile_plan(
     draft = lower(graph, max_inflight=max_inflight)
     draft = add_channels(draft, buffer_bytes=buffer_bytes)
     draft = add_messages(draft)
+    if overlap:
+        draft = start_collectives(draft)
     draft = add_start_signal(draft)
     draft = add_frees(draft)
     if overlap:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from crossfade.plan.plan import NodeSpec
+from crossfade.types import CollectiveKind
 
 __all__ = ["CostModel", "Slowdown", "Workload", "fit_line"]
 
@@ -85,6 +86,8 @@ class CostModel:
     host_us_per_mb: float = 350.0
     """What a MB sent by gloo costs a core of the sender, in the background of its main thread, while the receiver's side
     of the transfer takes another core. Without a free core the transfer and all else take longer."""
+    collective_us: float = 300.0
+    """Fixed cost of a collective by gloo: from the last party's start until all have what they get. Not calibrated yet."""
     step_us: float = 0.1
     """The runtime's own cost for each action."""
     num_cores: int = 2
@@ -121,6 +124,15 @@ class CostModel:
     def send_host_time_us(self, size_bytes: int) -> float:
         """Time that the sender's background thread spends on a core for a value of that size."""
         return self.host_us_per_mb * size_bytes / BYTES_PER_MB
+
+    def collective_time_us(self, kind: CollectiveKind, num_parties: int, size_bytes: int) -> float:
+        """Time that a collective takes when nothing else runs and each party brings (a broadcast's root: has) that many bytes.
+
+        By ring algorithms each of n parties moves 2 (n - 1) / n of it to reduce it, n - 1 times as much to gather it.
+        """
+        shares = {CollectiveKind.ALLGATHER: num_parties - 1.0, CollectiveKind.BROADCAST: 1.0}
+        share = shares.get(kind, 2 * (num_parties - 1) / num_parties)
+        return self.collective_us + share * size_bytes / (self.gbs * BYTES_PER_US_AT_1_GBS)
 
     def to_json(self) -> str:
         """The figures as text, one JSON object; ``from_json`` gives an equal model back."""

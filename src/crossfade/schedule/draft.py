@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from crossfade.plan.actions import Action
+from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call
-from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
 
 __all__ = ["Draft"]
 
@@ -16,7 +16,7 @@ class Draft:
     """Everything that a plan has, still open to change, and what only the passes need.
 
     Attributes:
-        inputs, nodes, channels, programs, outputs, returns_list, max_inflight: as in `Plan`.
+        inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight: as in `Plan`.
         calls: the arguments of each node, by id.
         maker: who makes each value, by value id.
         transport: what the user asked for, by value id.
@@ -25,6 +25,7 @@ class Draft:
     max_inflight: int
     inputs: list[InputSpec] = field(default_factory=list)
     nodes: list[NodeSpec] = field(default_factory=list)
+    collectives: list[CollectiveSpec] = field(default_factory=list)
     channels: list[ChannelSpec] = field(default_factory=list)
     programs: dict[str, list[Action]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
@@ -32,6 +33,17 @@ class Draft:
     calls: dict[str, Call] = field(default_factory=dict)
     maker: dict[str, str] = field(default_factory=dict)
     transport: dict[str, str] = field(default_factory=dict)
+
+    def values(self) -> dict[str, dict[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]]:
+        """Ids of the values that each ``run`` and ``coll`` of each party takes and makes, by party, verb and target."""
+        values: dict[str, dict[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]]
+        values = {party: {} for party in self.programs}
+        for node in self.nodes:
+            values[node.actor][Verb.RUN, node.id] = node.inputs, node.outputs
+        for collective in self.collectives:
+            for party, inputs, outputs in zip(collective.parties, collective.inputs, collective.outputs, strict=True):
+                values[party][Verb.COLL, collective.id] = inputs, outputs
+        return values
 
     def plan(self) -> Plan:
         """The finished plan."""
@@ -43,4 +55,5 @@ class Draft:
             outputs=self.outputs,
             returns_list=self.returns_list,
             max_inflight=self.max_inflight,
+            collectives=tuple(self.collectives),
         )

@@ -10,25 +10,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from crossfade.graph.check import CheckedGraph
+from crossfade.graph.collectives import CollectiveNode
 from crossfade.graph.nodes import InputNode, InputPart, MethodNode, Node, OutputNode
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call, Hole
-from crossfade.plan.plan import InputSpec, NodeSpec
+from crossfade.plan.plan import CollectiveSpec, InputSpec, NodeSpec
 from crossfade.schedule.draft import Draft
-from crossfade.types import DRIVER
+from crossfade.types import DRIVER, Transport
 
 __all__ = ["lower"]
 
 
 def lower(graph: CheckedGraph, *, max_inflight: int) -> Draft:
-    """One ``run`` for each node, in order, on its actor."""
+    """One ``run`` for each node, in order, on its actor, and one ``coll`` for each collective on each of its actors."""
     draft = Draft(max_inflight=max_inflight, returns_list=graph.returns_list)
     draft.programs[DRIVER] = []
     value_of: dict[Node, str] = {}
     for index, part in enumerate(graph.input_parts):
         _add_input(draft, value_of, f"i{index}", part)
-    for index, node in enumerate(graph.methods):
-        _add_node(draft, value_of, f"n{index}", node)
+    for node in graph.steps:
+        if isinstance(node, CollectiveNode):
+            _add_collective(draft, value_of, f"c{len(draft.collectives)}", node)
+        else:
+            _add_node(draft, value_of, f"n{len(draft.nodes)}", node)
     draft.outputs = tuple(value_of[node] for node in graph.outputs)
     return draft
 
@@ -52,6 +56,24 @@ def _add_node(draft: Draft, value_of: dict[Node, str], node_id: str, node: Metho
     draft.nodes.append(NodeSpec(node_id, actor, node.method, inputs, tuple(value for value, _ in outputs)))
     draft.calls[node_id] = Call(_with_holes(node.args, holes), _with_holes(node.kwargs, holes))
     draft.programs.setdefault(actor, []).append(Action(Verb.RUN, node_id))
+
+
+def _add_collective(draft: Draft, value_of: dict[Node, str], collective_id: str, node: CollectiveNode) -> None:
+    parties = tuple(actor.id for actor in node.parties)
+    outputs: list[tuple[str, ...]] = []
+    for rank, party in enumerate(parties):
+        mine = node.outputs_at(rank)
+        for output in mine:
+            value = f"{collective_id}.{rank}" if len(mine) == 1 else f"{collective_id}.{rank}.{output.index}"
+            value_of[output] = value
+            draft.maker[value] = party
+            draft.transport[value] = output.transport
+        outputs.append(tuple(value_of[output] for output in mine))
+        draft.programs.setdefault(party, []).append(Action(Verb.COLL, collective_id))
+    inputs = tuple(tuple(value_of[source] for source in members) for members in node.members)
+    draft.collectives.append(
+        CollectiveSpec(collective_id, node.kind, node.op, node.root, Transport.GLOO, parties, inputs, tuple(outputs))
+    )
 
 
 def _asked_transport(node: MethodNode, output: MethodNode | OutputNode) -> str:

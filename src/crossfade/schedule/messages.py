@@ -25,11 +25,12 @@ def add_messages(draft: Draft) -> Draft:
         outgoing[spec.value].append(spec)
         for reader in spec.readers:
             incoming[reader, spec.value] = spec
-    node_of = {node.id: node for node in draft.nodes}
+    values = draft.values()
+    senders = {spec.id: (index, spec.writer) for index, spec in enumerate(draft.channels)}
     for party, actions in draft.programs.items():
         if party != DRIVER:
-            uses = [(action, node_of[action.target].inputs, node_of[action.target].outputs) for action in actions]
-            draft.programs[party] = _order_receives(draft, party, _with_moves(party, uses, incoming, outgoing))
+            uses = [(action, *values[party][action.verb, action.target]) for action in actions]
+            draft.programs[party] = _order_receives(senders, _with_moves(party, uses, incoming, outgoing))
     writes = [_move_out(spec) for item in draft.inputs for spec in outgoing[item.value]]
     reads = [_move_in(incoming[DRIVER, value]) for value in _made_order(draft, draft.outputs)]
     draft.programs[DRIVER] = [*writes, *reads]
@@ -69,18 +70,21 @@ def _move_out(spec: ChannelSpec) -> Action:
     return Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
 
 
-def _order_receives(draft: Draft, party: str, program: list[Action]) -> list[Action]:
-    """Moves receives up until those from one sender come in the order of its sends."""
-    sent = {spec.id: index for index, spec in enumerate(draft.channels)}  # channels stand in the order of their values
-    writer = {spec.id: spec.writer for spec in draft.channels}
+def _order_receives(senders: dict[str, tuple[int, str]], program: list[Action]) -> list[Action]:
+    """Moves receives up until those from one sender come in the order of its sends.
+
+    Args:
+        senders: of each channel, its place among the channels, which stand in the order of their values, and its writer.
+        program: the program of one party.
+    """
     place: dict[str, int] = {}
     earliest: dict[str, int] = {}
     receives = [(index, action) for index, action in enumerate(program) if action.verb is Verb.RECV]
-    for index, action in sorted(receives, key=lambda item: sent[item[1].target], reverse=True):
-        source = writer[action.target]
+    for index, action in sorted(receives, key=lambda item: senders[item[1].target], reverse=True):
+        source = senders[action.target][1]
         place[action.target] = earliest[source] = min(index, earliest.get(source, index))
     before: dict[int, list[Action]] = defaultdict(list)
-    for _, action in sorted(receives, key=lambda item: sent[item[1].target]):
+    for _, action in sorted(receives, key=lambda item: senders[item[1].target]):
         before[place[action.target]].append(action)
     ordered: list[Action] = []
     for index, action in enumerate(program):
@@ -92,13 +96,17 @@ def _order_receives(draft: Draft, party: str, program: list[Action]) -> list[Act
 
 def add_frees(draft: Draft) -> Draft:
     """Every party lets go of a value right after it has used it last."""
-    node_of = {node.id: node for node in draft.nodes}
     value_of = {spec.id: spec.value for spec in draft.channels}
+    values = draft.values()
     for party, actions in draft.programs.items():
         last: dict[str, int] = {}
         for index, action in enumerate(actions):
-            if action.verb is Verb.RUN:
-                last.update(dict.fromkeys((*node_of[action.target].inputs, *node_of[action.target].outputs), index))
+            if action.verb in (Verb.RUN, Verb.COLL):
+                inputs, outputs = values[party][action.verb, action.target]
+                last.update(dict.fromkeys(inputs, index))
+                is_started = action.verb is Verb.COLL and action.stream != MAIN
+                # To free what is not there yet is to wait for it: at the end, if nobody uses it.
+                last.update(dict.fromkeys(outputs, len(actions) - 1 if is_started else index))
             elif party != DRIVER or action.verb is Verb.READ:
                 last[value_of[action.target]] = index
         ending: dict[int, list[Action]] = defaultdict(list)

@@ -7,6 +7,7 @@ What is reckoned with:
 - **Transfers** (gloo), one per reader. A receiver takes one after another, in the order of its receives; a sender sends
   one after another to each receiver, in the order of its sends, but to several receivers at once. So a transfer starts
   when it is the first of both queues. Who uses the value first waits for its arrival.
+- **Collectives** (gloo) start when all parties have, one after another in each set of parties (`schedule.meetings`).
 - **Cores.** Work of all parties and background transfers share ``num_cores`` cores as ``schedule.cores`` says: work stays
   on the core where it started until another one has been idle for ``balance_us``. A transfer is work for a core of the
   receiver from its start to its end, and beside that work for a core of the sender. Who polls takes no core: polling
@@ -25,11 +26,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from crossfade.errors import PlanError
-from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Verb
-from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.actions import COLL_STREAM, RECV_STREAM, SEND_STREAM, Verb
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.timeline import Span, Timeline
 from crossfade.schedule.cores import Cores, Work
 from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.meetings import Meetings
 from crossfade.schedule.steps import Need, Step, Strand, strands_of
 
 __all__ = ["Simulation", "simulate"]
@@ -182,6 +184,7 @@ class Simulation:
         self._cursors = [_Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
         self._processes: defaultdict[str, _Process] = defaultdict(_Process)
         self._inboxes: defaultdict[str, _Inbox] = defaultdict(_Inbox)
+        self._meetings = Meetings(self._cores, workload, costs, self._met)
         self._facts: dict[tuple[str, int], float] = {}
         self._blocked: defaultdict[tuple[str, int], list[_Cursor]] = defaultdict(list)
         self._ready: deque[_Cursor] = deque()
@@ -294,6 +297,8 @@ class Simulation:
             self._happened(step.fact, execution)
         if step.transfer is not None:
             self._start_end(step.transfer, cursor.strand.actor, execution)
+        if step.collective is not None:
+            self._meetings.join(step.collective, execution)
         cursor.settle(self._cores.now_us, worked=True)
         self._ready.append(cursor)
         if process.lining_up:
@@ -302,6 +307,12 @@ class Simulation:
     def _happened(self, fact: str, execution: int) -> None:
         self._facts[fact, execution] = self._cores.now_us
         self._ready.extend(self._blocked.pop((fact, execution), ()))
+
+    def _met(self, collective: CollectiveSpec, execution: int, start_us: float) -> None:
+        for party in collective.parties:
+            label = f"{Verb.COLL} {collective.id}"
+            self._show(party, COLL_STREAM, label, str(collective.kind), "communicate", execution, start_us)
+        self._happened(f"over {collective.id}", execution)
 
     # Transfers: in the background of both actors.
 

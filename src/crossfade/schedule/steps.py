@@ -2,7 +2,7 @@
 
 Each party becomes one or two *strands*: lists of steps that are gone through in order, once per round. A step waits for
 its needs, works, brings about a fact, and may wait again (a send or receive on ``main``, for its transfer). A *fact* is
-something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``.
+something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``, ``over c0``.
 
 The driver has two strands, as its program has two ends: one submits inputs, the other gets outputs. With m executions
 in flight, submitting e starts once e - m is got, and getting e starts once e is submitted.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.types import DRIVER
 
@@ -54,6 +54,7 @@ class Step:
         work_us: what it then costs on a core.
         fact: what is true after that, or empty.
         transfer: the channel of which it starts one end of a transfer, or None.
+        collective: the collective in which it takes part, or None.
         then: what it waits for after that.
     """
 
@@ -65,6 +66,7 @@ class Step:
     work_us: float = 0.0
     fact: str = ""
     transfer: ChannelSpec | None = None
+    collective: CollectiveSpec | None = None
     then: tuple[Need, ...] = ()
 
 
@@ -122,12 +124,15 @@ class _Reckoner:
         self._plan, self._workload, self._costs, self._actor = plan, workload, costs, actor
         mine = [action for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV)]
         self._received = {self._channel(action).value: self._channel(action) for action in mine}
+        started = [action for action in plan.programs[actor] if action.verb is Verb.COLL and action.stream != MAIN]
+        self._collected = {value: a.target for a in started for value in self._collective(a).outputs_of(actor)}
         self._makers: dict[Verb, Callable[[Action], Step]] = {
             Verb.RUN: self._run,
             Verb.WRITE: self._write,
             Verb.READ: self._read,
             Verb.SEND: self._send,
             Verb.RECV: self._recv,
+            Verb.COLL: self._coll,
             Verb.FREE: self._free,
         }
 
@@ -146,6 +151,12 @@ class _Reckoner:
         except KeyError:
             raise self._unknown(action, "channel") from None
 
+    def _collective(self, action: Action) -> CollectiveSpec:
+        try:
+            return self._plan.collective[action.target]
+        except KeyError:
+            raise self._unknown(action, "collective") from None
+
     def _unknown(self, action: Action, what: str) -> PlanError:
         return PlanError(
             f"PL-1: {self._actor} has the action {str(action)!r}, but the plan has no {what} {action.target!r}",
@@ -155,7 +166,9 @@ class _Reckoner:
     def _arrived(self, *values: str) -> tuple[Need, ...]:
         """The needs of whoever uses values: those that gloo brings must be there. Others are, by program order."""
         channels = [self._received[value] for value in values if value in self._received]
-        return tuple(Need(f"arrived {c.id} at {self._actor}") for c in channels if c.is_ordered)
+        over = dict.fromkeys(self._collected[value] for value in values if value in self._collected)
+        arrived = [Need(f"arrived {c.id} at {self._actor}") for c in channels if c.is_ordered]
+        return (*arrived, *(Need(f"over {collective}") for collective in over))
 
     def _is_free(self, channel: ChannelSpec, reader: str) -> Need:
         return Need(f"freed {channel.value} by {reader}", -channel.depth, is_hop=reader != self._actor)
@@ -192,6 +205,18 @@ class _Reckoner:
         arrived = Need(f"arrived {channel.id} at {self._actor}")
         needs = (self._is_free(channel, self._actor),)
         return self._move(action, needs, self._costs.receive_host_us, then=(arrived,))
+
+    def _coll(self, action: Action) -> Step:
+        collective = self._collective(action)
+        return Step(
+            label=str(action),
+            what=str(collective.kind),
+            kind="communicate",
+            needs=self._arrived(*collective.inputs_of(self._actor)),
+            work_us=self._costs.step_us,
+            collective=collective,
+            then=(Need(f"over {collective.id}"),) if action.stream == MAIN else (),
+        )
 
     def _free(self, action: Action) -> Step:
         received = action.target in self._received

@@ -1,0 +1,76 @@
+"""Which keyword arguments are known: ours, and those of Ray's that decide nothing here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = ["RAY_ACTOR_OPTIONS", "RAY_INIT_OPTIONS", "RAY_METHOD_OPTIONS", "check_names"]
+
+RAY_ACTOR_OPTIONS = (
+    "accelerator_type",
+    "allow_out_of_order_execution",
+    "concurrency_groups",
+    "enable_task_events",
+    "label_selector",
+    "lifetime",
+    "max_concurrency",
+    "max_pending_calls",
+    "max_restarts",
+    "max_task_retries",
+    "memory",
+    "namespace",
+    "object_store_memory",
+    "scheduling_strategy",
+)
+RAY_METHOD_OPTIONS = (
+    "concurrency_group",
+    "enable_task_events",
+    "max_task_retries",
+    "name",
+    "retry_exceptions",
+    "tensor_transport",
+)
+RAY_INIT_OPTIONS = (
+    "configure_logging",
+    "dashboard_host",
+    "dashboard_port",
+    "include_dashboard",
+    "labels",
+    "logging_config",
+    "logging_format",
+    "logging_level",
+    "namespace",
+    "object_store_memory",
+    "_metrics_export_port",
+    "_node_ip_address",
+    "_node_name",
+    "_plasma_directory",
+    "_system_config",
+    "_temp_dir",
+)
+
+_INSTEAD = {
+    "runtime_env": "actors inherit the driver's environment: set os.environ before the actor is started",
+    "local_mode": "crossfade.init(engine='inline') runs everything in this thread",
+}
+
+
+def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[str], what: str) -> None:
+    """Refuses unknown names.
+
+    Args:
+        given: the names of the arguments.
+        known: those that mean something.
+        ignored: those that are accepted for Ray's sake.
+        what: what the arguments are, such as ``actor option``.
+
+    Raises:
+        TypeError: with the nearest known name, or what to do instead.
+    """
+    for name in given:
+        if name in known or name in ignored:
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
+        raise TypeError(f"unknown {what} {name!r}\nhint: {_INSTEAD.get(name, meant)}")

@@ -1,0 +1,130 @@
+"""What a session has, and which actor holds how much of it. Pure bookkeeping: nobody is kept from using more than was booked.
+
+Amounts are kept as whole ten-thousandths, so that ten times 0.1 is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from crossfade.errors import ActorStartError
+
+__all__ = ["CPU", "GPU", "Ledger", "amounts"]
+
+CPU = "num_cpus"
+GPU = "num_gpus"
+
+_UNITS = 10_000
+
+
+def amounts(
+    num_cpus: float | None = None, num_gpus: float | None = None, resources: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """What was asked for, by name; what is None or 0 is left out.
+
+    Raises:
+        TypeError: an amount is no number, or ``resources`` is no dict.
+        ValueError: an amount is negative, or no finite number; or CPUs or GPUs are among ``resources``.
+    """
+    if resources is not None and not isinstance(resources, Mapping):
+        raise TypeError(f"resources is {resources!r}\nhint: it is a dict, such as {{'license': 1}}")
+    own = dict(resources or {})
+    for name in own:
+        if name in ("CPU", "GPU", CPU, GPU):
+            raise ValueError(f"{name!r} is among the resources\nhint: use num_cpus= and num_gpus= for these")
+    asked = {CPU: num_cpus, GPU: num_gpus, **own}
+    for name, amount in asked.items():
+        _check(name, amount)
+    return {name: amount for name, amount in asked.items() if amount}
+
+
+def _check(name: str, amount: object) -> None:
+    if amount is None:
+        return
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        raise TypeError(f"{name} is {amount!r}\nhint: it is a number")
+    if not math.isfinite(amount) or amount < 0:
+        raise ValueError(f"{name} is {amount!r}\nhint: it is 0 or more")
+    if 0 < amount < 1 / _UNITS:
+        raise ValueError(f"{name} is {amount!r}\nhint: the smallest part that can be booked is {1 / _UNITS}")
+
+
+class Ledger:
+    """Who holds what.
+
+    Args:
+        totals: what there is, by name.
+    """
+
+    def __init__(self, totals: Mapping[str, float]) -> None:
+        self._totals = {name: _units(amount) for name, amount in totals.items()}
+        self._held: dict[str, dict[str, int]] = {}
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Who holds something, in the order in which it was booked."""
+        return tuple(self._held)
+
+    def total(self, name: str) -> float:
+        """How much there is in all."""
+        return self._totals.get(name, 0) / _UNITS
+
+    def free(self, name: str) -> float:
+        """How much nobody holds."""
+        return self._free(name) / _UNITS
+
+    def book(self, holder: str, asked: Mapping[str, float]) -> None:
+        """Books all that is asked, or nothing.
+
+        Args:
+            holder: who asks; it holds nothing yet.
+            asked: how much of what.
+
+        Raises:
+            ActorStartError: there is not enough; the message says what is free and who holds the rest.
+        """
+        wanted = {name: units for name, amount in asked.items() if (units := _units(amount))}
+        for name, units in wanted.items():
+            if units > self._free(name):
+                raise self._refusal(holder, name, units)
+        if wanted:
+            self._held[holder] = wanted
+
+    def give_back(self, holder: str) -> None:
+        """Frees what somebody holds; nothing happens if that is nothing."""
+        self._held.pop(holder, None)
+
+    def give_back_if(self, is_gone: Callable[[str], bool]) -> None:
+        """Frees what is held by those who are gone."""
+        for holder in self.holders:
+            if is_gone(holder):
+                self.give_back(holder)
+
+    def _free(self, name: str) -> int:
+        return self._totals.get(name, 0) - sum(held.get(name, 0) for held in self._held.values())
+
+    def _refusal(self, holder: str, name: str, units: int) -> ActorStartError:
+        total = self._totals.get(name, 0)
+        held = {other: mine[name] for other, mine in self._held.items() if name in mine}
+        rest = ", ".join(f"{other} holds {_shown(mine)}" for other, mine in held.items()) or "nobody holds any"
+        keyword = name if name in (CPU, GPU) else f"resources={{{name!r}: ...}}"
+        hint = (
+            "crossfade.kill(actor) gives back what an actor holds"
+            if units <= total
+            else f"the session has {_shown(total)}; crossfade.init({keyword}) says how much there is"
+        )
+        error = ActorStartError(
+            f"actor {holder} asks for {name}={_shown(units)}, and {_shown(self._free(name))} of {_shown(total)} is free: {rest}",
+            hint=hint,
+        )
+        error.actor = holder
+        return error
+
+
+def _units(amount: float) -> int:
+    return round(amount * _UNITS)
+
+
+def _shown(units: int) -> str:
+    return f"{units / _UNITS:g}" if units % _UNITS else str(units // _UNITS)

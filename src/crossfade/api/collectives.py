@@ -1,0 +1,97 @@
+"""What the user binds collectives with: ``allreduce.bind(nodes)`` and its like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfade.api.remote import ActorHandle
+from crossfade.graph.collectives import bind_collective
+from crossfade.types import CollectiveKind, ReduceOp
+
+__all__ = ["AllGather", "AllReduce", "Broadcast", "ReduceScatter"]
+
+
+class AllReduce:
+    """Everybody gets the reduction of all tensors."""
+
+    def bind(self, nodes: Any, op: Any = ReduceOp.SUM, transport: str | None = None) -> list[Any]:
+        """Puts an all-reduce into the graph.
+
+        Args:
+            nodes: a node of each of at least two actors, giving tensors of one shape and dtype; or a list for each actor of
+                as many nodes each: tensor k of each actor is reduced with tensor k of the others, and tensors of one dtype
+                travel as one. Lists of one tensor of each actor, as in Ray, mean the same.
+            op: how: a `ReduceOp`, or its name.
+            transport: ``auto`` or ``gloo``.
+
+        Returns:
+            A node for each actor; of lists, a list of nodes for each actor.
+
+        Raises:
+            GraphError: the nodes do not fit.
+            UnknownTransport: there is no such transport.
+            ValueError: there is no such reduction.
+        """
+        return bind_collective(CollectiveKind.ALLREDUCE, nodes, op=op, transport=transport)
+
+
+class AllGather:
+    """Everybody gets all tensors, one after the other along dim 0."""
+
+    def bind(self, nodes: Any, transport: str | None = None) -> list[Any]:
+        """Puts an all-gather into the graph.
+
+        Args:
+            nodes: a node of each of at least two actors, giving tensors of one shape and dtype with at least one dimension.
+            transport: ``auto`` or ``gloo``.
+
+        Returns:
+            A node for each actor: the tensors in the order of ``nodes``.
+
+        Raises:
+            GraphError, UnknownTransport: as for an all-reduce.
+        """
+        return bind_collective(CollectiveKind.ALLGATHER, nodes, transport=transport)
+
+
+class ReduceScatter:
+    """Each gets its part of the reduction of all tensors."""
+
+    def bind(self, nodes: Any, op: Any = ReduceOp.SUM, transport: str | None = None) -> list[Any]:
+        """Puts a reduce-scatter into the graph.
+
+        Args:
+            nodes: a node of each of n actors, at least two, giving tensors of one shape and dtype; n divides dim 0.
+            op: how: a `ReduceOp`, or its name.
+            transport: ``auto`` or ``gloo``.
+
+        Returns:
+            A node for each actor: of the n equal parts of dim 0, number i for the actor of node i.
+
+        Raises:
+            GraphError, UnknownTransport, ValueError: as for an all-reduce.
+        """
+        return bind_collective(CollectiveKind.REDUCESCATTER, nodes, op=op, transport=transport)
+
+
+class Broadcast:
+    """Everybody gets the tensor of one of them."""
+
+    def bind(self, nodes: Any, root: int = 0, transport: str | None = None) -> list[Any]:
+        """Puts a broadcast into the graph.
+
+        Args:
+            nodes: at position ``root`` a node that gives a tensor of any shape and dtype; at the others nodes, or the handles, of
+                the other actors that get it. What those nodes give is not looked at, unless it is an exception.
+            root: the position of the tensor.
+            transport: ``auto`` or ``gloo``.
+
+        Returns:
+            A node for each actor: a copy of the tensor.
+
+        Raises:
+            GraphError, UnknownTransport: as for an all-reduce.
+        """
+        if isinstance(nodes, list | tuple):
+            nodes = [node._info if isinstance(node, ActorHandle) else node for node in nodes]
+        return bind_collective(CollectiveKind.BROADCAST, nodes, root=root, transport=transport)

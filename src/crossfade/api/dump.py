@@ -1,0 +1,157 @@
+"""Who waits for whom, right now: for a program that seems to stand still.
+
+Nothing here takes a lock that the rest of the program uses, so it may run in a signal handler in the middle of anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from crossfade.api.session import Session, current
+from crossfade.engines.state import ActorState, PartState, RingState, State
+from crossfade.plan.plan import Plan
+from crossfade.types import DRIVER
+
+if TYPE_CHECKING:
+    from crossfade.api.compiled import CompiledGraph
+
+__all__ = ["dump"]
+
+_LOOK_S = 1.0
+_making = threading.Lock()
+
+
+def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
+    """Prints what every actor is doing, who waits for whom in every graph, what lies in the rings, and all stacks.
+
+    A program that stands still can be asked from outside: ``kill -USR1 <pid of the driver>`` does the same, if the session was
+    started in the main thread and the program has no handler of its own for that signal. (An actor prints its stacks then.)
+    Takes up to a second for each actor that does not answer.
+
+    Args:
+        file: where to; ``sys.stderr`` by default.
+        stacks: also print the stack of each thread.
+
+    Returns:
+        The text.
+    """
+    if not _making.acquire(blocking=False):
+        return "crossfade: a dump is being made already\n"  # a signal came in the middle of one
+    try:
+        session = current()
+        text = (
+            "crossfade: no session in this process\n" if session is None else "\n".join(_lines(session, stacks)) + "\n"
+        )
+    finally:
+        _making.release()
+    try:
+        print(text, end="", file=file or sys.stderr, flush=True)
+    except RuntimeError:  # a signal came in the middle of a write to that very file
+        os.write(2, text.encode(errors="replace"))
+    return text
+
+
+def _lines(session: Session, stacks: bool) -> Iterator[str]:
+    state = session.engine.look(_LOOK_S)
+    graphs = sorted(
+        (graph for graph in session.graphs if _matters(graph, state)), key=lambda graph: graph._opened.number
+    )
+    yield f"crossfade: {_count(state.actors, 'actor')}, {_count(graphs, 'graph')}, driver pid {os.getpid()}"
+    for actor in state.actors:
+        yield f"  {actor.actor} (pid {actor.pid}) {actor.doing}"
+    for graph in graphs:
+        yield from _graph_lines(graph, state)
+    if stacks:
+        yield from _stack_lines(state)
+
+
+def _matters(graph: CompiledGraph, state: State) -> bool:
+    """Whether a graph is open, or an actor has still to leave it."""
+    number = graph._opened.number
+    return not graph._executions.ended or any(part.plan == number for actor in state.actors for part in actor.parts)
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
+
+
+def _graph_lines(graph: CompiledGraph, state: State) -> Iterator[str]:
+    number = graph._opened.number
+    inflight = [execution.number for execution in list(graph._executions.inflight)]
+    span = f": execution {inflight[0]}" + (f" to {inflight[-1]}" if len(inflight) > 1 else "") if inflight else ""
+    yield f"graph {number}, {graph._executions.ended or 'open'}, {len(inflight)} in flight{span}"
+    rings = state.rings.get(number, ())
+    if inflight:
+        channel = graph._opened.awaited()
+        yield f"  {DRIVER}, round {inflight[0]}: {_why(graph.plan, DRIVER, f'read {channel}', rings)}"
+    doing = {actor.actor: actor for actor in state.actors}
+    for party in graph.plan.programs:
+        if party != DRIVER and party in doing:
+            yield f"  {party}{_where(graph.plan, doing[party], number, rings)}"
+    for ring in rings:
+        if ring.num_unread:
+            yield f"  ring {ring.channel}, {ring.writer} -> {ring.reader}: {ring.num_unread} of {ring.depth} unread"
+
+
+def _where(plan: Plan, actor: ActorState, number: int, rings: Sequence[RingState]) -> str:
+    part = next((part for part in actor.parts if part.plan == number), None)
+    if part is None:
+        return f" {actor.doing}"
+    return f", round {part.num_rounds}: {_doing(plan, actor, part, rings)}"
+
+
+def _doing(plan: Plan, actor: ActorState, part: PartState, rings: Sequence[RingState]) -> str:
+    if part.fault:
+        return f"has left: {part.fault}"
+    return _why(plan, actor.actor, part.action, rings)
+
+
+def _why(plan: Plan, party: str, action: str, rings: Sequence[RingState]) -> str:
+    """What an action does, or waits for, and whose turn it is then."""
+    verb, _, rest = action.partition(" ")
+    target = rest.partition(" ")[0]
+    spec = plan.channel.get(target)
+    match verb:
+        case "run":
+            node = plan.node[target]
+            return f"runs {node.actor}.{node.method} (node {target})"
+        case "read" | "recv" if spec is not None:
+            unread = _unread(rings, target)
+            if unread.get(party):
+                return f"is about to take {target} from {spec.writer}"
+            return f"waits for {spec.writer} to give {target}{_maker(plan, spec.value)}"
+        case "write" | "send" if spec is not None:
+            unread = _unread(rings, target)
+            full = [reader for reader in spec.readers if unread.get(reader, 0) >= spec.depth] or list(spec.readers)
+            return f"waits for {', '.join(full)} to take {target} (its ring of {spec.depth} is full)"
+        case "coll":
+            collective = plan.collective[target]
+            others = [name for name in collective.parties if name != party]
+            return f"is in {collective.kind} {target} with {', '.join(others)}"
+    return f"is at {action}" if action else "is between two rounds"
+
+
+def _unread(rings: Sequence[RingState], channel: str) -> Mapping[str, int]:
+    return {ring.reader: ring.num_unread for ring in rings if ring.channel == channel}
+
+
+def _maker(plan: Plan, value: str) -> str:
+    """The method that makes a value."""
+    node = next((node for node in plan.nodes if value in node.outputs), None)
+    return "" if node is None else f", which {node.actor}.{node.method} returns"
+
+
+def _stack_lines(state: State) -> Iterator[str]:
+    from crossfade.engines.sentinel import all_stacks
+
+    yield f"stacks of {DRIVER}"
+    yield textwrap.indent(all_stacks().rstrip(), "  ")
+    for actor in state.actors:
+        if actor.stacks:
+            yield f"stacks of {actor.actor} (pid {actor.pid})"
+            yield textwrap.indent(actor.stacks.rstrip(), "  ")

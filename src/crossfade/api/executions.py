@@ -1,0 +1,357 @@
+"""The executions of a graph that are under way: submitting them and taking their results in, from any thread or event loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from crossfade.engines.protocol import HalfSubmitted, OpenPlan
+from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, GetTimeoutError, SessionError
+
+if TYPE_CHECKING:
+    from crossfade.api.session import Session
+
+__all__ = ["Execution", "Executions"]
+
+
+class Execution:
+    """One execution under way or finished. References hold it, so its values live as long as they are wanted.
+
+    Attributes:
+        number: counted from 0.
+        values: one for each output, once collected.
+        claims: one entry for each reference that is alive; a list, because its pop is atomic.
+    """
+
+    __slots__ = ("claims", "number", "values")
+
+    def __init__(self, number: int, num_outputs: int) -> None:
+        self.number = number
+        self.values: list[Any] | None = None
+        self.claims = [None] * num_outputs
+
+
+class Executions:
+    """Submits executions of one open plan and collects their results, in the order in which they were submitted.
+
+    Args:
+        session: whose engine runs it.
+        opened: the plan.
+        num_outputs: values that an execution gives.
+        max_inflight: how many executions may be under way.
+        submit_timeout: the longest wait for room, in seconds; None for ever.
+
+    Attributes:
+        session: see above.
+        opened: the plan.
+        is_quick: whether the last result that an event loop waited for came within the time for which it looked.
+        inflight: what was submitted and not collected, oldest first.
+        num_submitted: executions that were started.
+        num_collected: executions whose results were taken in.
+        ended: why no more can be done, once that is so.
+    """
+
+    def __init__(
+        self, session: Session, opened: OpenPlan, num_outputs: int, max_inflight: int, submit_timeout: float | None
+    ) -> None:
+        self.session = session
+        self.opened = opened
+        self.is_quick = True
+        self.inflight: deque[Execution] = deque()
+        self.num_submitted = 0
+        self.num_collected = 0
+        self.ended = ""
+        self._num_outputs = num_outputs
+        self._max_inflight = max_inflight
+        self._submit_timeout = submit_timeout
+        self._is_torn = False  # an interrupt (Ctrl-C) came while an input was written
+        self._is_collect_torn = False  # ... while a result was taken in
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        self._submitting = threading.Lock()
+        # Reentrant, since an interrupt between taking and holding it must not lock its own thread out.
+        self._collecting = threading.RLock()
+        self._collected = threading.Condition()  # for threads that wait while another one collects
+        self._num_waiting = 0
+        self._num_watching = 0
+        self._is_missed = False  # one who watches found a lock taken: whoever lets go of it says so
+
+    # Submitting
+
+    def submit(self, values: Sequence[Any]) -> Execution:
+        """Starts an execution.
+
+        Raises:
+            CapacityExceeded, ActorDiedError, ChannelTimeout: see `CompiledGraph.execute`.
+        """
+        try:
+            with self._submitting:
+                self._refuse_if_over()
+                if len(self.inflight) >= self._max_inflight:
+                    self._make_room()
+                return self._submit(values)
+        finally:
+            if self._is_missed:
+                self._tell_missed()
+
+    def try_submit(self, values: Sequence[Any], num_own: int = 0) -> Execution | None:
+        """Starts an execution if that needs no waiting. ``num_own``: see `take_in`."""
+        if not self._try_lock(self._submitting):
+            return None
+        try:
+            self._refuse_if_over()
+            if len(self.inflight) >= self._max_inflight:
+                self.take_in(num_own)
+                if len(self.inflight) >= self._max_inflight:
+                    return None
+            return self._submit(values)
+        finally:
+            self._submitting.release()
+            self._tell_missed()
+
+    def _refuse_if_over(self) -> None:
+        if self.ended:
+            raise SessionError(f"the graph cannot be executed: {self.ended}")
+        if self._is_torn or self._is_collect_torn:
+            raise _torn()
+
+    def _submit(self, values: Sequence[Any]) -> Execution:
+        execution = Execution(self.num_submitted, self._num_outputs)
+        self.inflight.append(execution)  # before its results can come
+        try:
+            if not self.opened.try_submit(values):
+                self._submit_slowly(values)
+        except HalfSubmitted as half:
+            self.num_submitted += 1
+            execution.claims.clear()
+            raise half.failure.to_error() from None
+        except BaseException as error:
+            self.inflight.pop()
+            self._is_torn = not isinstance(error, Exception)  # some inputs may be written and others not
+            raise
+        self.num_submitted += 1
+        return execution
+
+    def _make_room(self) -> None:
+        """Takes the oldest results in, and waits for them, unless it is the caller who has to get some first."""
+        deadline = self._submit_deadline()
+        while len(self.inflight) >= self._max_inflight:
+            inflight = list(self.inflight)
+            if len(inflight) < self._max_inflight:
+                return  # another thread has collected one just now
+            if all(execution.claims for execution in inflight):
+                self.opened.check()
+                raise CapacityExceeded(
+                    f"{len(inflight)} executions are in flight, and max_inflight is {self._max_inflight}",
+                    hint="get the oldest result first, or compile with a larger max_inflight",
+                )
+            try:
+                self.collect(inflight[0], None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except GetTimeoutError as error:
+                raise self._submit_timed_out() from error
+
+    def _submit_slowly(self, values: Any) -> None:
+        """Waits for room in a ring. Results are taken in meanwhile: the actors may be waiting for that."""
+        deadline = self._submit_deadline()
+        is_submitted = False
+
+        def ready() -> bool:
+            nonlocal is_submitted
+            if self.ended:
+                raise SessionError(f"the graph cannot be executed: {self.ended}")
+            if self.inflight and self._collecting.acquire(blocking=False):
+                try:
+                    self._collect_next()
+                finally:
+                    self._stop_collecting()
+            is_submitted = self.opened.try_submit(values)
+            return is_submitted
+
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not self.opened.wait_until(ready, left_s) and not is_submitted:
+            raise self._submit_timed_out()
+
+    def _submit_deadline(self) -> float | None:
+        timeout_s = self._submit_timeout
+        return None if timeout_s is None else time.monotonic() + timeout_s
+
+    def _submit_timed_out(self) -> ChannelTimeout:
+        return ChannelTimeout(
+            f"there was no room for another execution within {self._submit_timeout} s",
+            hint="an actor is slower than that; get results first, or compile with a larger submit_timeout",
+        )
+
+    # Collecting
+
+    def collect(self, execution: Execution, timeout: float | None) -> None:
+        """Takes results in until those of ``execution`` are there."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._collecting.acquire(blocking=False) and not self._await_turn(execution, deadline):
+            if execution.values is None:
+                raise self._timed_out(execution, timeout)
+            return  # another thread has collected it
+        try:
+            while execution.values is None:
+                if self.ended:
+                    raise SessionError(f"execution {execution.number} has no result: {self.ended}")
+                if not self._collect_next():
+                    left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    if not self.opened.wait_to_collect(self._collect_next, left_s):
+                        raise self._timed_out(execution, timeout)
+        finally:
+            self._stop_collecting()
+
+    def is_over(self, execution: Execution) -> bool:
+        """Whether a get of the execution's results would not wait. Takes results in, unless another thread does."""
+        if self._try_lock(self._collecting):
+            try:
+                while execution.values is None:
+                    if not self._collect_next():
+                        self.opened.check()
+                        break
+            except Exception:
+                return True  # get will say it
+            finally:
+                self._collecting.release()
+                self._pass_turn()
+                self._tell_missed()
+        return execution.values is not None or bool(self.ended)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While `crossfade.wait` waits for results: who takes them in wakes it."""
+        with self._collected:
+            self._num_watching += 1
+        try:
+            yield
+        finally:
+            with self._collected:
+                self._num_watching -= 1
+            if self._num_watching:  # another one may have looked while this one took results in
+                self.opened.nudge()
+
+    def _await_turn(self, execution: Execution, deadline: float | None) -> bool:
+        """Waits while another thread collects: True once this one may, False if that is not needed or the time is up."""
+        with self._collected:
+            self._num_waiting += 1
+            try:
+                while execution.values is None:
+                    if self._collecting.acquire(blocking=False):
+                        return True
+                    left_s = None if deadline is None else deadline - time.monotonic()
+                    if left_s is not None and left_s <= 0:
+                        return False
+                    self._collected.wait(left_s)
+                return False
+            finally:
+                self._num_waiting -= 1
+
+    def _stop_collecting(self) -> None:
+        self._collecting.release()
+        self._notify()
+
+    def _notify(self, num_own: int = 0) -> None:
+        self._pass_turn()
+        if self._num_watching > num_own:
+            self.opened.nudge()
+
+    def _pass_turn(self) -> None:
+        if self._num_waiting:  # a thread that is not counted yet has still to try the lock, or to look at its values
+            with self._collected:
+                self._collected.notify_all()
+
+    def _collect_next(self, num_own: int = 0) -> bool:
+        """Takes in the results of the oldest execution, if they are there. ``num_own``: watchers who need not be told."""
+        if self.ended:
+            raise SessionError(f"there is no result: {self.ended}")
+        if self._is_collect_torn:
+            raise _torn()
+        try:
+            values = self.opened.try_collect()
+            if values is not None:
+                self.inflight.popleft().values = values
+                self.num_collected += 1
+        except ChannelError as error:
+            if self.ended:  # another thread has shut the session down
+                raise SessionError(f"the results are gone: {self.ended}") from error
+            raise
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: a value may be taken and in nobody's hands
+            self._is_collect_torn = True
+            raise
+        if values is None:
+            return False
+        self._notify(num_own)
+        return True
+
+    def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
+        return GetTimeoutError(
+            f"execution {execution.number} has not finished within {timeout} s", hint="get the same reference again"
+        )
+
+    def take_in(self, num_own: int = 0) -> None:
+        """Takes in all results that are there, unless another thread does.
+
+        Args:
+            num_own: 1 if the caller watches, and need not be told what it does itself.
+
+        Raises:
+            ActorDiedError, SessionError: no more will come.
+        """
+        if self._try_lock(self._collecting):
+            try:
+                while self.inflight and self._collect_next(num_own):
+                    pass
+                self.opened.check()
+            finally:
+                self._collecting.release()
+                self._pass_turn()
+                self._tell_missed()
+
+    def _try_lock(self, lock: Any) -> bool:
+        """Takes the lock, or leaves a note to whoever holds it that the caller has to look again (see `_tell_missed`).
+
+        The second attempt comes after the note: if that fails too, the holder lets go, and reads the note, only afterwards.
+        """
+        if lock.acquire(blocking=False):
+            return True
+        self._is_missed = True
+        taken: bool = lock.acquire(blocking=False)
+        return taken
+
+    def _tell_missed(self) -> None:
+        """After letting go of a lock: wakes those who watch and found it taken, as what they were rung for may still be there."""
+        if self._is_missed:
+            self._is_missed = False
+            if self._num_watching:
+                self.opened.nudge()
+
+    # Ending
+
+    def end(self, reason: str) -> None:
+        """No more: whoever waits for room or for a result gets a `SessionError`."""
+        self.ended = self.ended or reason
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """Nobody submits or collects meanwhile."""
+        with self._submitting, self._collecting:
+            yield
+        self._notify()
+
+    def disown(self) -> None:
+        """This process was forked: the graph is its parent's, and other threads may have held the locks."""
+        self.ended = "it belongs to the process that this one was forked from"
+        self._make_locks()
+
+
+def _torn() -> SessionError:
+    return SessionError(
+        "the graph was interrupted in the middle of moving a value", hint="tear it down and compile it again"
+    )

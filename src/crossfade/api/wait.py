@@ -1,0 +1,81 @@
+"""Waiting for some of many references."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from crossfade.api.refs import CompiledRef, Ref
+from crossfade.api.session import current
+
+__all__ = ["wait"]
+
+
+def wait(
+    refs: Sequence[Ref], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+) -> tuple[list[Ref], list[Ref]]:
+    """Waits until ``num_returns`` of the references are ready: their value is there, or the error that ``get`` would raise.
+
+    Results are not consumed: all references may be got afterwards, ready or not.
+
+    Args:
+        refs: references of any kind, each once.
+        num_returns: how many.
+        timeout: the longest wait in seconds; None for ever.
+        fetch_local: accepted for Ray's sake.
+
+    Returns:
+        As many references as are wanted that are ready, fewer if the time passed; and all others. Both in the order of ``refs``.
+
+    Raises:
+        TypeError: not a list of references.
+        ValueError: a reference appears twice, or ``num_returns`` or ``timeout`` is out of range.
+    """
+    look = _Look(_checked(refs, num_returns, timeout), num_returns)
+    session = current()
+    if not look.is_enough() and session is not None:
+        with ExitStack() as watching:
+            for executions in {ref._executions for ref in look.refs if isinstance(ref, CompiledRef)}:
+                watching.enter_context(executions.watched())
+            session.engine.wait_until(look.is_enough, timeout)
+    return look.ready(), look.not_ready()
+
+
+class _Look:
+    """Looks which references are ready, and stops when they are enough."""
+
+    def __init__(self, refs: list[Ref], num_wanted: int) -> None:
+        self.refs = refs
+        self._num_wanted = num_wanted
+        self._found: set[int] = set()  # positions
+
+    def is_enough(self) -> bool:
+        """Looks at those that were not ready before."""
+        for position, ref in enumerate(self.refs):
+            if len(self._found) == self._num_wanted:
+                break
+            if position not in self._found and ref.is_ready():
+                self._found.add(position)
+        return len(self._found) == self._num_wanted
+
+    def ready(self) -> list[Ref]:
+        """Those that were found."""
+        return [self.refs[position] for position in sorted(self._found)]
+
+    def not_ready(self) -> list[Ref]:
+        """All others."""
+        return [ref for position, ref in enumerate(self.refs) if position not in self._found]
+
+
+def _checked(refs: object, num_returns: int, timeout: float | None) -> list[Ref]:
+    if not isinstance(refs, Sequence) or not all(isinstance(ref, Ref) for ref in refs):
+        raise TypeError(f"wait takes a list of references, not {refs!r}\nhint: write wait([ref]) for one")
+    if len(set(refs)) < len(refs):
+        raise ValueError("a reference is in the list twice\nhint: wait for each one once")
+    if not 1 <= num_returns <= len(refs):
+        raise ValueError(
+            f"num_returns is {num_returns} and there are {len(refs)} references\nhint: from 1 to as many as there are"
+        )
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout is {timeout}\nhint: it is 0 or more, or None")
+    return list(refs)

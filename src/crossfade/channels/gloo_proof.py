@@ -1,0 +1,87 @@
+"""Who is at the other end of a gloo pair: both sides show that they hold the group's key before a value is read.
+
+torch's gloo accepts whoever connects to its port and says the right small number, and values are pickles. The group's key is
+random and lies in the store, memory that only the parties hold. Between each two parties, over messages of fixed size:
+
+- each sends a nonce of 32 bytes,
+- each answers with HMAC-SHA256 of the key over (its own rank, the other's rank, the other's nonce, its own nonce).
+
+The ranks keep an answer from serving for another pair, or for the one who asked. The kernel keeps a connection that was proved
+from being taken over afterwards.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import hmac
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from crossfade.errors import ChannelError
+
+__all__ = ["answer", "prove_all", "shared_key"]
+
+NONCE_BYTES = 32
+ANSWER_BYTES = 32
+PROOF_TAG = 0xC0FB
+TIME_LIMIT_S = 20.0
+
+
+def shared_key(store: Any) -> bytes:
+    """The group's key: the first party to ask puts it into the store."""
+    if store.add("crossfade/turn", 1) == 1:
+        store.set("crossfade/key", os.urandom(32).hex())
+    return bytes.fromhex(store.get("crossfade/key").decode())
+
+
+def answer(key: bytes, me: int, peer: int, peer_nonce: bytes, my_nonce: bytes) -> bytes:
+    """What the party of rank ``me`` answers to ``peer``'s nonce."""
+    said = b"crossfade gloo" + me.to_bytes(4, "little") + peer.to_bytes(4, "little") + peer_nonce + my_nonce
+    return hmac.digest(key, said, hashlib.sha256)
+
+
+def prove_all(group: Any, key: bytes, parties: Sequence[str], me: int) -> None:
+    """Proves this party to all others, and has them prove themselves, all at once.
+
+    Raises:
+        ChannelError: somebody holds another key, or did not answer within `TIME_LIMIT_S`.
+    """
+    deadline = time.monotonic() + TIME_LIMIT_S
+    others = [rank for rank in range(len(parties)) if rank != me]
+    nonces = {rank: os.urandom(NONCE_BYTES) for rank in others}
+    their_nonces = _exchange(group, nonces, parties, deadline)
+    answers = {rank: answer(key, me, rank, their_nonces[rank], nonces[rank]) for rank in others}
+    for rank, theirs in _exchange(group, answers, parties, deadline).items():
+        if not hmac.compare_digest(theirs, answer(key, rank, me, nonces[rank], their_nonces[rank])):
+            raise ChannelError(
+                f"whoever connected to {parties[me]} over gloo as {parties[rank]} does not hold the group's key",
+                hint="another process of this machine connects to the ports of gloo; its values were not read",
+            )
+
+
+def _exchange(group: Any, messages: dict[int, bytes], parties: Sequence[str], deadline: float) -> dict[int, bytes]:
+    """Sends each party its message, and gets one of the same size from each."""
+    works, incoming = {}, {}
+    for rank, message in messages.items():
+        incoming[rank] = torch.empty(len(message), dtype=torch.uint8)
+        outgoing = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        works[rank] = (
+            group.recv([incoming[rank]], rank, PROOF_TAG),
+            group.send([outgoing], rank, PROOF_TAG),
+            outgoing,
+        )
+    for rank, (receiving, sending, _) in works.items():
+        for work in (receiving, sending):
+            left_s = max(0.001, deadline - time.monotonic())
+            try:
+                work.wait(datetime.timedelta(seconds=left_s))
+            except RuntimeError as error:
+                raise ChannelError(
+                    f"{parties[rank]} did not prove over gloo that it holds the group's key: {error}"
+                ) from error
+    return {rank: bytes(tensor.tolist()) for rank, tensor in incoming.items()}

@@ -1,0 +1,16 @@
+"""Collectives between the actors of a graph, on CPU tensors: ``allreduce.bind([a.grad.bind(x), b.grad.bind(x)])``.
+
+Each ``bind`` takes a node of each of at least two actors and gives a node for each of them, to be used like any other.
+"""
+
+from __future__ import annotations
+
+from crossfade.api.collectives import AllGather, AllReduce, Broadcast, ReduceScatter
+from crossfade.types import ReduceOp
+
+__all__ = ["ReduceOp", "allgather", "allreduce", "broadcast", "reducescatter"]
+
+allgather = AllGather()
+allreduce = AllReduce()
+broadcast = Broadcast()
+reducescatter = ReduceScatter()

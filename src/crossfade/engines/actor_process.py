@@ -1,0 +1,159 @@
+"""One actor's process, as the driver sees it: how it is started, spoken to, and buried."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from crossfade.engines import control
+from crossfade.engines.control import send
+from crossfade.engines.output import Pipes
+from crossfade.engines.sentinel import SideDoor
+from crossfade.engines.state import ActorState
+from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
+from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.frames import FrameError, new_key
+from crossfade.host.memory import Memory
+from crossfade.host.processes import count_oom_kills, describe_exit, open_pidfd
+from crossfade.host.sockets import Connection, hand_over
+
+__all__ = ["ActorProcess"]
+
+_SIGNAL_S = 0.5
+_ENTRY = "import sys; sys.path[:] = {path!r}; from crossfade.engines.actor import main; main({arguments})"
+
+
+class ActorProcess:
+    """One actor's process, as the driver sees it.
+
+    Args:
+        name: the actor's name.
+        spin_us: how long it looks for work before it sleeps.
+        driver_pidfd: readable once the driver has ended.
+        pipes: where its output goes.
+
+    Raises:
+        ActorStartError: the system could not start it; nothing is left behind.
+    """
+
+    def __init__(self, name: str, spin_us: float, driver_pidfd: int, pipes: Pipes) -> None:
+        self.name = name
+        self.num_oom_kills = count_oom_kills()
+        self.known: set[str] = set()  # peers that it was introduced to
+        self.is_created = False
+        self.start_failure: Failure | None = None
+        self.end = ""  # how it ended, once it has
+        self.refusal = ""  # why nothing that it says is believed any more
+        self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
+        self.awaited: set[int] = set()  # calls whose reference is alive
+        self.replies: dict[int, control.Returned] = {}
+        with ExitStack() as undo:  # all of it goes if something fails
+            self.bell_fds = Doorbell.create_fds(name)
+            for fd in self.bell_fds:
+                undo.callback(os.close, fd)
+            self.bell = Bell(Memory(os.dup(self.bell_fds[0])), os.dup(self.bell_fds[1]))
+            undo.callback(self.bell.close)
+            keys = new_key(), new_key()
+            self.connection, theirs = Connection.pair(keys[0])
+            undo.callback(self.connection.close)
+            door, their_door = Connection.pair(keys[1])
+            stacks = Memory.create(f"stacks-{name}", 0)
+            self.side_door = SideDoor(door, stacks)
+            undo.callback(self.side_door.close)
+            their_lifeline, self._lifeline = os.pipe()
+            undo.callback(os.close, self._lifeline)
+            keys_fd = hand_over(b"".join(keys))
+            with theirs, their_door:
+                try:
+                    mine = (*self.bell_fds, driver_pidfd, their_lifeline, their_door.fileno(), stacks.fd)
+                    self.popen = _start(name, (theirs.fileno(), keys_fd, *mine), spin_us, pipes)
+                finally:
+                    os.close(their_lifeline)
+                    os.close(keys_fd)
+            self.pidfd = open_pidfd(self.popen.pid)
+            undo.pop_all()
+
+    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Sends a message, also to an actor that is too busy to look at its socket."""
+        try:
+            send(self.connection, message, fds)
+        except (ConnectionError, OSError):
+            return  # it is gone; its pidfd tells how
+        self.bell.announce_mail()
+        if self.connection.has_message:
+            self.on_message()
+
+    def break_off(self, error: FrameError) -> None:
+        """Somebody without the key has written to its control connection: it cannot be talked to any more, and is killed."""
+        self.refusal = f"its control connection is broken, {error}; so it was killed"
+        self.popen.kill()
+
+    def error(self) -> ActorError:
+        """What became of it."""
+        error: ActorError
+        if self.start_failure is not None:
+            cause = self.start_failure.to_error()
+            error = ActorStartError(f"actor {self.name} could not be started: {cause}")
+            error.__cause__ = cause
+        elif not self.is_created:
+            error = ActorStartError(f"actor {self.name} is dead: {self.end} before its constructor had returned")
+        else:
+            error = ActorDiedError(f"actor {self.name} is dead: {self.end}")
+        error.actor = self.name
+        return error
+
+    def describe_end(self, code: int) -> str:
+        """How it ended. The kernel's choice of a victim looks like any other SIGKILL, so its counter has to tell."""
+        if self.refusal:
+            return self.refusal
+        text = describe_exit(code)
+        if -code == signal.SIGKILL and count_oom_kills() > self.num_oom_kills:
+            text += " (memory ran out, and the system ended a process)"
+        return text
+
+    def disown(self) -> None:
+        """In a forked child: it must not be what keeps the actors alive."""
+        os.close(self._lifeline)
+        self._lifeline = -1
+
+    def look(self, timeout_s: float) -> ActorState:
+        """What it is doing; it was asked through its side door."""
+        state = self.side_door.answer(timeout_s)
+        if state is not None:
+            return state
+        stacks = self.side_door.stacks_by_signal(self.popen.pid, _SIGNAL_S)
+        why = "it holds the interpreter lock in a long call" if stacks else "it is starting, stopped or ending"
+        return ActorState(self.name, self.popen.pid, f"does not answer: {why}", stacks=stacks)
+
+    def close(self) -> None:
+        """Gives its descriptors back."""
+        self.connection.close()
+        self.side_door.close()
+        self.bell.close()
+        fds = (*self.bell_fds, self.pidfd, self._lifeline)
+        self.bell_fds, self.pidfd, self._lifeline = (-1, -1), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+
+def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> subprocess.Popen[bytes]:
+    """Starts the interpreter of an actor."""
+    arguments = ", ".join(map(repr, (*fds, spin_us)))
+    code = _ENTRY.format(path=[str(entry) or os.getcwd() for entry in sys.path], arguments=arguments)
+    command = [sys.executable, "-u", "-c", code]
+    stdout, stderr = pipes.for_child
+    try:
+        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+    except (OSError, subprocess.SubprocessError) as error:
+        failed = ActorStartError(
+            f"the process of actor {name} could not be started: {error}",
+            hint=f"the interpreter is {sys.executable!r}; is there memory, and room for one more process?",
+        )
+        failed.actor = name
+        raise failed from error

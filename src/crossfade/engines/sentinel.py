@@ -1,0 +1,164 @@
+"""The thread of an actor that is there while the main thread is busy.
+
+It ends the process when the driver is gone, and tells what the main thread is doing when the driver asks. It sleeps otherwise.
+The driver asks over a connection of its own (the *side door*): the control connection belongs to the main thread.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from crossfade.engines.state import ActorState
+from crossfade.host.memory import Memory
+from crossfade.host.processes import die_on_hangup
+from crossfade.host.sockets import Connection
+
+__all__ = ["STACKS_SIGNAL", "Sentinel", "SideDoor", "all_stacks"]
+
+STACKS_SIGNAL = signal.SIGRTMAX - 1
+"""Makes an actor write its stacks into the memory that it shares with the driver, also while it holds the interpreter lock."""
+
+_POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """To the sentinel: what are you doing?"""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    number: int
+    state: ActorState
+
+
+class Sentinel:
+    """The actor's side.
+
+    Args:
+        driver_pidfd: readable once the driver has ended.
+        lifeline_fd: a pipe whose other end the driver holds.
+        door: the connection on which the driver asks.
+        stacks_fd: the memory for stacks, see `STACKS_SIGNAL`.
+        describe: tells what the actor is doing.
+    """
+
+    def __init__(
+        self,
+        driver_pidfd: int,
+        lifeline_fd: int,
+        door: Connection,
+        stacks_fd: int,
+        describe: Callable[[], ActorState],
+    ) -> None:
+        self._driver_pidfd = driver_pidfd
+        self._door = door
+        self._describe = describe
+        die_on_hangup(lifeline_fd)
+        faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or 2, all_threads=True)
+        threading.Thread(target=self._watch, name="crossfade-sentinel", daemon=True).start()
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._driver_pidfd, select.POLLIN)
+        poller.register(self._door, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poller.poll()}
+            if self._driver_pidfd in ready:
+                os._exit(1)
+            self._answer_all()
+            if self._door.is_closed:
+                poller.unregister(self._door)
+
+    def _answer_all(self) -> None:
+        with suppress(
+            OSError
+        ):  # the driver has hung up, its pidfd says the rest; or a stranger has written to the door
+            while (message := self._door.take()) is not None:
+                question: _Question = pickle.loads(message.payload)
+                self._door.send(pickle.dumps(_Answer(question.number, self._describe()), 5))
+
+
+class SideDoor:
+    """The driver's side.
+
+    Args:
+        door: the connection.
+        stacks: the memory for stacks.
+    """
+
+    def __init__(self, door: Connection, stacks: Memory) -> None:
+        self._door = door
+        self._stacks = stacks
+        self._number = 0
+
+    def ask(self) -> None:
+        """Asks what the actor is doing; does not wait."""
+        self._number += 1
+        try:
+            self._door.send(pickle.dumps(_Question(self._number), 5))
+        except OSError:
+            return  # it is dying
+
+    def answer(self, timeout_s: float) -> ActorState | None:
+        """The answer to the latest question, or None if it did not come in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with suppress(OSError):  # what comes is not the actor's: as if nothing came
+                while (message := self._door.take()) is not None:
+                    answer: _Answer = pickle.loads(message.payload)
+                    if answer.number == self._number:
+                        return answer.state
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or self._door.is_closed:
+                return None
+            self._door.wait(left_s)
+
+    def stacks_by_signal(self, pid: int, timeout_s: float) -> str:
+        """The stacks of an actor that does not answer: it writes them without taking the interpreter lock."""
+        before = os.lseek(self._stacks.fd, 0, os.SEEK_CUR)  # the two processes share the position
+        try:
+            os.kill(pid, STACKS_SIGNAL)
+        except ProcessLookupError:
+            return ""
+        deadline = time.monotonic() + timeout_s
+        size_bytes = 0
+        while time.monotonic() < deadline:  # nothing tells when the handler is done: until it has stopped growing
+            time.sleep(_POLL_S)
+            grown_bytes = os.lseek(self._stacks.fd, 0, os.SEEK_CUR) - before
+            if grown_bytes and grown_bytes == size_bytes:
+                break
+            size_bytes = grown_bytes
+        return os.pread(self._stacks.fd, size_bytes, before).decode(errors="replace")
+
+    def close(self) -> None:
+        """Gives its descriptors back."""
+        self._door.close()
+        self._stacks.close()
+
+
+def all_stacks() -> str:
+    """The stack of each thread of this process, the main thread's last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)
+    texts = []
+    for ident, frame in frames:
+        if ident != threading.get_ident() or ident == main:
+            stack = "".join(traceback.format_stack(frame))
+            texts.append(f"thread {names.get(ident, ident)}:\n{stack}")
+    return "".join(texts)

@@ -1,0 +1,1 @@
+"""Import paths of Ray's, for programs that are ported: what is here has its home elsewhere in crossfade."""

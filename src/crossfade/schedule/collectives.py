@@ -1,0 +1,92 @@
+"""The pass that overlaps collectives with work: started as soon as their inputs are there, waited for where they are used.
+
+A collective moves up to right after the last of its inputs is made, but not past another collective, so that all
+actors keep to one order of them (PL-1). It then only starts there, in the background.
+
+What goes out of a collective to other parties is written where the plan had it, right after the collective's old place, and
+that would wait for it. So a write moves down past work that is ready to run: calls whose inputs are there, and writes and starts
+that wait for nothing of the same round. It stops at everything that may wait, which is why PL-2's argument still holds: whatever it
+passed could as well have come right after the collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from crossfade.plan.actions import COLL_STREAM, Action, Verb
+from crossfade.schedule.draft import Draft
+from crossfade.types import DRIVER
+
+__all__ = ["start_collectives"]
+
+
+def start_collectives(draft: Draft) -> Draft:
+    """Moves collectives up and their writes down; comes before values are freed."""
+    if not draft.collectives:
+        return draft
+    values = draft.values()
+    value_of = {spec.id: spec.value for spec in draft.channels}
+    arriving: dict[str, set[str]] = {party: set() for party in draft.programs}
+    for spec in draft.channels:
+        for reader in spec.readers if spec.is_ordered else ():
+            arriving[reader].add(spec.value)
+    for party, actions in draft.programs.items():
+        if party != DRIVER:
+            got = {value for (verb, _), (_, made) in values[party].items() if verb is Verb.COLL for value in made}
+            mover = _Mover(values[party], value_of, got, got | arriving[party])
+            draft.programs[party] = mover.write_late(mover.start_early(actions))
+    return draft
+
+
+@dataclass(frozen=True, slots=True)
+class _Mover:
+    """Moves the actions of one party.
+
+    Attributes:
+        values: what each of its calls and collectives takes and makes.
+        value_of: the value of each channel.
+        got: what it gets from collectives.
+        late: values for which their first user may have to wait.
+    """
+
+    values: Mapping[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]
+    value_of: Mapping[str, str]
+    got: set[str]
+    late: set[str]
+
+    def start_early(self, actions: Sequence[Action]) -> list[Action]:
+        """Each collective right after its last input, or where it was if it takes what another collective gives."""
+        program: list[Action] = []
+        for action in actions:
+            at = len(program)
+            if action.verb is Verb.COLL:
+                needed = self._used(action)
+                while needed.isdisjoint(self.late) and at and not self._must_precede(program[at - 1], needed):
+                    at -= 1
+                action = Action(Verb.COLL, action.target, COLL_STREAM)
+            program.insert(at, action)
+        return program
+
+    def _must_precede(self, action: Action, needed: set[str]) -> bool:
+        if action.verb not in (Verb.RUN, Verb.COLL):
+            return False
+        return action.verb is Verb.COLL or not needed.isdisjoint(self.values[action.verb, action.target][1])
+
+    def write_late(self, actions: Sequence[Action]) -> list[Action]:
+        """Each write of what a collective gives after the work that can be done meanwhile."""
+        program = list(actions)
+        for at in reversed(range(len(program))):
+            if program[at].verb in (Verb.WRITE, Verb.SEND) and self.value_of[program[at].target] in self.got:
+                while at + 1 < len(program) and not self._may_wait(program[at + 1]):
+                    program[at], program[at + 1] = program[at + 1], program[at]
+                    at += 1
+        return program
+
+    def _may_wait(self, action: Action) -> bool:
+        return action.verb in (Verb.READ, Verb.RECV) or not self._used(action).isdisjoint(self.late)
+
+    def _used(self, action: Action) -> set[str]:
+        if action.verb in (Verb.RUN, Verb.COLL):
+            return set(self.values[action.verb, action.target][0])
+        return {self.value_of[action.target]}

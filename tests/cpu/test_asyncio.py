@@ -1,0 +1,541 @@
+"""Event loops: many executions at once, cancellation, deaths and shutdown while something is awaited, idle loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import crossfade
+from crossfade.api.asynchronous import LoopWatch
+
+pytestmark = pytest.mark.timeout(90)
+
+
+class Doer:
+    """Does what tests need."""
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def add(self, one: Any, other: Any) -> Any:
+        return one + other
+
+    @crossfade.method(num_returns=2)
+    def both(self, value: Any) -> Any:
+        return value, -value
+
+    def fail(self, value: Any) -> Any:
+        raise KeyError(value)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def read(self, path: str) -> str:
+        """Returns once somebody has written to a named pipe and closed it."""
+        with open(path) as pipe:
+            return pipe.read()
+
+
+Actor = crossfade.remote(Doer)
+
+
+@pytest.fixture(params=["local", "inline"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A session on each engine in turn."""
+    crossfade.init(engine=request.param)
+    yield request.param
+    crossfade.shutdown()
+
+
+@pytest.fixture(params=[60.0, 0.0], ids=["spin", "sleep"])
+def local(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A session on the local engine, whose processes look for work before they sleep, or sleep at once."""
+    crossfade.init(spin_us=request.param)
+    yield
+    crossfade.shutdown()
+
+
+@pytest.fixture
+def pipe(tmp_path: Any) -> str:
+    """A named pipe."""
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    return path
+
+
+def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
+    with crossfade.InputNode() as inp:
+        graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)
+    return graph
+
+
+def _write(path: str, text: str = "") -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+async def _call(graph: crossfade.CompiledGraph, value: Any) -> Any:
+    return await (await graph.execute_async(value))
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+# What it gives
+
+
+def test_a_future_may_be_awaited_more_than_once_and_got(engine: str) -> None:
+    graph = _graph(Actor.remote(), "echo")
+
+    async def work() -> None:
+        first, second = await graph.execute_async(1), await graph.execute_async(2)
+        assert await second == 2
+        assert await first == 1
+        assert await first == 1
+        assert first.get() == crossfade.get(first) == 1
+        assert list(await asyncio.gather(first, second, first)) == [1, 2, 1]
+
+    _run(work())
+
+
+def test_refs_of_plain_executions_and_calls_can_be_awaited(engine: str) -> None:
+    actor = Actor.remote()
+    graph = _graph(actor, "echo")
+
+    async def work() -> None:
+        assert await graph.execute(1) == 1
+        assert await actor.echo.remote(2) == 2
+        assert await crossfade.put(3) == 3
+        assert await asyncio.gather(*[actor.echo.remote(n) for n in range(50)]) == list(range(50))
+
+    _run(work())
+
+
+def test_several_outputs_give_a_list_of_futures(engine: str) -> None:
+    actor, other = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        one, two = actor.both.bind(inp)
+        graph = crossfade.MultiOutputNode([one, other.echo.bind(two)]).compile()
+
+    async def work() -> None:
+        for number in range(20):
+            futures = await graph.execute_async(number)
+            assert await asyncio.gather(*futures) == [number, -number]
+
+    _run(work())
+
+
+def test_an_exception_arrives_as_its_own_type(engine: str) -> None:
+    graph = _graph(Actor.remote(), "fail")
+
+    async def work() -> None:
+        future = await graph.execute_async("x")
+        for _ in range(2):
+            with pytest.raises(KeyError, match="x"):
+                await future
+        with pytest.raises(TypeError, match="takes"):
+            await graph.execute_async(1, 2, 3)
+
+    _run(work())
+
+
+# Many at once
+
+
+@pytest.mark.parametrize("max_inflight", [1, 10])
+def test_a_thousand_awaited_at_once(engine: str, max_inflight: int) -> None:
+    actor, other = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        graph = other.echo.bind(actor.echo.bind(inp)).compile(max_inflight=max_inflight)
+
+    async def work() -> None:
+        assert await asyncio.gather(*[_call(graph, n) for n in range(1000)]) == list(range(1000))
+
+    _run(work())
+    assert graph.execute(1).get() == 1
+
+
+def test_a_thousand_started_and_awaited_afterwards(engine: str) -> None:
+    graph = _graph(Actor.remote(), "echo")
+
+    async def work() -> None:
+        futures = [await graph.execute_async(n) for n in range(1000)]
+        assert [await future for future in reversed(futures)] == list(reversed(range(1000)))
+
+    _run(work())
+
+
+def test_room_is_given_in_the_order_of_asking(local: None, pipe: str) -> None:
+    actor = Actor.remote()
+    with crossfade.InputNode() as inp:
+        graph = actor.read.bind(inp).compile(max_inflight=1)
+
+    async def work() -> None:
+        order: list[int] = []
+
+        async def one(number: int) -> None:
+            future = await graph.execute_async(pipe)
+            order.append(number)
+            await future
+
+        tasks = [asyncio.create_task(one(number)) for number in range(5)]
+        for _ in range(5):
+            await asyncio.to_thread(_write, pipe)
+        await asyncio.gather(*tasks)
+        assert order == list(range(5))
+
+    _run(work())
+
+
+def test_other_tasks_have_their_turns(engine: str) -> None:
+    """However quick the graph is, and however many results are awaited one after another."""
+    graph = _graph(Actor.remote(), "echo")
+
+    async def work() -> None:
+        num_turns = 0
+        is_over = False
+
+        async def count() -> None:
+            nonlocal num_turns
+            while not is_over:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        start = time.monotonic()
+        while time.monotonic() - start < 0.3:
+            await _call(graph, 1)
+        is_over = True
+        await counting
+        assert num_turns >= 20
+
+    _run(work())
+
+
+# Cancelling
+
+
+def test_a_cancelled_wait_loses_nothing(local: None, pipe: str) -> None:
+    graph = _graph(Actor.remote(), "read", max_inflight=2)
+
+    async def work() -> None:
+        future = await graph.execute_async(pipe)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(_await(future), 0.05)
+        await asyncio.to_thread(_write, pipe, "done")
+        assert await future == "done"
+
+    _run(work())
+
+
+async def _await(future: Any) -> Any:
+    return await future
+
+
+def test_a_cancelled_wait_for_room_starts_nothing_that_somebody_has_to_get(local: None, pipe: str) -> None:
+    graph = _graph(Actor.remote(), "read", max_inflight=1)
+
+    async def work() -> None:
+        first = await graph.execute_async(pipe)
+        waiting = [asyncio.create_task(graph.execute_async(pipe)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        assert all(
+            isinstance(r, asyncio.CancelledError) for r in await asyncio.gather(*waiting, return_exceptions=True)
+        )
+        await asyncio.to_thread(_write, pipe, "one")
+        assert await first == "one"
+        assert graph.statistics().num_submitted == 1
+
+    _run(work())
+
+
+def test_a_storm_of_cancellations(local: None) -> None:
+    graph = _graph(Actor.remote(), "echo", max_inflight=3)
+    chooser = random.Random(1)
+
+    async def work() -> None:
+        async def one(number: int) -> None:
+            value = np.full(chooser.choice((1, 5_000)), number)
+            assert (await _call(graph, value))[0] == number
+
+        for _ in range(30):
+            tasks = [asyncio.create_task(one(number)) for number in range(30)]
+            for task in chooser.sample(tasks, 15):
+                if chooser.random() < 0.5:
+                    await asyncio.sleep(0)
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
+        assert await _call(graph, 7) == 7
+
+    _run(work())
+    assert graph.execute(8).get() == 8
+
+
+# Threads and loops together
+
+
+def test_loops_in_threads_and_threads_that_block_share_a_graph(local: None) -> None:
+    """Nobody takes a wake-up, or a result, away from another."""
+    graph = _graph(Actor.remote(), "echo", max_inflight=64)
+    failures: list[BaseException] = []
+
+    async def awaiting(base: int) -> None:
+        for number in range(base, base + 300, 3):
+            assert await asyncio.gather(*[_call(graph, number + n) for n in range(3)]) == [number + n for n in range(3)]
+
+    def blocking(base: int) -> None:
+        for number in range(base, base + 300):
+            assert graph.execute(number).get(timeout=60) == number
+
+    def guarded(work: Any, base: int) -> None:
+        try:
+            if work is awaiting:
+                _run(work(base))
+            else:
+                work(base)
+        except BaseException as error:
+            failures.append(error)
+
+    kinds = [awaiting, blocking, awaiting, blocking]
+    threads = [threading.Thread(target=guarded, args=(kind, 1000 * n)) for n, kind in enumerate(kinds)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_loop_is_told_what_another_thread_took_in(local: None, pipe: str) -> None:
+    actor = Actor.remote()
+    graph = _graph(actor, "read")
+
+    async def work() -> None:
+        first, second = await graph.execute_async(pipe), await graph.execute_async(pipe)
+        waiting = asyncio.create_task(_await(first))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(asyncio.to_thread(second.get))
+        await asyncio.to_thread(_write, pipe, "one")
+        assert await waiting == "one"
+        await asyncio.to_thread(_write, pipe, "two")
+        assert await other == "two"
+
+    _run(work())
+
+
+def test_one_loop_after_another(local: None) -> None:
+    graph = _graph(Actor.remote(), "echo")
+    num_descriptors = 0
+    for number in range(20):
+        assert _run(_call(graph, number)) == number
+        if number == 2:
+            num_descriptors = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= num_descriptors + 2
+
+
+def test_a_blocking_get_inside_a_loop(local: None) -> None:
+    """As in a notebook, where a loop runs all the time."""
+    graph = _graph(Actor.remote(), "echo")
+
+    async def work() -> None:
+        future = await graph.execute_async(1)
+        assert graph.execute(2).get() == 2
+        assert await future == 1
+        assert crossfade.get([graph.execute(n) for n in range(5)]) == list(range(5))
+
+    _run(work())
+
+
+def test_a_result_that_another_thread_takes_in_just_before_it_is_awaited(
+    local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the look that did not find it, and before the watch has taken note of it."""
+    graph = _graph(Actor.remote(), "echo")
+
+    async def work() -> None:
+        future = graph.execute(7)
+        begin = LoopWatch._begin
+
+        def begin_late(self: LoopWatch, executions: Any) -> None:
+            thread = threading.Thread(target=future.get)
+            thread.start()
+            thread.join()
+            begin(self, executions)
+
+        looks = iter([False])
+        monkeypatch.setattr(type(future), "is_ready", lambda ref: next(looks, None) is None or ref._execution.values)
+        monkeypatch.setattr(LoopWatch, "may_look", lambda watch, executions: False)
+        monkeypatch.setattr(LoopWatch, "_begin", begin_late)
+        assert await asyncio.wait_for(_await(future), 20) == 7
+
+    _run(work())
+
+
+def test_a_look_that_finds_the_lock_taken_is_made_up_for(local: None, pipe: str) -> None:
+    """A thread looks, the value comes and rings, the loop finds the lock taken; only then the thread lets go of it."""
+    graph = _graph(Actor.remote(), "read")
+
+    async def work() -> None:
+        future = await graph.execute_async(pipe)
+        waiting = asyncio.create_task(_await(future))
+        await asyncio.sleep(0)
+        executions = future._executions
+        holding, let_go = threading.Event(), threading.Event()
+
+        def look_slowly() -> None:
+            with executions._collecting:
+                holding.set()
+                let_go.wait()
+            executions._tell_missed()
+
+        thread = threading.Thread(target=look_slowly)
+        thread.start()
+        holding.wait()
+        await asyncio.to_thread(_write, pipe, "x")
+        await asyncio.sleep(0.1)  # the ring comes to nothing meanwhile
+        let_go.set()
+        assert await asyncio.wait_for(waiting, 20) == "x"
+        thread.join()
+
+    _run(work())
+
+
+def test_waits_that_timed_out_leave_nothing(local: None, pipe: str) -> None:
+    graph = _graph(Actor.remote(), "read")
+
+    async def work() -> None:
+        future = await graph.execute_async(pipe)
+        for _ in range(20):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(_await(future), 0.001)
+        session: Any = graph._session
+        (watch,) = session.watches.values()
+        assert not watch._awaited
+        assert not watch._watched
+        assert session.engine.doorbell._num_loops == 0
+        await asyncio.to_thread(_write, pipe, "x")
+        assert await future == "x"
+
+    _run(work())
+
+
+def test_a_loop_that_ends_while_something_is_awaited_is_not_rung_any_more(local: None, pipe: str) -> None:
+    graph = _graph(Actor.remote(), "read")
+
+    async def work() -> Any:
+        future = await graph.execute_async(pipe)
+        task = asyncio.create_task(_await(future))
+        await asyncio.sleep(0)
+        return future, task
+
+    future, _ = _run(work())
+    session: Any = graph._session
+    assert session.engine.doorbell._num_loops == 0
+    _write(pipe, "x")
+    assert future.get() == "x"
+
+
+# The end of something
+
+
+def test_an_actor_that_dies_while_it_is_awaited(local: None, pipe: str) -> None:
+    actor, other = Actor.options(name="first").remote(), Actor.remote()
+    graph, apart = _graph(actor, "read", max_inflight=1), _graph(other, "echo")
+    pid = actor.pid.remote().get()
+
+    async def work() -> None:
+        future = await graph.execute_async(pipe)
+        waiting = [asyncio.create_task(_await(future)) for _ in range(3)]
+        room = asyncio.create_task(graph.execute_async(pipe))
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        for error in await asyncio.gather(*waiting, room, return_exceptions=True):
+            assert isinstance(error, crossfade.ActorDiedError), error
+            assert "first is dead: it was killed by SIGKILL" in str(error)
+        assert time.monotonic() - start < 1.0
+        with pytest.raises(crossfade.ActorDiedError):
+            await actor.echo.remote(1)
+        assert await _call(apart, 1) == 1
+
+    _run(work())
+
+
+@pytest.mark.parametrize("how", ["shutdown", "teardown"])
+def test_the_end_while_something_is_awaited(local: None, pipe: str, how: str) -> None:
+    graph = _graph(Actor.remote(), "read", max_inflight=1)
+
+    async def work() -> None:
+        future = await graph.execute_async(pipe)
+        waiting = asyncio.create_task(_await(future))
+        room = asyncio.create_task(graph.execute_async(pipe))
+        await asyncio.sleep(0)
+        end = crossfade.shutdown if how == "shutdown" else lambda: graph.teardown(kill_actors=True, timeout=0)
+        await asyncio.to_thread(end)
+        for error in await asyncio.gather(waiting, room, return_exceptions=True):
+            assert isinstance(error, crossfade.SessionError), error
+
+    _run(work())
+
+
+# What it costs
+
+
+def test_a_loop_that_waits_uses_no_core(local: None, pipe: str) -> None:
+    graph, quick = _graph(Actor.remote(), "read"), _graph(Actor.remote(), "echo")
+
+    async def work() -> None:
+        assert await _call(quick, 1) == 1
+        future = await graph.execute_async(pipe)
+        waiting = asyncio.create_task(_await(future))
+        await asyncio.sleep(0.05)
+        before = time.process_time()
+        await asyncio.sleep(0.5)  # what is measured is this time of doing nothing
+        assert time.process_time() - before < 0.02
+        await asyncio.to_thread(_write, pipe, "x")
+        assert await waiting == "x"
+        before = time.process_time()
+        await asyncio.sleep(0.5)
+        assert time.process_time() - before < 0.02
+
+    _run(work())
+
+
+def test_no_wake_up_is_lost(local: None) -> None:
+    """Thousands of awaits of which most have to sleep; one lost wake-up and the test stands still."""
+    actor, other = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        graph = other.add.bind(actor.echo.bind(inp), inp).compile(max_inflight=4)
+
+    async def chain(base: int) -> None:
+        for number in range(base, base + 400):
+            assert await _call(graph, number) == 2 * number
+
+    async def work() -> None:
+        await asyncio.gather(*[chain(10_000 * n) for n in range(3)])
+
+    stop = threading.Event()
+
+    def block() -> None:
+        while not stop.is_set():
+            assert actor.echo.remote(1).get() == 1
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    try:
+        _run(work())
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,289 @@
+"""Graphs compiled again, inside one another, from several threads, and inside an actor."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import crossfade
+from crossfade.api import session as sessions
+
+pytestmark = pytest.mark.timeout(120)
+
+NUM_THREADS = 8
+
+
+class Worker:
+    """Does what tests need."""
+
+    def add(self, a: int, b: int = 1) -> int:
+        return a + b
+
+    def fill(self, number: int) -> Any:
+        return np.full(3000, number)
+
+    def first(self, array: Any) -> int:
+        return int(array[0])
+
+    def read(self, path: str) -> str:
+        with open(path) as pipe:
+            return pipe.read()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Driver:
+    """An actor that has actors of its own."""
+
+    def start(self) -> int:
+        crossfade.init(ignore_reinit_error=True)
+        self._worker = crossfade.remote(Worker).remote()
+        self._graph = self._worker.add.bind(crossfade.InputNode()).compile()
+        pid: int = self._worker.pid.remote().get()
+        return pid
+
+    def add_by_graph(self, number: int) -> int:
+        value: int = self._graph.execute(number).get(timeout=30)
+        return value
+
+    def stop(self) -> bool:
+        self._graph.teardown()
+        crossfade.shutdown()
+        return crossfade.is_initialized()
+
+
+@pytest.fixture
+def workers() -> Iterator[tuple[Any, Any]]:
+    """Two actors of a session of its own."""
+    crossfade.init()
+    actor = crossfade.remote(Worker)
+    yield actor.remote(), actor.remote()
+    crossfade.shutdown()
+
+
+def _together(do: Callable[[int], Any], num_threads: int = NUM_THREADS) -> list[Any]:
+    """What ``do`` returned in each thread; all start at once."""
+    barrier = threading.Barrier(num_threads)
+
+    def begin(index: int) -> Any:
+        barrier.wait(30)
+        return do(index)
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        return list(pool.map(begin, range(num_threads)))
+
+
+def test_the_same_nodes_with_different_options_at_once(workers: Any) -> None:
+    first, second = workers
+    with crossfade.InputNode() as inp:
+        dag = second.first.bind(first.fill.bind(inp))
+    options: list[dict[str, Any]] = [
+        {},
+        {"max_inflight": 1},
+        {"overlap": False},
+        {"record": True},
+        {"buffer_bytes": 100},
+        {"debug": True},
+    ]
+    graphs = [dag.compile(**each) for each in options]
+    refs = [[graph.execute(number) for graph in graphs] for number in range(1)]
+    assert crossfade.get(refs) == [[0] * len(graphs)]
+    for graph in graphs[::2]:
+        graph.teardown()
+    assert [graph.execute(7).get() for graph in graphs[1::2]] == [7, 7, 7]
+    for graph in graphs:
+        graph.teardown()
+
+
+def test_graphs_that_share_nodes(workers: Any) -> None:
+    first, second = workers
+    with crossfade.InputNode() as inp:
+        shared = first.add.bind(inp)
+        left, right = second.add.bind(shared, 10), second.add.bind(shared, 20)
+        whole = first.add.bind(left, right)
+    with crossfade.MultiOutputNode([left, right, whole]).compile() as graph:
+        assert crossfade.get(graph.execute(0)) == [11, 21, 32]
+    with whole.compile() as graph, crossfade.MultiOutputNode([whole, shared]).compile() as other:
+        assert graph.execute(1).get() == 34
+        assert crossfade.get(other.execute(2)) == [36, 3]
+
+
+def test_a_graph_inside_the_with_of_another(workers: Any) -> None:
+    first, second = workers
+    with crossfade.InputNode() as outer:
+        one = first.add.bind(outer)
+        with crossfade.InputNode() as inner:
+            other = second.add.bind(first.add.bind(inner))
+        with one.compile() as graph:
+            waiting = graph.execute(1)
+            with other.compile() as nested:
+                assert nested.execute(1).get() == 3
+                assert graph.execute(2).get() == 3
+            assert waiting.get() == 2
+
+
+def check_many_threads(workers: Any, num_rounds: int) -> None:
+    """Each thread compiles, executes and tears down on shared actors."""
+    first, second = workers
+
+    def rounds(index: int) -> None:
+        for turn in range(num_rounds):
+            with crossfade.InputNode() as inp:
+                dag = second.first.bind(first.fill.bind(inp))
+            with dag.compile(max_inflight=3) as graph:
+                refs = [graph.execute(index * 1000 + turn + step) for step in range(3)]
+                assert crossfade.get(refs, timeout=60) == [index * 1000 + turn + step for step in range(3)]
+
+    _together(rounds)
+    gc.collect()
+    engine: Any = sessions.require().engine
+    assert engine._plans == {}
+    assert first.add.remote(1).get(timeout=30) == 2
+
+
+def test_graphs_compiled_from_several_threads(workers: Any) -> None:
+    check_many_threads(workers, 6)
+
+
+def test_one_graph_executed_from_several_threads(workers: Any) -> None:
+    first, second = workers
+    with second.first.bind(first.fill.bind(crossfade.InputNode())).compile(max_inflight=NUM_THREADS) as graph:
+
+        def executions(index: int) -> None:
+            for turn in range(60):
+                assert graph.execute(index * 1000 + turn).get(timeout=60) == index * 1000 + turn
+
+        _together(executions)
+        assert graph.statistics().num_finished == 60 * NUM_THREADS
+
+
+def test_actors_started_and_called_from_several_threads(workers: Any) -> None:
+    def use(index: int) -> int:
+        actor = crossfade.remote(Worker).remote()
+        value: int = actor.add.remote(index).get(timeout=60)
+        crossfade.kill(actor)
+        return value
+
+    assert _together(use) == list(range(1, NUM_THREADS + 1))
+
+
+def test_teardown_while_another_thread_waits(workers: Any, tmp_path: Path) -> None:
+    """It waits for the method that runs; whoever waits for its result gets it, and later calls say that the graph is gone."""
+    first, _ = workers
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    graph = first.read.bind(crossfade.InputNode()).compile()
+    ref = graph.execute(str(pipe))
+    got: list[Any] = []
+
+    def wait() -> None:
+        try:
+            got.append(ref.get(timeout=60))
+        except crossfade.SessionError as error:
+            got.append(error)
+
+    waiters = [threading.Thread(target=wait) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    ending = threading.Thread(target=graph.teardown)
+    ending.start()
+    pipe.write_text("there")
+    for thread in (*waiters, ending):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(got) == 3
+    assert all(each == "there" or isinstance(each, crossfade.SessionError) for each in got)
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        graph.execute(str(pipe))
+
+
+def test_several_threads_tear_one_graph_down(workers: Any) -> None:
+    first, _ = workers
+    for _ in range(5):
+        graph = first.add.bind(crossfade.InputNode()).compile()
+        ref = graph.execute(1)
+        _together(lambda _, graph=graph: graph.teardown())  # type: ignore[misc]
+        with pytest.raises(crossfade.SessionError):
+            ref.get()
+
+
+def test_executions_race_a_teardown(workers: Any) -> None:
+    first, second = workers
+    for _ in range(5):
+        graph = second.first.bind(first.fill.bind(crossfade.InputNode())).compile(max_inflight=4)
+
+        def race(index: int, graph: Any = graph) -> None:
+            if index == 0:
+                graph.teardown()
+                return
+            try:
+                while True:
+                    assert graph.execute(index).get(timeout=60) == index
+            except (crossfade.SessionError, crossfade.CapacityExceeded):
+                return
+
+        _together(race, 4)
+
+
+def test_an_actor_may_be_a_driver_with_a_session_of_its_own() -> None:
+    crossfade.init()
+    try:
+        driver = crossfade.remote(Driver).remote()
+        pid = driver.start.remote().get(timeout=60)
+        pidfd = os.pidfd_open(pid)
+        with driver.add_by_graph.bind(crossfade.InputNode()).compile() as graph:
+            assert [graph.execute(number).get(timeout=60) for number in range(3)] == [1, 2, 3]
+        assert driver.stop.remote().get(timeout=60) is False
+        driver.start.remote().get(timeout=60)
+    finally:
+        crossfade.shutdown()
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_actors_of_an_actor_end_with_it(is_killed: bool) -> None:
+    import select
+
+    crossfade.init()
+    try:
+        driver = crossfade.remote(Driver).remote()
+        pidfd = os.pidfd_open(driver.start.remote().get(timeout=60))
+        if is_killed:
+            crossfade.kill(driver)
+    finally:
+        crossfade.shutdown()
+    assert select.select([pidfd], [], [], 10)[0] == [pidfd]
+    os.close(pidfd)
+
+
+class Nested:
+    """Compiles a graph inside a method, on the actors of the session that it finds."""
+
+    def __init__(self) -> None:
+        self._graph: Any = None
+
+    def work(self, number: int) -> int:
+        if self._graph is None:
+            self._graph = crossfade.remote(Worker).remote().add.bind(crossfade.InputNode()).compile()
+        value: int = self._graph.execute(number).get()
+        return value
+
+
+@pytest.mark.parametrize("engine", ["inline", "local"])
+def test_a_graph_compiled_and_executed_inside_a_method(engine: str) -> None:
+    crossfade.init(engine=engine)
+    try:
+        nested = crossfade.remote(Nested).remote()
+        with nested.work.bind(crossfade.InputNode()).compile() as graph:
+            assert [graph.execute(number).get(timeout=60) for number in range(3)] == [1, 2, 3]
+    finally:
+        crossfade.shutdown()

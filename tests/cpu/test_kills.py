@@ -1,0 +1,24 @@
+"""Processes that are killed at any moment (CH-3). ``make soak`` has ten times as many."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.helpers.kills import kill_once
+
+NUM_KILLS = 27
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(NUM_KILLS))
+def test_a_killed_process_is_named_and_nothing_stays(seed: int) -> None:
+    kill_once(seed)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="gloo is torch's")
+@pytest.mark.parametrize("seed", range(1000, 1003))
+def test_a_killed_process_is_named_and_nothing_stays_over_gloo(seed: int) -> None:
+    kill_once(seed, transport="gloo")

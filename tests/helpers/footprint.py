@@ -1,0 +1,63 @@
+"""What a process holds, by the system's own account."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, fields
+
+__all__ = ["Footprint", "footprint", "growth"]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Attributes are counts and sizes at one moment.
+
+    ``ring_bytes`` is the process's proportional share of crossfade's own shared memory, ``num_watched`` what its epolls watch.
+    """
+
+    private_bytes: int
+    shared_bytes: int
+    ring_bytes: int
+    num_descriptors: int
+    num_threads: int
+    num_ring_mappings: int
+    num_watched: int
+
+
+def footprint(pid: int) -> Footprint:
+    """Of a process of ours."""
+    with open(f"/proc/{pid}/status") as file:
+        status = dict(re.findall(r"^(RssAnon|RssShmem|Threads):\s+(\d+)", file.read(), re.MULTILINE))
+    num_mappings, ring_kib, is_ring = 0, 0, False
+    with open(f"/proc/{pid}/smaps") as file:
+        for line in file:
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                is_ring = "memfd:crossfade" in line
+                num_mappings += is_ring
+            elif is_ring and line.startswith("Pss:"):
+                ring_kib += int(line.split()[1])
+    descriptors = os.listdir(f"/proc/{pid}/fd")
+    return Footprint(
+        int(status["RssAnon"]) * 1024,
+        int(status["RssShmem"]) * 1024,
+        ring_kib * 1024,
+        len(descriptors),
+        int(status["Threads"]),
+        num_mappings,
+        sum(map(_num_watched, (f"/proc/{pid}/fdinfo/{fd}" for fd in descriptors))),
+    )
+
+
+def _num_watched(path: str) -> int:
+    try:
+        with open(path) as file:
+            return sum(line.startswith("tfd:") for line in file)
+    except FileNotFoundError:  # the descriptor that listed the folder
+        return 0
+
+
+def growth(before: Footprint, after: Footprint) -> dict[str, int]:
+    """What has grown, by how much."""
+    differences = {each.name: getattr(after, each.name) - getattr(before, each.name) for each in fields(Footprint)}
+    return {name: difference for name, difference in differences.items() if difference > 0}

@@ -1,0 +1,188 @@
+"""Kills a random process of a running program at a random moment, and looks at what becomes of the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["kill_once"]
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 1.0
+"""How long an error, or the end of a process, may take."""
+
+_MARK = "CROSSFADE_TEST_RUN"
+_START_S = 60.0
+
+
+class _Program:
+    """The program under test."""
+
+    def __init__(self, seed: int, transport: str) -> None:
+        self.mark = uuid.uuid4().hex
+        command = [sys.executable, "-m", "tests.helpers.kill_driver", str(seed), transport]
+        env = {**os.environ, _MARK: self.mark, "OMP_NUM_THREADS": "1"}
+        self.popen = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.stderr = ""
+        self._threads = [threading.Thread(target=self._listen), threading.Thread(target=self._listen_to_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            with suppress(json.JSONDecodeError):  # half a line, of a program that was killed
+                self._said.put(json.loads(line))
+        self._said.put(None)
+
+    def _listen_to_errors(self) -> None:
+        assert self.popen.stderr is not None
+        self.stderr = self.popen.stderr.read()
+
+    def hear(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next thing that it says; None when it has ended.
+
+        Raises:
+            queue.Empty: it said nothing.
+        """
+        return self._said.get(timeout=timeout_s)
+
+    def processes(self) -> dict[int, str]:
+        """Every process of it, with its state."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    if f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                        found[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        return found
+
+    def end(self) -> None:
+        """Lets it come to its end."""
+        assert self.popen.stdin is not None
+        with suppress(OSError):
+            self.popen.stdin.close()
+
+    def close(self) -> None:
+        """Leaves nothing, whatever has happened."""
+        self.popen.kill()
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.popen.wait()
+        for thread in self._threads:
+            thread.join()
+        for stream in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+
+@contextmanager
+def _started(seed: int, transport: str) -> Iterator[_Program]:
+    program = _Program(seed, transport)
+    try:
+        yield program
+    except BaseException:
+        program.close()
+        print(f"seed {seed}, {transport}:\n{program.stderr}")
+        raise
+    finally:
+        program.close()
+
+
+def _shared_names() -> set[str]:
+    return {entry.name for entry in Path("/dev/shm").iterdir()} if Path("/dev/shm").exists() else set()
+
+
+def kill_once(seed: int, *, transport: str = "auto") -> str:
+    """One run: starts the program, kills one of its processes, checks what the design promises (CH-3).
+
+    Every blocked and later get raises within a second an error that names the dead actor; graphs without it go on; nothing is
+    left of a killed driver's actors, or of the whole program once it has ended.
+
+    Returns:
+        What was killed.
+    """
+    chooser = random.Random(seed)
+    before = _shared_names()
+    with _started(seed, transport) as program:
+        victim, pid = _choose_victim(program, chooser)
+        killed_at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        if victim == "driver":
+            _check_all_gone(program, killed_at)
+        else:
+            _check_errors(program, victim, killed_at)
+            ended_at = time.monotonic()
+            program.end()
+            assert program.popen.wait(timeout=20) == 0, program.stderr
+            _check_all_gone(program, max(ended_at, time.monotonic()))
+    assert _shared_names() <= before
+    return victim
+
+
+def _choose_victim(program: _Program, chooser: random.Random) -> tuple[str, int]:
+    """Waits for a random moment: any from the first actor's start on."""
+    early = chooser.random() < 0.2
+    pids: dict[str, int] = {}
+    while not pids or not early:
+        said = program.hear(_START_S)
+        assert said is not None, program.stderr
+        pids = said.get("pids", pids)
+        if said["kind"] == "running":
+            break
+    time.sleep(chooser.random() * (0.02 if early else 0.3))  # the moment is what is random here
+    victim = chooser.choice(("driver", *pids))
+    return victim, program.popen.pid if victim == "driver" else pids[victim]
+
+
+def _check_all_gone(program: _Program, since: float) -> None:
+    program.popen.wait(timeout=20)
+    while alive := [pid for pid, state in program.processes().items() if state not in "ZX"]:
+        assert time.monotonic() - since < LIMIT_S, f"processes {alive} are still there"
+        time.sleep(0.01)
+
+
+def _check_errors(program: _Program, victim: str, killed_at: float) -> None:
+    """Every graph with the dead actor reports it in time and refuses everything later; the others go on."""
+    expected = {"chain": "ab", "fan_in": "abc", "apart": "d"}
+    missing = {name for name, actors in expected.items() if victim in actors}
+    refused: set[str] = set()
+    while missing or refused:
+        try:
+            said = program.hear(LIMIT_S + 5)
+        except queue.Empty:
+            raise AssertionError(f"{missing or refused} said nothing after {victim} had died") from None
+        assert said is not None, program.stderr
+        if said["kind"] == "error":
+            assert said["actor"] == victim, said
+            assert victim in said["message"], said
+            assert "SIGKILL" in said["message"], said
+            if said["graph"] == "start" and victim in "cd":
+                return  # the driver was opening a graph that does not need it
+            assert said["at"] - killed_at < LIMIT_S, said
+            if said["graph"] == "start":
+                return
+            missing.discard(said["graph"])
+            refused.add(said["graph"])
+        elif said["kind"] == "later":
+            assert said["num_refused"] >= 1, said
+            refused.discard(said["graph"])
+        else:
+            assert said["kind"] in ("running", "stopped"), said

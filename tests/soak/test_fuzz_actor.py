@@ -1,0 +1,63 @@
+"""Ten minutes of changed messages to live actors (CROSSFADE_FUZZ_S seconds). By hypothesis."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import crossfade
+from crossfade.api import session as sessions
+from tests.helpers.fuzzing import LONG, fuzz_for, mutations
+
+
+class Echo:
+    """Gives back what it gets."""
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+
+RemoteEcho = crossfade.remote(Echo)
+
+
+class Witness:
+    """An actor, and a graph on it, which must not notice anything."""
+
+    graph: Any = None
+
+
+@settings(LONG, max_examples=5)
+@given(data=st.data())
+def _once(data: st.DataObject) -> None:
+    """A real message of the driver, changed on its way: the actor obeys it unchanged, or stops."""
+    actor = RemoteEcho.remote()
+    assert crossfade.get(actor.echo.remote(1), timeout=60) == 1
+    engine: Any = sessions.require().engine
+    connection = list(engine._processes.values())[-1].connection
+    payload = data.draw(st.binary(min_size=1, max_size=200))
+    head, tail = connection._sealer.seal(payload)
+    changed = data.draw(mutations(head + payload + tail))
+    if changed and not (head + payload + tail).startswith(changed):
+        with socket.socket(fileno=os.dup(connection.fileno())) as sock:
+            sock.send(changed)
+        with pytest.raises(crossfade.ActorDiedError):
+            crossfade.get(actor.echo.remote(2), timeout=60)
+    else:
+        crossfade.kill(actor)
+    assert Witness.graph.execute(3).get(timeout=60) == 3
+
+
+@pytest.mark.timeout(3600)
+def test_fuzz_live_actors() -> None:
+    crossfade.init()
+    try:
+        with crossfade.InputNode() as value:
+            Witness.graph = RemoteEcho.remote().echo.bind(value).compile()
+        fuzz_for(_once, "live actors")
+    finally:
+        crossfade.shutdown()
