@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
 from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, GetTimeoutError, SessionError
@@ -91,7 +91,8 @@ class Executions:
         """
         try:
             with self._submitting:
-                self._refuse_if_over()
+                if self.ended or self._is_torn or self._is_collect_torn:
+                    self._refuse()
                 if len(self.inflight) >= self._max_inflight:
                     self._make_room()
                 return self._submit(values)
@@ -104,7 +105,8 @@ class Executions:
         if not self._try_lock(self._submitting):
             return None
         try:
-            self._refuse_if_over()
+            if self.ended or self._is_torn or self._is_collect_torn:
+                self._refuse()
             if len(self.inflight) >= self._max_inflight:
                 self.take_in(num_own)
                 if len(self.inflight) >= self._max_inflight:
@@ -114,11 +116,10 @@ class Executions:
             self._submitting.release()
             self._tell_missed()
 
-    def _refuse_if_over(self) -> None:
+    def _refuse(self) -> NoReturn:
         if self.ended:
             raise SessionError(f"the graph cannot be executed: {self.ended}")
-        if self._is_torn or self._is_collect_torn:
-            raise _torn()
+        raise _torn()
 
     def _submit(self, values: Sequence[Any]) -> Execution:
         execution = Execution(self.num_submitted, self._num_outputs)
@@ -168,7 +169,8 @@ class Executions:
                 try:
                     self._collect_next()
                 finally:
-                    self._stop_collecting()
+                    self._collecting.release()
+                    self._notify()
             is_submitted = self.opened.try_submit(values)
             return is_submitted
 
@@ -204,7 +206,9 @@ class Executions:
                     if not self.opened.wait_to_collect(self._collect_next, left_s):
                         raise self._timed_out(execution, timeout)
         finally:
-            self._stop_collecting()
+            self._collecting.release()
+            if self._num_waiting or self._num_watching:
+                self._notify()
 
     def is_over(self, execution: Execution) -> bool:
         """Whether a get of the execution's results would not wait. Takes results in, unless another thread does."""
@@ -251,10 +255,6 @@ class Executions:
             finally:
                 self._num_waiting -= 1
 
-    def _stop_collecting(self) -> None:
-        self._collecting.release()
-        self._notify()
-
     def _notify(self, num_own: int = 0) -> None:
         self._pass_turn()
         if self._num_watching > num_own:
@@ -273,9 +273,10 @@ class Executions:
             raise _torn()
         try:
             values = self.opened.try_collect()
-            if values is not None:
-                self.inflight.popleft().values = values
-                self.num_collected += 1
+            if values is None:
+                return False
+            self.inflight.popleft().values = values
+            self.num_collected += 1
         except ChannelError as error:
             if self.ended:  # another thread has shut the session down
                 raise SessionError(f"the results are gone: {self.ended}") from error
@@ -285,9 +286,8 @@ class Executions:
         except BaseException:  # an interrupt: a value may be taken and in nobody's hands
             self._is_collect_torn = True
             raise
-        if values is None:
-            return False
-        self._notify(num_own)
+        if self._num_waiting or self._num_watching > num_own:
+            self._notify(num_own)
         return True
 
     def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:

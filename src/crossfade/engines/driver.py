@@ -67,6 +67,9 @@ class DriverEnds:
         if self._num_written == 0:
             if not self._writes[0](values[0]):
                 return False
+            if self._num_writes == 1:
+                self.num_submitted += 1
+                return True
             self._num_written = 1
         if self._num_written < self._num_writes and not self._write_rest(values):
             return False
@@ -96,6 +99,12 @@ class DriverEnds:
     def try_collect(self) -> list[Any] | None:
         """The outputs of the next execution, or None while one is missing."""
         so_far, reads = self._read_so_far, self._reads
+        if len(reads) == 1:  # nothing to put together
+            value = reads[0]()
+            if value is EMPTY:
+                return None
+            self.num_collected += 1
+            return [value] * len(self._order)
         while len(so_far) < len(reads):
             value = reads[len(so_far)]()
             if value is EMPTY:

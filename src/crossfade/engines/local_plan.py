@@ -164,7 +164,8 @@ class LocalPlan:
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
-        self.check()
+        if self._lost is not None:
+            raise self._lost.again()
         try:
             return self._driver.try_submit(values)
         except ChannelError as error:
