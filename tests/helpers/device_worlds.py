@@ -11,11 +11,11 @@ from crossfade.device.fake import FakeDriver, FakeLink, Fault, Machine, Until
 from crossfade.device.fake.clocks import join
 from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
-from crossfade.device.records import ChunksFreeEnqueued, Enqueued, FreeEnqueued, Retired
+from crossfade.device.records import Enqueued, FreeEnqueued, Retired
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.device.signals import HostBoard
+from crossfade.device.signals import Counter, HostBoard
 from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender, StagedStreams
 from crossfade.host.memory import Memory
 
@@ -265,24 +265,31 @@ class TwoWaitsWorld:
 class StagedTooEarly(StagedReceiver):
     """Frees a chunk before it was copied."""
 
-    def pump(self) -> None:
-        while self._into is not None and self._num_arriving:
-            address, left_bytes = self._into
-            (index, lap), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
-            self._wait(self._full[index], lap, index)
-            self._set(self._free[index], lap, index)
-            self._driver.copy(address, self._chunk(index), length, self._streams.copies)
-            self._num_arriving -= 1
-            self._into = (address + length, left_bytes - length) if left_bytes > length else None
-            self._tell(ChunksFreeEnqueued(1))
+    def _enqueue(self, address: int, length: int) -> None:
+        super()._set(self._free, self._number + 1)
+        super()._enqueue(address, length)
+
+    def _set(self, counter: Counter, value: int) -> None:
+        pass
 
 
 class StagedTooEager(StagedSender):
     """Waits for chunks whose release is not enqueued."""
 
-    def pump(self) -> None:
+    def _pump(self) -> None:
         self._credits += 2
-        super().pump()
+        super()._pump()
+
+
+class StagedFlagBeforeData(StagedSender):
+    """Says that a chunk is full before it is copied."""
+
+    def _enqueue(self, address: int, length: int) -> None:
+        super()._set(self._full, self._number + 1)
+        super()._enqueue(address, length)
+
+    def _set(self, counter: Counter, value: int) -> None:
+        pass
 
 
 @dataclass

@@ -1,16 +1,15 @@
 """Copies from GPU to host to GPU, for GPUs that cannot reach each other.
 
-Chunks of pinned shared host memory are used in turn::
+Chunks of pinned shared host memory are used in turn. With chunks counted from 1, of which C fit into the memory::
 
-    sender's stream      (wait free[c] >= lap - 1) | copy device to chunk c | set full[c] = lap
-    receiver's stream                                wait full[c] >= lap    | copy chunk c to device | set free[c] = lap
+    sender's stream      (wait free >= n - C) | copy device to chunk n | set full = n
+    receiver's stream    (wait full >= n)     | copy chunk n to device | set free = n  (after every few chunks, and each value)
 
-While one chunk goes up, the one before comes down: the link of each GPU carries one direction, so a value moves at the speed of
-one pinned copy, plus one chunk's time. A stream memory operation takes the stream about 3 us, so they have streams of their own,
-tied to the copies by events, and the copies follow each other without them; the sender does not wait at all for what its host can
-see to be free. The hosts only enqueue. The sender enqueues as many chunks as are free; more follow when the receiver's host has
-enqueued the chunks before (PL-5), which it does without waiting for its GPU. With as many chunks as the largest value has, one
-exchange of records moves a value.
+While one chunk goes up, the one before comes down: the link of each GPU carries one direction, and staged_layout.py says what that
+comes to. A stream memory operation takes the stream about 3 us, so they have streams of their own, tied to the copies by events, and
+the copies follow each other without them; neither side waits on a stream for what its host can see to be there. The hosts only
+enqueue. The sender enqueues as many chunks as are free; more follow when the receiver's host has enqueued that chunks become
+free (PL-5), which it does without waiting for its GPU.
 """
 
 from __future__ import annotations
@@ -22,41 +21,13 @@ from typing import Any, NamedTuple
 
 from crossfade.device.driver import Driver, HostRange
 from crossfade.device.records import Announced, ChunksEnqueued, ChunksFreeEnqueued, Record
-from crossfade.device.signals import WORD_BYTES, Counter, HostBoard
+from crossfade.device.signals import Counter, HostBoard
+from crossfade.device.staged_layout import StagedLayout
+from crossfade.device.tail import Tail
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
-from crossfade.host.memory import PAGE_BYTES, Memory, align
+from crossfade.host.memory import Memory
 
 __all__ = ["StagedLayout", "StagedReceiver", "StagedSender", "StagedStreams"]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedLayout:
-    """How the shared memory of one direction is used: signals first, then the chunks.
-
-    Attributes:
-        num_chunks: at least 2.
-        chunk_bytes: a multiple of the page size. Small ones cost about 4 us each, a large one delays the end by its own time: for
-            64 MB and a link of 55 GB/s, 3 MB is best (measured).
-    """
-
-    num_chunks: int = 8
-    chunk_bytes: int = 3 << 20
-
-    def __post_init__(self) -> None:
-        if self.num_chunks < 2 or self.chunk_bytes <= 0 or self.chunk_bytes % PAGE_BYTES:
-            raise ValueError(
-                f"{self.num_chunks} chunks of {self.chunk_bytes} bytes\nhint: at least 2 chunks of whole pages ({PAGE_BYTES} bytes)"
-            )
-
-    @property
-    def signal_bytes(self) -> int:
-        """Where the chunks begin."""
-        return align(2 * self.num_chunks * WORD_BYTES, PAGE_BYTES)
-
-    @property
-    def size_bytes(self) -> int:
-        """All of it."""
-        return self.signal_bytes + self.num_chunks * self.chunk_bytes
 
 
 class StagedStreams(NamedTuple):
@@ -73,8 +44,32 @@ class StagedStreams(NamedTuple):
     sets: int
 
 
+@dataclass(slots=True)
+class _Rest:
+    """What is left of a value: where it goes on, its chunks, what to keep until they are moved."""
+
+    address: int
+    lengths: deque[int]
+    keep: Any = None
+
+    def take(self) -> tuple[int, int]:
+        """The next chunk's address and length."""
+        address, length = self.address, self.lengths.popleft()
+        self.address += length
+        return address, length
+
+
 class _End:
-    """What both ends hold: the chunks, their counters, and an event before and after the copy of each."""
+    """What both ends hold: the chunks and the two counters.
+
+    Args:
+        driver: this process's device.
+        memory: shared by both sides, zeroed, ``layout.size_bytes`` long.
+        layout: the same on both sides.
+        streams: this end's; others may use them as well.
+        tell: takes records to the other side, in order.
+        label: for reports.
+    """
 
     def __init__(
         self,
@@ -89,51 +84,48 @@ class _End:
         self._driver = driver
         self._layout = layout
         self._streams = streams
-        self._num_taken = 0
         self._tell = tell
-        num = layout.num_chunks
-        self._board = HostBoard(driver, memory, 2 * num, label)
-        self._chunks: HostRange = driver.map_host(
-            memory, layout.signal_bytes, num * layout.chunk_bytes, f"chunks of {label}"
-        )
-        self._full = [self._board.counter(c, f"full[{c}] of {label}") for c in range(num)]
-        self._free = [self._board.counter(num + c, f"free[{c}] of {label}") for c in range(num)]
-        self._before = [driver.create_event() for _ in range(num)]
-        self._after = [driver.create_event() for _ in range(num)]
-        self._joined = driver.create_event()
-        for c in range(num):
-            driver.name_range(self._chunk(c), layout.chunk_bytes, f"chunk {c} of {label}")
+        self._number = 0  # of the last chunk
+        self._board = HostBoard(driver, memory, 2, label)
+        self._full = self._board.counter(0, f"full of {label}")
+        self._free = self._board.counter(1, f"free of {label}")
+        size_bytes = layout.num_chunks * layout.chunk_bytes
+        self._chunks: HostRange = driver.map_host(memory, layout.signal_bytes, size_bytes, f"chunks of {label}")
+        for index in range(layout.num_chunks):
+            place = self._chunks.address + index * layout.chunk_bytes
+            driver.name_range(place, layout.chunk_bytes, f"chunk {index} of {label}")
+        self._waited, self._copied = driver.create_event(), driver.create_event()
+        self._tail = Tail(driver, streams)
         self._ended: ChannelError | None = None
+        self._is_closed = False
 
-    def _chunk(self, index: int) -> int:
+    def _next_chunk(self) -> int:
+        """Counts a chunk, and says where it lies."""
+        index = self._number % self._layout.num_chunks
+        self._number += 1
         return self._chunks.address + index * self._layout.chunk_bytes
 
-    def _take(self) -> tuple[int, int]:
-        """The next chunk, and the lap that it is in (from 1)."""
-        lap, index = divmod(self._num_taken, self._layout.num_chunks)
-        self._num_taken += 1
-        return index, lap + 1
-
-    def _wait(self, counter: Counter, value: int, index: int) -> None:
-        """Lets a chunk's copy wait for a counter."""
+    def _wait(self, counter: Counter, value: int) -> None:
+        """Lets the copies wait for a counter, unless it is seen to be there."""
+        if counter.has(value):
+            return
         copies, waits, _ = self._streams
         counter.wait(waits, value)
         if waits != copies:
-            self._driver.record_event(self._before[index], waits)
-            self._driver.wait_event(copies, self._before[index])
+            self._driver.record_event(self._waited, waits)
+            self._driver.wait_event(copies, self._waited)
 
-    def _set(self, counter: Counter, value: int, index: int) -> None:
-        """Sets a counter behind a chunk's copy."""
+    def _set(self, counter: Counter, value: int) -> None:
+        """Sets a counter behind the copies."""
         copies, _, sets = self._streams
         if sets != copies:
-            self._driver.record_event(self._after[index], copies)
-            self._driver.wait_event(sets, self._after[index])
+            self.join(sets)
         counter.set(sets, value)
 
     def join(self, stream: int) -> None:
         """Lets ``stream`` wait for everything that this end was given so far."""
-        self._driver.record_event(self._joined, self._streams.copies)
-        self._driver.wait_event(stream, self._joined)
+        self._driver.record_event(self._copied, self._streams.copies)
+        self._driver.wait_event(stream, self._copied)
 
     def _check(self) -> None:
         if self._ended is not None:
@@ -141,35 +133,37 @@ class _End:
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has finished everything that was enqueued."""
-        return all(map(self._driver.is_idle, self._streams))
+        """Whether the device has finished everything that was enqueued here."""
+        return self._tail.has_passed()
 
     def break_off(self, reason: str) -> None:
         """The other side is gone; calls raise `ChannelBroken` from now on."""
         self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
 
     def close(self) -> None:
-        """Unpins the memory. The streams must have finished (`is_done`). Idempotent.
+        """Unpins the memory. The device must have finished (`is_done`). Idempotent.
 
         Raises:
-            ChannelError: the streams have not finished.
+            ChannelError: it has not.
         """
+        if self._is_closed:
+            return
         if not self.is_done:
             raise ChannelError(
                 f"{self.label}: copies are still under way",
                 hint="wait for is_done, or release the signals that they wait for",
             )
+        self._is_closed = True
         self._board.close()
         self._chunks.close()
-        if self._before:
-            for event in (*self._before, *self._after, self._joined):
-                self._driver.destroy_event(event)
-            self._before.clear()
+        self._tail.close()
+        for event in (self._waited, self._copied):
+            self._driver.destroy_event(event)
         self._ended = self._ended or ChannelClosed(f"{self.label}: closed by this side")
 
 
 class StagedSender(_End):
-    """The sending end: first-in, first-out. One thread uses it; see the module for the arguments' meaning."""
+    """The sending end: first-in, first-out. One thread uses it; `_End` has the arguments."""
 
     def __init__(
         self,
@@ -182,11 +176,11 @@ class StagedSender(_End):
     ) -> None:
         super().__init__(driver, memory, layout, streams, tell, label)
         self._credits = layout.num_chunks
-        self._waiting: deque[tuple[int, int, int, Any]] = deque()  # address, bytes, offset, what to keep
+        self._waiting: deque[_Rest] = deque()
         self._kept: deque[tuple[int, Any]] = deque()
 
     def send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> None:
-        """Begins to move a value, behind those before it, as far as chunks are free; `pump` goes on.
+        """Begins to move a value, behind those before it, as far as chunks are free; `on_record` goes on.
 
         Args:
             address: where the value lies; it must not change until it is moved.
@@ -201,46 +195,45 @@ class StagedSender(_End):
         if ready is not None:
             self._driver.wait_event(self._streams.copies, ready)
         self._tell(Announced(size_bytes))
-        self._waiting.append((address, size_bytes, 0, keep))
-        self.pump()
+        self._waiting.append(_Rest(address, deque(self._layout.lengths(size_bytes)), keep))
+        self._pump()
 
     def on_record(self, record: Record) -> None:
         """A record of the receiver's arrived."""
         if not isinstance(record, ChunksFreeEnqueued):
             raise ChannelError(f"{self.label}: a staged sender cannot take {record}: this is a bug in crossfade")
         self._credits += record.num_chunks
-        self.pump()
+        self._pump()
 
-    def pump(self) -> None:
-        """Enqueues as many chunks as are free."""
+    def _pump(self) -> None:
+        """Enqueues as many chunks as are free, and tells after 1, 2, 4, ... of them: the receiver begins early, and hears of many at
+        once.
+        """
         num_told = num_untold = 0
         while self._waiting and self._ended is None:
-            address, size_bytes, offset, keep = self._waiting[0]
-            while offset < size_bytes and self._credits:
-                offset += self._enqueue(address + offset, size_bytes - offset)
+            value = self._waiting[0]
+            while value.lengths and self._credits:
+                self._enqueue(*value.take())
                 num_untold += 1
-                if num_untold >= max(
-                    num_told, 1
-                ):  # after 1, 2, 4, ... chunks: the receiver begins early, and hears of many at once
+                if num_untold >= max(num_told, 1):
                     self._tell(ChunksEnqueued(num_untold))
                     num_told, num_untold = num_told + num_untold, 0
-            if offset < size_bytes:
-                self._waiting[0] = (address, size_bytes, offset, keep)
+            if value.lengths:
                 break
             self._waiting.popleft()
-            if keep is not None:
-                self._keep(keep)
+            if value.keep is not None:
+                self._keep(value.keep)
         if num_untold:
             self._tell(ChunksEnqueued(num_untold))
 
-    def _enqueue(self, address: int, left_bytes: int) -> int:
-        (index, lap), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
+    def _enqueue(self, address: int, length: int) -> None:
         self._credits -= 1
-        if not self._free[index].has(lap - 1):
-            self._wait(self._free[index], lap - 1, index)
-        self._driver.copy(self._chunk(index), address, length, self._streams.copies)
-        self._set(self._full[index], lap, index)
-        return length
+        self._tail.grow()
+        chunk = self._next_chunk()
+        if self._number > self._layout.num_chunks:
+            self._wait(self._free, self._number - self._layout.num_chunks)
+        self._driver.copy(chunk, address, length, self._streams.copies)
+        self._set(self._full, self._number)
 
     def _keep(self, keep: Any) -> None:
         self.collect()
@@ -260,16 +253,25 @@ class StagedSender(_End):
 
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""
-        return list(self._free)
+        return [self._free]
 
     def close(self) -> None:
-        """See `_End.close`."""
+        """See `_End.close`.
+
+        Raises:
+            ChannelError: values are waiting for chunks, and the receiver is not known to be gone.
+        """
+        if self._waiting and self._ended is None:
+            raise ChannelError(
+                f"{self.label}: {len(self._waiting)} values are not sent yet", hint="wait until is_flushed"
+            )
         super().close()
+        self._waiting.clear()
         self.collect()
 
 
 class StagedReceiver(_End):
-    """The receiving end: first-in, first-out. One thread uses it; see the module for the arguments' meaning."""
+    """The receiving end: first-in, first-out. One thread uses it; `_End` has the arguments."""
 
     def __init__(
         self,
@@ -283,7 +285,8 @@ class StagedReceiver(_End):
         super().__init__(driver, memory, layout, streams, tell, label)
         self._announced: deque[int] = deque()
         self._num_arriving = 0  # chunks that are on their way and have no copy enqueued yet
-        self._into: tuple[int, int] | None = None  # address, bytes left of the value that is being received
+        self._num_unfreed = 0  # chunks whose copy is enqueued, and their ``free`` is not
+        self._into: _Rest | None = None  # the value that is being received
 
     def on_record(self, record: Record) -> None:
         """A record of the sender's arrived."""
@@ -292,7 +295,7 @@ class StagedReceiver(_End):
                 self._announced.append(size_bytes)
             case ChunksEnqueued(num_chunks):
                 self._num_arriving += num_chunks
-                self.pump()
+                self._pump()
             case _:
                 raise ChannelError(f"{self.label}: a staged receiver cannot take {record}: this is a bug in crossfade")
 
@@ -317,30 +320,34 @@ class StagedReceiver(_End):
             raise ChannelError(f"{self.label}: there is no value to receive", hint="look at next_bytes first")
         if ready is not None:
             self._driver.wait_event(self._streams.copies, ready)
-        size_bytes = self._announced.popleft()
-        self._into = (address, size_bytes) if size_bytes else None
-        self.pump()
+        lengths = self._layout.lengths(self._announced.popleft())
+        self._into = _Rest(address, deque(lengths)) if lengths else None
+        self._pump()
 
     @property
     def is_enqueued(self) -> bool:
         """Whether all copies of the value of the last `receive` are enqueued, so that `join` stands for it."""
         return self._into is None
 
-    def pump(self) -> None:
+    def _pump(self) -> None:
         """Enqueues the copies of chunks that are on their way."""
-        num_chunks = 0
         while self._into is not None and self._num_arriving and self._ended is None:
-            address, left_bytes = self._into
-            (index, lap), length = self._take(), min(left_bytes, self._layout.chunk_bytes)
-            self._wait(self._full[index], lap, index)
-            self._driver.copy(address, self._chunk(index), length, self._streams.copies)
-            self._set(self._free[index], lap, index)
             self._num_arriving -= 1
-            num_chunks += 1
-            self._into = (address + length, left_bytes - length) if left_bytes > length else None
-        if num_chunks:
-            self._tell(ChunksFreeEnqueued(num_chunks))
+            self._num_unfreed += 1
+            self._enqueue(*self._into.take())
+            if not self._into.lengths:
+                self._into = None
+            if self._into is None or self._num_unfreed >= self._layout.free_every:
+                self._set(self._free, self._number)
+                self._tell(ChunksFreeEnqueued(self._num_unfreed))
+                self._num_unfreed = 0
+
+    def _enqueue(self, address: int, length: int) -> None:
+        self._tail.grow()
+        chunk = self._next_chunk()
+        self._wait(self._full, self._number)
+        self._driver.copy(address, chunk, length, self._streams.copies)
 
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""
-        return list(self._full)
+        return [self._full]
