@@ -11,12 +11,13 @@ from crossfade.device.fake import FakeDriver, FakeLink, Fault, Machine, Until
 from crossfade.device.fake.clocks import join
 from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
-from crossfade.device.records import Enqueued, FreeEnqueued, Retired
+from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Retired
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import Counter, HostBoard
-from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender, StagedStreams
+from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
+from crossfade.device.staged_layout import Cut, StagedLayout
 from crossfade.host.memory import Memory
 
 Program = Iterator[Until | None]
@@ -39,6 +40,7 @@ class RingWorld:
         num_use_streams: streams that the receiver uses values on, in turn.
         is_accepting_early: the receiver waits before it is told that it may.
         is_source_reused: the sender computes the next value where the last one lies.
+        is_leaking: the receiver forgets the last value that it has, without ending its lease.
     """
 
     sizes_bytes: Sequence[int] = (16, 16, 16)
@@ -52,6 +54,7 @@ class RingWorld:
     num_use_streams: int = 1
     is_accepting_early: bool = False
     is_source_reused: bool = False
+    is_leaking: bool = False
     num_copied_out: int = field(default=0, init=False)
     num_generations: int = field(default=0, init=False)
 
@@ -118,13 +121,16 @@ class RingWorld:
             while len(kept) > self.num_kept:
                 kept.pop(0).release()
             yield None
+        if self.is_leaking:
+            yield from finish(driver, uses)
+            return
         for lease in kept:
             lease.release()
         ring.close()
         while not ring.is_empty:
             if ahead.has_record():
                 record = ahead.take()
-                assert isinstance(record, Retired)
+                assert isinstance(record, Retired | Finished)
                 ring.on_record(record)
             else:
                 yield Until("the sender to close its side", lambda: ahead.has_record() or has_closed(ring))
@@ -152,18 +158,21 @@ class StagedWorld:
     Attributes:
         sizes_bytes: their lengths.
         num_streams: of each side.
+        cut, chunks_per_free: see `StagedLayout`.
         sender, receiver: classes with or without a fault.
     """
 
     sizes_bytes: Sequence[int] = (10_000, 3, 0, 4096)
     num_chunks: int = 2
     num_streams: int = 3
+    cut: Cut = Cut.FULL
+    chunks_per_free: int | None = None
     num_queues: int | None = None
     sender: Callable[..., StagedSender] = StagedSender
     receiver: Callable[..., StagedReceiver] = StagedReceiver
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
-        layout = StagedLayout(self.num_chunks, 4096)
+        layout = StagedLayout(self.num_chunks, 4096, self.cut, self.chunks_per_free)
         memory = Memory.create("staged", layout.size_bytes)
         machine.at_end.append(memory.close)
         here = FakeDriver(machine, "sender", 0, num_queues=self.num_queues)
@@ -385,12 +394,3 @@ class MissingCredit(RingReceiver):
         tell, self._tell = self._tell, lambda record: None
         super()._end(lease, streams)
         self._tell = tell
-
-
-class LeakedLease(RingReceiver):
-    """Forgets one lease; its slots count as given back."""
-
-    def _end(self, lease: Lease, streams: list[int]) -> None:
-        number, lease._number = lease._number, -1
-        super()._end(lease, streams)
-        lease._number = number

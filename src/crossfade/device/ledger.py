@@ -24,9 +24,9 @@ class Ledger:
         self._entries[number] = (kind, label)
         return number
 
-    def drop(self, number: int) -> None:
-        """The thing was given back. Idempotent."""
-        self._entries.pop(number, None)
+    def drop(self, number: int) -> bool:
+        """The thing was given back. Says whether it was held: of several calls, in any threads, one is told so."""
+        return self._entries.pop(number, None) is not None
 
     def held(self, kind: str | None = None) -> list[str]:
         """What is held now, oldest first, as ``kind: label``."""

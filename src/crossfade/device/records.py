@@ -18,6 +18,7 @@ __all__ = [
     "ChunksEnqueued",
     "ChunksFreeEnqueued",
     "Enqueued",
+    "Finished",
     "FreeEnqueued",
     "Offer",
     "Record",
@@ -89,6 +90,11 @@ class Retired:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """Sender to receiver: this side is closed; offers that it has not retired were not used, and no more are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Announced:
     """Staged sender to receiver: the next value is this long."""
 
@@ -109,7 +115,9 @@ class ChunksFreeEnqueued:
     num_chunks: int
 
 
-Record: TypeAlias = Enqueued | FreeEnqueued | Wanted | Offer | Retired | Announced | ChunksEnqueued | ChunksFreeEnqueued
+Record: TypeAlias = (
+    Enqueued | FreeEnqueued | Wanted | Offer | Retired | Finished | Announced | ChunksEnqueued | ChunksFreeEnqueued
+)
 
 _ENQUEUED = struct.Struct("<BIIQ")
 _FREE = struct.Struct("<BII")
@@ -138,6 +146,8 @@ def pack(record: Record) -> bytes:
             return _CHUNKS.pack(6, num_chunks)
         case ChunksFreeEnqueued(num_chunks):
             return _CHUNKS.pack(7, num_chunks)
+        case Finished():
+            return b"\x08"
 
 
 def unpack(data: bytes) -> Record:
@@ -167,6 +177,8 @@ def unpack(data: bytes) -> Record:
                 return ChunksEnqueued(*_CHUNKS.unpack(data)[1:])
             case 7:
                 return ChunksFreeEnqueued(*_CHUNKS.unpack(data)[1:])
+            case 8 if len(data) == 1:
+                return Finished()
     except (IndexError, struct.error):
         pass
     raise ChannelError(f"{len(data)} bytes are not a record of a device ring")

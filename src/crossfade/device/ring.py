@@ -10,11 +10,13 @@ waits for was enqueued before (PL-5): the sender waits for ``free[k]`` after the
 ``full[k]`` after the record `Enqueued` arrived.
 
 A value that arrived is a *lease* on its slot. When the lease ends, ``free`` is enqueued behind the last use, and the slot's
-credit goes back. Slots are taken in the order in which they became free, so a kept value holds up nobody but itself; when all
-slots but one are leased, `RingReceiver.is_short` says that the next value should be copied out at once.
+credit goes back. Slots are taken in the order in which they became free, so a kept value holds up nobody but itself.
 
 A value that is too long for a slot makes the receiver offer larger ones (a new *generation*); the old ones are given back when the
 sender has closed them, no lease is on them and every ``free`` has happened.
+
+When all slots but one are leased, or kept values hold all generations but two, `RingReceiver.is_short` says that the next value
+should be copied out at once. Who does so can keep as many values as it likes, of any lengths, and the ring never stops.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from crossfade.device.signals import Counter, SignalBoard
 __all__ = ["NUM_GROUPS", "RingStatistics", "num_signals", "ring_signals"]
 
 NUM_GROUPS = 8
-"""Generations of slots whose signals can exist at once; more only while values of many earlier lengths are kept."""
+"""Generations of slots that can exist at once: each has signals of its own on the board."""
 
 
 def num_signals(num_slots: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from crossfade.device.driver import Driver
 from crossfade.device.memory import Block, Pool
-from crossfade.device.records import Enqueued, FreeEnqueued, Offer, Record, Retired, Wanted
+from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Retired, Wanted
 from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals, ring_signals
 from crossfade.device.signals import Counter, SignalBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
@@ -28,15 +28,16 @@ class _Slots:
         self.num_uses = [0] * offer.num_slots
         self.num_sent: int | None = None  # values in all; known once the sender has closed its side
 
-    def is_unused(self, is_ended: bool) -> bool:
+    def is_unused(self, has_ended: Callable[[], bool]) -> bool:
         """Whether no operation on the slots can still come or run.
 
         As long as values are accepted, each of them ends in a ``free`` that happens. Afterwards some may never be taken: then it is
-        enough that this side's streams have finished, which ``is_ended`` says.
+        enough that this side's streams have done what they were given for this ring, which ``has_ended`` says. (It is asked after
+        the leases: a lease is noted there before it is gone here.)
         """
         if self.leases or self.num_sent is None:
             return False
-        if is_ended:
+        if has_ended():
             return True
         if sum(self.num_uses) < self.num_sent:
             return False
@@ -109,6 +110,7 @@ class RingReceiver:
         self._generations: dict[int, _Slots] = {}
         self._num_generations = 0
         self._wanted_bytes = 0
+        self._is_finished = False  # the sender's side is closed
         self._ended: ChannelError | None = None
         self._num_values = self._num_bytes = 0
         self._last: dict[int, int] = {}  # once ended: for each stream, the event of the last thing it was given
@@ -139,15 +141,24 @@ class RingReceiver:
         return f"{self.label} (generation {generation})"
 
     def on_record(self, record: Record) -> None:
-        """A record of the sender's arrived that is no value: `Wanted` or `Retired`."""
+        """A record of the sender's arrived that is no value: `Wanted`, `Retired` or `Finished`."""
         match record:
             case Wanted(size_bytes):
                 self._wanted_bytes = size_bytes + size_bytes // 8  # values that grow a little shall not move every time
             case Retired(generation, num_values):
                 self._generations[generation].num_sent = num_values
+            case Finished():
+                self._finish(0)
             case _:
                 raise ChannelError(f"{self.label}: {record} is no record for here: this is a bug in crossfade")
         self.collect()
+
+    def _finish(self, num_values: int | None) -> None:
+        """No more values come: of each generation that is not retired ``num_values`` did; None for those that were accepted."""
+        self._is_finished = True
+        for slots in list(self._generations.values()):
+            if slots.num_sent is None:
+                slots.num_sent = sum(slots.num_uses) if num_values is None else num_values
 
     def accept(self, record: Enqueued, stream: int) -> Lease:
         """Lets ``stream`` wait for a value whose record arrived, and leases its slot.
@@ -169,29 +180,41 @@ class RingReceiver:
 
     @property
     def is_short(self) -> bool:
-        """Whether all slots but one are leased: a value that is accepted now should be copied out, and its lease ended at once."""
+        """Whether a value that is accepted now should be copied out, and its lease ended at once, so that the ring never stops.
+
+        So it is when all slots but one are leased, and when only one more generation could be offered: what is accepted then must not
+        hold its generation, or the ring could not grow any more.
+        """
         slots = self._generations.get(self._num_generations - 1)
-        return slots is not None and len(slots.leases) >= self._num_slots - 1
+        is_last = len(self._generations) >= NUM_GROUPS - 1
+        return is_last or (slots is not None and len(slots.leases) >= self._num_slots - 1)
 
     def _end(self, lease: Lease, streams: list[int]) -> None:
-        slots = self._generations.get(lease.generation)
-        if slots is None or slots.leases.pop(lease.slot, None) is None:
+        if not self.driver.ledger.drop(lease._number):
             return
         stream = streams[0]
         for other in streams[1:]:
             self._join(stream, other)
+        slots = self._generations[lease.generation]
         slots.free[lease.slot].set(stream, slots.num_uses[lease.slot])
-        self.driver.ledger.drop(lease._number)
-        if self._ended is None:
-            self._tell(FreeEnqueued(lease.generation, lease.slot))
-        else:
+        is_running = self._ended is None
+        if not is_running:
             self._mark(stream)
+        # Now that the end of the use is enqueued and noted, `collect` may see the slot without a lease; and the next value of the
+        # slot may come as soon as the credit is back.
+        del slots.leases[lease.slot]
+        if is_running:
+            self._tell(FreeEnqueued(lease.generation, lease.slot))
 
     def _mark(self, stream: int) -> None:
         """Once this end has ended: notes how far the stream has to come before slots can be given back."""
-        event = self._last.get(stream) or self.driver.create_event()
+        event = self._last.get(stream)
+        if event is None:
+            made = self.driver.create_event()
+            event = self._last.setdefault(stream, made)
+            if event != made:  # another thread was quicker
+                self.driver.destroy_event(made)
         self.driver.record_event(event, stream)
-        self._last[stream] = event
 
     def _join(self, stream: int, other: int) -> None:
         event = self.driver.create_event()
@@ -201,35 +224,43 @@ class RingReceiver:
 
     def collect(self) -> None:
         """Gives slots back that nobody uses any more, and offers what was asked for."""
-        is_ended = self._ended is not None and all(map(self.driver.has_happened, self._last.values()))
         for generation, slots in list(self._generations.items()):
-            if slots.is_unused(is_ended):
+            if slots.is_unused(self._has_ended):
                 del self._generations[generation]
                 slots.block.drop(self._user(generation))
-        if self._wanted_bytes and self._ended is None and self._offer(self._wanted_bytes):
+        if self._wanted_bytes and self._ended is None and not self._is_finished and self._offer(self._wanted_bytes):
             self._wanted_bytes = 0
         if self._ended is not None and not self._generations:
             while self._last:
                 self.driver.destroy_event(self._last.popitem()[1])
 
+    def _has_ended(self) -> bool:
+        return self._ended is not None and all(map(self.driver.has_happened, list(self._last.values())))
+
     def signals(self) -> list[Counter]:
-        """What this end's streams may wait for: the ``full`` of every slot."""
-        return [signal for slots in self._generations.values() for signal in slots.full]
+        """What this end's streams may wait for: the ``full`` of every slot. Any thread may ask."""
+        return [signal for slots in list(self._generations.values()) for signal in slots.full]
 
     def break_off(self, reason: str) -> None:
-        """The sender is gone: its side of every generation counts as closed, calls raise `ChannelBroken`. Leases stay good."""
+        """The sender is gone: its side of every generation counts as closed, calls raise `ChannelBroken`. Leases stay good. Any thread
+        may call it.
+
+        Nothing writes into the slots any more: the driver takes a process's copies away before its end can be seen.
+        """
         self._end_with(ChannelBroken(f"{self.label}: {reason}"))
-        for slots in self._generations.values():
-            slots.num_sent = sum(slots.num_uses)
+        self._finish(None)
 
     def close(self) -> None:
-        """Closes this end; leases stay good. Idempotent. Slots go back in `collect` once the sender has closed them as well."""
+        """Closes this end; leases stay good. Idempotent.
+
+        Slots go back in `collect` once the sender has closed its side as well, so go on with `on_record`.
+        """
         self._end_with(ChannelClosed(f"{self.label}: closed by this side"))
 
     def _end_with(self, error: ChannelError) -> None:
         if self._ended is None:
             self._ended = error
-            for stream in self._streams:
+            for stream in list(self._streams):
                 self._mark(stream)
 
     @property

@@ -9,9 +9,10 @@ from typing import Any
 from crossfade.device.copies import cut, enqueue
 from crossfade.device.driver import Driver
 from crossfade.device.memory import OpenedMemory
-from crossfade.device.records import Enqueued, FreeEnqueued, Offer, Record, Retired, Wanted
+from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Retired, Wanted
 from crossfade.device.ring import RingStatistics, ring_signals
 from crossfade.device.signals import Counter, SignalBoard
+from crossfade.device.tail import Tail
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 
 __all__ = ["RingSender"]
@@ -34,7 +35,7 @@ class RingSender:
     Args:
         driver: the sender's device.
         board: the ring's signals.
-        stream: the copy stream.
+        stream: the copy stream; others may use it as well.
         tell: takes records to the receiver, in order.
         label: for reports.
         chunk_bytes: longest single copy; None for no limit.
@@ -60,6 +61,7 @@ class RingSender:
         self._wanted_bytes = 0
         self._kept: deque[tuple[int, Any]] = deque()  # events of copies, and what each reads from
         self._events: list[int] = []  # spare ones
+        self._tail = Tail(driver, [stream])
         self._ended: ChannelError | None = None
         self._num_values = self._num_bytes = 0
 
@@ -75,6 +77,8 @@ class RingSender:
                 raise ChannelError(f"{self.label}: a sender cannot take {record}: this is a bug in crossfade")
 
     def _accept(self, offer: Offer) -> None:
+        if self._ended is not None:
+            return  # the receiver knows by `Finished` that it is not used
         if self._target is not None:
             self._closing.append((self._target, self._mark()))
         self._target = _Target(self._driver, self._board, offer, self.label)
@@ -124,6 +128,7 @@ class RingSender:
 
     def _enqueue(self, target: _Target, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
         stream = self._stream
+        self._tail.grow()
         if ready is not None:
             self._driver.wait_event(stream, ready)
         number = target.num_uses[slot] = target.num_uses[slot] + 1
@@ -156,22 +161,22 @@ class RingSender:
     @property
     def is_done(self) -> bool:
         """Whether the device has finished everything that was sent."""
-        return self._driver.is_idle(self._stream)
+        return self._tail.has_passed()
 
     def signals(self) -> list[Counter]:
-        """What this end's stream may wait for: the ``free`` of every slot."""
-        targets = [target for target, _ in self._closing] + ([self._target] if self._target else [])
-        return [signal for target in targets for signal in target.free]
+        """What this end's stream may wait for: the ``free`` of every slot. Any thread may ask."""
+        targets = [target for target, _ in list(self._closing)] + [self._target]
+        return [signal for target in targets if target is not None for signal in target.free]
 
     def break_off(self, reason: str) -> None:
         """The receiver is gone; calls raise `ChannelBroken` from now on."""
         self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
 
     def close(self) -> None:
-        """Closes this end. The stream must have finished (`is_done`). Idempotent.
+        """Closes this end. The device must have finished (`is_done`). Idempotent.
 
         Raises:
-            ChannelError: the stream has not finished.
+            ChannelError: it has not.
         """
         if not self.is_done:
             raise ChannelError(
@@ -179,12 +184,14 @@ class RingSender:
                 hint="wait for is_done, or release the signals that they wait for",
             )
         self.collect()
-        if self._target is not None:
-            self._retire(self._target)
-            self._target = None
-        for event in self._events:
-            self._driver.destroy_event(event)
-        self._events.clear()
+        target, self._target = self._target, None
+        if target is not None:
+            self._retire(target)
+        if self._ended is None:
+            self._tell(Finished())
+        self._tail.close()
+        while self._events:
+            self._driver.destroy_event(self._events.pop())
         self._ended = self._ended or ChannelClosed(f"{self.label}: closed by this side")
 
     def statistics(self) -> RingStatistics:

@@ -49,7 +49,9 @@ class Allocation:
     Attributes:
         label, owner: what it is for, and the process that took it.
         address: where it begins; all processes see it at one address.
-        data: its bytes.
+        size_bytes: how long it is.
+        fill: what bytes are that nobody has written.
+        written: what was written, by place and length, the last one last.
         openers: processes that have opened it.
         names: (start, end, name) of parts of it.
     """
@@ -57,11 +59,27 @@ class Allocation:
     label: str
     owner: str
     address: int
-    data: bytearray
+    size_bytes: int
+    fill: int
     is_freed: bool = False
+    written: dict[tuple[int, int], bytes] = field(default_factory=dict)
     openers: list[str] = field(default_factory=list)
     names: list[tuple[int, int, str]] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
+
+    def read(self, start: int, size_bytes: int) -> bytes:
+        """The bytes in a part, now."""
+        found = bytearray([self.fill]) * size_bytes
+        for (at, length), data in self.written.items():
+            first, last = max(at, start), min(at + length, start + size_bytes)
+            if first < last:
+                found[first - start : last - start] = data[first - at : last - at]
+        return bytes(found)
+
+    def write(self, start: int, data: bytes) -> None:
+        """Stores bytes."""
+        self.written.pop((start, len(data)), None)
+        self.written[start, len(data)] = data
 
     def name(self, start: int, end: int) -> str:
         """What lies in a range, in words."""

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from typing import Any
 
-from crossfade.device.fake.clocks import Allocation, Clock, join
+from crossfade.device.fake.clocks import Allocation, Clock, is_before, join
 from crossfade.device.fake.machine import Fault, Machine, Mark, Operation, Range, Until
 from crossfade.device.ledger import Ledger
 from crossfade.host.memory import Memory
@@ -38,9 +38,11 @@ class FakeDriver:
         machine.at_end.append(self._check_leases)
 
     def _check_leases(self) -> None:
-        held = self.ledger.held("lease")
-        if held:
-            raise Fault("leak", f"{self.process} has not ended its {held[0]}")
+        for held in self.ledger.held("lease"):
+            name = held.removeprefix("lease: ")
+            uses = self.machine.last_uses(name)
+            by = "' and '".join(uses)
+            raise Fault("leak", f"{self.process} has not ended its lease on {name}, last used by '{by}'", *uses)
 
     # set-up
 
@@ -73,14 +75,10 @@ class FakeDriver:
         allocation = self._allocation(address)
         clock = self.machine.line(self.process).clock
         for access in allocation.accesses:
-            if (
-                access.line in self._streams
-                and allocation.owner != self.process
-                and clock.get(access.line, 0) < access.tick
-            ):
-                raise Fault(
-                    "race", f"{self.process} closes {allocation.label} and does not know that '{access.label}' has run"
-                )
+            is_own = access.line in self._streams and allocation.owner != self.process
+            if is_own and not is_before(access, clock):
+                act = f"{self.process} closes {allocation.label}"
+                raise Fault("race", f"{act} and does not know that '{access.label}' has run", act, access.label)
         allocation.openers.remove(self.process)
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> FakeHostRange:
@@ -93,9 +91,7 @@ class FakeDriver:
         for allocation in self.machine.allocations:
             if allocation.owner == name:
                 return allocation
-        made = self.machine.allocate(size_bytes, label, name)
-        made.data[:] = bytes(size_bytes)
-        made.is_freed = False
+        made = self.machine.allocate(size_bytes, label, name, fill=0)
         self.machine.at_end.insert(
             0, lambda: setattr(made, "is_freed", True)
         )  # the mapping's end is the kernel's business
@@ -294,7 +290,7 @@ class FakeHostRange:
     def __init__(self, driver: FakeDriver, allocation: Allocation) -> None:
         self._driver = driver
         self.address = allocation.address
-        self.size_bytes = len(allocation.data)
+        self.size_bytes = allocation.size_bytes
 
     def peek(self, offset: int) -> int:
         """See `HostRange`."""

@@ -41,6 +41,11 @@ class Verdict:
         """``ok``, or the fault's kind."""
         return "ok" if self.fault is None else self.fault.kind
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations that do not go together."""
+        return () if self.fault is None else self.fault.operations
+
     def __str__(self) -> str:
         what = "no fault" if self.fault is None else str(self.fault)
         return f"{what} ({self.num_runs} runs{', all orders' if self.is_complete else ''})"
@@ -79,7 +84,7 @@ class _Run:
         """Nothing can happen any more: either all is done, or it is stuck."""
         if self._programs or any(self.machine.queues.values()):
             waiting = {name: until.what if until else "nothing" for name, until in self._waits.items()}
-            raise Fault("deadlock", self.machine.describe_stuck(waiting))
+            raise self.machine.stuck(waiting)
         self.machine.check_end()
 
     def state(self) -> Hashable:

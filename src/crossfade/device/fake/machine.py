@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from crossfade.device.fake.clocks import Access, Allocation, Clock, Word, join
+from crossfade.device.fake.clocks import Access, Allocation, Clock, Word, is_before, join
 
 __all__ = ["Fault", "Machine", "Operation", "Program", "Range", "Until"]
 
@@ -22,10 +22,12 @@ class Fault(Exception):
 
     Attributes:
         kind: ``race``, ``deadlock``, ``PL-5``, ``leak``, ``use after free`` or ``wrong value``.
+        operations: those that do not go together, as the message names them.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, *operations: str) -> None:
         self.kind = kind
+        self.operations = operations
         super().__init__(f"{kind}: {message}")
 
 
@@ -96,6 +98,11 @@ class _Line:
     num_pending: int = 0
 
 
+def _is_at_least(value: int, wanted: int) -> bool:
+    """As the chip compares words of 32 bits, which wrap around."""
+    return (value - wanted) & 0xFFFF_FFFF < 0x8000_0000
+
+
 class Machine:
     """All devices and hosts of one run.
 
@@ -126,9 +133,9 @@ class Machine:
 
     # memory
 
-    def allocate(self, size_bytes: int, label: str, owner: str) -> Allocation:
-        """New memory, filled with a pattern that no test writes."""
-        made = Allocation(label, owner, self._next_address, bytearray(b"\xee" * size_bytes))
+    def allocate(self, size_bytes: int, label: str, owner: str, fill: int = 0xEE) -> Allocation:
+        """New memory, filled with what no test writes."""
+        made = Allocation(label, owner, self._next_address, size_bytes, fill)
         self._next_address += (size_bytes + 0xFFFF) & ~0xFFFF
         self.allocations.append(made)
         return made
@@ -137,12 +144,12 @@ class Machine:
         """The allocation of a range, and where in it the range begins."""
         for allocation in self.allocations:
             start = where.address - allocation.address
-            if 0 <= start < len(allocation.data):
+            if 0 <= start < allocation.size_bytes:
                 if allocation.is_freed:
                     raise Fault(
                         "use after free", f"{who} touches {allocation.label}, which {allocation.owner} has freed"
                     )
-                if start + where.size_bytes > len(allocation.data):
+                if start + where.size_bytes > allocation.size_bytes:
                     raise Fault("race", f"{who} runs over the end of {allocation.label}")
                 return allocation, start
         raise Fault("use after free", f"{who} touches address {where.address:#x}, where there is no memory")
@@ -160,38 +167,37 @@ class Machine:
                 "race",
                 f"'{label}' {verb} {allocation.name(access.start, access.end)}, {earlier} by '{other.label}', "
                 f"and nothing puts the two in order",
+                label,
+                other.label,
             )
         allocation.accesses.append(access)
 
     def read_bytes(self, where: Range, who: str) -> bytes:
         """The bytes in a range, now."""
         allocation, start = self.find(where, who)
-        return bytes(allocation.data[start : start + where.size_bytes])
+        return allocation.read(start, where.size_bytes)
 
     def write_bytes(self, address: int, data: bytes, who: str) -> None:
         """Stores bytes."""
         allocation, start = self.find(Range(address, len(data)), who)
-        allocation.data[start : start + len(data)] = data
+        allocation.write(start, data)
 
     def free(self, allocation: Allocation, process: str) -> None:
         """A host frees memory: no operation that touches it may be pending, nobody may have it open."""
         clock = self.line(process).clock
+        act = f"{process} frees {allocation.label}"
         if allocation.openers:
-            raise Fault(
-                "use after free", f"{process} frees {allocation.label} while {allocation.openers[0]} has it open"
-            )
+            raise Fault("use after free", f"{act} while {allocation.openers[0]} has it open", act)
         for queue in self.queues.values():
             for operation in queue:
                 for where in (*operation.reads, *operation.writes):
-                    if allocation.address <= where.address < allocation.address + len(allocation.data):
+                    if allocation.address <= where.address < allocation.address + allocation.size_bytes:
                         raise Fault(
-                            "use after free", f"{process} frees {allocation.label} before '{operation.label}' has run"
+                            "use after free", f"{act} before '{operation.label}' has run", act, operation.label
                         )
         for access in allocation.accesses:
-            if clock.get(access.line, 0) < access.tick:
-                raise Fault(
-                    "race", f"{process} frees {allocation.label} and does not know that '{access.label}' has run"
-                )
+            if not is_before(access, clock):
+                raise Fault("race", f"{act} and does not know that '{access.label}' has run", act, access.label)
         allocation.is_freed = True
 
     # signals
@@ -204,14 +210,19 @@ class Machine:
 
     def store(self, word: Word, value: int, label: str, line: str, clock: Clock) -> None:
         """Writes a signal; two writes that nothing puts in order lose one of them."""
-        if word.last is not None and clock.get(word.last.line, 0) < word.last.tick:
+        if word.last is not None and not is_before(word.last, clock):
             raise Fault(
-                "race", f"'{label}' and '{word.last.label}' both write {word.label}, and nothing puts the two in order"
+                "race",
+                f"'{label}' and '{word.last.label}' both write {word.label}, and nothing puts the two in order",
+                label,
+                word.last.label,
             )
         if value and word.value == value and line in self.streams:
             raise Fault(
                 "race",
                 f"'{label}' is lost: {word.label} was set by '{word.writer}', and nobody has waited for it since",
+                label,
+                word.writer,
             )
         word.value, word.clock, word.writer = value, dict(clock), label
         word.last = Access(label, line, clock[line], 0, 4, True)
@@ -236,18 +247,22 @@ class Machine:
         wanted = operation.waits_for
         if not self.is_strict or wanted is None or (wanted == 0 and not word.supplied):
             return
-        num_supplied = sum(number for value, number in word.supplied.items() if value >= wanted)
+        num_supplied = sum(number for value, number in word.supplied.items() if _is_at_least(value, wanted))
         if num_supplied <= word.supplied.get(0, 0):
+            missing = f"set {word.label} to {wanted}"
             raise Fault(
                 "PL-5",
-                f"'{operation.label}' is enqueued, and nothing that sets {word.label} to {wanted} is; last: '{word.writer}'",
+                f"'{operation.label}' is enqueued, and '{missing}' is not; last: '{word.writer}'",
+                operation.label,
+                missing,
             )
 
     def can_run(self, operation: Operation) -> bool:
         """Whether what the operation waits for is there."""
         if operation.after is not None and operation.after.clock is None:
             return False
-        return operation.word is None or operation.waits_for is None or operation.word.value >= operation.waits_for
+        word, wanted = operation.word, operation.waits_for
+        return word is None or wanted is None or _is_at_least(word.value, wanted)
 
     def run(self, queue: str) -> None:
         """Runs the operation at the head of a queue."""
@@ -275,9 +290,10 @@ class Machine:
 
     # reports
 
-    def describe_stuck(self, waiting: dict[str, str]) -> str:
+    def stuck(self, waiting: dict[str, str]) -> Fault:
         """Who waits for what, when nothing can go on."""
         parts = [f"{name} waits for {what}" for name, what in waiting.items()]
+        operations: list[str] = []
         for name, queue in self.queues.items():
             if not queue:
                 continue
@@ -286,9 +302,10 @@ class Machine:
             behind = self._producer_behind(head)
             if behind is not None:
                 parts[-1] += f" in front of '{behind.label}', which it waits for"
+                operations += [head.label, behind.label]
             if head.word is not None:
                 parts[-1] += f"; {head.word.label} was last written by '{head.word.writer}'"
-        return "; ".join(parts)
+        return Fault("deadlock", "; ".join(parts), *(operations or parts))
 
     def _producer_behind(self, head: Operation) -> Operation | None:
         for queue in self.queues.values():
@@ -300,6 +317,16 @@ class Machine:
 
     def _queue_of(self, operation: Operation) -> deque[Operation]:
         return next(queue for queue in self.queues.values() if operation in queue)
+
+    def last_uses(self, name: str) -> list[str]:
+        """The last operations that wrote and read a named part of memory."""
+        for allocation in self.allocations:
+            for start, end, each in allocation.names:
+                inside = [a for a in allocation.accesses if each == name and start <= a.start and a.end <= end]
+                found = {access.is_write: access.label for access in inside}
+                if found:
+                    return [found[kind] for kind in (True, False) if kind in found]
+        return []
 
     def check_end(self) -> None:
         """Everything has run: nothing may be left over."""
@@ -322,5 +349,5 @@ class Machine:
             ),
             tuple((address, word.value, word.writer, word.num_writes) for address, word in sorted(self.words.items())),
             tuple((name, tuple(log)) for name, log in sorted(self.logs.items())),
-            tuple(bytes(allocation.data) for allocation in self.allocations),
+            tuple(tuple(sorted(allocation.written.items())) for allocation in self.allocations),
         )
