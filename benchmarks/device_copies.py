@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Table, this_machine, write_report
+from crossfade.device.staged_layout import Cut, StagedLayout, pipeline_us
 
 MB = 1 << 20
 
@@ -83,11 +84,20 @@ def _captured() -> Any:
 
 def _staged() -> Any:
     from benchmarks import device_staged as w
-    from crossfade.device.staged import StagedLayout
 
-    shapes = ((64, 1024), (32, 2048), (22, 3072), (16, 4096), (8, 3072), (2, 3072))
-    layouts = [StagedLayout(num, kb << 10) for num, kb in shapes]
-    return _pair(w.staged_from, w.staged_to, (0, 1, layouts, 9), (1, 0, layouts, 9), 90)
+    layouts = list(staged_layouts())
+    return _pair(w.staged_from, w.staged_to, (0, 1, layouts, 9), (1, 0, layouts, 9), 150)
+
+
+def staged_layouts() -> dict[StagedLayout, float]:
+    """What is measured against each other for 64 MB, each with what staged_layout.py predicts (us)."""
+    layouts = [StagedLayout(num, mb * MB, cut) for cut in Cut for num, mb in ((8, 3), (8, 4))]
+    layouts += [StagedLayout(22, 3 * MB), StagedLayout(2, 3 * MB), StagedLayout(32, 2 * MB, Cut.FULL)]
+    layouts += [StagedLayout(chunks_per_free=number) for number in (1, 8)]
+    layouts += [
+        StagedLayout(copy_us=us, chunk_bytes=8 * MB) for us in (1.5, 7.0)
+    ]  # fewer and more chunks than the best number
+    return {each: pipeline_us(each.lengths(64 * MB), each.link_gbs, each.link_gbs, 3.5) for each in layouts}
 
 
 def _staged_nccl() -> Any:
@@ -105,19 +115,25 @@ def _kills() -> Any:
 
     def kill(number: int, base: int) -> dict[str, Any]:
         is_sender = number % 2 == 0
+        moment = (cases.Moment.WAITING, cases.Moment.COPYING)[number // 2 % 2]
+        what = {"dead": "sender" if is_sender else "receiver", "moment": str(moment)}
+        point = number // 4 % cases.NUM_POINTS
         first: Any = cases.dies_sending if is_sender else cases.survives_sending
         second: Any = cases.survives_receiving if is_sender else cases.dies_receiving
         dead = 0 if is_sender else 1
         try:
-            result = _pair(first, second, (base, 1), (base + 1, 0), 40, dying={dead})[1 - dead]
+            args = ((base, 1, moment, point), (base + 1, 0, moment))
+            result = _pair(first, second, *args, 40, dying={dead})[1 - dead]
         except Exception as error:
-            return {"dead": "sender" if is_sender else "receiver", "failed": str(error)[-1500:]}
+            return {**what, "failed": str(error)[-1500:]}
         return {
-            "dead": "sender" if is_sender else "receiver",
+            **what,
             "taken_s": result["taken_s"],
             "release_s": result["report"].release_s,
             "is_named": f"worker {dead} died" in result["error"],
             "usable": result["usable"],
+            "is_left_alone": result["is_left_alone"],
+            "was_copying": result["was_copying"],
             "held": result["held"],
             "lost_bytes": result["lost_bytes"],
         }
@@ -282,28 +298,22 @@ def _captured_table(data: dict[str, Any]) -> Table:
 
 
 def _kills_table(data: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "Thirty kills while the other side waits",
-        (
-            "who died",
-            "kills",
-            "s until the streams ran dry",
-            "named",
-            "device usable",
-            "nothing held",
-            "memory back",
-            "failed",
-        ),
-    )
-    for who in ("sender", "receiver"):
-        rows = [row for row in data if row["dead"] == who]
+    checks: dict[str, Callable[[dict[str, Any]], bool]] = {
+        "named": lambda row: row["is_named"],
+        "device usable": lambda row: row["usable"],
+        "slots left alone": lambda row: row["is_left_alone"],
+        "nothing held": lambda row: not row["held"],
+        "memory back": lambda row: row["lost_bytes"] <= 0,
+        "own copies ran at the death": lambda row: row["was_copying"],
+    }
+    head = ("who died", "while", "kills", "s until the streams ran dry", *checks, "failed")
+    table = Table("Thirty kills, while the other side waits and in the middle of large copies", head)
+    for who, moment in sorted({(row["dead"], row["moment"]) for row in data}):
+        rows = [row for row in data if (row["dead"], row["moment"]) == (who, moment)]
         good = [row for row in rows if "failed" not in row]
-        named = sum(row["is_named"] for row in good)
-        usable = sum(row["usable"] for row in good)
-        clean = sum(not row["held"] for row in good)
-        back = sum(row["lost_bytes"] <= 0 for row in good)
         taken = spread([row["taken_s"] for row in good], digits=3)
-        table.add(who, str(len(rows)), taken, *map(str, (named, usable, clean, back, len(rows) - len(good))))
+        counts = [sum(map(check, good)) for check in checks.values()]
+        table.add(who, moment, str(len(rows)), taken, *map(str, (*counts, len(rows) - len(good))))
     return table
 
 
@@ -313,16 +323,19 @@ def _staged_times(first: dict[str, Any], second: dict[str, Any], name: str) -> t
 
 
 def _staged_table(staged: list[dict[str, Any]], nccl: list[dict[str, Any]]) -> Table:
-    limit_us = max(statistics.median(staged[0]["pinned up, us"]), statistics.median(staged[1]["pinned down, us"]))
-    limit = 64 * MB / limit_us / 1e3
+    clocks = ("pinned, us", "pinned on the host's clock, us")
+    limit_us, host_limit_us = (max(statistics.median(side[clock]) for side in staged) for clock in clocks)
     table = Table(
-        f"64 MB from GPU 0 to GPU 1 through the host; one pinned copy moves {limit:.1f} GB/s, ten GEMMs alone take "
-        f"{spread(staged[0]['GEMMs alone, us'], 1e-3)} ms (ms, on the host's clock)",
+        f"64 MB from GPU 0 to GPU 1 through the host (ms, on the host's clock); one pinned copy takes {limit_us / 1e3:.3f} "
+        f"({64 * MB / limit_us / 1e3:.1f} GB/s), on the host's clock {host_limit_us / 1e3:.3f}; ten GEMMs alone take "
+        f"{spread(staged[0]['GEMMs alone, us'], 1e-3)}",
         (
             "transport",
+            "copies predicted",
             "one",
             "GB/s",
             "of the pinned copy",
+            "same clock",
             "three",
             "three beside ten GEMMs",
             "GEMMs beside",
@@ -330,26 +343,22 @@ def _staged_table(staged: list[dict[str, Any]], nccl: list[dict[str, Any]]) -> T
         ),
     )
 
-    def add(name: str, first: dict[str, Any], second: dict[str, Any], is_right: bool) -> None:
+    def add(name: str, predicted: str, first: dict[str, Any], second: dict[str, Any], is_right: bool) -> None:
         one, _ = _staged_times(first, second, "1")
         three, _ = _staged_times(first, second, "3")
         beside, gemms = _staged_times(first, second, "3 beside")
-        rate = 64 * MB / statistics.median(one) / 1e6
+        middle_us = statistics.median(one) * 1e3
+        ratios = [f"{limit / middle_us:.3f}" for limit in (limit_us, host_limit_us)]
+        rate = f"{64 * MB / middle_us / 1e3:.1f}"
         table.add(
-            name,
-            spread(one),
-            f"{rate:.1f}",
-            f"{rate / limit:.2f}",
-            spread(three),
-            spread(beside),
-            spread(gemms),
-            str(is_right),
-        )
+            name, predicted, spread(one, digits=3), rate, *ratios, spread(three), spread(beside), spread(gemms), str(is_right)
+        )  # fmt: skip
 
-    for name in staged[0]:
-        if name.endswith("KB"):
-            add(f"staged, {name}", staged[0][name], staged[1][name], staged[1]["values right"])
-    add("NCCL, peer access off", nccl[0], nccl[1], nccl[1]["values right"])
+    predicted = {str(layout): f"{us / 1e3:.3f}" for layout, us in staged_layouts().items()}
+    for name, first in staged[0]["layouts"].items():
+        second = staged[1]["layouts"][name]
+        add(f"staged, {name}", predicted.get(name, "-"), first, second, staged[1]["values right"])
+    add("NCCL, peer access off", "-", nccl[0], nccl[1], nccl[1]["values right"])
     return table
 
 

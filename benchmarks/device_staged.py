@@ -9,7 +9,8 @@ import torch
 
 from benchmarks.device_workers import MB, Gemms, Peers, elapsed_us, external, fill, init_nccl, is_filled, start
 from crossfade.device.cuda import CudaDriver
-from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender
+from crossfade.device.staged import StagedReceiver, StagedSender
+from crossfade.device.staged_layout import StagedLayout
 from crossfade.device.streams import Role
 from tests.helpers.device_cases import staged_streams
 
@@ -21,10 +22,9 @@ def staged_from(peers: Peers, device: int, other: int, layouts: list[StagedLayou
     source = torch.empty(64 * MB, dtype=torch.uint8, device=f"cuda:{device}")
     fill(source, 5)
     gemms = Gemms(device)
-    out: dict[str, Any] = {"pinned up, us": _pinned(driver, stream, source, is_up=True)}
+    out: dict[str, Any] = {"layouts": {}, **_pinned(driver, stream, source, is_up=True)}
     for layout in layouts:
         own = staged_streams(streams, Role.UP)
-        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB"
         sender = StagedSender(driver, peer.share(layout.size_bytes), layout, own, peer.tell, "staged")
         peer.meet()
 
@@ -51,7 +51,7 @@ def staged_from(peers: Peers, device: int, other: int, layouts: list[StagedLayou
         peer.meet()
         peer.drain(sender.on_record)
         sender.close()
-        out[name] = begins
+        out["layouts"][str(layout)] = begins
     alone = []
     for _ in range(num_rounds + 2):
         peer.meet()
@@ -68,10 +68,9 @@ def staged_to(peers: Peers, device: int, other: int, layouts: list[StagedLayout]
     stream = streams.get(Role.DOWN, "pinned")
     target = torch.empty(64 * MB, dtype=torch.uint8, device=f"cuda:{device}")
     gemms = Gemms(device)
-    out: dict[str, Any] = {"pinned down, us": _pinned(driver, stream, target, is_up=False), "values right": True}
+    out: dict[str, Any] = {"layouts": {}, "values right": True, **_pinned(driver, stream, target, is_up=False)}
     for layout in layouts:
         own = staged_streams(streams, Role.DOWN)
-        name = f"{layout.num_chunks} chunks of {layout.chunk_bytes >> 10} KB"
         receiver = StagedReceiver(driver, peer.shared(), layout, own, peer.tell, "staged")
         peer.meet()
         ends = {}
@@ -97,7 +96,7 @@ def staged_to(peers: Peers, device: int, other: int, layouts: list[StagedLayout]
             ends[f"{num}{' beside' if with_gemms else ''}"] = {"end_s": times[2:]}
         peer.meet()
         receiver.close()
-        out[name] = ends
+        out["layouts"][str(layout)] = ends
     for _ in range(num_rounds + 2):
         peer.meet()
         gemms.run()
@@ -105,12 +104,21 @@ def staged_to(peers: Peers, device: int, other: int, layouts: list[StagedLayout]
     return out
 
 
-def _pinned(driver: CudaDriver, stream: int, tensor: torch.Tensor, *, is_up: bool) -> list[float]:
-    """One copy of 64 MB between the device and pinned memory."""
+def _pinned(driver: CudaDriver, stream: int, tensor: torch.Tensor, *, is_up: bool) -> dict[str, list[float]]:
+    """One copy of 64 MB between the device and pinned memory: the device's time, and the time on the host's clock from the call to
+    the end, as values are measured here.
+    """
     host = torch.empty(64 * MB, dtype=torch.uint8, pin_memory=True)
     ends = (host.data_ptr(), tensor.data_ptr()) if is_up else (tensor.data_ptr(), host.data_ptr())
     outside = external(stream, driver.device)
-    return [elapsed_us(outside, lambda: driver.copy(*ends, 64 * MB, stream)) for _ in range(10)][2:]
+    device_us = [elapsed_us(outside, lambda: driver.copy(*ends, 64 * MB, stream)) for _ in range(10)]
+    host_us = []
+    for _ in range(10):
+        begin = time.monotonic()
+        driver.copy(*ends, 64 * MB, stream)
+        driver.synchronize(stream)
+        host_us.append((time.monotonic() - begin) * 1e6)
+    return {"pinned, us": device_us[2:], "pinned on the host's clock, us": host_us[2:]}
 
 
 def nccl_without_peers(peers: Peers, device: int, other: int, num_rounds: int, store: str) -> dict[str, Any]:

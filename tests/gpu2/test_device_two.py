@@ -44,21 +44,26 @@ def test_captured_replays_never_show_a_stale_value() -> None:
     assert sent["held"] == got["held"] == []
 
 
+@pytest.mark.parametrize("moment", kills.Moment)
 @pytest.mark.parametrize(
     ("dying", "surviving", "signal"),
     [(kills.dies_sending, kills.survives_receiving, "full"), (kills.dies_receiving, kills.survives_sending, "free")],
 )
-def test_a_peer_that_dies_is_named_and_the_device_stays_usable(dying: Any, surviving: Any, signal: str) -> None:
+def test_a_peer_that_dies_is_named_and_the_device_stays_usable(
+    dying: Any, surviving: Any, signal: str, moment: kills.Moment
+) -> None:
     # The one who opens the memory is always worker 0.
     sends_first = dying is kills.dies_sending
     workers = [dying, surviving] if sends_first else [surviving, dying]
     dead = 0 if sends_first else 1
-    results = run_workers(workers, [(0, 1), (1, 0)], dying={dead})
+    results = run_workers(workers, [(0, 1, moment), (1, 0, moment)], dying={dead})
     result = results[1 - dead]
     assert result["taken_s"] < 2
     assert result["report"].is_free
     assert any(signal in label for label in result["report"].waited_for)
     assert f"worker {dead} died" in result["error"]
     assert result["usable"]
+    assert result["is_left_alone"]
+    assert result["was_copying"] is (moment is kills.Moment.COPYING and dead == 1)
     assert result["held"] == []
     assert result["lost_bytes"] <= 0

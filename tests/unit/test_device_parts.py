@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -99,6 +100,59 @@ def test_a_watchdog_names_the_peer_that_was_killed(driver: RunningDriver) -> Non
     ring.break_off(str(reports[0]))
     with pytest.raises(ChannelBroken, match="worker 7 died, and streams here waited for full"):
         ring.accept(Enqueued(0, 1, 8), use)
+
+
+@pytest.fixture
+def killed() -> Iterator[int]:
+    """The descriptor of a process that has been killed."""
+    peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pidfd = open_pidfd(peer.pid)
+    peer.kill()
+    yield pidfd
+    os.close(pidfd)
+    peer.communicate()
+
+
+@pytest.mark.timeout(20)
+def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
+    driver: RunningDriver, board: HostBoard, killed: int
+) -> None:
+    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
+    died = threading.Event()
+    watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set())
+    assert died.wait(5)
+    for _ in range(3):
+        signal.wait(stream)
+    end = time.monotonic() + 5
+    while not driver.is_idle(stream):
+        assert time.monotonic() < end
+    watchdog.forget(killed)
+    run(driver.machine)
+    signal.preset(0)
+    signal.wait(stream)
+    assert not driver.is_idle(stream)
+    watchdog.close()
+    assert not driver.is_idle(stream)
+
+
+@pytest.mark.timeout(20)
+def test_who_raises_when_it_hears_of_a_death_does_not_stop_the_watchdog(
+    driver: RunningDriver, killed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+    watchdog, died, second = Watchdog(driver), threading.Event(), os.dup(killed)
+
+    def fail(report: DeathReport) -> None:
+        raise KeyError("planted")
+
+    watchdog.watch("worker 7", killed, list, [], fail)
+    watchdog.watch("worker 8", second, list, [], lambda report: died.set())
+    assert died.wait(5)
+    watchdog.close()
+    os.close(second)
+    assert [str(error) for error in raised] == ["'planted'"]
+    assert {report.peer for report in watchdog.reports} == {"worker 7", "worker 8"}
 
 
 @pytest.mark.timeout(20)

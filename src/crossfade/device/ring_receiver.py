@@ -182,12 +182,19 @@ class RingReceiver:
     def is_short(self) -> bool:
         """Whether a value that is accepted now should be copied out, and its lease ended at once, so that the ring never stops.
 
-        So it is when all slots but one are leased, and when only one more generation could be offered: what is accepted then must not
-        hold its generation, or the ring could not grow any more.
+        So it is when all slots but one are leased, and when only one more generation could be offered: what is accepted then must
+        not hold its generation, or the ring could not grow any more.
         """
         slots = self._generations.get(self._num_generations - 1)
         is_last = len(self._generations) >= NUM_GROUPS - 1
         return is_last or (slots is not None and len(slots.leases) >= self._num_slots - 1)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the sender asked for slots that could not be offered yet. While it is so, do not only wait for records, but
+        `collect` now and then: earlier slots come back when the device is further.
+        """
+        return self._wanted_bytes > 0
 
     def _end(self, lease: Lease, streams: list[int]) -> None:
         if not self.driver.ledger.drop(lease._number):
@@ -242,10 +249,10 @@ class RingReceiver:
         return [signal for slots in list(self._generations.values()) for signal in slots.full]
 
     def break_off(self, reason: str) -> None:
-        """The sender is gone: its side of every generation counts as closed, calls raise `ChannelBroken`. Leases stay good. Any thread
-        may call it.
+        """The sender is gone: its side of every generation counts as closed, calls raise `ChannelBroken`. Leases stay good.
 
-        Nothing writes into the slots any more: the driver takes a process's copies away before its end can be seen.
+        Nothing writes into the slots any more: the driver takes a process's copies away before its end can be seen. Any thread may
+        call it.
         """
         self._end_with(ChannelBroken(f"{self.label}: {reason}"))
         self._finish(None)

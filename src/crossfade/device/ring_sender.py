@@ -92,6 +92,8 @@ class RingSender:
         """
         if self._ended is not None:
             raise self._ended
+        if self._closing:
+            self.collect()
         if self._target is None:
             return False
         if size_bytes > self._target.offer.slot_bytes:
@@ -157,6 +159,13 @@ class RingSender:
         target.memory.close()
         if not isinstance(self._ended, ChannelBroken):
             self._tell(Retired(target.offer.generation, sum(target.num_uses)))
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether earlier slots are not closed yet. While they are not, do not only wait for records, but `collect` now and then:
+        the receiver may need them back for what it is asked for.
+        """
+        return bool(self._closing)
 
     @property
     def is_done(self) -> bool:

@@ -39,10 +39,9 @@ class Signal:
     Attributes:
         label: what it says when it is set.
         address: where it lies.
-        num_waits: waits that this process has enqueued; for the watchdog's report.
     """
 
-    __slots__ = ("_board", "_driver", "_index", "_wait_and_reset", "_write", "address", "label", "num_waits")
+    __slots__ = ("_board", "_driver", "_index", "_wait_and_reset", "_write", "address", "label")
 
     def __init__(self, driver: Driver, board: SignalBoard, index: int, address: int, label: str) -> None:
         self._driver = driver
@@ -52,7 +51,6 @@ class Signal:
         self._wait_and_reset = driver.wait_and_reset
         self.address = address
         self.label = label
-        self.num_waits = 0
         driver.name_range(address, 4, label)
 
     def set(self, stream: int) -> None:
@@ -61,7 +59,6 @@ class Signal:
 
     def wait(self, stream: int) -> None:
         """Enqueues: hold the stream until the signal is set, then clear it. Its setting must have been enqueued before (PL-5)."""
-        self.num_waits += 1
         self._wait_and_reset(stream, self.address, SET, CLEAR)
 
     def is_set(self) -> bool:

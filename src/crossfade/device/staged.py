@@ -6,8 +6,8 @@ Chunks of pinned shared host memory are used in turn. With chunks counted from 1
     receiver's stream    (wait full >= n)     | copy chunk n to device | set free = n  (after every few chunks, and each value)
 
 While one chunk goes up, the one before comes down: the link of each GPU carries one direction, and staged_layout.py says what that
-comes to. A stream memory operation takes the stream about 3 us, so they have streams of their own, tied to the copies by events, and
-the copies follow each other without them; neither side waits on a stream for what its host can see to be there. The hosts only
+comes to. A stream memory operation takes the stream about 3 us, so they have streams of their own, tied to the copies by events,
+and the copies follow each other without them; neither side waits on a stream for what its host can see to be there. The hosts only
 enqueue. The sender enqueues as many chunks as are free; more follow when the receiver's host has enqueued that chunks become
 free (PL-5), which it does without waiting for its GPU.
 """
@@ -206,8 +206,8 @@ class StagedSender(_End):
         self._pump()
 
     def _pump(self) -> None:
-        """Enqueues as many chunks as are free, and tells after 1, 2, 4, ... of them: the receiver begins early, and hears of many at
-        once.
+        """Enqueues as many chunks as are free, and tells after 1, 2, 4, ... of them: the receiver begins early, and hears of many
+        at once.
         """
         num_told = num_untold = 0
         while self._waiting and self._ended is None:

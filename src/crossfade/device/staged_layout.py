@@ -60,8 +60,8 @@ class StagedLayout:
         num_chunks: how many chunks can be on their way, at least 2.
         chunk_bytes: the longest chunk, a multiple of the page size.
         cut: how values are cut.
-        chunks_per_free: after how many chunks the receiver says that they are free; None for half of them, which lets the sender go on
-            without a gap from 4 chunks on.
+        chunks_per_free: after how many chunks the receiver says that they are free; None for half of them, which lets the sender
+            go on without a gap from 4 chunks on.
         link_gbs, copy_us: r and g above, for `Cut.EQUAL`.
     """
 
@@ -109,7 +109,8 @@ class StagedLayout:
                 return _full(size_bytes, self.chunk_bytes)
 
     def __str__(self) -> str:
-        return f"{self.num_chunks} {self.cut} chunks of {self.chunk_bytes >> 10} KB, freed by {self.free_every}"
+        best = f" for {self.copy_us:g} us a copy" if self.cut is Cut.EQUAL else ""
+        return f"{self.num_chunks} {self.cut} chunks of {self.chunk_bytes >> 10} KB{best}, freed by {self.free_every}"
 
 
 def _full(size_bytes: int, chunk_bytes: int) -> list[int]:

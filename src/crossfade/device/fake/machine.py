@@ -192,9 +192,7 @@ class Machine:
             for operation in queue:
                 for where in (*operation.reads, *operation.writes):
                     if allocation.address <= where.address < allocation.address + allocation.size_bytes:
-                        raise Fault(
-                            "use after free", f"{act} before '{operation.label}' has run", act, operation.label
-                        )
+                        raise Fault("use after free", f"{act} before '{operation.label}' has run", act, operation.label)
         for access in allocation.accesses:
             if not is_before(access, clock):
                 raise Fault("race", f"{act} and does not know that '{access.label}' has run", act, access.label)
