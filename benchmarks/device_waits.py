@@ -7,6 +7,7 @@ of its own, so that a call that hangs costs some seconds and nothing else.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -61,10 +62,33 @@ def _host_memory(torch: Any, driver: Any) -> Any:
     return Memory.create("late", 4 << 20)
 
 
+def _owns_memory(handles: Any) -> None:
+    _, driver, _ = _start()
+    handles.send(driver.export(driver.allocate(8 << 20, "another's")))
+    time.sleep(10 * LIMIT_S)  # it is ended with the process that asks
+
+
+def _opened(act: Callable[[Any, bytes, int], Any], *, is_open_before: bool) -> float:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    context.Process(target=_owns_memory, args=(there,), daemon=True).start()
+    _, driver, board = _start()
+    handle = here.recv()
+    address = driver.open_handle(handle, "another's") if is_open_before else 0
+    _pending(driver, board)
+    try:
+        return _timed(lambda: act(driver, handle, address))
+    finally:
+        for child in multiprocessing.active_children():
+            child.kill()
+
+
 QUESTIONS: dict[str, Callable[[], Any]] = {
     "allocate": lambda: _while_waiting(lambda t, d, _: d.allocate(8 << 20, "late")),
     "free": lambda: _while_waiting(lambda t, d, a: d.free(a), lambda t, d: d.allocate(8 << 20, "x")),
     "export": lambda: _while_waiting(lambda t, d, a: d.export(a), lambda t, d: d.allocate(8 << 20, "x")),
+    "open another process's memory": lambda: _opened(lambda d, h, a: d.open_handle(h, "late"), is_open_before=False),
+    "close another process's memory": lambda: _opened(lambda d, h, a: d.close_handle(a), is_open_before=True),
     "torch allocates 1 GB": lambda: _while_waiting(lambda t, d, _: t.empty(1 << 30, dtype=t.uint8, device="cuda")),
     "create a stream": lambda: _while_waiting(lambda t, d, _: d.create_stream("late")),
     "create an event": lambda: _while_waiting(lambda t, d, _: d.create_event()),

@@ -63,7 +63,11 @@ def facts(**changes: object) -> Facts:
         "has_stream_memory": True,
         "can_flush_remote_writes": False,
         "links": {(0, 1): LinkKind.NVLINK, (1, 0): LinkKind.NVLINK},
-        "environment": {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"},
+        "environment": {
+            "NCCL_NVLS_ENABLE": "0",
+            "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        },
     }
     return Facts(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -89,7 +93,7 @@ def facts(**changes: object) -> Facts:
             Severity.NOTE,
         ),
         ({"environment": {"CUDA_LAUNCH_BLOCKING": "1"}}, "launch-blocking", Severity.ERROR),
-        ({"environment": {}}, "multicast", Severity.NOTE),
+        ({"environment": {"NCCL_NVLS_ENABLE": "0"}}, "multicast", Severity.NOTE),
     ],
 )
 def test_a_finding_is_made_and_says_what_to_do(changes: dict[str, object], name: str, severity: Severity) -> None:
@@ -99,6 +103,9 @@ def test_a_finding_is_made_and_says_what_to_do(changes: dict[str, object], name:
     if severity is Severity.ERROR:
         assert found.hint
         with pytest.raises(DeviceError, match=re.escape(found.message)):
+            require([found])
+    elif severity is Severity.WARNING:
+        with pytest.warns(RuntimeWarning, match=re.escape(found.message)):
             require([found])
     else:
         require([found])

@@ -13,7 +13,7 @@ import pytest
 
 from crossfade.device import cuda, tensors
 from crossfade.device.capture import capture
-from crossfade.device.fake import FakeDriver, Machine
+from crossfade.device.fake import FakeDriver, Fault, Machine
 from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.records import Enqueued
 from crossfade.device.ring import num_signals
@@ -182,6 +182,7 @@ def test_a_capture_whose_body_raises_ends_and_gives_its_events_back(driver: Runn
     with pytest.raises(ValueError, match="closed"):
         again.launch(main)
     assert again.num_launches == 1
+    assert driver.ledger.held("graph") == driver.ledger.held("event") == []
 
 
 def test_signals_and_counters_lie_on_both_kinds_of_board(driver: RunningDriver, board: HostBoard) -> None:
@@ -228,11 +229,30 @@ def test_a_ring_works_on_signals_in_device_memory(driver: RunningDriver) -> None
     assert receiver.statistics().num_values == 3
 
 
-def test_opened_memory_is_closed_once(driver: RunningDriver) -> None:
+def test_opened_memory_is_closed_with_its_last_user(driver: RunningDriver) -> None:
     address = driver.allocate(64, "memory")
     opened = OpenedMemory(driver, driver.export(address), 64, "memory")
+    assert opened.use() is opened
+    opened.close()
+    with pytest.raises(Fault, match="has it open"):
+        driver.free(address)
+    assert driver.ledger.held("opened") == ["opened: memory"]
     opened.close()
     opened.close()
+    driver.free(address)
+    assert driver.ledger.held() == []
+    with pytest.raises(DeviceError, match="memory is closed"):
+        opened.use()
+
+
+def test_memory_that_is_opened_twice_is_held_twice(driver: RunningDriver) -> None:
+    """As on a GPU: the second opening has the address of the first, and each is closed."""
+    address = driver.allocate(64, "memory")
+    first, second = (OpenedMemory(driver, driver.export(address), 64, name) for name in ("first", "second"))
+    assert first.address == second.address
+    first.close()
+    assert driver.ledger.held("opened") == ["opened: second"]
+    second.close()
     driver.free(address)
 
 
@@ -243,6 +263,7 @@ def test_each_role_and_peer_has_one_stream(driver: RunningDriver) -> None:
     assert len(streams.all()) == 3
     streams.close()
     assert streams.all() == []
+    assert driver.ledger.held() == []
 
 
 def test_without_the_bindings_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

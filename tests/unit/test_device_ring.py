@@ -158,6 +158,10 @@ def test_what_a_copy_reads_is_kept_until_it_is_done() -> None:
     ends.run()
     ends.sender.collect()
     assert Value.dropped == 1
+    ends.sender.close()
+    for lease in ends.accept_all():
+        lease.release()
+    finish_receiver(ends)
 
 
 def test_the_slots_of_a_dead_sender_come_back_when_the_last_lease_ends() -> None:
@@ -231,6 +235,7 @@ def finish_receiver(ends: Ends) -> None:
     assert ends.accept_all() == []
     ends.receiver.collect()
     assert ends.receiver.is_empty
+    assert ends.driver.ledger.held("event") == ends.driver.ledger.held("opened") == []
 
 
 def test_a_sender_may_close_before_it_has_taken_what_it_asked_for() -> None:

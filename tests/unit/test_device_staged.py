@@ -153,6 +153,8 @@ def test_an_end_does_not_close_while_copies_are_under_way() -> None:
     ends.sender.close()
     with pytest.raises(ChannelClosed):
         ends.sender.send(ends.source, 8)
+    ends.receiver.close()
+    assert ends.driver.ledger.held("event") == ends.driver.ledger.held("pinned") == []
 
 
 def test_there_is_nothing_to_receive_before_it_is_announced() -> None:

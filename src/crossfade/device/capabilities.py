@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,8 @@ __all__ = ["GOOD_CONNECTIONS", "Facts", "Finding", "Severity", "judge", "read_fa
 
 DEFAULT_CONNECTIONS, GOOD_CONNECTIONS = 8, 32
 """Hardware queues of a process's streams: what CUDA makes unasked, and the most that it makes."""
+
+_NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 class Severity(StrEnum):
@@ -129,9 +132,12 @@ def _environment(facts: Facts) -> list[Finding]:
                 Severity.ERROR, "launch-blocking", message, "unset it: a launch behind a wait for a peer would hang"
             )
         )
-    if environment.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") != "1":
-        message = "NVLink multicast is not switched off for torch's symmetric memory; crossfade does not use it"
-        found.append(Finding(Severity.NOTE, "multicast", message))
+    switches = [f"{name}={value}" for name, value in _NO_MULTICAST.items() if environment.get(name) != value]
+    if switches:
+        message = (
+            "NVLink multicast is not switched off; crossfade does not use it, and on some machines it must not be used"
+        )
+        found.append(Finding(Severity.NOTE, "multicast", message, f"set {' and '.join(switches)} to be sure"))
     return found
 
 
@@ -150,14 +156,17 @@ def _connections(text: str) -> list[Finding]:
 
 
 def require(findings: list[Finding]) -> None:
-    """Raises for the first error.
+    """Raises for the first error, or gives a Python warning for each warning.
 
     Raises:
-        DeviceError: there is one.
+        DeviceError: there is an error.
     """
     for finding in findings:
         if finding.severity is Severity.ERROR:
             raise DeviceError(finding.message, hint=finding.hint or None)
+    for finding in findings:
+        if finding.severity is Severity.WARNING:
+            warnings.warn(str(finding), RuntimeWarning, stacklevel=2)
 
 
 def _attribute(name: str, device: int) -> int:

@@ -82,7 +82,6 @@ class CudaDriver:
         self.ledger = Ledger()
         self._handle = check(self._cu.cuDeviceGet(device), f"cuDeviceGet({device})")
         self.context = check(self._cu.cuDevicePrimaryCtxRetain(self._handle), f"the context of GPU {device}")
-        self._numbers: dict[int, int] = {}  # address, stream or event: its entry in the ledger
         self._graphs: dict[int, Any] = {}
         self._batches: dict[tuple[int, int, int], Any] = {}
         with self.current():
@@ -121,14 +120,14 @@ class CudaDriver:
         """See `Driver`."""
         with self.current():
             address = int(check(self._cu.cuMemAlloc(size_bytes), f"allocating {size_bytes} bytes on GPU {self.device}"))
-        self._numbers[address] = self.ledger.take("memory", f"{label}, {size_bytes} bytes")
+        self.ledger.take_at("memory", address, f"{label}, {size_bytes} bytes")
         return address
 
     def free(self, address: int) -> None:
         """See `Driver`."""
         with self.current():
             check(self._cu.cuMemFree(address), "cuMemFree")
-        self._forget(address)
+        self.ledger.drop_at("memory", address)
 
     def export(self, address: int) -> bytes:
         """See `Driver`."""
@@ -143,14 +142,14 @@ class CudaDriver:
         flag = self._cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         with self.current():
             address = int(check(self._cu.cuIpcOpenMemHandle(opened, flag), f"opening {label} on GPU {self.device}"))
-        self._numbers[address] = self.ledger.take("opened", label)
+        self.ledger.take_at("opened", address, label)
         return address
 
     def close_handle(self, address: int) -> None:
         """See `Driver`."""
         with self.current():
             check(self._cu.cuIpcCloseMemHandle(address), "closing opened memory")
-        self._forget(address)
+        self.ledger.drop_at("opened", address)
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> CudaHostRange:
         """See `Driver`."""
@@ -162,32 +161,29 @@ class CudaDriver:
         with self.current():
             created = self._cu.cuStreamCreateWithPriority(flag, self._urgent if is_urgent else 0)
         stream = int(check(created, "creating a stream"))
-        self._numbers[stream] = self.ledger.take("stream", label)
+        self.ledger.take_at("stream", stream, label)
         return stream
 
     def destroy_stream(self, stream: int) -> None:
         """See `Driver`."""
         check(self._cu.cuStreamDestroy(stream), "cuStreamDestroy")
-        self._forget(stream)
+        self.ledger.drop_at("stream", stream)
 
     def create_event(self) -> int:
         """See `Driver`."""
         with self.current():
             created = self._cu.cuEventCreate(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         event = int(check(created, "creating an event"))
-        self._numbers[event] = self.ledger.take("event", "")
+        self.ledger.take_at("event", event)
         return event
 
     def destroy_event(self, event: int) -> None:
         """See `Driver`."""
         check(self._cu.cuEventDestroy(event), "cuEventDestroy")
-        self._forget(event)
+        self.ledger.drop_at("event", event)
 
     def name_range(self, address: int, size_bytes: int, label: str) -> None:
         """Nothing: names are for the fake."""
-
-    def _forget(self, key: int) -> None:
-        self.ledger.drop(self._numbers.pop(key))
 
     # enqueue
 
@@ -299,7 +295,7 @@ class CudaDriver:
                 self._cu.cuGraphDestroy(graph)
         key = int(executable)
         self._graphs[key] = executable
-        self._numbers[key] = self.ledger.take("graph", "")
+        self.ledger.take_at("graph", key)
         return key
 
     def launch(self, graph: int, stream: int) -> None:
@@ -311,7 +307,7 @@ class CudaDriver:
     def destroy_graph(self, graph: int) -> None:
         """See `Driver`."""
         check(self._cu.cuGraphExecDestroy(self._graphs.pop(graph)), "cuGraphExecDestroy")
-        self._forget(graph)
+        self.ledger.drop_at("graph", graph)
 
     # beyond the protocol
 

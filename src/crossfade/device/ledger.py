@@ -16,6 +16,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[str, str]] = {}
+        self._places: dict[tuple[str, int], list[int]] = {}
         self._numbers = count()
 
     def take(self, kind: str, label: str) -> int:
@@ -27,6 +28,17 @@ class Ledger:
     def drop(self, number: int) -> bool:
         """The thing was given back. Says whether it was held: of several calls, in any threads, one is told so."""
         return self._entries.pop(number, None) is not None
+
+    def take_at(self, kind: str, place: int, label: str = "") -> None:
+        """Notes a thing that is known by an address or a handle; the same memory may be opened, and noted, more than once."""
+        self._places.setdefault((kind, place), []).append(self.take(kind, label))
+
+    def drop_at(self, kind: str, place: int) -> None:
+        """The thing was given back; the one that was noted first, if there are several."""
+        numbers = self._places[kind, place]
+        self.drop(numbers.pop(0))
+        if not numbers:
+            del self._places[kind, place]
 
     def held(self, kind: str | None = None) -> list[str]:
         """What is held now, oldest first, as ``kind: label``."""

@@ -139,10 +139,22 @@ class OpenedMemory:
         self.label = label
         self.size_bytes = size_bytes
         self.address = driver.open_handle(handle, label)
-        self._is_open = True
+        self._num_users = 1
+
+    def use(self) -> OpenedMemory:
+        """Adds a user, who calls `close` as well.
+
+        Raises:
+            DeviceError: it is closed.
+        """
+        if not self._num_users:
+            raise DeviceError(f"{self.label} is closed", hint="take it before its last user lets go of it")
+        self._num_users += 1
+        return self
 
     def close(self) -> None:
-        """All of this process's operations on it must have finished. Idempotent."""
-        if self._is_open:
-            self._is_open = False
-            self._driver.close_handle(self.address)
+        """One user lets go of it; this process's operations on it must have finished. After the last, nothing happens."""
+        if self._num_users:
+            self._num_users -= 1
+            if not self._num_users:
+                self._driver.close_handle(self.address)

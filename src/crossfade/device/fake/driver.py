@@ -34,7 +34,6 @@ class FakeDriver:
         self._events: list[Mark] = []
         self._graphs: list[list[tuple[int, Operation]]] = []
         self._capture: tuple[set[int], list[tuple[int, Operation]]] | None = None
-        self._numbers: dict[int, int] = {}
         machine.at_end.append(self._check_leases)
 
     def _check_leases(self) -> None:
@@ -49,13 +48,13 @@ class FakeDriver:
     def allocate(self, size_bytes: int, label: str) -> int:
         """See `Driver`."""
         address = self.machine.allocate(size_bytes, label, self.process).address
-        self._numbers[address] = self.ledger.take("memory", label)
+        self.ledger.take_at("memory", address, label)
         return address
 
     def free(self, address: int) -> None:
         """See `Driver`."""
         self.machine.free(self._allocation(address), self.process)
-        self.ledger.drop(self._numbers.pop(address))
+        self.ledger.drop_at("memory", address)
 
     def _allocation(self, address: int) -> Allocation:
         return self.machine.find(Range(address, 0), self.process)[0]
@@ -68,6 +67,7 @@ class FakeDriver:
         """See `Driver`."""
         address = int.from_bytes(handle, "little")
         self._allocation(address).openers.append(self.process)
+        self.ledger.take_at("opened", address, label)
         return address
 
     def close_handle(self, address: int) -> None:
@@ -80,6 +80,7 @@ class FakeDriver:
                 act = f"{self.process} closes {allocation.label}"
                 raise Fault("race", f"{act} and does not know that '{access.label}' has run", act, access.label)
         allocation.openers.remove(self.process)
+        self.ledger.drop_at("opened", address)
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> FakeHostRange:
         """See `Driver`. The same shared memory is the same memory of the machine."""
@@ -100,18 +101,22 @@ class FakeDriver:
     def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
         """See `Driver`."""
         self._streams.append(f"{self.process}/{label}")
+        self.ledger.take_at("stream", len(self._streams) - 1, label)
         return len(self._streams) - 1
 
     def destroy_stream(self, stream: int) -> None:
         """See `Driver`."""
+        self.ledger.drop_at("stream", stream)
 
     def create_event(self) -> int:
         """See `Driver`."""
         self._events.append(Mark({}))
+        self.ledger.take_at("event", len(self._events))
         return len(self._events)
 
     def destroy_event(self, event: int) -> None:
         """See `Driver`."""
+        self.ledger.drop_at("event", event)
 
     def name_range(self, address: int, size_bytes: int, label: str) -> None:
         """See `Driver`."""
@@ -254,6 +259,7 @@ class FakeDriver:
             raise Fault("race", f"{self.process} ends a capture that it has not begun")
         self._graphs.append(self._capture[1])
         self._capture = None
+        self.ledger.take_at("graph", len(self._graphs) - 1)
         return len(self._graphs) - 1
 
     def launch(self, graph: int, stream: int) -> None:
@@ -282,6 +288,7 @@ class FakeDriver:
 
     def destroy_graph(self, graph: int) -> None:
         """See `Driver`."""
+        self.ledger.drop_at("graph", graph)
 
 
 class FakeHostRange:
@@ -291,6 +298,7 @@ class FakeHostRange:
         self._driver = driver
         self.address = allocation.address
         self.size_bytes = allocation.size_bytes
+        self._number = driver.ledger.take("pinned", allocation.label)
 
     def peek(self, offset: int) -> int:
         """See `HostRange`."""
@@ -302,6 +310,7 @@ class FakeHostRange:
 
     def close(self) -> None:
         """See `HostRange`."""
+        self._driver.ledger.drop(self._number)
 
 
 class FakeLink:
