@@ -15,7 +15,7 @@ from crossfade.device.capture import capture  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.signals import DeviceBoard, HostBoard  # noqa: E402
-from crossfade.device.staged import StagedLayout  # noqa: E402
+from crossfade.device.staged_layout import StagedLayout  # noqa: E402
 from crossfade.device.tensors import tensor_on  # noqa: E402
 from crossfade.device.watchdog import release  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from crossfade.device.capture import capture
 from crossfade.device.fake import FakeDriver, FakeLink, Fault, Machine, Until
 from crossfade.device.fake.clocks import join
 from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
-from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Retired
+from crossfade.device.records import Enqueued, Finished, Retired
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.device.signals import Counter, HostBoard
+from crossfade.device.signals import HostBoard
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.staged_layout import Cut, StagedLayout
 from crossfade.host.memory import Memory
@@ -40,6 +39,7 @@ class RingWorld:
         num_use_streams: streams that the receiver uses values on, in turn.
         is_accepting_early: the receiver waits before it is told that it may.
         is_source_reused: the sender computes the next value where the last one lies.
+        chunk_bytes: longest single copy.
         is_leaking: the receiver forgets the last value that it has, without ending its lease.
     """
 
@@ -55,6 +55,7 @@ class RingWorld:
     is_accepting_early: bool = False
     is_source_reused: bool = False
     is_leaking: bool = False
+    chunk_bytes: int | None = None
     num_copied_out: int = field(default=0, init=False)
     num_generations: int = field(default=0, init=False)
 
@@ -75,7 +76,7 @@ class RingWorld:
         compute, copies = driver.create_stream("compute"), driver.create_stream("copies")
         pool = Pool(driver)
         board = HostBoard(driver, memory, num_signals(self.num_slots), "ring a")
-        ring = self.sender(driver, board, copies, ahead.send, "ring a")
+        ring = self.sender(driver, board, copies, ahead.send, "ring a", self.chunk_bytes)
         source = 0
         for index, size_bytes in enumerate(self.sizes_bytes):
             if not source or not self.is_source_reused:
@@ -96,7 +97,6 @@ class RingWorld:
 
     def _receive(self, driver: FakeDriver, memory: Memory, ahead: FakeLink, back: FakeLink) -> Program:
         uses = [driver.create_stream(f"use {i}") for i in range(self.num_use_streams)]
-        compute = uses[0]
         pool = Pool(driver)
         board = HostBoard(driver, memory, num_signals(self.num_slots), "ring a")
         ring = self.receiver(
@@ -105,20 +105,12 @@ class RingWorld:
         kept: list[Lease] = []
         seen: list[list[bytes]] = [[] for _ in self.sizes_bytes]
         if self.is_accepting_early:
-            ring.accept(Enqueued(0, 0, 16), compute)
+            ring.accept(Enqueued(0, 0, 16), uses[0])
         for index, size_bytes in enumerate(self.sizes_bytes):
-            record = None
-            while not isinstance(record, Enqueued):
-                yield Until(f"value {index}", lambda: ahead.has_record() or can_collect(driver, ring))
-                record = ahead.take() if ahead.has_record() else None
-                if record is None:
-                    ring.collect()
-                elif not isinstance(record, Enqueued):
-                    ring.on_record(record)
-            is_short = ring.is_short
-            compute = uses[index % len(uses)]
-            lease = ring.accept(record, compute)
-            driver.kernel(compute, f"use value {index}", reads=(Range(lease.address, size_bytes),), seen=seen[index])
+            record = yield from self._next_value(driver, ring, ahead, index)
+            stream, is_short = uses[index % len(uses)], ring.is_short
+            lease = ring.accept(record, stream)
+            driver.kernel(stream, f"use value {index}", reads=(Range(lease.address, size_bytes),), seen=seen[index])
             kept.append(lease)
             if is_short and self.num_kept:
                 self.num_copied_out += 1
@@ -131,6 +123,26 @@ class RingWorld:
             return
         for lease in kept:
             lease.release()
+        yield from self._give_back(driver, ring, ahead, uses)
+        pool.close()
+        for index, (got, size_bytes) in enumerate(zip(seen, self.sizes_bytes, strict=True)):
+            if got != [content(index, size_bytes)]:
+                raise Fault("wrong value", f"value {index} came as {got[0][:4]!r}")
+
+    def _next_value(
+        self, driver: FakeDriver, ring: RingReceiver, ahead: FakeLink, index: int
+    ) -> Generator[Until | None, None, Enqueued]:
+        while True:
+            yield Until(f"value {index}", lambda: ahead.has_record() or can_collect(driver, ring))
+            record = ahead.take() if ahead.has_record() else None
+            if isinstance(record, Enqueued):
+                return record
+            if record is None:
+                ring.collect()
+            else:
+                ring.on_record(record)
+
+    def _give_back(self, driver: FakeDriver, ring: RingReceiver, ahead: FakeLink, uses: Sequence[int]) -> Program:
         ring.close()
         while not ring.is_empty:
             if ahead.has_record():
@@ -144,10 +156,6 @@ class RingWorld:
             ring.collect()
         yield from finish(driver, uses)
         self.num_generations = ring.statistics().num_generations
-        pool.close()
-        for index, (got, size_bytes) in enumerate(zip(seen, self.sizes_bytes, strict=True)):
-            if got != [content(index, size_bytes)]:
-                raise Fault("wrong value", f"value {index} came as {got[0][:4]!r}")
 
 
 def staged_streams(driver: FakeDriver, label: str, num_streams: int) -> StagedStreams:
@@ -276,36 +284,6 @@ class TwoWaitsWorld:
         return {"host": host()}
 
 
-class StagedTooEarly(StagedReceiver):
-    """Frees a chunk before it was copied."""
-
-    def _enqueue(self, address: int, length: int) -> None:
-        super()._set(self._free, self._number + 1)
-        super()._enqueue(address, length)
-
-    def _set(self, counter: Counter, value: int) -> None:
-        pass
-
-
-class StagedTooEager(StagedSender):
-    """Waits for chunks whose release is not enqueued."""
-
-    def _pump(self) -> None:
-        self._credits += 2
-        super()._pump()
-
-
-class StagedFlagBeforeData(StagedSender):
-    """Says that a chunk is full before it is copied."""
-
-    def _enqueue(self, address: int, length: int) -> None:
-        super()._set(self._full, self._number + 1)
-        super()._enqueue(address, length)
-
-    def _set(self, counter: Counter, value: int) -> None:
-        pass
-
-
 @dataclass
 class ReplayWorld:
     """A captured copy with its signals, launched several times.
@@ -375,43 +353,3 @@ def can_collect(driver: FakeDriver, ring: RingReceiver) -> bool:
 def has_closed(ring: RingReceiver) -> bool:
     """Whether nothing is missing but to collect."""
     return all(slots.num_sent is not None and not slots.leases for slots in ring._generations.values())
-
-
-class FlagBeforeData(RingSender):
-    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
-        number = target.num_uses[slot] = target.num_uses[slot] + 1
-        self._driver.wait_event(self._stream, ready or 0)
-        target.free[slot].wait(self._stream, number - 1)
-        target.full[slot].set(self._stream, number)
-        self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
-
-
-class ReuseBeforeFree(RingSender):
-    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
-        number = target.num_uses[slot] = target.num_uses[slot] + 1
-        self._driver.wait_event(self._stream, ready or 0)
-        self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
-        target.full[slot].set(self._stream, number)
-
-
-class UncomputedSource(RingSender):
-    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
-        super()._enqueue(target, slot, address, size_bytes, None)
-
-
-class MissingFree(RingReceiver):
-    """Gives the credit back, and enqueues no ``free``."""
-
-    def _end(self, lease: Lease, streams: list[int]) -> None:
-        del self._generations[lease.generation].leases[lease.slot]
-        self.driver.ledger.drop(lease._number)
-        self._tell(FreeEnqueued(lease.generation, lease.slot))
-
-
-class MissingCredit(RingReceiver):
-    """Enqueues ``free``, and tells nobody."""
-
-    def _end(self, lease: Lease, streams: list[int]) -> None:
-        tell, self._tell = self._tell, lambda record: None
-        super()._end(lease, streams)
-        self._tell = tell

@@ -13,14 +13,22 @@ from crossfade.device.copies import EDGE_BYTES, cut, in_turn, stagger
 from crossfade.errors import DeviceError
 from crossfade.topology import Device, Link, LinkKind, Rate, Slowdown, Topology
 
+ADDRESSES = st.one_of(
+    st.tuples(st.integers(0, 64), st.integers(0, 64)),
+    st.integers(0, 64).map(lambda address: (address, address + 3 * EDGE_BYTES)),
+)
+SIZES_BYTES = st.one_of(st.integers(0, 1 << 17), st.integers(1 << 17, 1 << 20))
+
 
 @given(
-    target=st.integers(0, 64),
-    source=st.integers(0, 64),
-    size_bytes=st.integers(0, 1 << 20),
+    addresses=ADDRESSES,
+    size_bytes=SIZES_BYTES,
     chunk_bytes=st.none() | st.integers(1, 1 << 16).map(lambda number: number * EDGE_BYTES),
 )
-def test_pieces_cover_a_copy_once_in_order(target: int, source: int, size_bytes: int, chunk_bytes: int | None) -> None:
+def test_pieces_cover_a_copy_once_in_order(
+    addresses: tuple[int, int], size_bytes: int, chunk_bytes: int | None
+) -> None:
+    target, source = addresses
     pieces = cut(target, source, size_bytes, chunk_bytes)
     at = 0
     for piece in pieces:

@@ -10,36 +10,36 @@ from crossfade.device.fake.machine import Program, Range
 from crossfade.device.memory import Pool
 from crossfade.device.signals import HostBoard
 from crossfade.host.memory import Memory
-from tests.helpers import device_worlds as worlds
+from tests.helpers import device_faults as faults
 from tests.helpers.device_worlds import ReplayWorld, RingWorld, StagedWorld, TwoWaitsWorld
 
 SEEDS = range(30)
 
 PLANTED: dict[str, tuple[World, str, tuple[str, ...]]] = {
     "a source that is not computed yet": (
-        RingWorld(sender=worlds.UncomputedSource),
+        RingWorld(sender=faults.UncomputedSource),
         "race",
         ("copy", "reads", "written by 'make value 0"),
     ),
     "a source that is computed anew too early": (RingWorld(is_source_reused=True), "race", ("make value 1", "copy")),
     "missing credit": (
-        RingWorld(receiver=worlds.MissingCredit),
+        RingWorld(receiver=faults.MissingCredit),
         "deadlock",
         ("sending host waits for a credit of ring a",),
     ),
     "waits on two streams": (TwoWaitsWorld(), "race", ("a signal", "process/first", "process/second")),
     "a chunk that is told of before it is there": (
-        StagedWorld(sender=worlds.StagedFlagBeforeData),
+        StagedWorld(sender=faults.StagedFlagBeforeData),
         "race",
         ("copy chunk 0 of staged", "written by"),
     ),
     "a chunk that is freed too early": (
-        StagedWorld(receiver=worlds.StagedTooEarly),
+        StagedWorld(receiver=faults.StagedTooEarly),
         "race",
         ("of staged on sender/up 0", "copy chunk"),
     ),
     "a chunk that is waited for too early": (
-        StagedWorld(sender=worlds.StagedTooEager),
+        StagedWorld(sender=faults.StagedTooEager),
         "PL-5",
         ("of staged", "wait for free"),
     ),
@@ -172,7 +172,7 @@ def test_luck_is_no_order() -> None:
 
 
 def test_the_same_seed_gives_the_same_verdict() -> None:
-    world = RingWorld(sender=worlds.ReuseBeforeFree)
+    world = RingWorld(sender=faults.ReuseBeforeFree)
     assert [str(sample(world, [seed])) for seed in range(5)] == [str(sample(world, [seed])) for seed in range(5)]
 
 
