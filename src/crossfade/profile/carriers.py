@@ -12,6 +12,7 @@ nccl    one group of sends and receives on each rank, for all transfers of a ste
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import count
 from typing import Any
 
 from crossfade.device.records import Record, pack, unpack
@@ -38,13 +39,15 @@ def parts_of(context: Context, step: Step) -> Generator[Any, Told, list[Part]]:
     if step.transport == NCCL:
         return [_Nccl(context, step)]
     if step.transport == STAGED:
-        return [_staged(context, source, target) for source, target in step.transfers]
+        return (yield from _staged(context, step))
     if step.transport != COPY:
         raise ValueError(f"there is no transport {step.transport!r} to measure: this is a bug in crossfade")
     is_target = any(target == context.rank for _, target in step.transfers)
     handles = yield context.handle("target") if is_target else None
+    lanes = count()
     return [
-        _Copy(context, target, handles[target]) if source == context.rank else IDLE for source, target in step.transfers
+        _Copy(context, handles[target], next(lanes)) if source == context.rank else IDLE
+        for source, target in step.transfers
     ]
 
 
@@ -62,11 +65,11 @@ class _Quiet:
 class _Copy(_Quiet):
     """Copies to one peer, by a stream of their own. Sources that share a target write to different places where there is room."""
 
-    def __init__(self, context: Context, target: int, handle: str) -> None:
+    def __init__(self, context: Context, handle: str, lane: int) -> None:
         self._context = context
         self._source = context.buffer("source")
         self._target = context.opened(handle)
-        self.timed = context.stream(f"push {target}")
+        self.timed = context.lane(lane)
         self.streams = (self.timed,)
 
     def begin(self, size_bytes: int, num: int) -> Any:
@@ -82,7 +85,7 @@ class _Nccl(_Quiet):
         self._bench = context.bench
         self._to = [target for source, target in step.transfers if source == context.rank]
         self._of = [source for source, target in step.transfers if target == context.rank]
-        self.timed = context.stream("nccl")
+        self.timed = context.lane(0)
         self.streams = (self.timed,)
 
     def begin(self, size_bytes: int, num: int) -> Any:
@@ -91,61 +94,51 @@ class _Nccl(_Quiet):
             self._bench.exchange(sends, receives, self.timed)
 
 
-def _staged(context: Context, source: int, target: int) -> Part:
-    if context.rank == source:
-        return _StagedSource(context, source)
-    return _StagedTarget(context, source) if context.rank == target else IDLE
+def _staged(context: Context, step: Step) -> Generator[Any, Told, list[Part]]:
+    """Ends for this step. Their counters lie in memory that earlier steps have used, so they are reset before anybody begins."""
+    context.close_staged()
+    lanes = count(step=len(StagedStreams._fields))
+    parts: list[Part] = []
+    for source, target in step.transfers:
+        if context.rank == source:
+            parts.append(_StagedSource(context, source, next(lanes)))
+        elif context.rank == target:
+            parts.append(_StagedTarget(context, source, next(lanes)))
+        else:
+            parts.append(IDLE)
+    for end in context.staged_ends:
+        for counter in end.signals():
+            counter.reset()
+    yield None
+    return parts
 
 
 class _StagedEnd:
     """What both ends hold. Records go with the meetings: the source's before the gate opens, the target's credits after."""
 
-    def __init__(
-        self, context: Context, source: int, role: str, kind: type[StagedSender] | type[StagedReceiver]
-    ) -> None:
-        label = f"{role} {source}"
+    def __init__(self, context: Context, source: int, lane: int) -> None:
         self.context = context
         self.source = source
-        self.all_streams = StagedStreams(*(context.stream(f"{label} {field}") for field in StagedStreams._fields))
+        self.all_streams = StagedStreams(*(context.lane(lane + place) for place in range(len(StagedStreams._fields))))
         self.streams: tuple[int, ...] = (self.all_streams.copies,)
         self.timed = self.all_streams.copies
-        self.outbox: list[str] = []
-        key = (role, source)
-        if key not in context.staged_ends:
-            told: list[Record] = []
-            memory = context.stagings[source]
-            made = kind(context.driver, memory, STAGED_LAYOUT, self.all_streams, told.append, label)
-            context.staged_ends[key] = _Kept(made, told)
-        self._kept: _Kept = context.staged_ends[key]
-
-    @property
-    def end(self) -> Any:
-        """The ring's end."""
-        return self._kept.end
+        self.told: list[Record] = []
 
     def records(self) -> list[str]:
         """What the end said since last time."""
-        told = [pack(record).hex() for record in self._kept.told]
-        self._kept.told.clear()
-        return told
-
-
-class _Kept:
-    """An end and the records that it has told."""
-
-    def __init__(self, end: StagedSender | StagedReceiver, told: list[Record]) -> None:
-        self.end = end
-        self.told = told
-
-    def close(self) -> None:
-        self.end.close()
+        records = [pack(record).hex() for record in self.told]
+        self.told.clear()
+        return records
 
 
 class _StagedSource(_StagedEnd):
     """Values on their way up."""
 
-    def __init__(self, context: Context, source: int) -> None:
-        super().__init__(context, source, "up", StagedSender)
+    def __init__(self, context: Context, source: int, lane: int) -> None:
+        super().__init__(context, source, lane)
+        memory = context.stagings[source]
+        self.end = StagedSender(context.driver, memory, STAGED_LAYOUT, self.all_streams, self.told.append, "up")
+        context.staged_ends.append(self.end)
         self._address = context.buffer("source")
 
     def begin(self, size_bytes: int, num: int) -> Any:
@@ -167,8 +160,11 @@ class _StagedSource(_StagedEnd):
 class _StagedTarget(_StagedEnd):
     """Values on their way down."""
 
-    def __init__(self, context: Context, source: int) -> None:
-        super().__init__(context, source, "down", StagedReceiver)
+    def __init__(self, context: Context, source: int, lane: int) -> None:
+        super().__init__(context, source, lane)
+        memory = context.stagings[source]
+        self.end = StagedReceiver(context.driver, memory, STAGED_LAYOUT, self.all_streams, self.told.append, "down")
+        context.staged_ends.append(self.end)
         self._address = context.buffer("target")
 
     def begin(self, size_bytes: int, num: int) -> Any:

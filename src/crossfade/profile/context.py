@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.signals import WORD_BYTES, Counter, HostBoard
-from crossfade.device.staged import StagedLayout
+from crossfade.device.staged import StagedLayout, StagedReceiver, StagedSender
 from crossfade.host.memory import Memory
 from crossfade.profile.bench import Bench
 from crossfade.profile.steps import Step
@@ -55,7 +55,7 @@ class Context:
     Attributes:
         num_meetings: how often the ranks of this and earlier steps have met.
         stagings: memory for the staged values of each rank.
-        staged_ends: ends of staged transfers, made once for each; see ``carriers.py``.
+        staged_ends: ends of the staged transfers of one step; see ``carriers.py``.
     """
 
     def __init__(self, bench: Bench, rank: int, num_ranks: int, shared: Sequence[Memory]) -> None:
@@ -65,7 +65,7 @@ class Context:
         self.num_ranks = num_ranks
         self.stagings = shared[1:]
         self.num_meetings = 0
-        self.staged_ends: dict[tuple[str, int], Any] = {}
+        self.staged_ends: list[StagedSender | StagedReceiver] = []
         self._board = HostBoard(self.driver, shared[0], _num_signals(num_ranks), "calibration")
         self._gate = self._board.counter(0, "gate")
         self._counters: dict[tuple[int, int], Counter] = {}
@@ -73,6 +73,10 @@ class Context:
         self._buffers: dict[str, Any] = {}
         self._opened: dict[str, OpenedMemory] = {}
         self._streams: dict[str, int] = {}
+
+    def lane(self, number: int) -> int:
+        """A stream for what moves. Few, and the same ones for all measures: streams that share a hardware queue hold each other."""
+        return self.stream(f"lane {number}")
 
     def stream(self, label: str) -> int:
         """A stream, made once; what moves goes ahead of what computes."""
@@ -113,11 +117,14 @@ class Context:
             self._opened[handle] = OpenedMemory(self.driver, bytes.fromhex(handle), BUFFER_BYTES, "a rank's buffer")
         return self._opened[handle].address
 
+    def close_staged(self) -> None:
+        """Ends the staged transfers of an earlier step."""
+        while self.staged_ends:
+            self.staged_ends.pop().close()
+
     def close(self) -> Meeting:
         """Gives everything back; a meeting, since nobody's memory may go while others have it open."""
-        for end in self.staged_ends.values():
-            end.close()
-        self.staged_ends.clear()
+        self.close_staged()
         for opened in self._opened.values():
             opened.close()
         self._opened.clear()

@@ -20,7 +20,7 @@ COPY_BYTES = 4096
 def launch(context: Context, step: Step) -> Generator[Any, Told, dict[str, float]]:
     """Microseconds of the host for each operation."""
     driver, bench = context.driver, context.bench
-    stream = context.stream("launch")
+    stream = context.lane(0)
     source, target = context.buffer("source"), context.buffer("target")
     counter, event = context.counter(context.rank, context.rank), driver.create_event()
     replay = capture(driver, stream, lambda: driver.copy(target, source, COPY_BYTES, stream))
