@@ -285,7 +285,11 @@ class Topology:
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""
-        return json.dumps({"version": _VERSION, **asdict(self)}, indent=1)
+        return json.dumps(self.to_data(), indent=1)
+
+    def to_data(self) -> dict[str, Any]:
+        """What JSON can hold, and `from_data` reads."""
+        return {"version": _VERSION, **asdict(self)}
 
     @classmethod
     def from_json(cls, text: str) -> Topology:
@@ -294,8 +298,16 @@ class Topology:
         Raises:
             ValueError: it is something else.
         """
+        return cls.from_data(json.loads(text))
+
+    @classmethod
+    def from_data(cls, data: Any) -> Topology:
+        """Reads what `to_data` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
         try:
-            data = json.loads(text)
             if data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']}, and this crossfade reads {_VERSION}")
             return cls(

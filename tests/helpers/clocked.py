@@ -377,7 +377,8 @@ class ClockedCrew:
         running = {rank: MEASURES[step.measure](self.contexts[rank], step) for rank in step.ranks}
         told: dict[int, Any] | None = None
         while True:
-            said, results = {}, {}
+            said: dict[int, Any] = {}
+            results: dict[int, Any] = {}
             for rank, generator in running.items():
                 kind, value = _resume(generator, told)
                 (said if kind == "say" else results)[rank] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from crossfade.profile.crew import Crew, StepFailed
@@ -72,7 +72,7 @@ def calibrate(
     limit_s: float = LIMIT_S,
     clock_s: Callable[[], float] = time.monotonic,
     before: Callable[[Step], None] = lambda step: None,
-) -> Iterator[Progress]:
+) -> Generator[Progress, None, None]:
     """Measures, and tells after each step; a step that fails does not stop the others. The crew is closed at the end.
 
     Args:

@@ -54,6 +54,7 @@ class Context:
 
     Attributes:
         num_meetings: how often the ranks of this and earlier steps have met.
+        shared: the argument.
         stagings: memory for the staged values of each rank.
         staged_ends: ends of the staged transfers of one step; see ``carriers.py``.
     """
@@ -63,6 +64,7 @@ class Context:
         self.driver = bench.driver
         self.rank = rank
         self.num_ranks = num_ranks
+        self.shared = shared
         self.stagings = shared[1:]
         self.num_meetings = 0
         self.staged_ends: list[StagedSender | StagedReceiver] = []
