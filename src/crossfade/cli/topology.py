@@ -35,18 +35,17 @@ def measure_topology(path: Path | None, limit_s: float) -> None:
 
     Raises:
         MissingDependency: torch or cuda-bindings is not installed.
-        DeviceError: there is no GPU, or no step gave anything.
+        DeviceError: there is no GPU, or it lacks what every measure needs, or no step gave anything.
         UsersMistake: the file cannot be written.
     """
-    from crossfade.device.capabilities import read_topology
+    from crossfade.device.capabilities import judge, read_facts, read_topology, require
 
     if find_spec("torch") is None:
         raise MissingDependency("torch", extra="gpu", needed_for="measuring GPUs")
     if path is not None and not path.parent.is_dir():
         raise UsersMistake(f"there is no folder {path.parent}", hint="name a file in a folder that exists")
+    require(judge(read_facts({})))  # the processes have an environment of their own
     found = read_topology()
-    if not found.devices:
-        raise DeviceError("no GPU is visible", hint="look at nvidia-smi and CUDA_VISIBLE_DEVICES")
     run_steps(Console(highlight=False), found, Processes(len(found.devices)), path, limit_s)
 
 

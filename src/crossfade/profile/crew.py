@@ -31,6 +31,8 @@ _ENTRY = "import sys; sys.path[:] = {path!r}; from {module} import main; main({a
 _START_LIMIT_S, _JOIN_LIMIT_S, _CLOSE_LIMIT_S = 60.0, 40.0, 5.0
 _ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # staged ends have three streams each
+    "CUDA_LAUNCH_BLOCKING": "0",  # a launch behind the gate must not wait for it,
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # nor may NCCL's
     "NCCL_SOCKET_IFNAME": "lo",  # NCCL's own set-up listens; on this host only
     "NCCL_RAS_ENABLE": "0",
     "NCCL_NVLS_ENABLE": "0",
