@@ -171,8 +171,15 @@ class CudaDriver:
 
     def create_event(self) -> int:
         """See `Driver`."""
+        return self._create_event(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
+    def create_timer(self) -> int:
+        """See `TimedDriver`."""
+        return self._create_event(self._cu.CUevent_flags.CU_EVENT_DEFAULT)
+
+    def _create_event(self, flags: Any) -> int:
         with self.current():
-            created = self._cu.cuEventCreate(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            created = self._cu.cuEventCreate(flags)
         event = int(check(created, "creating an event"))
         self.ledger.take_at("event", event)
         return event
@@ -252,6 +259,11 @@ class CudaDriver:
         if result[0]:
             result = self._again(result, self._cu.cuStreamQuery, stream)
         return not result[0]
+
+    def elapsed_us(self, first: int, last: int) -> float:
+        """See `TimedDriver`."""
+        with self.current():
+            return float(check(self._cu.cuEventElapsedTime(first, last), "cuEventElapsedTime")) * 1e3
 
     def has_happened(self, event: int) -> bool:
         """See `Driver`."""

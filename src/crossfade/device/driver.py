@@ -18,7 +18,7 @@ from typing import Protocol
 from crossfade.device.ledger import Ledger
 from crossfade.host.memory import Memory
 
-__all__ = ["Driver", "HostRange"]
+__all__ = ["Driver", "HostRange", "TimedDriver"]
 
 
 class HostRange(Protocol):
@@ -135,3 +135,13 @@ class Driver(Protocol):
 
     def destroy_graph(self, graph: int) -> None:
         """Gives a graph back."""
+
+
+class TimedDriver(Driver, Protocol):
+    """A driver that can say how long operations took: what calibration needs, and no hot path."""
+
+    def create_timer(self) -> int:
+        """An event that also notes the device's time; `destroy_event` gives it back."""
+
+    def elapsed_us(self, first: int, last: int) -> float:
+        """Device time between two timers that have happened."""
