@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -83,7 +83,7 @@ class CudaDriver:
         self._handle = check(self._cu.cuDeviceGet(device), f"cuDeviceGet({device})")
         self.context = check(self._cu.cuDevicePrimaryCtxRetain(self._handle), f"the context of GPU {device}")
         self._graphs: dict[int, Any] = {}
-        self._batches: dict[tuple[int, int, int], Any] = {}
+        self._batches: dict[tuple[int, ...], Any] = {}
         with self.current():
             _, most_urgent = check(self._cu.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
         self._urgent = int(most_urgent)
@@ -221,6 +221,28 @@ class CudaDriver:
         if result[0]:
             self._again(result, self._batch, stream, 2, batch, 0)
 
+    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
+        """See `Driver`."""
+        key = (value, *addresses)
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._batches[key] = [self._write_op(address, value) for address in addresses]
+        self._run_batch(stream, batch)
+
+    def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
+        """See `Driver`."""
+        key = (-1, value, reset, *addresses)
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = [op for address in addresses for op in self._make_batch(address, value, reset)]
+            self._batches[key] = batch
+        self._run_batch(stream, batch)
+
+    def _run_batch(self, stream: int, batch: list[Any]) -> None:
+        result = self._batch(stream, len(batch), batch, 0) if stream else _NO_CONTEXT
+        if result[0]:
+            self._again(result, self._batch, stream, len(batch), batch, 0)
+
     def _again(self, result: Any, call: Any, *args: Any) -> Any:
         """Repeats a call that found no context, or would take another device's default stream, with the right context."""
         if int(result[0]) in _CONTEXT_CODES:
@@ -231,13 +253,18 @@ class CudaDriver:
         return result
 
     def _make_batch(self, address: int, value: int, reset: int) -> Any:
-        wait, write = self._cu.CUstreamBatchMemOpParams(), self._cu.CUstreamBatchMemOpParams()
+        wait = self._cu.CUstreamBatchMemOpParams()
         where = self._cu.CUdeviceptr(address)
         wait.operation = self._cu.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
         wait.waitValue.address, wait.waitValue.value, wait.waitValue.flags = where, value, self._wait_flags
+        return [wait, self._write_op(address, reset)]
+
+    def _write_op(self, address: int, value: int) -> Any:
+        write = self._cu.CUstreamBatchMemOpParams()
+        where = self._cu.CUdeviceptr(address)
         write.operation = self._cu.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
-        write.writeValue.address, write.writeValue.value, write.writeValue.flags = where, reset, 0
-        return [wait, write]
+        write.writeValue.address, write.writeValue.value, write.writeValue.flags = where, value, 0
+        return write
 
     def record_event(self, event: int, stream: int) -> None:
         """See `Driver`."""

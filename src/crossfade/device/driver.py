@@ -13,6 +13,7 @@ What a driver may not do: wait for another process, or enqueue an operation that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from crossfade.device.ledger import Ledger
@@ -101,6 +102,12 @@ class Driver(Protocol):
 
     def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
         """`wait_value`, then `write_value` of ``reset`` to the same word, in one call."""
+
+    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
+        """`write_value` to several words, in one call: a call, not a word, is what costs the stream time."""
+
+    def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
+        """`wait_and_reset` of several words, in one call."""
 
     def record_event(self, event: int, stream: int) -> None:
         """The event stands for all that the stream was given so far."""

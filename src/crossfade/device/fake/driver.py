@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfade.device.fake.clocks import Allocation, Clock, is_before, join
@@ -184,6 +185,26 @@ class FakeDriver:
         written = tuple(Range(address, len(data)) for address, data in writes)
         self._enqueue(stream, label, reads=reads, writes=written, effect=compute)
 
+    def function(
+        self,
+        stream: int,
+        label: str,
+        compute: Callable[..., bytes],
+        *,
+        reads: tuple[Range, ...],
+        writes: tuple[Range, ...],
+    ) -> None:
+        """Enqueues a computation whose result depends on what it reads: ``compute`` gets the bytes of each range that is read, and
+        what it returns is stored in each range that is written.
+        """
+
+        def effect() -> None:
+            data = compute(*(self.machine.read_bytes(where, label) for where in reads))
+            for where in writes:
+                self.machine.write_bytes(where.address, data, label)
+
+        self._enqueue(stream, label, reads=reads, writes=writes, effect=effect)
+
     def write_value(self, stream: int, address: int, value: int) -> None:
         """See `Driver`."""
         word = self.machine.word(address)
@@ -199,6 +220,16 @@ class FakeDriver:
         word = self.machine.word(address)
         self._enqueue(stream, f"wait for {word.label}", word=word, waits_for=value)
         self._enqueue(stream, f"reset {word.label}", word=word, stores=reset)
+
+    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
+        """See `Driver`."""
+        for address in addresses:
+            self.write_value(stream, address, value)
+
+    def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
+        """See `Driver`."""
+        for address in addresses:
+            self.wait_and_reset(stream, address, value, reset)
 
     def record_event(self, event: int, stream: int) -> None:
         """See `Driver`."""
