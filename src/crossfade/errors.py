@@ -177,7 +177,7 @@ class TaskError(CrossfadeError):
 
     Attributes:
         cause: the error itself, as it arrived here, or None where it could not be pickled.
-        actor: the id of the actor on which it was raised.
+        actor: the id of the actor on which it was raised; empty for a value that its reader could not unpickle.
         node: the method and, in a graph, the id of the node: ``Parser0.parse (node n0)``.
         remote_traceback: the traceback on the actor, as text.
         message: what happened where, with the traceback; ``args`` are those of the error itself.
@@ -228,8 +228,10 @@ class Failure:
     def to_error(self) -> BaseException:
         """The error to raise at the caller: a TaskError, of the original type too where that is possible."""
         cause = self._unpickle()
-        headline = f"{self.node} on actor {self.actor} raised {self.type_name}: {self.message}"
-        message = f"{headline}\n\nTraceback on the actor:\n{self.traceback_text.rstrip()}"
+        place = f"{self.node} on actor {self.actor}" if self.actor else self.node
+        headline = f"{place} raised {self.type_name}: {self.message}"
+        has_frames = self.traceback_text.startswith("Traceback")  # an error that was never raised has none
+        message = f"{headline}\n\nTraceback on the actor:\n{self.traceback_text.rstrip()}" if has_frames else headline
         error = _task_error_like(cause, message)
         error.cause = cause
         error.actor = self.actor
@@ -263,7 +265,7 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
             kind.__init__(error, *cause.args)
         error.__dict__.update(vars(cause))
         error.args = cause.args
-        error.hint = None
+        error.hint = cause.hint if isinstance(cause, CrossfadeError) else None
         error.message = message
     except (
         Exception

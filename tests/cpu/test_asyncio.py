@@ -188,10 +188,10 @@ def test_room_is_given_in_the_order_of_asking(local: None, pipe: str) -> None:
             order.append(number)
             await future
 
-        tasks = [asyncio.create_task(one(number)) for number in range(5)]
-        for _ in range(5):
+        waiting = {asyncio.create_task(one(number)) for number in range(5)}
+        while waiting:  # one after another, as a read takes what all have written that come before it has ended
             await asyncio.to_thread(_write, pipe)
-        await asyncio.gather(*tasks)
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         assert order == list(range(5))
 
     _run(work())

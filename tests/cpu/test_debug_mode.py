@@ -139,6 +139,8 @@ def test_a_value_that_its_maker_changes_is_found_where_it_is_used_next(actors: A
         assert "the start of Sinner0.change (node n1) and the start of Sinner0.both (node n2)" in message
         assert "in between ran Sinner0.change (node n1)" in message
         assert isinstance(caught.value, crossfade.TaskError)
+        assert message.count("hint: ") == 1
+        assert message.endswith(f"hint: {caught.value.hint}")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "array" not in kind or kind == "bytearray"])

@@ -157,6 +157,9 @@ def check_growth(before: list[Footprint], after: list[Footprint], slack_kib: int
     """The allocator's own books may grow by ``slack_kib``; everything that is counted may not grow."""
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         grown = growth(old, new)
+        print(
+            f"process {index}: {new.private_bytes / KIB / KIB:.1f} MB; grown since the first: {grown}"
+        )  # for `pytest -rP`
         few = {name for name, size in grown.items() if name == "private_bytes" and size <= slack_kib * KIB}
         assert set(grown) <= few, f"process {index} has grown: {grown}"
 

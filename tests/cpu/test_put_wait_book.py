@@ -235,7 +235,9 @@ def test_get_actor(engine: str) -> None:
 
 
 def test_get_actor_without_a_session() -> None:
-    with pytest.raises(ValueError, match="no actor named 'x'"):
+    with pytest.raises(
+        ValueError, match="no actor named 'x' is alive\nhint: no actor of this process's session is alive"
+    ):
         crossfade.get_actor("x")
 
 

@@ -1,9 +1,11 @@
-"""What users of Ray Compiled Graph write, and what they met there: the rows that no other file tests, each by its name."""
+"""What users of Ray Compiled Graph write, and what they met there: each by its name, here or where `ELSEWHERE` says."""
 
 from __future__ import annotations
 
 import os
+import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,12 @@ class Doer:
     def local_value(self, _: Any) -> Any:
         return self._local.value
 
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def soon(self, value: Any) -> Any:
+        return value
+
     def read(self, path: str) -> str:
         """Returns once somebody opens the other end of a named pipe."""
         with open(path) as pipe:
@@ -53,6 +61,29 @@ class Doer:
 
 
 Actor = crossfade.remote(Doer)
+
+TESTS = Path(__file__).resolve().parents[1]
+ELSEWHERE = {
+    "programs in Ray's style, with only the imports changed": "cpu/test_ray_surface.py::test_a_program_in_rays_style_runs",
+    "collectives on CPU tensors, all reductions": "cpu/test_collectives.py::test_reductions_of_every_dtype",
+    "lists of lists for allreduce": "cpu/test_collectives.py::test_buckets_of_several_dtypes_and_shapes",
+    "execute_async": "cpu/test_asyncio.py::test_a_thousand_awaited_at_once",
+    "a get that timed out": "cpu/test_local_engine.py::test_a_get_that_timed_out_may_be_repeated",
+    "no hidden time-out": "cpu/test_local_engine.py::test_submit_timeout",
+    "several graphs on an actor, a graph compiled again": (
+        "cpu/test_local_engine.py::test_several_graphs_share_actors_and_one_graph_compiles_again"
+    ),
+    "teardown says what it waits for": "cpu/test_faults.py::test_teardown_says_what_it_waits_for",
+    "an actor killed while idle": (
+        "cpu/test_faults.py::test_an_actor_killed_while_idle_is_named_with_its_signal_and_who_waited"
+    ),
+    "a killed driver leaves nothing": "cpu/test_faults.py::test_no_actor_outlives_its_driver_whatever_it_does",
+    "compile and teardown leak nothing": "cpu/test_edges_leaks.py::test_50_graphs_through_shared_memory",
+    "overlap across executions, sends too": "unit/test_schedule.py::test_golden_plans",
+    "overlap of collectives": "unit/test_collectives.py::test_golden_plans",
+    "methods on the main thread": "cpu/test_local_engine.py::test_methods_run_on_the_main_thread",
+    "deadlocks are found at compile time": "unit/test_plan_validate.py::test_pl1_to_pl4_the_verdict_is_that_of_all_interleavings",
+}
 
 
 @pytest.fixture
@@ -91,6 +122,16 @@ def test_the_transport_may_be_said_in_both_spellings(actors: list[Any]) -> None:
         with dag.experimental_compile() as graph:
             assert graph.plan.channel["n0"].transport is crossfade.Transport.GLOO
             assert graph.execute(12).get() == 12.0
+
+
+def test_the_transport_may_differ_by_reader(actors: list[Any]) -> None:
+    with InputNode() as inp:
+        ones = actors[0].ones.bind(inp).with_tensor_transport("gloo", reader=actors[1])
+        dag = MultiOutputNode([reader.total.bind(ones) for reader in actors[1:3]])
+    with dag.experimental_compile() as graph:
+        ways = {channel.readers: channel.transport for channel in graph.plan.channels if channel.value == "n0"}
+        assert sorted(ways.values()) == [crossfade.Transport.GLOO, crossfade.Transport.SHM]
+        assert crossfade.get(graph.execute(12)) == [12.0, 12.0]
 
 
 def test_every_argument_of_experimental_compile_is_accepted(actors: list[Any]) -> None:
@@ -228,3 +269,35 @@ def test_one_value_for_three_readers_is_written_once(actors: list[Any]) -> None:
         written = graph.statistics().actors["Doer3"].channels
         assert set(written) == {"read i0", "write n0"}
         assert written["write n0"]["num_values"] == 1
+
+
+def test_an_async_method_is_refused_with_a_hint(actors: list[Any]) -> None:
+    with pytest.raises(AttributeError, match=r"Doer0\.soon is an async method.*\nhint: make it a plain method"):
+        actors[0].soon.bind(1)
+    assert not hasattr(actors[0], "soon")
+
+
+@pytest.mark.timeout(30)
+def test_an_idle_graph_takes_no_core(actors: list[Any]) -> None:
+    with InputNode() as inp:
+        dag = actors[2].echo.bind(actors[1].echo.bind(actors[0].echo.bind(inp)))
+    pids = [os.getpid(), *crossfade.get([actor.pid.remote() for actor in actors])]
+    with dag.compile() as graph:
+        for number in range(100):
+            assert graph.execute(number).get() == number
+        time.sleep(0.5)
+        before = sum(map(_cpu_s, pids))
+        time.sleep(1.0)  # what is measured is this time of doing nothing
+        assert sum(map(_cpu_s, pids)) - before <= 0.03
+        assert graph.execute(1).get() == 1
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("row", sorted(ELSEWHERE))
+def test_the_rows_that_other_files_test_are_there(row: str) -> None:
+    file, _, name = ELSEWHERE[row].partition("::")
+    assert re.search(rf"(?m)^def {name}\b", (TESTS / file).read_text()), f"{ELSEWHERE[row]} is gone"

@@ -112,6 +112,64 @@ with dag.compile() as graph:
 """
 
 
+FORK_AFTER_A_DEATH = """
+import os, subprocess, sys, crossfade
+@crossfade.remote
+class A:
+    def echo(self, value): return value
+actors = [A.remote() for _ in range(3)]
+print(crossfade.get([actor.echo.remote(1) for actor in actors]), flush=True)
+crossfade.kill(actors[0])
+try:
+    actors[0].echo.remote(1).get()
+except crossfade.ActorDiedError:
+    pass
+def pipes():
+    return sum(os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:") for fd in os.listdir("/proc/self/fd") if int(fd) > 2
+               and os.path.exists(f"/proc/self/fd/{fd}"))
+held = pipes()
+if (pid := os.fork()) == 0:
+    os._exit(0 if pipes() <= held - 2 else 1)  # the lifelines of the two that live
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), crossfade.get(actors[1].echo.remote(2)))
+"""
+
+
+def test_a_child_that_is_forked_after_a_death_keeps_no_actor_alive() -> None:
+    assert _run(FORK_AFTER_A_DEATH).split("\n") == ["[1, 1, 1]", "0 2", ""]
+
+
+MANY_ACTORS = """
+import os, resource, crossfade
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+@crossfade.remote
+class A:
+    def echo(self, value): return value
+actors = []
+try:
+    while True:
+        held = len(os.listdir("/proc/self/fd"))
+        actors.append(A.remote())
+except crossfade.ActorStartError as error:
+    print(error)
+print(held == len(os.listdir("/proc/self/fd")), crossfade.get(actors[0].echo.remote(1)))
+"""
+
+
+@pytest.mark.timeout(60)
+def test_more_actors_than_descriptors_are_refused_with_a_hint() -> None:
+    error, hint, rest = _run(MANY_ACTORS).splitlines()
+    assert "could not be started: Too many open files" in error
+    assert hint.startswith("hint: an actor takes about ten descriptors")
+    assert rest == "True 1"
+
+
+def test_a_graph_is_no_value(doer: Any) -> None:
+    with _graph(doer, "echo") as graph:
+        with pytest.raises(TypeError, match="cannot be copied, pickled or sent to an actor\nhint: "):
+            doer.echo.remote(graph)
+        assert graph.execute(1).get() == 1
+
+
 def test_a_forked_child_leaves_the_parents_graph_and_values_alone() -> None:
     assert _run(FORK) == "1 1\n"
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from crossfade.errors import GraphError, UnknownTransport
 from crossfade.graph.check import CheckedGraph, check
-from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputNode, Node, OutputNode, bind, parts_of
+from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputNode, Node, OutputNode, bind
+from crossfade.graph.walk import parts_of
 
 TRANSPORTS = ("auto", "shm", "gloo")
 METHODS = {"forward": 1, "backward": 1, "split": 2}
@@ -355,3 +356,19 @@ def test_ten_thousand_calls() -> None:
     graph = checked(node)
     assert time.process_time() - start_s < 2
     assert len(graph.methods) == 10_001
+
+
+def test_a_transport_to_an_actor_that_does_not_read() -> None:
+    node = call(0, 1).with_tensor_transport("gloo", reader=ACTORS[1])
+    hint = mistake(call(0, node), "asks for a transport to Worker1, which does not read it")
+    assert hint == "it is read by Worker0"
+
+
+def test_a_transport_to_what_is_no_actor() -> None:
+    with pytest.raises(TypeError, match=r"'Worker1' is no actor\nhint: pass the handle"):
+        call(0, 1).with_tensor_transport("gloo", reader="Worker1")
+
+
+def test_an_unknown_transport_to_one_reader() -> None:
+    node = call(0, 1).with_tensor_transport("glop", reader=ACTORS[1])
+    mistake(call(1, node), "asks for the transport 'glop'", UnknownTransport)

@@ -29,11 +29,9 @@ from crossfade.graph.nodes import (
     OutputNode,
     bind,
     describe,
-    inputs_of,
-    parts_of,
-    walk,
 )
 from crossfade.graph.type_hints import TorchTensorType
+from crossfade.graph.walk import inputs_of, parts_of, walk
 from crossfade.types import Transport
 
 ACTOR = ActorInfo("Worker0", "Worker", "s", {"forward": 1, "backward": 1, "split": 2, "_private": 1})

@@ -108,6 +108,20 @@ def test_a_value_leaves_by_two_transports() -> None:
     }
 
 
+def test_each_reader_may_have_a_transport_of_its_own() -> None:
+    a, b, c, d = map(_actor, "ABCD")
+    first, second = _bind(a, "split", InputNode(), num_returns=2)
+    first.parent.with_tensor_transport("gloo", reader=b)
+    second.with_tensor_transport("gloo").with_tensor_transport("shm", reader=c)
+    plan, _ = _compile(MultiOutputNode([_bind(reader, "take", first, second) for reader in (b, c, d)]))
+    ways = {
+        (spec.value, reader): spec.transport for spec in plan.channels for reader in spec.readers if spec.writer == "A"
+    }
+    shm, gloo = Transport.SHM, Transport.GLOO
+    assert [ways["n0.0", reader] for reader in "BCD"] == [gloo, shm, shm]
+    assert [ways["n0.1", reader] for reader in "BCD"] == [gloo, shm, gloo]
+
+
 def test_holes_stand_where_the_nodes_were() -> None:
     a = _actor("A")
     inp = InputNode()

@@ -193,7 +193,7 @@ class LoopWatch:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().claims.clear()  # it was started for somebody who does not want it any more
+                future.result().drop()  # it was started for somebody who does not want it any more
             raise
 
     def _begin(self, executions: Executions) -> None:

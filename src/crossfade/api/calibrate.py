@@ -8,7 +8,8 @@ Each figure of `CostModel` comes from a primitive, none from a graph that one wo
 - a hop, from the round trip through one actor: what is left of it when everything else is taken off;
 - a wake-up, from an actor that works so long that the one that waits for its array goes to sleep;
 - how soon an idle core helps a crowded one, from one actor more than there are cores, all at work;
-- a transfer by gloo, from recorded spans of two actors, and what it costs the sender from that process's CPU time.
+- a transfer by gloo, from recorded spans of two actors, and what it costs the sender from that process's CPU time;
+- a collective by gloo, from recorded spans of two actors that add up a small tensor.
 
 What else runs on the machine meanwhile is measured too: calibrate when it does what it will do later.
 """
@@ -32,12 +33,13 @@ from crossfade.api.remote import ActorHandle, remote
 from crossfade.api.session import init, is_initialized, shutdown
 from crossfade.engines.protocol import DEFAULT_SPIN_US
 from crossfade.errors import SessionError
+from crossfade.graph.collectives import bind_collective
 from crossfade.graph.nodes import InputNode, MultiOutputNode
 from crossfade.plan.spans import COMMUNICATE, Span
 from crossfade.plan.timeline import Timeline
 from crossfade.schedule.cost import BYTES_PER_MB, BYTES_PER_US_AT_1_GBS, CostModel, Workload, fit_line
 from crossfade.schedule.simulate import simulate
-from crossfade.types import DRIVER
+from crossfade.types import DRIVER, CollectiveKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +59,9 @@ NUM_CHAIN_NODES = 65
 NUM_CHAINS = 200
 NUM_WAKE_UPS = 60
 NUM_WARM_UPS = 12
+NUM_COLLECTIVES = 60
+COLLECTIVE_BYTES = 1_000
+"""So small that the size of what is added up does not matter."""
 
 AWAKE_US = 2_000.0
 """For how long a waiting process polls while rings are measured: nobody falls asleep beside a large copy."""
@@ -94,6 +99,12 @@ class _Probe:
     def pass_on(self, value: object) -> object:
         """What came."""
         return value
+
+    def give_tensor(self, size_bytes: int) -> Any:
+        """The same as a torch tensor."""
+        import torch
+
+        return torch.from_numpy(self.give(size_bytes))
 
     def work(self, time_us: float) -> np.ndarray[Any, Any]:
         """Keeps a core busy for that long, then makes an array."""
@@ -158,6 +169,8 @@ def calibrate(progress: Callable[[str, float], None] | None = None) -> CostModel
         if importlib.util.find_spec("torch") is not None:
             tell("transfers by gloo", 0.6)
             costs = _measure_gloo(sender, receiver, costs)
+            tell("collectives by gloo", 0.9)
+            costs = _measure_collectives((sender, receiver), costs)
     tell("done", 1.0)
     return costs
 
@@ -280,6 +293,23 @@ def _measure_gloo(sender: ActorHandle, receiver: ActorHandle, costs: CostModel) 
         gbs=1 / (max(per_byte_us, 1e-9) * BYTES_PER_US_AT_1_GBS),
         host_us_per_mb=min(per_byte_us, fit_line(cpu_us)[1]) * BYTES_PER_MB,
     )
+
+
+def _measure_collectives(parties: Sequence[ActorHandle], costs: CostModel) -> CostModel:
+    """From the last party's start until all have the sum."""
+    with InputNode() as inp:
+        sums = bind_collective(CollectiveKind.ALLREDUCE, [party.give_tensor.bind(inp) for party in parties])
+        taken = [party.take.bind(each) for party, each in zip(parties, sums, strict=True)]
+    with compile_graph(MultiOutputNode(taken), max_inflight=1, record=True) as graph:
+        for _ in range(NUM_WARM_UPS + NUM_COLLECTIVES):
+            get(graph.execute(COLLECTIVE_BYTES))
+        timeline = graph.timeline()
+    spans = [_spans(timeline, node.actor.id, "coll ") for node in taken]
+    times_us = []
+    for number in range(NUM_WARM_UPS, NUM_WARM_UPS + NUM_COLLECTIVES):
+        start_us = max(min(span.start_us for span in of_party[number]) for of_party in spans)
+        times_us.append(max(span.end_us for of_party in spans for span in of_party[number]) - start_us)
+    return replace(costs, collective_us=statistics.median(times_us))
 
 
 def _cpu_points(graph: CompiledGraph, sender: ActorHandle, size_bytes: int) -> list[tuple[float, float]]:

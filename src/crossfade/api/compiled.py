@@ -177,7 +177,7 @@ class CompiledGraph:
         Raises:
             TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
         """
-        self._executions.end("it was torn down")
+        self._executions.end("the graph was torn down")
         if current() is not self._session:
             return  # the actors went with their session, or are the parent's of this forked process
         self._opened.nudge()
@@ -217,6 +217,11 @@ class CompiledGraph:
         executions = self.__dict__.get("_executions")
         if executions is not None and not executions.ended:
             self._session.orphans.append(self._opened)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be copied, pickled or sent to an actor\nhint: execute it here; a method may compile its own graph"
+        )
 
     def __repr__(self) -> str:
         state = self._executions.ended or f"{len(self._executions.inflight)} in flight"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,15 +24,28 @@ class Execution:
     Attributes:
         number: counted from 0.
         values: one for each output, once collected.
-        claims: one entry for each reference that is alive; a list, because its pop is atomic.
+        owners: for each output, who gives the reference to it, or None once that is gone.
     """
 
-    __slots__ = ("claims", "number", "values")
+    __slots__ = ("number", "owners", "values")
 
     def __init__(self, number: int, num_outputs: int) -> None:
         self.number = number
         self.values: list[Any] | None = None
-        self.claims = [None] * num_outputs
+        self.owners: list[Callable[[], object]] = [_not_made_yet] * num_outputs
+
+    def is_wanted(self) -> bool:
+        """Whether somebody may still get a result."""
+        return any(owner() is not None for owner in self.owners)
+
+    def drop(self) -> None:
+        """Nobody will get a result."""
+        self.owners.clear()
+
+
+def _not_made_yet() -> object:
+    """What stands for a reference that is about to be made."""
+    return True
 
 
 class Executions:
@@ -129,7 +142,7 @@ class Executions:
                 self._submit_slowly(values)
         except HalfSubmitted as half:
             self.num_submitted += 1
-            execution.claims.clear()
+            execution.drop()
             raise half.failure.to_error() from None
         except BaseException as error:
             self.inflight.pop()
@@ -145,7 +158,7 @@ class Executions:
             inflight = list(self.inflight)
             if len(inflight) < self._max_inflight:
                 return  # another thread has collected one just now
-            if all(execution.claims for execution in inflight):
+            if all(execution.is_wanted() for execution in inflight):
                 self.opened.check()
                 raise CapacityExceeded(
                     f"{len(inflight)} executions are in flight, and max_inflight is {self._max_inflight}",
@@ -165,7 +178,7 @@ class Executions:
             nonlocal is_submitted
             if self.ended:
                 raise SessionError(f"the graph cannot be executed: {self.ended}")
-            if self.inflight and self._collecting.acquire(blocking=False):
+            if self.inflight and self._collecting.acquire(False):
                 try:
                     self._collect_next()
                 finally:
@@ -193,7 +206,7 @@ class Executions:
     def collect(self, execution: Execution, timeout: float | None) -> None:
         """Takes results in until those of ``execution`` are there."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._collecting.acquire(blocking=False) and not self._await_turn(execution, deadline):
+        if not self._collecting.acquire(False) and not self._await_turn(execution, deadline):
             if execution.values is None:
                 raise self._timed_out(execution, timeout)
             return  # another thread has collected it
@@ -245,7 +258,7 @@ class Executions:
             self._num_waiting += 1
             try:
                 while execution.values is None:
-                    if self._collecting.acquire(blocking=False):
+                    if self._collecting.acquire(False):
                         return True
                     left_s = None if deadline is None else deadline - time.monotonic()
                     if left_s is not None and left_s <= 0:
@@ -319,10 +332,10 @@ class Executions:
 
         The second attempt comes after the note: if that fails too, the holder lets go, and reads the note, only afterwards.
         """
-        if lock.acquire(blocking=False):
+        if lock.acquire(False):
             return True
         self._is_missed = True
-        taken: bool = lock.acquire(blocking=False)
+        taken: bool = lock.acquire(False)
         return taken
 
     def _tell_missed(self) -> None:

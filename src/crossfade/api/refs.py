@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,7 @@ class CompiledRef(Ref):
         self._executions = executions
         self._execution = execution
         self._index = index
+        execution.owners[index] = weakref.ref(self)
 
     @property
     def session(self) -> Session | None:
@@ -164,13 +166,6 @@ class CompiledRef(Ref):
     def is_ready(self) -> bool:
         """See `Ref.is_ready`."""
         return self._execution.values is not None or self._executions.is_over(self._execution)
-
-    def __del__(self) -> None:
-        # Called by the garbage collector in the middle of anything: it only takes note.
-        try:
-            self._execution.claims.pop()
-        except (AttributeError, IndexError):
-            return
 
     def __repr__(self) -> str:
         return f"CompiledRef(execution {self._execution.number}, output {self._index})"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 from crossfade.api.accepted import RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_names
@@ -88,6 +89,10 @@ def _methods_of(cls: type) -> dict[str, int]:
     return {name: getattr(value, _NUM_RETURNS, 1) for name, value in found.items() if callable(value)}
 
 
+def _coroutines_of(cls: type, names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name in names if inspect.iscoroutinefunction(getattr(cls, name)))
+
+
 class ActorClass:
     """What ``@crossfade.remote`` makes of a class. It cannot be instantiated here, only remotely."""
 
@@ -121,7 +126,8 @@ class ActorClass:
         booked = amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
         values = resolve(args), resolve(kwargs)
         actor = session.enter_actor(cls.__name__, name, booked)
-        info = ActorInfo(id=actor, class_name=cls.__name__, session=session.id, methods=_methods_of(cls))
+        methods = _methods_of(cls)
+        info = ActorInfo(actor, cls.__name__, session.id, methods, _coroutines_of(cls, methods))
         try:
             session.engine.start_actor(actor, cls, *values)
         except BaseException:
@@ -142,6 +148,11 @@ class ActorHandle:
 
     def __getattr__(self, name: str) -> ActorMethod:
         info: ActorInfo = self.__dict__["_info"]
+        if name in info.coroutines:
+            raise AttributeError(
+                f"{info.id}.{name} is an async method, and methods of actors run one after another\nhint: make it a plain "
+                "method; one that has to await something calls asyncio.run(...)"
+            )
         if name in info.methods:
             return ActorMethod(info, name, None)
         if name.startswith("__"):  # copy, pickle and inspect look for these
@@ -232,7 +243,8 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     info = None if session is None else session.find_actor(name)
     if info is None:
         known = () if session is None else [actor for actor in list(session.actors) if session.find_actor(actor)]
-        raise UnknownActor(f"no actor named {name!r} is alive", hint=f"alive are {', '.join(known) or 'none'}")
+        hint = f"alive are {', '.join(known)}" if known else "no actor of this process's session is alive"
+        raise UnknownActor(f"no actor named {name!r} is alive", hint=hint)
     return ActorHandle(info)
 
 

@@ -114,4 +114,4 @@ def decode(
 
 def undecodable(error: BaseException, channel: str) -> Failure:
     """What a reader gets in the place of a value that it cannot unpickle."""
-    return Failure.capture(error, actor="the reader", node=f"unpickling the value of {channel}")
+    return Failure.capture(error, actor="", node=f"unpickling the value of {channel} where it is read")

@@ -118,8 +118,9 @@ class ActorProcess:
 
     def disown(self) -> None:
         """In a forked child: it must not be what keeps the actors alive."""
-        os.close(self._lifeline)
-        self._lifeline = -1
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:  # it is closed already where the actor has ended
+            os.close(lifeline)
 
     def look(self, timeout_s: float) -> ActorState:
         """What it is doing; it was asked through its side door."""

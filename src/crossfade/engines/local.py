@@ -7,6 +7,7 @@ of a pair made before the start, so nothing listens anywhere and no file is left
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import pickle
@@ -21,7 +22,7 @@ from crossfade.engines.control import dump_user
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import ActorState, State
-from crossfade.errors import ActorError, Failure
+from crossfade.errors import ActorError, ActorStartError, Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.frames import FrameError
 from crossfade.host.loop_bell import LoopBell
@@ -107,9 +108,17 @@ class LocalEngine:
     def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See the protocol."""
         payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
-        with Pipes(self._output) as pipes:
-            process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
-            pipes.follow(actor, process.popen.pid, process.pidfd)
+        try:
+            with Pipes(self._output) as pipes:
+                process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
+                pipes.follow(actor, process.popen.pid, process.pidfd)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise ActorStartError(
+                f"actor {actor} could not be started: {error.strerror}",
+                hint="an actor takes about ten descriptors of its driver: raise the hard limit (ulimit -Hn), or kill actors",
+            ) from error
         self._processes[actor] = process
         process.on_message = lambda: self._received_early(process)
         self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))

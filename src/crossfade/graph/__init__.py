@@ -12,9 +12,9 @@ from crossfade.graph.nodes import (
     Node,
     OutputNode,
     bind,
-    walk,
 )
 from crossfade.graph.type_hints import TorchTensorType
+from crossfade.graph.walk import walk
 
 __all__ = [
     "ActorInfo",

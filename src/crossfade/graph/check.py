@@ -24,13 +24,11 @@ from crossfade.graph.nodes import (
     Node,
     OutputNode,
     describe,
-    inputs_of,
     label_of,
     nodes_in,
-    parts_of,
     unknown_method,
-    walk,
 )
+from crossfade.graph.walk import inputs_of, parts_of, walk
 from crossfade.types import DRIVER, Transport
 
 __all__ = ["CheckedGraph", "check"]
@@ -91,7 +89,9 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
         if isinstance(node, CollectiveNode):
             for actor in node.parties:
                 _check_session(label_of(node), actor, session)
-        _check_transport(node, transports)
+        for asked in (node.transport, *node.transport_to.values()):
+            _check_transport(node, asked, transports)
+    _check_readers(nodes)
     whole = _only_input(nodes)
     _check_all_used(nodes, outputs)
     methods = tuple(node for node in nodes if isinstance(node, MethodNode))
@@ -243,21 +243,38 @@ def _check_session(label: str, actor: ActorInfo, session: str) -> None:
         )
 
 
-def _check_transport(node: Node, transports: Collection[str]) -> None:
-    if node.transport in transports:
+def _check_transport(node: Node, asked: str, transports: Collection[str]) -> None:
+    if asked in transports:
         return
     names = sorted(transports)
-    asks = f"{describe(node)} asks for the transport {node.transport!r}"
-    if node.transport in GPU_TRANSPORTS:
+    asks = f"{describe(node)} asks for the transport {asked!r}"
+    if asked in GPU_TRANSPORTS:
         moves = " and ".join(name for name in names if name != Transport.AUTO)
         raise UnknownTransport(
             f"{asks}, which moves memory of GPUs; this version moves values by {moves}",
             hint="'shm' is quickest on one host; 'gloo' moves CPU tensors while both sides compute; 'auto' chooses",
         )
-    close = difflib.get_close_matches(node.transport.lower(), names, n=1)
+    close = difflib.get_close_matches(asked.lower(), names, n=1)
     valid = f"the transports are {', '.join(names)}"
     hint = f"did you mean {close[0]!r}? {valid}" if close else valid
     raise UnknownTransport(f"{asks}, which does not exist", hint=hint)
+
+
+def _check_readers(nodes: Iterable[Node]) -> None:
+    """Whoever is named as a reader reads the value."""
+    readers: dict[Node, set[str]] = {}
+    for method in (node for node in nodes if isinstance(node, MethodNode)):
+        for source in method.inputs:
+            readers.setdefault(source, set()).add(method.actor.id)
+            if isinstance(source, OutputNode):
+                readers.setdefault(source.parent, set()).add(method.actor.id)
+    for node in nodes:
+        for actor in node.transport_to.keys() - readers.get(node, set()):
+            known = ", ".join(sorted(readers.get(node, set()))) or "no actor"
+            raise GraphError(
+                f"{describe(node)} asks for a transport to {actor}, which does not read it",
+                hint=f"it is read by {known}",
+            )
 
 
 def _only_input(nodes: Iterable[Node]) -> InputNode | None:

@@ -19,7 +19,7 @@ import difflib
 import itertools
 import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 from weakref import WeakSet
@@ -38,12 +38,9 @@ __all__ = [
     "OutputNode",
     "bind",
     "describe",
-    "inputs_of",
     "label_of",
     "nodes_in",
-    "parts_of",
     "unknown_method",
-    "walk",
 ]
 
 DEVICES = ("default", "cpu", "cuda", "gpu")
@@ -60,12 +57,14 @@ class ActorInfo:
         class_name: the name of the actor's class.
         session: the id of the session that started it.
         methods: the number of values that each method returns, by the method's name.
+        coroutines: the names of those declared with ``async def``, which cannot be called here.
     """
 
     id: str
     class_name: str
     session: str
     methods: Mapping[str, int]
+    coroutines: frozenset[str] = frozenset()
 
 
 class Node:
@@ -75,6 +74,7 @@ class Node:
         order: the position in the order of creation, which is topological: what a node uses was created before it.
         users: the method calls that take this node, as far as they are still alive.
         transport: how the value should move; ``auto`` leaves it to crossfade.
+        transport_to: how it should move to some of its readers, by the id of the actor, where that differs.
         static_shape: the user promises that every execution's tensors have the same shapes and dtypes.
         direct_return: the user promises that the value is a tensor itself.
     """
@@ -83,6 +83,7 @@ class Node:
         self.order = next(_orders)
         self.users: WeakSet[Node] = WeakSet()
         self.transport = "auto"
+        self.transport_to: dict[str, str] = {}
         self.static_shape = False
         self.direct_return = False
 
@@ -95,6 +96,7 @@ class Node:
         *,
         static_shape: bool | None = None,
         direct_return: bool | None = None,
+        reader: Any = None,
     ) -> Self:
         """Says how the node's value should move. Changes the node and returns it.
 
@@ -105,16 +107,20 @@ class Node:
             _direct_return: Ray's spelling of ``direct_return``.
             static_shape: every execution's tensors have the same shapes and dtypes.
             direct_return: the value is a tensor itself and does not only contain tensors.
+            reader: the actor to which the value should move that way; to the others it goes as it did. None means all.
 
         Raises:
-            TypeError: the transport is not given by name.
+            TypeError: the transport is not given by name, or the reader is no actor.
             ValueError: there is no such device.
             GraphError: the device is a GPU.
         """
         if not isinstance(transport, str):
             raise TypeError(f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo'")
         _check_device(device, self)
-        self.transport = str(transport)
+        if reader is None:
+            self.transport, self.transport_to = str(transport), {}
+        else:
+            self.transport_to[_id_of(reader)] = str(transport)
         self.static_shape = bool(_static_shape if static_shape is None else static_shape)
         self.direct_return = bool(_direct_return if direct_return is None else direct_return)
         return self
@@ -153,7 +159,7 @@ class Node:
         return compiler()(self, **options)
 
     def _sources(self) -> tuple[Node, ...]:
-        """What `inputs_of` gives for nodes that this file does not know."""
+        """What `graph.walk.inputs_of` gives for nodes that this file does not know."""
         return ()
 
     def _label(self) -> str:
@@ -334,36 +340,6 @@ def bind(
     return node.outputs or node
 
 
-def parts_of(whole: InputNode) -> tuple[InputPart, ...]:
-    """The parts of the input that were ever asked for."""
-    return tuple(whole._parts.values())
-
-
-def inputs_of(node: Node) -> tuple[Node, ...]:
-    """The nodes that a node is directly made from."""
-    match node:
-        case MethodNode():
-            return node.inputs
-        case InputPart() | OutputNode():
-            return (node.parent,)
-        case MultiOutputNode():
-            given: tuple[Any, ...] = node.nodes
-            return tuple(source for source in given if isinstance(source, Node))
-    return node._sources()
-
-
-def walk(outputs: Iterable[Node]) -> list[Node]:
-    """The outputs and all nodes that they are made from, directly or not, in the order of their creation."""
-    found = dict.fromkeys(outputs)
-    pending = list(found)
-    while pending:
-        for source in inputs_of(pending.pop()):
-            if source not in found:
-                found[source] = None
-                pending.append(source)
-    return sorted(found, key=lambda node: node.order)
-
-
 def nodes_in(*arguments: Any) -> tuple[Node, ...]:
     """The nodes in the arguments, at any depth, each once, in order of appearance."""
     return tuple(dict.fromkeys(leaf for each in arguments for leaf in leaves(each) if isinstance(leaf, Node)))
@@ -404,6 +380,14 @@ def unknown_method(actor: ActorInfo, method: str) -> tuple[str, str]:
 
 def _name_of(leaf: Any) -> str | None:
     return label_of(leaf) if isinstance(leaf, Node) else None
+
+
+def _id_of(reader: Any) -> str:
+    """An actor's id, from its handle."""
+    info = getattr(reader, "_info", reader)
+    if not isinstance(info, ActorInfo):
+        raise TypeError(f"{reader!r} is no actor\nhint: pass the handle that Cls.remote() returned")
+    return info.id
 
 
 def _check_device(device: str, node: Node) -> None:

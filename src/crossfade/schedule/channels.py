@@ -40,7 +40,8 @@ def add_channels(draft: Draft, *, buffer_bytes: int) -> Draft:
     for value, reader in needs:
         maker = draft.maker[value]
         if reader != maker:
-            transport = choose_transport(draft.transport[value], maker, reader)
+            asked = draft.transport_to.get((value, reader), draft.transport[value])
+            transport = choose_transport(asked, maker, reader)
             readers.setdefault(value, {}).setdefault(transport, {})[reader] = None
     for value in draft.maker:  # the order in which the values are made
         for index, (transport, names) in enumerate(readers.get(value, {}).items()):

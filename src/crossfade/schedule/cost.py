@@ -91,7 +91,7 @@ class CostModel:
     """What a MB sent by gloo costs a core of the sender, in the background of its main thread, while the receiver's side
     of the transfer takes another core. Without a free core the transfer and all else take longer."""
     collective_us: float = 300.0
-    """Fixed cost of a collective by gloo: from the last party's start until all have what they get. Not calibrated yet."""
+    """Fixed cost of a collective by gloo: from the last party's start until all have what they get."""
     step_us: float = 0.1
     """The runtime's own cost for each action."""
     num_cores: int = 2

@@ -20,6 +20,7 @@ class Draft:
         calls: the arguments of each node, by id.
         maker: who makes each value, by value id.
         transport: what the user asked for, by value id.
+        transport_to: the same for one reader, where it differs, by value id and actor.
     """
 
     max_inflight: int
@@ -33,6 +34,7 @@ class Draft:
     calls: dict[str, Call] = field(default_factory=dict)
     maker: dict[str, str] = field(default_factory=dict)
     transport: dict[str, str] = field(default_factory=dict)
+    transport_to: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def values(self) -> dict[str, dict[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]]:
         """Ids of the values that each ``run`` and ``coll`` of each party takes and makes, by party, verb and target."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from crossfade.graph.check import CheckedGraph
 from crossfade.graph.collectives import CollectiveNode
-from crossfade.graph.nodes import InputNode, InputPart, MethodNode, Node, OutputNode
+from crossfade.graph.nodes import InputNode, InputPart, MethodNode, Node
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call, Hole
 from crossfade.plan.plan import CollectiveSpec, InputSpec, NodeSpec
@@ -41,7 +41,7 @@ def _add_input(draft: Draft, value_of: dict[Node, str], value: str, part: InputN
     value_of[part] = value
     draft.inputs.append(InputSpec(value, part.key))
     draft.maker[value] = DRIVER
-    draft.transport[value] = part.transport
+    _add_wishes(draft, value, part)
 
 
 def _add_node(draft: Draft, value_of: dict[Node, str], node_id: str, node: MethodNode) -> None:
@@ -50,7 +50,7 @@ def _add_node(draft: Draft, value_of: dict[Node, str], node_id: str, node: Metho
     for value, output in outputs:
         value_of[output] = value
         draft.maker[value] = actor
-        draft.transport[value] = _asked_transport(node, output)
+        _add_wishes(draft, value, node, output)
     inputs = tuple(value_of[source] for source in node.inputs)
     holes = {source: Hole(index) for index, source in enumerate(node.inputs)}
     draft.nodes.append(NodeSpec(node_id, actor, node.method, inputs, tuple(value for value, _ in outputs)))
@@ -67,7 +67,7 @@ def _add_collective(draft: Draft, value_of: dict[Node, str], collective_id: str,
             value = f"{collective_id}.{rank}" if len(mine) == 1 else f"{collective_id}.{rank}.{output.index}"
             value_of[output] = value
             draft.maker[value] = party
-            draft.transport[value] = output.transport
+            _add_wishes(draft, value, output)
         outputs.append(tuple(value_of[output] for output in mine))
         draft.programs.setdefault(party, []).append(Action(Verb.COLL, collective_id))
     inputs = tuple(tuple(value_of[source] for source in members) for members in node.members)
@@ -76,9 +76,13 @@ def _add_collective(draft: Draft, value_of: dict[Node, str], collective_id: str,
     )
 
 
-def _asked_transport(node: MethodNode, output: MethodNode | OutputNode) -> str:
-    """An output's own wish, else that of the node that makes it."""
-    return output.transport if output.transport != "auto" else node.transport
+def _add_wishes(draft: Draft, value: str, *nodes: Node) -> None:
+    """How the value should move: what the last of the nodes asks for, else what the one before does."""
+    draft.transport[value] = next(
+        (n.transport for n in reversed(nodes) if n.transport != Transport.AUTO), Transport.AUTO
+    )
+    for node in nodes:
+        draft.transport_to.update(((value, reader), asked) for reader, asked in node.transport_to.items())
 
 
 def _with_holes(template: Any, holes: Mapping[Node, Hole]) -> Any:

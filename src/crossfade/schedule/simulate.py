@@ -33,6 +33,7 @@ from crossfade.schedule.cores import Cores, Work
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.meetings import Meetings
 from crossfade.schedule.steps import Need, Step, Strand, strands_of
+from crossfade.schedule.transfers import Inbox, Transfer
 
 __all__ = ["Simulation", "simulate"]
 
@@ -103,55 +104,6 @@ class _Cursor:
         self.worked, self.need, self.waits_for, self.since_us = worked, 0, "", now_us
 
 
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    """One value on its way from one actor to one other."""
-
-    channel: ChannelSpec
-    reader: str
-    execution: int
-    start_us: float = 0.0
-    work: Work | None = None
-    num_working: int = 0
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What both of its ends know it by."""
-        return self.channel.id, self.execution
-
-
-@dataclass(slots=True)
-class _Inbox:
-    """What one actor receives in the background: values come one after another, in the order of its receives.
-
-    Attributes:
-        awaited: (sender, channel id, execution) of the receives that have started.
-        sent: of each sender, the transfers whose send has started, in order.
-        is_busy: whether a value is on its way.
-    """
-
-    awaited: deque[tuple[str, str, int]] = field(default_factory=deque)
-    sent: defaultdict[str, deque[_Transfer]] = field(default_factory=lambda: defaultdict(deque))
-    is_busy: bool = False
-
-    def take(self) -> _Transfer | None:
-        """The next transfer, if it can start."""
-        if self.is_busy or not self.awaited:
-            return None
-        sender, *key = self.awaited[0]
-        sent = self.sent[sender]
-        if not sent or sent[0].key != tuple(key):
-            return None
-        self.awaited.popleft()
-        self.is_busy = True
-        return sent.popleft()
-
-    def lost(self) -> list[tuple[str, int, str]]:
-        """(channel id, execution, sender) of ends that found no other end."""
-        sent = [(*transfer.key, sender) for sender, queue in self.sent.items() for transfer in queue]
-        return sent + [(channel, execution, sender) for sender, channel, execution in self.awaited]
-
-
 @dataclass(slots=True)
 class _Process:
     """What one actor's process does at the moment: its thread's work, and transfers in the background.
@@ -163,7 +115,7 @@ class _Process:
     at_work: _Cursor | None = None
     lining_up: deque[_Cursor] = field(default_factory=deque)
     compute: Work | None = None
-    transfers: list[_Transfer] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
 
 
 class Simulation:
@@ -183,7 +135,7 @@ class Simulation:
         self._cores = Cores(costs.num_cores, costs.balance_us)
         self._cursors = [_Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
         self._processes: defaultdict[str, _Process] = defaultdict(_Process)
-        self._inboxes: defaultdict[str, _Inbox] = defaultdict(_Inbox)
+        self._inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
         self._meetings = Meetings(self._cores, workload, costs, self._met)
         self._facts: dict[tuple[str, int], float] = {}
         self._blocked: defaultdict[tuple[str, int], list[_Cursor]] = defaultdict(list)
@@ -320,13 +272,13 @@ class Simulation:
         """One end of a transfer has started: all those to the readers for a send, one for a receive."""
         if actor == channel.writer:
             for reader in channel.readers:
-                self._inboxes[reader].sent[actor].append(_Transfer(channel, reader, execution))
+                self._inboxes[reader].sent[actor].append(Transfer(channel, reader, execution))
                 self._start_next(self._inboxes[reader])
         else:
             self._inboxes[actor].awaited.append((channel.writer, channel.id, execution))
             self._start_next(self._inboxes[actor])
 
-    def _start_next(self, inbox: _Inbox) -> None:
+    def _start_next(self, inbox: Inbox) -> None:
         transfer = inbox.take()
         if transfer is None:
             return
@@ -341,13 +293,13 @@ class Simulation:
             process.transfers.append(transfer)
             self._reckon_compute(process)
 
-    def _side_done(self, inbox: _Inbox, transfer: _Transfer) -> None:
+    def _side_done(self, inbox: Inbox, transfer: Transfer) -> None:
         """The receiver's or the sender's core is done with it; the value is there when both are."""
         transfer.num_working -= 1
         if transfer.num_working == 0:
             self._arrived(inbox, transfer)
 
-    def _arrived(self, inbox: _Inbox, transfer: _Transfer) -> None:
+    def _arrived(self, inbox: Inbox, transfer: Transfer) -> None:
         channel, execution, start_us = transfer.channel, transfer.execution, transfer.start_us
         what = f"{channel.writer} -> {transfer.reader}"
         for actor, stream, verb in (
@@ -364,10 +316,10 @@ class Simulation:
 
     # Slowdowns: what runs beside what.
 
-    def _ends(self, transfer: _Transfer) -> tuple[_Process, _Process]:
+    def _ends(self, transfer: Transfer) -> tuple[_Process, _Process]:
         return self._processes[transfer.channel.writer], self._processes[transfer.reader]
 
-    def _factor(self, transfer: _Transfer) -> float:
+    def _factor(self, transfer: Transfer) -> float:
         computes = any(process.compute is not None for process in self._ends(transfer))
         return self._costs.slowdown.transfer if computes else 1.0
 

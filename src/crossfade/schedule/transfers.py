@@ -1,0 +1,60 @@
+"""Transfers by gloo as the simulator knows them, and the order in which a receiver takes them."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from crossfade.plan.plan import ChannelSpec
+from crossfade.schedule.cores import Work
+
+__all__ = ["Inbox", "Transfer"]
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One value on its way from one actor to one other."""
+
+    channel: ChannelSpec
+    reader: str
+    execution: int
+    start_us: float = 0.0
+    work: Work | None = None
+    num_working: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What both of its ends know it by."""
+        return self.channel.id, self.execution
+
+
+@dataclass(slots=True)
+class Inbox:
+    """What one actor receives in the background: values come one after another, in the order of its receives.
+
+    Attributes:
+        awaited: (sender, channel id, execution) of the receives that have started.
+        sent: of each sender, the transfers whose send has started, in order.
+        is_busy: whether a value is on its way.
+    """
+
+    awaited: deque[tuple[str, str, int]] = field(default_factory=deque)
+    sent: defaultdict[str, deque[Transfer]] = field(default_factory=lambda: defaultdict(deque))
+    is_busy: bool = False
+
+    def take(self) -> Transfer | None:
+        """The next transfer, if it can start."""
+        if self.is_busy or not self.awaited:
+            return None
+        sender, *key = self.awaited[0]
+        sent = self.sent[sender]
+        if not sent or sent[0].key != tuple(key):
+            return None
+        self.awaited.popleft()
+        self.is_busy = True
+        return sent.popleft()
+
+    def lost(self) -> list[tuple[str, int, str]]:
+        """(channel id, execution, sender) of ends that found no other end."""
+        sent = [(*transfer.key, sender) for sender, queue in self.sent.items() for transfer in queue]
+        return sent + [(channel, execution, sender) for sender, channel, execution in self.awaited]
