@@ -1,8 +1,9 @@
 """The collectives, on tensors. Each enqueues on torch's current stream and returns; on a CPU it is done when it returns.
 
-W ranks. Every function takes a `PeerGroup`, gives the output, and takes ``out`` to write into. All ranks call the functions of one lane in
-one order, with equal shapes and types (this is not checked: it would cost more than the collective). Calls on different lanes may be
-in flight at the same time; where streams share hardware queues, they too must be enqueued in one order on all ranks.
+W ranks. Every function takes a `PeerGroup`, gives the output, and takes ``out`` to write into. All ranks call the functions of
+one lane in one order, with equal shapes and types (this is not checked: it would cost more than the collective). Calls on
+different lanes may be in flight at the same time; where streams share hardware queues, they too must be enqueued in one order on
+all ranks.
 
 ===============  ================  ====================
 function         input             output
@@ -13,8 +14,8 @@ reduce_scatter   (W * n, ...)      (n, ...)
 all_reduce       (...)             (...)
 ===============  ================  ====================
 
-A sum is added up in the order of the ranks, so all ranks get the same bits, each time; float16 and bfloat16 are added in float32 and
-rounded once.
+A sum is added up in the order of the ranks, so all ranks get the same bits, each time; float16 and bfloat16 are added in float32
+and rounded once.
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ def _part(group: PeerGroup, name: str, tensor: torch.Tensor) -> int:
     length = tensor.shape[0] if tensor.dim() else 0
     if not tensor.dim() or length % group.num_ranks:
         raise ValueError(
-            f"the input of {name} is {_describe(tensor)}\nhint: its first dimension has to be a multiple of {group.num_ranks}, the number of ranks"
+            f"the input of {name} is {_describe(tensor)}\nhint: its first dimension has to be a multiple of the number of ranks, "
+            f"{group.num_ranks}"
         )
     return length // group.num_ranks
 

@@ -27,7 +27,8 @@ class Kind(NamedTuple):
     size_bytes: int
 
 
-class Reduction(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reduction:
     """The sum of one block of each rank, in the order of the ranks, so that every rank gets the same bits.
 
     Attributes:

@@ -80,7 +80,9 @@ def open_host_home(
         party.memory.close()
 
     def close() -> None:
-        for each in (*boards, *ranges):
+        for board in boards:
+            board.close()
+        for each in ranges:
             each.close()
 
     rank = torch.distributed.get_rank(group)

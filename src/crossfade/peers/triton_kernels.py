@@ -51,7 +51,7 @@ def _copy_kernel(
     out_of = tl.multiple_of(source.to(tl.pointer_type(KIND)), ALIGNMENT)
     num_blocks = tl.cdiv(count, BLOCK)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # type: ignore[attr-defined]  # a tensor here
         inside = at < count
         tl.store(into + at, tl.load(out_of + at, mask=inside), mask=inside)
 
@@ -75,7 +75,7 @@ def _sum_kernel(
     into_also = tl.multiple_of(also.to(tl.pointer_type(KIND)), ALIGNMENT)
     num_blocks = tl.cdiv(count, BLOCK)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # type: ignore[attr-defined]  # a tensor here
         inside = at < count
         total = tl.zeros([BLOCK], WIDE)
         for k in tl.static_range(NUM_RANKS):
