@@ -14,6 +14,9 @@ reduce_scatter   (W * n, ...)      (n, ...)
 all_reduce       (...)             (...)
 ===============  ================  ====================
 
+An ``out`` of `PeerGroup.empty` is written by the other ranks themselves, so that an all-gather or all-to-all moves each byte once.
+All ranks give such an ``out``, or none does.
+
 A sum is added up in the order of the ranks, so all ranks get the same bits, each time; float16 and bfloat16 are added in float32
 and rounded once.
 """
@@ -52,7 +55,8 @@ def all_gather(
 
     def enqueue(chosen: Lane, stream: int, target: torch.Tensor, source: torch.Tensor) -> None:
         size_bytes = source.numel() * source.itemsize
-        steps.all_gather(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning)
+        offset = group.shared_offset(target)
+        steps.all_gather(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
 
     return _call(group, "all_gather", tensor, out, shape, lane, tuning, enqueue)
 
@@ -70,7 +74,8 @@ def all_to_all(
 
     def enqueue(chosen: Lane, stream: int, target: torch.Tensor, source: torch.Tensor) -> None:
         size_bytes = source.numel() * source.itemsize // group.num_ranks
-        steps.all_to_all(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning)
+        offset = group.shared_offset(target)
+        steps.all_to_all(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
 
     if out is tensor:
         raise ValueError("all_to_all cannot write into its input\nhint: give another tensor as out, or none")

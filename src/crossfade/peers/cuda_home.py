@@ -77,7 +77,8 @@ def open_cuda_home(
         driver.close()
 
     data = [address + board_bytes for address in addresses]
-    return Home(driver, kernels, rank, len(parties), data, buffer_bytes, boards), parties, close
+    home = Home(driver, kernels, rank, len(parties), data, buffer_bytes, boards, tensor[board_bytes:])
+    return home, parties, close
 
 
 def _check_machine() -> None:

@@ -87,5 +87,6 @@ def open_host_home(
 
     rank = torch.distributed.get_rank(group)
     addresses = [each.address for each in ranges]
-    home = Home(driver, HostKernels(driver), rank, len(parties), addresses, buffer_bytes, boards)
+    own = _tensor_at(addresses[rank], buffer_bytes, torch.uint8)
+    home = Home(driver, HostKernels(driver), rank, len(parties), addresses, buffer_bytes, boards, own)
     return home, parties, close
