@@ -351,13 +351,13 @@ def _alone_and_beside(
     return {name: samples[2:] for name, samples in rows.items()}
 
 
-def init_nccl(device: int, store: str, env: dict[str, str]) -> Any:
+def init_nccl(device: int, store: str, env: dict[str, str], num_ranks: int = 2) -> Any:
     os.environ.update(env)
     import torch.distributed as dist
 
     torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl", init_method=f"file://{store}", rank=device, world_size=2, device_id=torch.device("cuda", device)
+        "nccl", init_method=f"file://{store}", rank=device, world_size=num_ranks, device_id=torch.device("cuda", device)
     )
     return dist
 

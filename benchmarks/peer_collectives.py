@@ -1,0 +1,200 @@
+"""Collectives by copy engines beside NCCL's: alone, beside matrix products, eager and captured.
+
+``python -m benchmarks.peer_collectives run OUT.json [sweep | sizes]`` measures on all GPUs (``sweep``: ways to do it, at two sizes;
+``sizes``: the chosen ways, at all sizes) and writes after each case;
+``python -m benchmarks.peer_collectives report OUT.json`` makes a report of it, anywhere.
+
+Each measure repeats a collective as often as NCCL could while ten matrix products (8192^3, bf16) run, so that there is as much to
+hide as there is to hide it behind. *Alone* is the time of one call, *beside* that of all calls with the products beside them,
+*both* the time until the products and the calls have ended. All GPUs begin together; the slowest rank of each round counts.
+Variants take turns. NCCL is measured on a stream of usual priority and on an urgent one, and the better of the two counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import Machine, Table, this_machine, today, write_report
+from benchmarks.device_copies import _gpus, spread
+
+MB = 1 << 20
+SIZES = {
+    "all_gather": (4, 16, 64),
+    "all_to_all": (16, 64, 256),
+    "reduce_scatter": (16, 64, 256),
+    "all_reduce": (16, 64, 256),
+}
+NCCLS = ("NCCL", "NCCL, urgent")
+
+
+def _variants(is_sweep: bool) -> dict[str, list[Any]]:
+    from benchmarks.peer_workers import OPS, Variant
+    from crossfade.peers.tuning import Direction, Tuning
+
+    heap = Variant("into shared", is_on_heap=True)
+    plain = Variant("default")
+    if not is_sweep:
+        return {op: [plain, heap] if op in ("all_gather", "all_to_all") else [plain] for op in OPS}
+    three, cut = Tuning(num_streams=3), Tuning(chunk_bytes=8 * MB, is_interleaved=True)
+    common = [plain, Variant("3 streams", three), Variant("8 MB in turn", cut)]
+    moves = [
+        Variant("push", Tuning(direction=Direction.PUSH)),
+        heap,
+        Variant("into shared, 3 streams", three, is_on_heap=True),
+    ]
+    return {op: common + moves if op in ("all_gather", "all_to_all") else common for op in OPS}
+
+
+def run(path: Path, what: str) -> None:
+    """Measures, and leaves in the file what was measured when something fails."""
+    import torch
+
+    from benchmarks import peer_workers as w
+    from tests.helpers.device_pair import run_workers
+
+    num = torch.cuda.device_count()
+    is_sweep = what == "sweep"
+    sizes = {op: ((16, 64) if is_sweep else all_sizes) for op, all_sizes in SIZES.items()}
+    cases = [w.Case(op, size) for op, all_sizes in sizes.items() for size in all_sizes]
+    modes = ("eager",) if is_sweep else ("eager", "captured")
+    folder = Path(tempfile.mkdtemp())
+    begin, failed = time.monotonic(), ""
+    args = [
+        (
+            rank,
+            num,
+            os.fspath(folder / "store"),
+            os.fspath(folder),
+            cases,
+            _variants(is_sweep),
+            modes,
+            5 if is_sweep else 9,
+        )
+        for rank in range(num)
+    ]
+    limit_s = float(os.environ.get("LIMIT_S", "200"))
+    try:
+        run_workers([w.run] * num, args, timeout_s=limit_s)
+    except Exception:
+        failed = traceback.format_exc()[-3000:]
+        print(failed, flush=True)
+    ranks = [json.loads(file.read_text()) for rank in range(num) if (file := folder / f"rank{rank}.json").exists()]
+    cases_done = [name for name in ranks[0] if all(name in each for each in ranks)] if len(ranks) == num else []
+    machine = {"text": str(this_machine(("torch", "cuda-bindings", "triton"))), **_gpus()}
+    results = {
+        "machine": machine,
+        "failed": failed,
+        "taken_s": time.monotonic() - begin,
+        "cases": {name: merge([each[name] for each in ranks]) for name in cases_done},
+    }
+    path.write_text(json.dumps(results))
+    for table in tables(results):
+        table.show()
+
+
+def merge(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The slowest rank of each round."""
+    out: dict[str, Any] = {"num_calls": ranks[0]["num_calls"], "variants": {}}
+    out["GEMMs alone"] = [max(row) for row in zip(*(each["GEMMs alone"] for each in ranks), strict=True)]
+    for name in ranks[0]["variants"]:
+        rows = [each["variants"][name] for each in ranks]
+        beside = list(zip(*(row["beside"] for row in rows), strict=True))
+        out["variants"][name] = {
+            "alone": [max(values) for values in zip(*(row["alone"] for row in rows), strict=True)],
+            **{key: [max(each[key] for each in values) for values in beside] for key in beside[0][0]},
+            "right": all(row["right"] for row in rows),
+        }
+    return out
+
+
+# the report
+
+
+def _better(case: dict[str, Any], key: str) -> float:
+    """NCCL's time, on the better of its two streams."""
+    return min(float(statistics.median(case["variants"][name][key])) for name in NCCLS)
+
+
+def tables(results: dict[str, Any]) -> list[Table]:
+    """One table for each mode."""
+    found: dict[str, Table] = {}
+    for title, case in results["cases"].items():
+        name, mode = title.rsplit(", ", 1)
+        table = found.setdefault(
+            mode,
+            Table(
+                f"{mode[0].upper()}{mode[1:]} (ms; x is NCCL's time over this one)",
+                (
+                    "collective",
+                    "calls",
+                    "by",
+                    "one call alone",
+                    "x",
+                    "all calls beside",
+                    "GEMMs alone",
+                    "beside",
+                    "both",
+                    "x",
+                    "right",
+                ),
+            ),
+        )
+        for variant, row in case["variants"].items():
+            alone, both = (_better(case, key) / statistics.median(row[key]) for key in ("alone", "both"))
+            table.add(
+                name, str(case["num_calls"]), variant, spread(row["alone"], digits=3), f"{alone:.2f}", spread(row["transfer"]),
+                spread(case["GEMMs alone"]), spread(row["GEMMs"]), spread(row["both"]), f"{both:.2f}", str(row["right"]),
+            )  # fmt: skip
+    return list(found.values())
+
+
+def targets(results: dict[str, Any]) -> Table:
+    """What was wanted at 64 MB and up, beside what was measured."""
+    table = Table(
+        "Targets, 64 MB and up",
+        ("collective", "by", "alone, of NCCL (at most 1.1)", "met", "both, NCCL / this (at least 1.15)", "met"),
+    )
+    for title, case in results["cases"].items():
+        if int(title.split()[1]) < 64:
+            continue
+        for variant, row in case["variants"].items():
+            if variant in NCCLS:
+                continue
+            alone = statistics.median(row["alone"]) / _better(case, "alone")
+            both = _better(case, "both") / statistics.median(row["both"])
+            table.add(
+                title,
+                variant,
+                f"{alone:.2f}",
+                "yes" if alone <= 1.1 else "NO",
+                f"{both:.2f}",
+                "yes" if both >= 1.15 else "NO",
+            )
+    return table
+
+
+def report(path: Path) -> None:
+    """Writes the report of a file that `run` wrote."""
+    results = json.loads(path.read_text())
+    machine = results["machine"]
+    gpus = f"{len(machine['gpus'])} x {machine['gpus'][0]}"
+    text = "\n\n".join(table.markdown() for table in [*tables(results), targets(results)])
+    head = f"# Collectives by copy engines\n\n{gpus}; {machine['text']}; {machine['driver']}. {today()}.\n\n{__doc__}"
+    failed = f"\n\nThe run broke off:\n\n```\n{results['failed']}\n```" if results["failed"] else ""
+    slug = gpus.lower().replace(" x ", "-").replace(" ", "-")
+    print(write_report("peer_collectives", Machine(slug, "", "", ""), f"{head}\n{text}{failed}\n"))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "run":
+        run(Path(sys.argv[2]), sys.argv[3])
+    else:
+        report(Path(sys.argv[2]))
