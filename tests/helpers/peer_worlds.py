@@ -43,6 +43,8 @@ class Round(StrEnum):
     EAGER = "eager"
     REPLAY = "replay"
     """By launching a graph; it is captured when the first one is due."""
+    CAPTURE = "capture"
+    """Not at all: the graph is captured, and not launched."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ class Call:
 def fold(*blocks: bytes) -> bytes:
     """In the place of a sum: every word of the first block, times 31, plus that of the second, and so on."""
     rows = [array("I", block) for block in blocks]
-    return array("I", [reduce(lambda total, word: (total * 31 + word) & _MASK, words) for words in zip(*rows)]).tobytes()
+    return array(
+        "I", [reduce(lambda total, word: (total * 31 + word) & _MASK, words) for words in zip(*rows, strict=True)]
+    ).tobytes()
 
 
 def content(rank: int, number: int, version: int, count: int) -> bytes:
@@ -180,34 +184,38 @@ class PeerWorld:
             )
             for rank, driver in enumerate(drivers)
         ]
-        shared = [(boards[rank], buffers[rank]) for rank in range(self.num_ranks)]
-        return {f"host {rank}": self._run(drivers[rank], homes[rank], shared[rank]) for rank in range(self.num_ranks)}
+        lanes = [[self._lane(home, k) for k in range(self.num_lanes)] for home in homes]
+        return {
+            f"host {rank}": self._run(driver, lanes[rank], (boards[rank], buffers[rank]))
+            for rank, driver in enumerate(drivers)
+        }
 
-    def _run(self, driver: FakeDriver, home: Home, shared: tuple[int, ...]) -> Program:
-        rank = home.rank
-        lanes = [
-            self.lane(home, k, self.buffer_bytes, num_streams=self.num_streams, is_replayable=self.is_replayable)
-            for k in range(self.num_lanes)
-        ]
-        num_made = self.num_user_streams + self.is_launched_elsewhere
-        streams = [driver.create_stream(f"compute {k}") for k in range(num_made)]
+    def _lane(self, home: Home, index: int) -> Lane:
+        options = {"num_streams": self.num_streams, "is_replayable": self.is_replayable}
+        return self.lane(home, index, self.buffer_bytes, **options)
+
+    def _run(self, driver: FakeDriver, lanes: Sequence[Lane], shared: tuple[int, ...]) -> Program:
+        rank = driver.device
+        streams = [driver.create_stream(f"compute {k}") for k in range(self.num_user_streams)]
+        main = driver.create_stream("launches") if self.is_launched_elsewhere else streams[0]
         event = driver.create_event()
         order = self.orders[rank % len(self.orders)] if self.orders else range(len(self.calls))
         sites = [self._site(driver, rank, number) for number in order]
         replay: Replay | None = None
         for version, kind in enumerate(self.rounds):
-            if kind is Round.REPLAY:
-                if replay is None:
-                    own = streams[: self.num_user_streams]
-                    body = lambda: self._captured(lanes, own, sites)  # noqa: E731
-                    replay = capture(driver, own[0], body, own[1:])
-                    yield None
-                self._replay(driver, replay, streams, sites, version, event)
-                yield None
-            else:
+            if kind is Round.EAGER:
                 for site in sites:
                     self._eager(driver, lanes, streams, site, version)
                     yield None
+                continue
+            if replay is None:
+                replay = capture(driver, streams[0], lambda: self._captured(lanes, streams, sites), streams[1:])
+                yield None
+            if kind is Round.REPLAY:
+                others = [stream for stream in streams if stream != main]
+                self._replay(driver, replay, main, others, sites, version, event)
+                yield None
+        streams = [*streams, main] if self.is_launched_elsewhere else streams
         yield from self._end(driver, lanes, streams)
         if replay is not None:
             replay.close()
@@ -277,14 +285,13 @@ class PeerWorld:
         self,
         driver: FakeDriver,
         replay: Replay,
-        streams: Sequence[int],
+        main: int,
+        others: Sequence[int],
         sites: Sequence[Site],
         version: int,
         event: int,
     ) -> None:
         """The caller orders a launch behind what came before on the lanes, and what comes next behind the launch."""
-        main = streams[-1] if self.is_launched_elsewhere else streams[0]
-        others = [stream for stream in streams if stream != main]
         for stream in others:
             driver.record_event(event, stream)
             driver.wait_event(main, event)
@@ -321,8 +328,9 @@ class PeerWorld:
             raise Fault("leak", f"{driver.process} still holds {', '.join(driver.ledger.held())}")
 
     def _check(self, rank: int, sites: Sequence[Site]) -> None:
+        versions = [version for version, kind in enumerate(self.rounds) if kind is not Round.CAPTURE]
         for site in sites:
-            for version, got in enumerate(site.seen):
+            for version, got in zip(versions, site.seen, strict=True):
                 sources = [content(k, site.number, version, site.source_count) for k in range(self.num_ranks)]
                 if got != expected(site.call, rank, sources):
                     what = f"output {site.number} ({site.call.collective}) of round {version} on rank {rank}"
