@@ -251,6 +251,12 @@ class ClockedDriver:
     def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
         raise NotImplementedError("calibration counts")
 
+    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
+        raise NotImplementedError("calibration sets one word at a time")
+
+    def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
+        raise NotImplementedError("calibration counts")
+
     def record_event(self, event: int, stream: int) -> None:
         mark = self._marks[event]
         mark.time_us = None

@@ -1,8 +1,9 @@
 """The collectives, on tensors. Each enqueues on torch's current stream and returns; on a CPU it is done when it returns.
 
-W ranks. Every function takes a `PeerGroup`, gives the output, and takes ``out`` to write into. All ranks call the functions of one lane in
-one order, with equal shapes and types (this is not checked: it would cost more than the collective). Calls on different lanes may be
-in flight at the same time; where streams share hardware queues, they too must be enqueued in one order on all ranks.
+W ranks. Every function takes a `PeerGroup`, gives the output, and takes ``out`` to write into. All ranks call the functions of
+one lane in one order, with equal shapes and types (this is not checked: it would cost more than the collective). Calls on
+different lanes may be in flight at the same time; where streams share hardware queues, they too must be enqueued in one order on
+all ranks.
 
 ===============  ================  ====================
 function         input             output
@@ -13,8 +14,11 @@ reduce_scatter   (W * n, ...)      (n, ...)
 all_reduce       (...)             (...)
 ===============  ================  ====================
 
-A sum is added up in the order of the ranks, so all ranks get the same bits, each time; float16 and bfloat16 are added in float32 and
-rounded once.
+An ``out`` of `PeerGroup.empty` is written by the other ranks themselves, so that an all-gather or all-to-all moves each byte once.
+All ranks give such an ``out``, or none does.
+
+A sum is added up in the order of the ranks, so all ranks get the same bits, each time; float16 and bfloat16 are added in float32
+and rounded once.
 """
 
 from __future__ import annotations
@@ -51,7 +55,8 @@ def all_gather(
 
     def enqueue(chosen: Lane, stream: int, target: torch.Tensor, source: torch.Tensor) -> None:
         size_bytes = source.numel() * source.itemsize
-        steps.all_gather(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning)
+        offset = group.shared_offset(target)
+        steps.all_gather(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
 
     return _call(group, "all_gather", tensor, out, shape, lane, tuning, enqueue)
 
@@ -69,7 +74,8 @@ def all_to_all(
 
     def enqueue(chosen: Lane, stream: int, target: torch.Tensor, source: torch.Tensor) -> None:
         size_bytes = source.numel() * source.itemsize // group.num_ranks
-        steps.all_to_all(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning)
+        offset = group.shared_offset(target)
+        steps.all_to_all(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
 
     if out is tensor:
         raise ValueError("all_to_all cannot write into its input\nhint: give another tensor as out, or none")
@@ -191,7 +197,8 @@ def _part(group: PeerGroup, name: str, tensor: torch.Tensor) -> int:
     length = tensor.shape[0] if tensor.dim() else 0
     if not tensor.dim() or length % group.num_ranks:
         raise ValueError(
-            f"the input of {name} is {_describe(tensor)}\nhint: its first dimension has to be a multiple of {group.num_ranks}, the number of ranks"
+            f"the input of {name} is {_describe(tensor)}\nhint: its first dimension has to be a multiple of the number of ranks, "
+            f"{group.num_ranks}"
         )
     return length // group.num_ranks
 

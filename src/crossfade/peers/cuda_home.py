@@ -47,7 +47,7 @@ def open_cuda_home(
     torch = torch_or_raise()
     _check_machine()
     os.environ.setdefault(_MULTICAST_OFF, "1")  # read when symmetric memory is first used
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    index = torch.empty(0, device=device).device.index  # of 'cuda', the current one
     driver = CudaDriver(index)
     board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
     memory = Memory.create("peers", board_bytes)
@@ -77,7 +77,8 @@ def open_cuda_home(
         driver.close()
 
     data = [address + board_bytes for address in addresses]
-    return Home(driver, kernels, rank, len(parties), data, buffer_bytes, boards), parties, close
+    home = Home(driver, kernels, rank, len(parties), data, buffer_bytes, boards, tensor[board_bytes:])
+    return home, parties, close
 
 
 def _check_machine() -> None:

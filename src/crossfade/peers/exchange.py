@@ -22,10 +22,17 @@ __all__ = ["Block", "Fetch", "barrier", "pull", "push"]
 
 
 class Block(NamedTuple):
-    """What goes to one rank."""
+    """What goes to one rank.
+
+    Attributes:
+        source: where it lies here.
+        size_bytes: its length.
+        offset: where it goes in that rank's memory, which must be free for it; None for this rank's slot of the exchange's buffer.
+    """
 
     source: int
     size_bytes: int
+    offset: int | None = None
 
 
 class Fetch(NamedTuple):
@@ -48,12 +55,12 @@ def _deal(order: list[int], streams: list[int]) -> list[tuple[int, list[int]]]:
 
 
 def push(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = DEFAULT) -> Epoch:
-    """Copies a block into this rank's slot of every other rank's buffer, and waits for theirs.
+    """Copies a block to every other rank, and waits for theirs.
 
-    Behind it on the stream, the block of rank p lies in slot p of this rank's own buffer.
+    Behind it on the stream, the block of rank p lies in slot p of this rank's own buffer, or where rank p put it.
 
     Args:
-        lane: where; a block is at most ``lane.slot_bytes`` long.
+        lane: where; a block that goes to a slot is at most ``lane.slot_bytes`` long.
         stream: the caller's.
         blocks: for each other rank.
         tuning: how.
@@ -65,9 +72,11 @@ def push(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = 
     for own, peers in _deal(order, streams):
         rows = {}
         for peer in peers:
-            target = epoch.buffers[peer] + home.rank * lane.slot_bytes
-            rows[peer] = cut(target, blocks[peer].source, blocks[peer].size_bytes, tuning.chunk_bytes)
-            lane.num_bytes += blocks[peer].size_bytes
+            source, size_bytes, offset = blocks[peer]
+            slot = epoch.buffers[peer] + home.rank * lane.slot_bytes
+            target = slot if offset is None else home.buffers[peer] + offset
+            rows[peer] = cut(target, source, size_bytes, tuning.chunk_bytes)
+            lane.num_bytes += size_bytes
         if tuning.is_interleaved:
             enqueue(home.driver, in_turn(list(rows.values())), own)
             lane.announce(epoch, peers, own, is_batched=tuning.is_batched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -32,6 +33,7 @@ def open_group(
     device: torch.device | str | None = None,
     buffer_bytes: int = 64 << 20,
     num_lanes: int = 1,
+    heap_bytes: int = 0,
     num_streams: int = 1,
     is_replayable: bool = False,
     has_device_signals: bool = False,
@@ -45,6 +47,7 @@ def open_group(
         buffer_bytes: of each of the two buffers that a lane has on each rank. Longer tensors are done in pieces; an all-reduce of
             n bytes takes one piece if a buffer has n bytes, an all-gather if it has a rank's share.
         num_lanes: collectives that may be in flight at the same time.
+        heap_bytes: memory on each rank for `PeerGroup.empty`.
         num_streams: streams that the copies of one exchange may be spread over.
         is_replayable: collectives may be captured into graphs; those by themselves take one more exchange of signals.
         has_device_signals: GPUs only: signals lie in device memory.
@@ -68,12 +71,13 @@ def open_group(
         )
     buffer_bytes = align(buffer_bytes, least_bytes)
     words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
-    home, parties, give_back = _open_home(group, where, words, total_bytes, has_device_signals, timeout_s)
+    heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
+    home, parties, give_back = _open_home(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
     lanes = [
         Lane(home, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
         for index in range(num_lanes)
     ]
-    return PeerGroup(home, lanes, parties, where.type, give_back)
+    return PeerGroup(home, lanes, parties, where.type, total_bytes, give_back)
 
 
 def _open_home(
@@ -101,13 +105,20 @@ class PeerGroup:
     """
 
     def __init__(
-        self, home: Home, lanes: list[Lane], parties: list[Party], device_type: str, give_back: Callable[[], None]
+        self,
+        home: Home,
+        lanes: list[Lane],
+        parties: list[Party],
+        device_type: str,
+        heap_begin: int,
+        give_back: Callable[[], None],
     ) -> None:
         self.home = home
         self.rank = home.rank
         self.num_ranks = home.num_ranks
         self.device_type = device_type
         self._lanes = lanes
+        self._heap_end = heap_begin
         self._give_back = give_back
         self._watchdog = Watchdog(home.driver)
         self._pidfds = {rank: open_pidfd(parties[rank].pid) for rank in home.peers}
@@ -158,6 +169,30 @@ class PeerGroup:
         if not 0 <= index < len(self._lanes):
             raise ValueError(f"there is no lane {index}\nhint: open_group(num_lanes=...) made {len(self._lanes)}")
         return self._lanes[index]
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that all ranks can write, for ``out`` of `all_gather` and `all_to_all`.
+
+        All ranks ask for the same ones in one order. It is part of the group's memory, and not to be used when the group is closed.
+
+        Raises:
+            DeviceError: the heap is used up.
+        """
+        memory = self.home.memory
+        assert memory is not None
+        begin, size_bytes = self._heap_end, math.prod(shape) * dtype.itemsize
+        if begin + size_bytes > self.home.buffer_bytes:
+            raise DeviceError(
+                f"a tensor of {size_bytes} bytes does not fit: {self.home.buffer_bytes - begin} bytes of the heap are left",
+                hint="open the group with a larger heap_bytes",
+            )
+        self._heap_end = align(begin + size_bytes, SLOT_ALIGNMENT)
+        return memory[begin : begin + size_bytes].view(dtype).view(shape)
+
+    def shared_offset(self, tensor: torch.Tensor) -> int | None:
+        """Where a tensor of `empty` lies in every rank's memory; None for any other tensor."""
+        offset = tensor.data_ptr() - self.home.buffers[self.rank]
+        return offset if 0 <= offset < self.home.buffer_bytes else None
 
     def current_stream(self) -> int:
         """The stream that calls of this thread use: torch's current one; on a CPU the thread stands for it."""

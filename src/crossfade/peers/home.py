@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from crossfade.device.driver import Driver
 from crossfade.device.signals import SignalBoard
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Home", "Kernels", "Kind", "Reduction"]
 
@@ -27,7 +30,8 @@ class Kind(NamedTuple):
     size_bytes: int
 
 
-class Reduction(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reduction:
     """The sum of one block of each rank, in the order of the ranks, so that every rank gets the same bits.
 
     Attributes:
@@ -75,6 +79,7 @@ class Home:
         buffers: for each rank, the address in this process of its memory.
         buffer_bytes: length of each.
         boards: for each rank, the signals that others set for it; this process can reach all of them.
+        memory: this rank's memory as a tensor of bytes; None where there are no tensors.
     """
 
     driver: Driver
@@ -84,6 +89,7 @@ class Home:
     buffers: Sequence[int]
     buffer_bytes: int
     boards: Sequence[SignalBoard]
+    memory: torch.Tensor | None = None
 
     @property
     def peers(self) -> list[int]:

@@ -80,10 +80,13 @@ def open_host_home(
         party.memory.close()
 
     def close() -> None:
-        for each in (*boards, *ranges):
+        for board in boards:
+            board.close()
+        for each in ranges:
             each.close()
 
     rank = torch.distributed.get_rank(group)
     addresses = [each.address for each in ranges]
-    home = Home(driver, HostKernels(driver), rank, len(parties), addresses, buffer_bytes, boards)
+    own = _tensor_at(addresses[rank], buffer_bytes, torch.uint8)
+    home = Home(driver, HostKernels(driver), rank, len(parties), addresses, buffer_bytes, boards, own)
     return home, parties, close

@@ -30,10 +30,27 @@ def end(lane: Lane, stream: int) -> None:
         barrier(lane, stream)
 
 
-def all_gather(lane: Lane, stream: int, target: int, source: int, size_bytes: int, tuning: Tuning = DEFAULT) -> None:
-    """Rank p's ``size_bytes`` at ``source`` go to ``target + p * size_bytes`` of all ranks."""
+def all_gather(
+    lane: Lane,
+    stream: int,
+    target: int,
+    source: int,
+    size_bytes: int,
+    tuning: Tuning = DEFAULT,
+    offset: int | None = None,
+) -> None:
+    """Rank p's ``size_bytes`` at ``source`` go to ``target + p * size_bytes`` of all ranks.
+
+    With an ``offset``, at which the target lies in every rank's memory, each rank puts its part there with nothing between.
+    """
     home = lane.home
     copy = home.kernels.copy
+    if offset is not None:
+        if size_bytes:
+            own = home.rank * size_bytes
+            blocks = {p: Block(source, size_bytes, offset + own) for p in home.peers}
+            _put(lane, stream, blocks, tuning, (target + own, source, size_bytes))
+        return
     is_pull = tuning.direction is Direction.PULL
     for begin, length in _pieces(size_bytes, lane.buffer_bytes if is_pull else lane.slot_bytes):
         into = {p: target + p * size_bytes + begin for p in range(home.num_ranks)}
@@ -48,10 +65,36 @@ def all_gather(lane: Lane, stream: int, target: int, source: int, size_bytes: in
             copy(stream, into[home.rank], source + begin, length)
 
 
-def all_to_all(lane: Lane, stream: int, target: int, source: int, block_bytes: int, tuning: Tuning = DEFAULT) -> None:
-    """Block p of rank r's source becomes block r of rank p's target; W blocks of ``block_bytes`` each. Not in place."""
+def _put(lane: Lane, stream: int, blocks: dict[int, Block], tuning: Tuning, own: tuple[int, int, int]) -> None:
+    """Puts blocks where other ranks want them in the end, when all ranks say that they may; and this rank's own."""
+    barrier(lane, stream)
+    target, source, size_bytes = own
+    if target != source:
+        lane.home.kernels.copy(stream, target, source, size_bytes)
+    push(lane, stream, blocks, tuning)
+
+
+def all_to_all(
+    lane: Lane,
+    stream: int,
+    target: int,
+    source: int,
+    block_bytes: int,
+    tuning: Tuning = DEFAULT,
+    offset: int | None = None,
+) -> None:
+    """Block p of rank r's source becomes block r of rank p's target; W blocks of ``block_bytes`` each. Not in place.
+
+    With an ``offset``, at which the target lies in every rank's memory, each rank puts its blocks there with nothing between.
+    """
     home = lane.home
     copy = home.kernels.copy
+    if offset is not None:
+        if block_bytes:
+            own = home.rank * block_bytes
+            blocks = {p: Block(source + p * block_bytes, block_bytes, offset + own) for p in home.peers}
+            _put(lane, stream, blocks, tuning, (target + own, source + own, block_bytes))
+        return
     for begin, length in _pieces(block_bytes, lane.slot_bytes):
         at = {p: p * block_bytes + begin for p in range(home.num_ranks)}
         if tuning.direction is Direction.PULL:

@@ -49,11 +49,38 @@ def _copy_kernel(
 ) -> None:
     into = tl.multiple_of(target.to(tl.pointer_type(KIND)), ALIGNMENT)
     out_of = tl.multiple_of(source.to(tl.pointer_type(KIND)), ALIGNMENT)
-    num_blocks = tl.cdiv(count, BLOCK)
-    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < count
-        tl.store(into + at, tl.load(out_of + at, mask=inside), mask=inside)
+    block = tl.program_id(0).to(tl.int64)
+    while block * BLOCK < count:
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        if (block + 1) * BLOCK <= count:  # without a mask, which would make narrow accesses of wide ones
+            tl.store(into + at, tl.load(out_of + at))
+        else:
+            tl.store(into + at, tl.load(out_of + at, mask=at < count), mask=at < count)
+        block += tl.num_programs(0)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _add(
+    own: tl.tensor,
+    slots: tl.tensor,
+    slot_bytes: tl.tensor,
+    at: tl.tensor,
+    inside: tl.tensor | None,
+    KIND: tl.constexpr,
+    WIDE: tl.constexpr,
+    RANK: tl.constexpr,
+    NUM_RANKS: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """The sum of one block of elements of all ranks, in their order."""
+    total = tl.zeros([BLOCK], WIDE)
+    for k in tl.static_range(NUM_RANKS):
+        address = own if k == RANK else slots + k * slot_bytes
+        out_of = tl.multiple_of(address.to(tl.pointer_type(KIND)), ALIGNMENT)
+        part = tl.load(out_of + at, mask=inside).to(WIDE)
+        total = part if k == 0 else total + part
+    return total.to(KIND)
 
 
 def _sum_kernel(
@@ -73,24 +100,21 @@ def _sum_kernel(
 ) -> None:
     into = tl.multiple_of(target.to(tl.pointer_type(KIND)), ALIGNMENT)
     into_also = tl.multiple_of(also.to(tl.pointer_type(KIND)), ALIGNMENT)
-    num_blocks = tl.cdiv(count, BLOCK)
-    for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < count
-        total = tl.zeros([BLOCK], WIDE)
-        for k in tl.static_range(NUM_RANKS):
-            if k == RANK:
-                address = own
-            else:
-                address = slots + k * slot_bytes
-            out_of = tl.multiple_of(address.to(tl.pointer_type(KIND)), ALIGNMENT)
-            if k == 0:
-                total = tl.load(out_of + at, mask=inside, other=0).to(WIDE)
-            else:
-                total += tl.load(out_of + at, mask=inside, other=0).to(WIDE)
-        tl.store(into + at, total.to(KIND), mask=inside)
-        if HAS_TWO:
-            tl.store(into_also + at, total.to(KIND), mask=inside)
+    block = tl.program_id(0).to(tl.int64)
+    while block * BLOCK < count:
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        if (block + 1) * BLOCK <= count:
+            whole = _add(own, slots, slot_bytes, at, None, KIND, WIDE, RANK, NUM_RANKS, ALIGNMENT, BLOCK)
+            tl.store(into + at, whole)
+            if HAS_TWO:
+                tl.store(into_also + at, whole)
+        else:
+            inside = at < count
+            rest = _add(own, slots, slot_bytes, at, inside, KIND, WIDE, RANK, NUM_RANKS, ALIGNMENT, BLOCK)
+            tl.store(into + at, rest, mask=inside)
+            if HAS_TWO:
+                tl.store(into_also + at, rest, mask=inside)
+        block += tl.num_programs(0)
 
 
 def _jit(function: Any, plain: list[str]) -> Any:
