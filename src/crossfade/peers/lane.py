@@ -138,7 +138,8 @@ class Lane:
             if self._stream is not None and not is_captured:
                 driver.record_event(self._events[-1], self._stream)
                 driver.wait_event(stream, self._events[-1])
-        self._stream = None if is_captured else stream
+        if not is_captured:
+            self._stream = stream
         self._num_calls += 1
 
     @property

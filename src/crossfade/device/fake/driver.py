@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfade.device.fake.clocks import Allocation, Clock, is_before, join
+from crossfade.device.fake.graphs import Capture
 from crossfade.device.fake.machine import Fault, Machine, Mark, Operation, Range, Until
 from crossfade.device.ledger import Ledger
 from crossfade.host.memory import Memory
@@ -33,8 +34,8 @@ class FakeDriver:
         self._num_queues = num_queues
         self._streams: list[str] = []
         self._events: list[Mark] = []
-        self._graphs: list[list[tuple[int, Operation]]] = []
-        self._capture: tuple[set[int], list[tuple[int, Operation]]] | None = None
+        self._graphs: list[Capture] = []
+        self._capture: Capture | None = None
         machine.at_end.append(self._check_leases)
 
     def _check_leases(self) -> None:
@@ -76,7 +77,7 @@ class FakeDriver:
         allocation = self._allocation(address)
         clock = self.machine.line(self.process).clock
         for access in allocation.accesses:
-            is_own = access.line in self._streams and allocation.owner != self.process
+            is_own = access.line.startswith(f"{self.process}/") and allocation.owner != self.process
             if is_own and not is_before(access, clock):
                 act = f"{self.process} closes {allocation.label}"
                 raise Fault("race", f"{act} and does not know that '{access.label}' has run", act, access.label)
@@ -138,13 +139,8 @@ class FakeDriver:
 
     def _enqueue(self, stream: int, label: str, **rest: Any) -> None:
         operation = Operation(f"{label} on {self._streams[stream]}", self._streams[stream], self._host(), **rest)
-        if self._capture is not None:
-            streams, collected = self._capture
-            if operation.after is not None and any(done.records is operation.after for _, done in collected):
-                streams.add(stream)
-            if stream in streams:
-                collected.append((stream, operation))
-                return
+        if self._capture is not None and self._capture.take(stream, operation):
+            return
         self._submit(stream, operation)
 
     def _submit(self, stream: int, operation: Operation) -> None:
@@ -282,40 +278,22 @@ class FakeDriver:
 
     def begin_capture(self, stream: int) -> None:
         """See `Driver`."""
-        self._capture = ({stream}, [])
+        self._capture = Capture(stream, f"graph {len(self._graphs)} of {self.process}")
 
     def end_capture(self, stream: int) -> int:
         """See `Driver`."""
-        if self._capture is None:
-            raise Fault("race", f"{self.process} ends a capture that it has not begun")
-        self._graphs.append(self._capture[1])
-        self._capture = None
+        captured, self._capture = self._capture, None
+        if captured is None:
+            raise Fault("capture", f"{self.process} ends a capture that it has not begun")
+        captured.end()
+        self._graphs.append(captured)
         self.ledger.take_at("graph", len(self._graphs) - 1)
         return len(self._graphs) - 1
 
     def launch(self, graph: int, stream: int) -> None:
         """See `Driver`."""
-        host = self._host()
-        marks: dict[int, Mark] = {}
-        start = Mark(None, self._streams[stream])
-        self._submit(
-            stream, Operation(f"launch a graph on {self._streams[stream]}", self._streams[stream], host, records=start)
-        )
-        begun = {stream}
-        for own, operation in self._graphs[graph]:
-            if own not in begun:
-                begun.add(own)
-                self._submit(
-                    own, Operation(f"begin a graph on {operation.stream}", operation.stream, host, after=start)
-                )
-            records = operation.records and marks.setdefault(id(operation.records), Mark(None, operation.records.label))
-            after = operation.after and marks.get(id(operation.after), operation.after)
-            fields = {
-                name: getattr(operation, name) for name in ("reads", "writes", "effect", "word", "waits_for", "stores")
-            }
-            self._submit(
-                own, Operation(operation.label, operation.stream, host, records=records, after=after, **fields)
-            )
+        for own, operation in self._graphs[graph].launch(self._streams[stream], self._host()):
+            self._submit(stream if own is None else own, operation)
 
     def destroy_graph(self, graph: int) -> None:
         """See `Driver`."""

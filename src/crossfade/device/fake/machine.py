@@ -21,7 +21,7 @@ class Fault(Exception):
     """What the machine found.
 
     Attributes:
-        kind: ``race``, ``deadlock``, ``PL-5``, ``leak``, ``use after free`` or ``wrong value``.
+        kind: ``race``, ``deadlock``, ``PL-5``, ``leak``, ``use after free``, ``capture`` (which a GPU refuses) or ``wrong value``.
         operations: those that do not go together, as the message names them.
     """
 
@@ -292,29 +292,33 @@ class Machine:
         """Who waits for what, when nothing can go on."""
         parts = [f"{name} waits for {what}" for name, what in waiting.items()]
         operations: list[str] = []
+        across: list[str] = []
         for name, queue in self.queues.items():
             if not queue:
                 continue
             head = queue[0]
             parts.append(f"'{head.label}' holds {name}")
-            behind = self._producer_behind(head)
-            if behind is not None:
-                parts[-1] += f" in front of '{behind.label}', which it waits for"
-                operations += [head.label, behind.label]
+            where, producer = self._producer(head)
+            if producer is not None and where == name:
+                parts[-1] += f" in front of '{producer.label}', which it waits for"
+                operations += [head.label, producer.label]
+            elif producer is not None:
+                across += [head.label, producer.label]
+                front = self.queues[where][0].label
+                parts[-1] += f" and waits for '{producer.label}', which is behind '{front}' in {where}"
             if head.word is not None:
                 parts[-1] += f"; {head.word.label} was last written by '{head.word.writer}'"
-        return Fault("deadlock", "; ".join(parts), *(operations or parts))
+        return Fault("deadlock", "; ".join(parts), *(operations or across or parts))
 
-    def _producer_behind(self, head: Operation) -> Operation | None:
-        for queue in self.queues.values():
+    def _producer(self, head: Operation) -> tuple[str, Operation | None]:
+        """The first operation that is enqueued and would let this one go, and its queue."""
+        for name, queue in self.queues.items():
             for operation in queue:
-                is_producer = operation.word is head.word and bool(operation.stores)
-                if head.word is not None and is_producer and operation is not head:
-                    return operation if operation in self._queue_of(head) else None
-        return None
-
-    def _queue_of(self, operation: Operation) -> deque[Operation]:
-        return next(queue for queue in self.queues.values() if operation in queue)
+                is_set = head.word is not None and operation.word is head.word and bool(operation.stores)
+                is_mark = head.after is not None and operation.records is head.after
+                if operation is not head and (is_set or is_mark):
+                    return name, operation
+        return "", None
 
     def last_uses(self, name: str) -> list[str]:
         """The last operations that wrote and read a named part of memory."""
