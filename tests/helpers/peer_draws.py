@@ -54,6 +54,7 @@ def peer_worlds(draw: st.DrawFn) -> PeerWorld:
             draw(st.integers(0, num_lanes - 1)) if is_eager and not is_ordered else lane,
             draw(tunings(num_ranks)),
             draw(st.booleans()),
+            draw(st.booleans()),
         )
         calls.append(call)
     orders: list[list[int]] = []

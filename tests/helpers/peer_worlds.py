@@ -57,6 +57,7 @@ class Call:
         lane, stream: where.
         tunings: rank k uses number k modulo their number.
         is_in_place: the output lies where the input lies, as far as that is allowed.
+        is_shared: the other ranks write the output themselves, where that is possible.
     """
 
     collective: Collective
@@ -65,6 +66,12 @@ class Call:
     stream: int = 0
     tunings: tuple[Tuning, ...] = (DEFAULT,)
     is_in_place: bool = False
+    is_shared: bool = False
+
+    @property
+    def is_put(self) -> bool:
+        """Whether the other ranks write the output."""
+        return self.is_shared and self.collective in (Collective.ALL_GATHER, Collective.ALL_TO_ALL)
 
     def tuning(self, rank: int) -> Tuning:
         return self.tunings[rank % len(self.tunings)]
@@ -133,6 +140,7 @@ class Site:
     source_count: int
     target_count: int
     held: tuple[int, ...]
+    offset: int | None
     seen: list[bytes] = field(default_factory=list)
 
 
@@ -168,7 +176,7 @@ class PeerWorld:
         drivers = [
             FakeDriver(machine, f"rank {rank}", rank, num_queues=self.num_queues) for rank in range(self.num_ranks)
         ]
-        total_bytes = NUM_EPOCHS * self.num_lanes * self.buffer_bytes
+        total_bytes = self._heap_begin(len(self.calls))
         words = num_words(self.num_lanes, self.num_ranks)
         boards = [driver.allocate(words * WORD_BYTES, f"signals of rank {k}") for k, driver in enumerate(drivers)]
         buffers = [driver.allocate(total_bytes, f"buffers of rank {k}") for k, driver in enumerate(drivers)]
@@ -190,6 +198,12 @@ class PeerWorld:
             for rank, driver in enumerate(drivers)
         }
 
+    def _heap_begin(self, number: int) -> int:
+        """Where in the ranks' memory the output of a call lies that they all write: behind the lanes' buffers."""
+        before = self.calls[:number]
+        heap_bytes = sum(self.num_ranks * max(call.count, 1) * WORD.size_bytes for call in before if call.is_put)
+        return NUM_EPOCHS * self.num_lanes * self.buffer_bytes + heap_bytes
+
     def _lane(self, home: Home, index: int) -> Lane:
         options = {"num_streams": self.num_streams, "is_replayable": self.is_replayable}
         return self.lane(home, index, self.buffer_bytes, **options)
@@ -200,7 +214,7 @@ class PeerWorld:
         main = driver.create_stream("launches") if self.is_launched_elsewhere else streams[0]
         event = driver.create_event()
         order = self.orders[rank % len(self.orders)] if self.orders else range(len(self.calls))
-        sites = [self._site(driver, rank, number) for number in order]
+        sites = [self._site(driver, rank, number, shared[1]) for number in order]
         replay: Replay | None = None
         for version, kind in enumerate(self.rounds):
             if kind is Round.EAGER:
@@ -223,23 +237,34 @@ class PeerWorld:
         self._give_back(driver, lanes, streams, [*shared, *(at for site in sites for at in site.held)])
         self._check(rank, sites)
 
-    def _site(self, driver: FakeDriver, rank: int, number: int) -> Site:
+    def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
         call, parts = self.calls[number], self.num_ranks
-        is_gather = call.collective is Collective.ALL_GATHER
         num_in = 1 if call.collective in (Collective.ALL_GATHER, Collective.ALL_REDUCE) else parts
         num_out = 1 if call.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE) else parts
         if call.collective is Collective.BARRIER:
             num_in = num_out = 0
         counts = num_in * call.count, num_out * call.count
         most = max(*counts, 1) * WORD.size_bytes
-        block = rank * call.count * WORD.size_bytes
-        source = driver.allocate(most, f"input {number} of rank {rank}")
-        if call.is_in_place and call.collective is not Collective.ALL_TO_ALL:
-            whole, part = source, source + block
-            at = (part, whole) if is_gather else (whole, part if num_in > num_out else whole)
-            return Site(number, call, *at, *counts, (source,))
-        target = driver.allocate(most, f"output {number} of rank {rank}")
-        return Site(number, call, source, target, *counts, (source, target))
+        part = rank * call.count * WORD.size_bytes
+        held = []
+
+        def place(what: str) -> int:
+            held.append(driver.allocate(most, f"{what} {number} of rank {rank}"))
+            return held[-1]
+
+        offset = self._heap_begin(number) if call.is_put else None
+        if offset is None:
+            target = place("output")
+        else:
+            target = memory + offset
+            driver.name_range(target, most, f"output {number} of rank {rank}")
+        if call.is_in_place and call.collective is Collective.REDUCE_SCATTER:
+            source, target = target, target + part
+        elif call.is_in_place and call.collective is not Collective.ALL_TO_ALL:
+            source = target + (part if num_in < num_out else 0)
+        else:
+            source = place("input")
+        return Site(number, call, source, target, *counts, tuple(held), offset)
 
     # rounds
 
@@ -258,9 +283,9 @@ class PeerWorld:
         source, target, size_bytes = site.source, site.target, call.count * WORD.size_bytes
         match call.collective:
             case Collective.ALL_GATHER:
-                steps.all_gather(lane, stream, target, source, size_bytes, tuning)
+                steps.all_gather(lane, stream, target, source, size_bytes, tuning, site.offset)
             case Collective.ALL_TO_ALL:
-                steps.all_to_all(lane, stream, target, source, size_bytes, tuning)
+                steps.all_to_all(lane, stream, target, source, size_bytes, tuning, site.offset)
             case Collective.REDUCE_SCATTER:
                 steps.reduce_scatter(lane, stream, target, source, call.count, WORD, tuning)
             case Collective.ALL_REDUCE:
