@@ -89,15 +89,15 @@ class NoJoin(Lane):
 class NoOrder(Lane):
     """A call does not wait for the one before it on another stream."""
 
-    def begin(self, stream: int, *, num_streams: int, is_captured: bool) -> None:
+    def begin(self, stream: int, **options: Any) -> None:
         self._stream = None
-        super().begin(stream, num_streams=num_streams, is_captured=is_captured)
+        super().begin(stream, **options)
 
 
 class ForgetsWhenCaptured(Lane):
     """A captured call makes the lane forget where the last one ran that was not captured."""
 
-    def begin(self, stream: int, *, num_streams: int, is_captured: bool) -> None:
-        super().begin(stream, num_streams=num_streams, is_captured=is_captured)
+    def begin(self, stream: int, *, is_captured: bool = False, **options: Any) -> None:
+        super().begin(stream, is_captured=is_captured, **options)
         if is_captured:
             self._stream = None

@@ -176,7 +176,7 @@ def killed(
     for number in range(200):
         collectives.all_reduce(group, source, out)
         if number % 10 == 0:
-            marks.append(torch.cuda.Event())
+            marks.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
             marks[-1].record()
     if rank == dead:
         time.sleep(delay_s)

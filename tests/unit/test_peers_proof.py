@@ -30,7 +30,7 @@ SUM_IN_PLACE = Call(Collective.ALL_REDUCE, tunings=(Tuning(num_streams=2),), is_
 
 def find(world: World, *operations: str) -> Verdict:
     """The first fault that names these operations, in orders drawn by seed. Other faults may come of the same cause."""
-    verdicts = [sample(world, [seed], is_strict=False) for seed in range(40)]
+    verdicts = [sample(world, [seed], is_strict=False) for seed in range(200)]
     found = [verdict for verdict in verdicts if set(verdict.operations) == set(operations)]
     assert found, sorted({str(verdict) for verdict in verdicts})
     return found[0]

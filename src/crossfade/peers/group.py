@@ -16,7 +16,7 @@ from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.exchange import barrier
 from crossfade.peers.home import Home
-from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
+from crossfade.peers.lane import SLOT_ALIGNMENT, Lane, num_epochs, num_words
 from crossfade.peers.meeting import Party
 from crossfade.peers.steps import end
 
@@ -35,6 +35,7 @@ def open_group(
     num_lanes: int = 1,
     heap_bytes: int = 0,
     num_streams: int = 1,
+    num_parts: int = 1,
     is_replayable: bool = False,
     has_device_signals: bool = False,
     timeout_s: float = 60.0,
@@ -49,6 +50,7 @@ def open_group(
         num_lanes: collectives that may be in flight at the same time.
         heap_bytes: memory on each rank for `PeerGroup.empty`.
         num_streams: streams that the copies of one exchange may be spread over.
+        num_parts: parts of a sum that may be on the way at a time; each has an equal share of a buffer.
         is_replayable: collectives may be captured into graphs; those by themselves take one more exchange of signals.
         has_device_signals: GPUs only: signals lie in device memory.
         timeout_s: CPU only: the longest that a call waits for the others. (A GPU's wait ends only when a rank dies.)
@@ -65,16 +67,17 @@ def open_group(
     where = torch.device(device)
     num_ranks = torch.distributed.get_world_size(group)
     least_bytes = SLOT_ALIGNMENT * num_ranks
-    if buffer_bytes < least_bytes or num_lanes < 1:
+    if buffer_bytes < least_bytes or min(num_lanes, num_streams, num_parts) < 1:
         raise ValueError(
-            f"buffer_bytes is {buffer_bytes} and num_lanes is {num_lanes}\nhint: at least {least_bytes} bytes and 1 lane"
+            f"buffer_bytes is {buffer_bytes}, num_lanes {num_lanes}, num_streams {num_streams} and num_parts {num_parts}\n"
+            f"hint: at least {least_bytes} bytes, and 1 of each"
         )
-    buffer_bytes = align(buffer_bytes, least_bytes)
-    words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
+    part_bytes = align(-(-buffer_bytes // num_parts), least_bytes)
+    words, total_bytes = num_words(num_lanes, num_ranks, num_parts), num_epochs(num_parts) * num_lanes * part_bytes
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
     home, parties, give_back = _open_home(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
     lanes = [
-        Lane(home, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
+        Lane(home, index, part_bytes, num_streams=num_streams, num_parts=num_parts, is_replayable=is_replayable)
         for index in range(num_lanes)
     ]
     return PeerGroup(home, lanes, parties, where.type, total_bytes, give_back)

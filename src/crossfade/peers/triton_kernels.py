@@ -7,6 +7,7 @@ all addresses are multiples of 16 make a variant.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from crossfade.device.tensors import torch_or_raise
@@ -130,7 +131,7 @@ def _is_aligned(*values: int) -> bool:
 
 
 class TritonKernels:
-    """See `crossfade.peers.home.Kernels`. The stream must be torch's current one.
+    """See `crossfade.peers.home.Kernels`.
 
     Args:
         device: the device's index.
@@ -143,20 +144,31 @@ class TritonKernels:
         self._rank = rank
         self._num_ranks = num_ranks
         self._num_programs = num_programs
+        self._streams: dict[int, Any] = {}
+
+    def _on(self, stream: int) -> AbstractContextManager[Any]:
+        """Triton launches on torch's current stream."""
+        cuda = torch_or_raise().cuda
+        if stream == cuda.current_stream(self._device).cuda_stream:
+            return nullcontext()
+        if stream not in self._streams:
+            self._streams[stream] = cuda.ExternalStream(stream, device=self._device)
+        return cuda.stream(self._streams[stream])  # type: ignore[no-any-return]
 
     def load(self) -> None:
         """Compiles, loads and runs every variant."""
         torch = torch_or_raise()
         scratch = torch.zeros(4096, dtype=torch.uint8, device=f"cuda:{self._device}")
         base = scratch.data_ptr()
+        stream = torch.cuda.current_stream(self._device).cuda_stream
         for shift in (0, 1):
-            self.copy(0, base + shift, base + 2048 + shift, 64)
+            self.copy(stream, base + shift, base + 2048 + shift, 64)
         for name in KINDS:
             kind = Kind(name, getattr(torch, name).itemsize)
             for shift in (0, kind.size_bytes):
                 for targets in ((base + shift,), (base + shift, base + 1024 + shift)):
                     slot = (base + 2048, 0, self._rank, self._num_ranks)
-                    self.reduce(0, Reduction(kind, 8, targets, base + 2048 + shift, *slot))
+                    self.reduce(stream, Reduction(kind, 8, targets, base + 2048 + shift, *slot))
         torch.cuda.synchronize(self._device)
 
     def _grid(self, count: int) -> tuple[int]:
@@ -168,34 +180,36 @@ class TritonKernels:
             return
         is_wide = _is_aligned(target, source, size_bytes)
         count = size_bytes // 8 if is_wide else size_bytes
-        _copy[self._grid(count)](
-            target,
-            source,
-            count,
-            KIND=tl.int64 if is_wide else tl.int8,
-            ALIGNMENT=_ALIGNMENT if is_wide else 1,
-            BLOCK=_BLOCK,
-            num_warps=_NUM_WARPS,
-        )
+        with self._on(stream):
+            _copy[self._grid(count)](
+                target,
+                source,
+                count,
+                KIND=tl.int64 if is_wide else tl.int8,
+                ALIGNMENT=_ALIGNMENT if is_wide else 1,
+                BLOCK=_BLOCK,
+                num_warps=_NUM_WARPS,
+            )
 
     def reduce(self, stream: int, reduction: Reduction) -> None:
         """See `Kernels`."""
         kind = KINDS[reduction.kind.name]
         first, last = reduction.targets[0], reduction.targets[-1]
         is_aligned = _is_aligned(first, last, reduction.own, reduction.slots, reduction.slot_bytes)
-        _sum[self._grid(reduction.count)](
-            first,
-            last,
-            reduction.own,
-            reduction.slots,
-            reduction.slot_bytes,
-            reduction.count,
-            KIND=kind,
-            WIDE=tl.float32 if reduction.kind.size_bytes == 2 else kind,
-            RANK=reduction.rank,
-            NUM_RANKS=reduction.num_ranks,
-            HAS_TWO=len(reduction.targets) > 1,
-            ALIGNMENT=_ALIGNMENT if is_aligned else reduction.kind.size_bytes,
-            BLOCK=_BLOCK,
-            num_warps=_NUM_WARPS,
-        )
+        with self._on(stream):
+            _sum[self._grid(reduction.count)](
+                first,
+                last,
+                reduction.own,
+                reduction.slots,
+                reduction.slot_bytes,
+                reduction.count,
+                KIND=kind,
+                WIDE=tl.float32 if reduction.kind.size_bytes == 2 else kind,
+                RANK=reduction.rank,
+                NUM_RANKS=reduction.num_ranks,
+                HAS_TWO=len(reduction.targets) > 1,
+                ALIGNMENT=_ALIGNMENT if is_aligned else reduction.kind.size_bytes,
+                BLOCK=_BLOCK,
+                num_warps=_NUM_WARPS,
+            )
