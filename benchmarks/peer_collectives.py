@@ -1,13 +1,14 @@
 """Collectives by copy engines beside NCCL's: alone, beside matrix products, eager and captured.
 
-``python -m benchmarks.peer_collectives run OUT.json [sweep | sizes]`` measures on all GPUs (``sweep``: ways to do it, at two sizes;
-``sizes``: the chosen ways, at all sizes) and writes after each case;
+``python -m benchmarks.peer_collectives run OUT.json [sweep | sizes]`` measures on all GPUs (``sweep``: more ways to do it, eager;
+``sizes``: the chosen ways, eager and captured) and writes after each case;
 ``python -m benchmarks.peer_collectives report OUT.json`` makes a report of it, anywhere.
 
 Each measure repeats a collective as often as NCCL could while ten matrix products (8192^3, bf16) run, so that there is as much to
 hide as there is to hide it behind. *Alone* is the time of one call, *beside* that of all calls with the products beside them,
 *both* the time until the products and the calls have ended. All GPUs begin together; the slowest rank of each round counts.
-Variants take turns. NCCL is measured on a stream of usual priority and on an urgent one, and the better of the two counts.
+Variants take turns. NCCL is measured on a stream of usual priority, on an urgent one, and with four groups on four streams in turn;
+the best of the three counts. *Lanes* are collectives in flight on four streams in turn.
 """
 
 from __future__ import annotations
@@ -32,25 +33,35 @@ SIZES = {
     "reduce_scatter": (16, 64, 256),
     "all_reduce": (16, 64, 256),
 }
-NCCLS = ("NCCL", "NCCL, urgent")
+NCCLS = ("NCCL", "NCCL, urgent", "NCCL, 4 groups")
 
 
 def _variants(is_sweep: bool) -> dict[str, list[Any]]:
+    """The ways to do each collective."""
     from benchmarks.peer_workers import OPS, Variant
-    from crossfade.peers.tuning import Direction, Tuning
+    from crossfade.peers.tuning import Direction, Local, Tuning
 
-    heap = Variant("into shared", is_on_heap=True)
-    plain = Variant("default")
-    if not is_sweep:
-        return {op: [plain, heap] if op in ("all_gather", "all_to_all") else [plain] for op in OPS}
-    three, cut = Tuning(num_streams=3), Tuning(chunk_bytes=8 * MB, is_interleaved=True)
-    common = [plain, Variant("3 streams", three), Variant("8 MB in turn", cut)]
-    moves = [
-        Variant("push", Tuning(direction=Direction.PUSH)),
-        heap,
-        Variant("into shared, 3 streams", three, is_on_heap=True),
+    engine = Tuning(local=Local.ENGINE)
+    default, parts = Variant("default"), {num: Tuning(num_parts=num) for num in (2, 4)}
+    shared = [
+        Variant("into shared, kernel", is_on_heap=True),
+        Variant("into shared", engine, is_on_heap=True),
+        Variant("into shared, 4 lanes", engine, is_on_heap=True, num_lanes=4),
     ]
-    return {op: common + moves if op in ("all_gather", "all_to_all") else common for op in OPS}
+    in_place = [
+        Variant("in place, shared", engine, is_on_heap=True, is_in_place=True),
+        Variant("in place, shared, 4 lanes", engine, is_on_heap=True, is_in_place=True, num_lanes=4),
+    ]
+    sums = [default, Variant("2 parts", parts[2]), Variant("4 parts", parts[4]), Variant("4 lanes", num_lanes=4)]
+    if is_sweep:
+        sums += [
+            Variant("2 parts, 2 lanes", parts[2], num_lanes=2),
+            Variant("2 parts, 8 MB in turn", Tuning(num_parts=2, chunk_bytes=8 * MB, is_interleaved=True)),
+            Variant("2 parts, one by one", Tuning(num_parts=2, is_batched=False)),
+        ]
+        shared.append(Variant("push", Tuning(direction=Direction.PUSH)))
+    moves = {"all_gather": [default, *shared, *in_place], "all_to_all": [default, *shared]}
+    return {op: moves.get(op, sums) for op in OPS}
 
 
 def run(path: Path, what: str) -> None:
@@ -62,8 +73,7 @@ def run(path: Path, what: str) -> None:
 
     num = torch.cuda.device_count()
     is_sweep = what == "sweep"
-    sizes = {op: ((16, 64) if is_sweep else all_sizes) for op, all_sizes in SIZES.items()}
-    cases = [w.Case(op, size) for op, all_sizes in sizes.items() for size in all_sizes]
+    cases = [w.Case(op, size) for op, sizes in SIZES.items() for size in sizes]
     modes = ("eager",) if is_sweep else ("eager", "captured")
     folder = Path(tempfile.mkdtemp())
     begin, failed = time.monotonic(), ""
