@@ -174,6 +174,11 @@ class PeerWorld:
     lane: Callable[..., Lane] = Lane
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
+        ranks = self.open(machine)
+        return {f"host {rank}": self._run(*each) for rank, each in enumerate(ranks)}
+
+    def open(self, machine: Machine) -> list[tuple[FakeDriver, list[Lane], tuple[int, int]]]:
+        """Each rank's driver, lanes, and memory that the others reach: its signals and its buffers."""
         drivers = [
             FakeDriver(machine, f"rank {rank}", rank, num_queues=self.num_queues) for rank in range(self.num_ranks)
         ]
@@ -194,10 +199,7 @@ class PeerWorld:
             for rank, driver in enumerate(drivers)
         ]
         lanes = [[self._lane(home, k) for k in range(self.num_lanes)] for home in homes]
-        return {
-            f"host {rank}": self._run(driver, lanes[rank], (boards[rank], buffers[rank]))
-            for rank, driver in enumerate(drivers)
-        }
+        return list(zip(drivers, lanes, zip(boards, buffers, strict=True), strict=True))
 
     def _heap_begin(self, number: int) -> int:
         """Where in the ranks' memory the output of a call lies that they all write: behind the lanes' buffers."""

@@ -147,7 +147,7 @@ def _call(
     _keep(group, stream, source, target)
     if target is not out:
         _unpack(group, out, target)
-    chosen.check()
+    group.check_call(chosen)
     return out
 
 

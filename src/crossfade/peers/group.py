@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -125,11 +126,13 @@ class PeerGroup:
         self._give_back = give_back
         self._watchdog = Watchdog(home.driver)
         self._pidfds = {rank: open_pidfd(parties[rank].pid) for rank in home.peers}
+        self._names = {pidfd: f"rank {rank} (process {parties[rank].pid})" for rank, pidfd in self._pidfds.items()}
+        self._poller = select.epoll()
         self._lock = threading.Lock()
         self._first_dead = ""
         self._is_closed = False
-        for rank, pidfd in self._pidfds.items():
-            name = f"rank {rank} (process {parties[rank].pid})"
+        for pidfd, name in self._names.items():
+            self._poller.register(pidfd, select.EPOLLIN)
             self._watchdog.watch(name, pidfd, self._make_release(name), _Streams(lanes), self._on_death)
 
     @property
@@ -144,13 +147,16 @@ class PeerGroup:
         """
 
         def signals() -> list[Signal]:
-            with self._lock:
-                if not self._first_dead:
-                    self._first_dead = name
-                    self._break(f"{name} died")
+            self._note(name)
             return [signal for lane in self._lanes for signal in lane.incoming()]
 
         return signals
+
+    def _note(self, name: str) -> None:
+        with self._lock:
+            if not self._first_dead:
+                self._first_dead = name
+                self._break(f"{name} died")
 
     def _on_death(self, report: DeathReport) -> None:
         with self._lock:
@@ -225,15 +231,28 @@ class PeerGroup:
         chosen.begin(stream, num_streams=1, is_captured=self.is_capturing())
         barrier(chosen, stream)
         end(chosen, stream)
-        chosen.check()
+        self.check_call(chosen)
 
     def check(self) -> None:
         """Raises if a rank has died. On GPUs, ask after a synchronisation, before results are trusted.
 
+        Asks the system, and not only this rank's watchdog: one that heard of the death earlier may have let its streams go, and
+        what they then gave to this rank is not valid.
+
         Raises:
             ChannelBroken: it names the rank.
         """
+        if not self._is_closed:
+            for pidfd, _ in self._poller.poll(0):
+                self._note(self._names[pidfd])
         for lane in self._lanes:
+            lane.check()
+
+    def check_call(self, lane: Lane) -> None:
+        """What a call does at its end: on a CPU it is done, and its result has to be valid."""
+        if self.device_type == "cpu":
+            self.check()
+        else:
             lane.check()
 
     def close(self) -> None:
@@ -249,6 +268,7 @@ class PeerGroup:
         if self.device_type == "cuda":
             torch_or_raise().cuda.synchronize(self.home.driver.device)
         self._watchdog.close()
+        self._poller.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         for lane in self._lanes:

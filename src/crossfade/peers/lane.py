@@ -138,6 +138,9 @@ class Lane:
     def begin(self, stream: int, *, num_streams: int = 1, num_parts: int = 1, is_captured: bool = False) -> None:
         """A collective begins on a stream, behind those that came before on this lane.
 
+        A captured one does not: whoever launches the graph puts the launch in order with other uses of the lane. In one capture, a
+        lane is used by streams that are in order already.
+
         Raises:
             ChannelBroken: a rank has died.
             DeviceError: the lane was not made for what is asked.
