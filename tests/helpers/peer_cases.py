@@ -46,12 +46,13 @@ def join_world(rank: int, num_ranks: int, store: str) -> None:
     """Joins a gloo group that listens on loopback only."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    meeting = dist.FileStore(store, num_ranks)
+    meeting = dist.FileStore(store, num_ranks)  # type: ignore[attr-defined,unused-ignore]
     dist.init_process_group("gloo", store=meeting, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=30))
 
 
 def _work(peers: dict[int, Any], rank: int, num_ranks: int, store: str, names: Sequence[str]) -> Any:
     join_world(rank, num_ranks, store)
+    name = ""
     try:
         for name in names:
             CASES[name](rank, num_ranks)

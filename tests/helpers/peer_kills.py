@@ -61,6 +61,7 @@ def _rank(rank: int, num_ranks: int, victim: int, store: str, moment: str, seed:
     group = open_group(
         device="cpu", buffer_bytes=(1 << 16) * num_ranks, num_lanes=2, num_streams=3, is_replayable=replayable
     )
+    noticed, text = 0.0, ""
     try:
         _run(group, moment, seed, rank == victim, ready)
     except ChannelBroken as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -30,6 +31,7 @@ def kill_many(first_seed: int, num_kills: int, timeout_s: float) -> Counter[str]
     ran = subprocess.run(
         [sys.executable, "-m", "tests.helpers.peer_kills", str(first_seed), str(num_kills)],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         timeout=timeout_s,
