@@ -50,7 +50,8 @@ def all_gather(
     lane: int = 0,
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
-    """All ranks' tensors, one behind the other along the first dimension."""
+    """All ranks' tensors, one behind the other along the first dimension. The input may be this rank's part of ``out``."""
+    _check(group, "the input of all_gather", tensor)
     shape = (group.num_ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else (group.num_ranks,)
 
     def enqueue(chosen: Lane, stream: int, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -58,7 +59,8 @@ def all_gather(
         offset = group.shared_offset(target)
         steps.all_gather(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
 
-    return _call(group, "all_gather", tensor, out, shape, lane, tuning, enqueue)
+    place = -group.rank * tensor.numel() * tensor.itemsize
+    return _call(group, "all_gather", tensor, out, shape, lane, tuning, enqueue, place)
 
 
 def all_to_all(
@@ -70,6 +72,7 @@ def all_to_all(
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
     """Part p of the first dimension goes to rank p; the parts that arrive are one behind the other, by rank."""
+    _check(group, "the input of all_to_all", tensor)
     _part(group, "all_to_all", tensor)
 
     def enqueue(chosen: Lane, stream: int, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -77,9 +80,7 @@ def all_to_all(
         offset = group.shared_offset(target)
         steps.all_to_all(chosen, stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
 
-    if out is tensor:
-        raise ValueError("all_to_all cannot write into its input\nhint: give another tensor as out, or none")
-    return _call(group, "all_to_all", tensor, out, tuple(tensor.shape), lane, tuning, enqueue)
+    return _call(group, "all_to_all", tensor, out, tuple(tensor.shape), lane, tuning, enqueue, None)
 
 
 def reduce_scatter(
@@ -90,14 +91,16 @@ def reduce_scatter(
     lane: int = 0,
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
-    """This rank's part, along the first dimension, of the sum of all ranks' tensors."""
+    """This rank's part, along the first dimension, of the sum of all ranks' tensors. ``out`` may be that part of the input."""
+    _check(group, "the input of reduce_scatter", tensor)
     kind = _kind("reduce_scatter", tensor)
     shape = (_part(group, "reduce_scatter", tensor), *tensor.shape[1:])
 
     def enqueue(chosen: Lane, stream: int, target: torch.Tensor, source: torch.Tensor) -> None:
         steps.reduce_scatter(chosen, stream, target.data_ptr(), source.data_ptr(), target.numel(), kind, tuning)
 
-    return _call(group, "reduce_scatter", tensor, out, shape, lane, tuning, enqueue)
+    place = group.rank * (tensor.numel() // group.num_ranks) * tensor.itemsize
+    return _call(group, "reduce_scatter", tensor, out, shape, lane, tuning, enqueue, place)
 
 
 def all_reduce(
@@ -109,12 +112,13 @@ def all_reduce(
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
     """The sum of all ranks' tensors. ``out`` may be the input."""
+    _check(group, "the input of all_reduce", tensor)
     kind = _kind("all_reduce", tensor)
 
     def enqueue(chosen: Lane, stream: int, target: torch.Tensor, source: torch.Tensor) -> None:
         steps.all_reduce(chosen, stream, target.data_ptr(), source.data_ptr(), target.numel(), kind, tuning)
 
-    return _call(group, "all_reduce", tensor, out, tuple(tensor.shape), lane, tuning, enqueue)
+    return _call(group, "all_reduce", tensor, out, tuple(tensor.shape), lane, tuning, enqueue, 0)
 
 
 def _call(
@@ -126,10 +130,10 @@ def _call(
     lane: int,
     tuning: Tuning,
     enqueue: Callable[[Lane, int, torch.Tensor, torch.Tensor], None],
+    place: int | None,
 ) -> torch.Tensor:
-    """Checks, packs what is not contiguous, enqueues, unpacks."""
+    """Checks ``out``, packs what is not contiguous, enqueues, unpacks. ``place``: where out may lie, seen from the input."""
     torch = torch_or_raise()
-    _check(group, f"the input of {name}", tensor)
     if out is None:
         out = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     else:
@@ -138,13 +142,18 @@ def _call(
             raise ValueError(
                 f"out of {name} is {_describe(out)}\nhint: it has to be {tensor.dtype} of shape {list(shape)}"
             )
+        _check_overlap(name, tensor, out, place)
     chosen, stream, is_captured = group.lane(lane), group.current_stream(), group.is_capturing()
     chosen.begin(stream, num_streams=tuning.num_streams, num_parts=tuning.num_parts, is_captured=is_captured)
     source = _pack(group, tensor)
     target = out if out.is_contiguous() else torch.empty(shape, dtype=out.dtype, device=out.device)
-    enqueue(chosen, stream, target, source)
-    steps.end(chosen, stream)
-    _keep(group, stream, source, target)
+    try:
+        enqueue(chosen, stream, target, source)
+        steps.end(chosen, stream)
+    except BaseException as error:
+        chosen.cut_off(error)
+        raise
+    _keep(group, source, target)
     if target is not out:
         _unpack(group, out, target)
     group.check_call(chosen)
@@ -164,8 +173,11 @@ def _unpack(group: PeerGroup, target: torch.Tensor, source: torch.Tensor) -> Non
     group.do(lambda: target.copy_(source))
 
 
-def _keep(group: PeerGroup, stream: int, *tensors: torch.Tensor) -> None:
-    """What a captured call on a CPU touches lives as long as its graph. (On a GPU torch's own allocator sees to it.)"""
+def _keep(group: PeerGroup, *tensors: torch.Tensor) -> None:
+    """What a captured call on a CPU touches lives as long as its graph, in an action that does nothing.
+
+    (On a GPU torch's own allocator sees to it.)
+    """
     group.do(lambda: tensors and None)
 
 
@@ -183,9 +195,18 @@ def _check(group: PeerGroup, what: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{what} requires grad, and collectives have no gradient\nhint: detach() it")
 
 
+def _check_overlap(name: str, tensor: torch.Tensor, out: torch.Tensor, place: int | None) -> None:
+    """What is packed first may overlap; else one block would be written over another that is still to be read."""
+    if not (tensor.is_contiguous() and out.is_contiguous()):
+        return
+    distance = out.data_ptr() - tensor.data_ptr()
+    is_apart = distance >= tensor.numel() * tensor.itemsize or -distance >= out.numel() * out.itemsize
+    if not is_apart and distance != place:
+        what = "cannot write into its input" if place is None else "can only write into its input in place"
+        raise ValueError(f"{name} {what}\nhint: give another tensor as out, or none")
+
+
 def _kind(name: str, tensor: torch.Tensor) -> Kind:
-    if not isinstance(tensor, torch_or_raise().Tensor):
-        raise TypeError(f"the input of {name} is a {type(tensor).__name__}\nhint: give a torch tensor")
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in SUMMABLE:
         raise TypeError(f"{name} cannot sum tensors of {tensor.dtype}\nhint: one of {', '.join(SUMMABLE)}")

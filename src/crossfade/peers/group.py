@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from crossfade.device.signals import Signal
 from crossfade.device.tensors import torch_or_raise
 from crossfade.device.watchdog import DeathReport, Watchdog
-from crossfade.errors import ChannelClosed, DeviceError
+from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.exchange import barrier
 from crossfade.peers.home import Home
 from crossfade.peers.lane import SLOT_ALIGNMENT, Lane, num_epochs, num_words
-from crossfade.peers.meeting import Party
+from crossfade.peers.meeting import Party, agree
 from crossfade.peers.steps import end
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def open_group(
 
     Raises:
         DeviceError: the machine or the group does not allow it.
+        ValueError: an argument makes no sense, or the ranks' arguments differ.
     """
     torch = torch_or_raise()
     group = torch.distributed.group.WORLD if process_group is None else process_group
@@ -66,12 +67,25 @@ def open_group(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     where = torch.device(device)
+    if torch.distributed.get_rank(group) < 0:
+        raise DeviceError("this process is not in the group", hint="only the ranks of a group open it")
     num_ranks = torch.distributed.get_world_size(group)
     least_bytes = SLOT_ALIGNMENT * num_ranks
     if buffer_bytes < least_bytes or min(num_lanes, num_streams, num_parts) < 1:
         raise ValueError(
             f"buffer_bytes is {buffer_bytes}, num_lanes {num_lanes}, num_streams {num_streams} and num_parts {num_parts}\n"
             f"hint: at least {least_bytes} bytes, and 1 of each"
+        )
+    if where.type in ("cpu", "cuda"):
+        agree(
+            group,
+            where,
+            buffer_bytes=buffer_bytes,
+            num_lanes=num_lanes,
+            num_parts=num_parts,
+            is_replayable=is_replayable,
+            has_device_signals=has_device_signals,
+            heap_bytes=heap_bytes,
         )
     part_bytes = align(-(-buffer_bytes // num_parts), least_bytes)
     words, total_bytes = num_words(num_lanes, num_ranks, num_parts), num_epochs(num_parts) * num_lanes * part_bytes
@@ -229,8 +243,12 @@ class PeerGroup:
         """Enqueues on the current stream: behind it, all ranks have come so far."""
         chosen, stream = self.lane(lane), self.current_stream()
         chosen.begin(stream, num_streams=1, is_captured=self.is_capturing())
-        barrier(chosen, stream)
-        end(chosen, stream)
+        try:
+            barrier(chosen, stream)
+            end(chosen, stream)
+        except BaseException as error:
+            chosen.cut_off(error)
+            raise
         self.check_call(chosen)
 
     def check(self) -> None:
@@ -256,14 +274,25 @@ class PeerGroup:
             lane.check()
 
     def close(self) -> None:
-        """Gives everything back when all ranks have come here, or one has died. Collective; idempotent."""
+        """Gives everything back when all ranks have come here, or one has died. Collective; idempotent.
+
+        Raises:
+            ChannelTimeout: CPU only: not all ranks came. Everything is given back all the same.
+        """
         if self._is_closed:
             return
-        if not any(lane.broken for lane in self._lanes):
-            for index, lane in enumerate(self._lanes):
-                stream = self.current_stream()
-                lane.begin(stream, num_streams=1, is_captured=False)
-                barrier(self.lane(index), stream)
+        try:
+            if not any(lane.broken for lane in self._lanes):
+                for lane in self._lanes:
+                    stream = self.current_stream()
+                    lane.begin(stream, num_streams=1, is_captured=False)
+                    barrier(lane, stream)
+        except ChannelBroken:  # a rank dies just now: there is nobody to wait for
+            pass
+        finally:
+            self._free()
+
+    def _free(self) -> None:
         self._is_closed = True
         if self.device_type == "cuda":
             torch_or_raise().cuda.synchronize(self.home.driver.device)

@@ -69,7 +69,11 @@ def open_host_home(
     torch = torch_or_raise()
     board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
     memory = Memory.create("peers", board_bytes + buffer_bytes)
-    parties = meet(group, torch.device("cpu"), memory)
+    try:
+        parties = meet(group, torch.device("cpu"), memory)
+    except BaseException:
+        memory.close()
+        raise
     driver = HostDriver(timeout_s)
     boards = [HostBoard(driver, party.memory, num_words, f"rank {k}") for k, party in enumerate(parties)]
     ranges = [

@@ -189,10 +189,20 @@ class Lane:
                 hint="open a group of the ranks that are left",
             )
 
+    def cut_off(self, error: BaseException) -> None:
+        """A collective has ended half-way, so this rank and the others are out of step from here on."""
+        if not self.broken:
+            self.broken = f"a collective on lane {self.index} ended half-way ({type(error).__name__})"
+
     # parts of an exchange
 
     def advance(self) -> Epoch:
-        """The next exchange's buffers and signals."""
+        """The next exchange's buffers and signals.
+
+        Raises:
+            ChannelBroken: a rank has died. (A long tensor has many exchanges, and each would have to be let go.)
+        """
+        self.check()
         epoch = self._epochs[self._num_exchanges % len(self._epochs)]
         self._num_exchanges += 1
         return epoch

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Party", "await_all", "meet"]
+__all__ = ["Party", "agree", "await_all", "meet"]
 
 
 class Party(NamedTuple):
@@ -52,6 +52,18 @@ def meet(group: ProcessGroup, device: torch.device, memory: Memory) -> list[Part
     parties = [Party(pid, memory if k == rank else _open(k, pid, fd)) for k, (_, pid, fd) in enumerate(rows)]
     await_all(group, device)
     return parties
+
+
+def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:
+    """Sees to it that all ranks were given the same. Collective.
+
+    Raises:
+        ValueError: on all ranks: it names an argument and every rank's.
+    """
+    rows = _gather(group, device, list(arguments.values()))
+    for name, values in zip(arguments, zip(*rows, strict=True), strict=True):
+        if len(set(values)) > 1:
+            raise ValueError(f"the ranks' {name} differ: {', '.join(map(str, values))}\nhint: give all ranks the same")
 
 
 def await_all(group: ProcessGroup, device: torch.device) -> None:
