@@ -193,7 +193,7 @@ def _open(rank: int, num_ranks: int, store: str) -> Bench:
     }
     groups = {
         is_captured: open_group(
-            buffer_bytes=256 * MB,
+            buffer_bytes=1024 * MB,
             heap_bytes=5000 * MB,
             num_lanes=NUM_LANES,
             num_parts=4,

@@ -193,10 +193,12 @@ def killed(
 def _survive(
     dead: Peer, group: PeerGroup, marks: list[Any], free_before: int, tensors: list[torch.Tensor]
 ) -> dict[str, Any]:
-    end = time.monotonic() + 20
+    end, lane = time.monotonic() + 20, group.lane()
+    was_running = bool(lane.broken)  # then it died while this rank enqueued
+    while not lane.broken and time.monotonic() < end:
+        was_running = not marks[-1].query()
     while not group.reports and time.monotonic() < end:
         time.sleep(0.001)
-    was_running = not marks[-1].query()
     begin = time.monotonic()
     torch.cuda.synchronize()
     drained_s = time.monotonic() - begin
