@@ -39,27 +39,27 @@ NCCLS = ("NCCL", "NCCL, urgent", "NCCL, 4 groups")
 def _variants(is_sweep: bool) -> dict[str, list[Any]]:
     """The ways to do each collective."""
     from benchmarks.peer_workers import OPS, Variant
-    from crossfade.peers.tuning import Direction, Local, Tuning
+    from crossfade.peers.tuning import Direction, Tuning
 
-    engine = Tuning(local=Local.ENGINE)
-    default, parts = Variant("default"), {num: Tuning(num_parts=num) for num in (2, 4)}
+    default = Variant("default")
     shared = [
-        Variant("into shared, kernel", is_on_heap=True),
-        Variant("into shared", engine, is_on_heap=True),
-        Variant("into shared, 4 lanes", engine, is_on_heap=True, num_lanes=4),
+        Variant("into shared", is_on_heap=True),
+        Variant("into shared, 4 lanes", is_on_heap=True, num_lanes=4),
     ]
     in_place = [
-        Variant("in place, shared", engine, is_on_heap=True, is_in_place=True),
-        Variant("in place, shared, 4 lanes", engine, is_on_heap=True, is_in_place=True, num_lanes=4),
+        Variant("in place, shared", is_on_heap=True, is_in_place=True),
+        Variant("in place, shared, 4 lanes", is_on_heap=True, is_in_place=True, num_lanes=4),
     ]
-    sums = [default, Variant("2 parts", parts[2]), Variant("4 parts", parts[4]), Variant("4 lanes", num_lanes=4)]
+    sums = [default, Variant("4 lanes", num_lanes=4)]
     if is_sweep:
-        sums += [
-            Variant("2 parts, 2 lanes", parts[2], num_lanes=2),
-            Variant("2 parts, 8 MB in turn", Tuning(num_parts=2, chunk_bytes=8 * MB, is_interleaved=True)),
-            Variant("2 parts, one by one", Tuning(num_parts=2, is_batched=False)),
+        cut, three = Tuning(chunk_bytes=8 * MB, is_interleaved=True), Tuning(num_streams=3)
+        more = [
+            Variant("8 MB in turn", cut),
+            Variant("3 streams", three),
+            Variant("one by one", Tuning(is_batched=False)),
         ]
-        shared.append(Variant("push", Tuning(direction=Direction.PUSH)))
+        sums += more
+        shared += [Variant("push", Tuning(direction=Direction.PUSH)), *more]
     moves = {"all_gather": [default, *shared, *in_place], "all_to_all": [default, *shared]}
     return {op: moves.get(op, sums) for op in OPS}
 

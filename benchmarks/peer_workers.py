@@ -196,7 +196,6 @@ def _open(rank: int, num_ranks: int, store: str) -> Bench:
             buffer_bytes=1024 * MB,
             heap_bytes=5000 * MB,
             num_lanes=NUM_LANES,
-            num_parts=4,
             num_streams=3,
             is_replayable=is_captured,
         )

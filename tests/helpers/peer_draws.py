@@ -5,20 +5,18 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from crossfade.peers.lane import SLOT_ALIGNMENT
-from crossfade.peers.tuning import Direction, Local, Tuning
+from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.peer_worlds import Call, Collective, PeerWorld, Round
 
 __all__ = ["peer_worlds"]
 
 NUM_STREAMS = 3
-NUM_PARTS = 3
 
 
 @st.composite
 def tunings(draw: st.DrawFn, num_ranks: int) -> tuple[Tuning, ...]:
     """One for each rank; what the ranks have to agree on is the same."""
     direction = draw(st.sampled_from(Direction))
-    num_parts = draw(st.sampled_from([1, NUM_PARTS]))
     one_shot_bytes = draw(st.sampled_from([0, 128, 1 << 18]))
     each = st.builds(
         Tuning,
@@ -28,9 +26,6 @@ def tunings(draw: st.DrawFn, num_ranks: int) -> tuple[Tuning, ...]:
         is_staggered=st.booleans(),
         is_interleaved=st.booleans(),
         is_batched=st.booleans(),
-        local=st.sampled_from(Local),
-        num_parts=st.just(num_parts),
-        part_bytes=st.just(64),
         one_shot_bytes=st.just(one_shot_bytes),
     )
     return tuple(draw(st.lists(each, min_size=num_ranks, max_size=num_ranks)))
@@ -74,7 +69,6 @@ def peer_worlds(draw: st.DrawFn) -> PeerWorld:
         buffer_bytes=SLOT_ALIGNMENT * num_ranks * draw(st.integers(1, 2)),
         num_lanes=num_lanes,
         num_streams=NUM_STREAMS,
-        num_parts=NUM_PARTS,
         num_user_streams=num_lanes,
         is_replayable=not is_eager or draw(st.booleans()),
         orders=orders,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from crossfade.errors import ChannelBroken
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup, open_group
-from crossfade.peers.tuning import Direction, Local, Tuning
+from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.device_pair import Peer, die
 
 Peers = dict[int, Peer]
@@ -23,8 +23,6 @@ TUNINGS = (
     Tuning(num_streams=2, chunk_bytes=64 << 10, is_batched=False),
     Tuning(chunk_bytes=64 << 10, is_interleaved=True, is_staggered=False),
     Tuning(one_shot_bytes=1 << 20),
-    Tuning(num_parts=3, part_bytes=1000, local=Local.ENGINE),
-    Tuning(num_parts=2, part_bytes=5000, num_streams=2, is_batched=False),
 )
 
 
@@ -69,7 +67,7 @@ def expected(op: str, source: torch.Tensor) -> torch.Tensor:
 def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls: int) -> dict[str, Any]:
     """Random calls, eager, of all types and ways, some with strides, in pieces, in place, on two lanes."""
     start(rank, num_ranks, store)
-    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=64 << 20, num_streams=3, num_parts=3)
+    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=64 << 20, num_streams=3)
     heap = group.empty(8 << 20, dtype=torch.uint8)
     rng = random.Random(7)
     torch.manual_seed(rank)
@@ -101,16 +99,14 @@ def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls:
 def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: int) -> dict[str, Any]:
     """Captured collectives on two lanes beside products; inputs change and outputs are poisoned before each replay."""
     start(rank, num_ranks, store)
-    group = open_group(
-        buffer_bytes=1 << 20, num_lanes=2, heap_bytes=16 << 20, num_streams=2, num_parts=2, is_replayable=True
-    )
+    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=16 << 20, num_streams=2, is_replayable=True)
     numel = num_ranks * 30_000
     source = torch.arange(numel, device="cuda", dtype=torch.int64) + rank
     summed, parts = torch.empty_like(source), group.empty(num_ranks * numel, dtype=torch.int64)
     mixed = torch.empty_like(source)
     side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     a = torch.randn(2048, 2048, device="cuda")
-    tuning = Tuning(num_streams=2, num_parts=2, part_bytes=10_000)
+    tuning = Tuning(num_streams=2)
     wrong = torch.zeros(1, device="cuda", dtype=torch.int64)
     ramp = torch.arange(numel, device="cuda", dtype=torch.int64)
     shift = torch.zeros(1, device="cuda", dtype=torch.int64)
@@ -162,14 +158,11 @@ def killed(
 ) -> dict[str, Any] | None:
     """Rank ``dead`` kills itself, at once while the others wait, or with large collectives of all ranks under way."""
     start(rank, num_ranks, store)
-    gathered(torch.ones(8, device="cuda"))
-    torch.cuda.synchronize()
+    _use_once(num_ranks)
     free_before = torch.cuda.mem_get_info()[0]
     group = open_group(buffer_bytes=256 << 20)
     source = torch.randn(32 << 20, device="cuda")
     out = torch.empty_like(source)
-    ones = torch.ones(1 << 20, device="cuda")
-    assert float((ones + ones).sum()) == 2 << 20
     collectives.all_reduce(group, source, out)
     torch.cuda.synchronize()
     peers_meet(peers)
@@ -187,12 +180,23 @@ def killed(
     if rank == dead:
         time.sleep(delay_s)
         die()
-    return _survive(peers[dead], group, marks, free_before, [source, out])
+    source = out = torch.empty(0)
+    return _survive(peers[dead], group, marks, free_before)
 
 
-def _survive(
-    dead: Peer, group: PeerGroup, marks: list[Any], free_before: int, tensors: list[torch.Tensor]
-) -> dict[str, Any]:
+def _use_once(num_ranks: int) -> None:
+    """What is loaded and taken once a process is no loss."""
+    group = open_group(buffer_bytes=1 << 20)
+    out = collectives.all_reduce(group, torch.ones(1 << 20, device="cuda"))
+    assert float((out + out).sum()) == num_ranks * 2 << 20
+    gathered(out[:8])
+    torch.cuda.synchronize()
+    group.close()
+    del out
+    torch.cuda.empty_cache()
+
+
+def _survive(dead: Peer, group: PeerGroup, marks: list[Any], free_before: int) -> dict[str, Any]:
     end, lane = time.monotonic() + 20, group.lane()
     was_running = bool(lane.broken)  # then it died while this rank enqueued
     while not lane.broken and time.monotonic() < end:
@@ -211,7 +215,8 @@ def _survive(
     ones = torch.ones(1 << 20, device="cuda")
     is_usable = bool((ones + ones).sum().item() == 2 << 20)
     group.close()
-    tensors.clear()
+    marks.clear()
+    del ones
     torch.cuda.empty_cache()
     return {
         "error": error,

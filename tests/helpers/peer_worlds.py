@@ -18,7 +18,7 @@ from crossfade.device.signals import WORD_BYTES, DeviceBoard
 from crossfade.peers import steps
 from crossfade.peers.exchange import barrier
 from crossfade.peers.home import Home, Kind, Reduction
-from crossfade.peers.lane import Lane, num_epochs, num_words
+from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
 from crossfade.peers.tuning import DEFAULT, Tuning
 
 __all__ = ["Call", "Collective", "FakeKernels", "PeerWorld", "Round"]
@@ -166,7 +166,6 @@ class PeerWorld:
     buffer_bytes: int = 1024
     num_lanes: int = 1
     num_streams: int = 1
-    num_parts: int = 1
     num_user_streams: int = 1
     is_replayable: bool = False
     orders: Sequence[Sequence[int]] = ()
@@ -183,7 +182,7 @@ class PeerWorld:
             FakeDriver(machine, f"rank {rank}", rank, num_queues=self.num_queues) for rank in range(self.num_ranks)
         ]
         total_bytes = self._heap_begin(len(self.calls))
-        words = num_words(self.num_lanes, self.num_ranks, self.num_parts)
+        words = num_words(self.num_lanes, self.num_ranks)
         boards = [driver.allocate(words * WORD_BYTES, f"signals of rank {k}") for k, driver in enumerate(drivers)]
         buffers = [driver.allocate(total_bytes, f"buffers of rank {k}") for k, driver in enumerate(drivers)]
         homes = [
@@ -205,10 +204,10 @@ class PeerWorld:
         """Where in the ranks' memory the output of a call lies that they all write: behind the lanes' buffers."""
         before = self.calls[:number]
         heap_bytes = sum(self.num_ranks * max(call.count, 1) * WORD.size_bytes for call in before if call.is_put)
-        return num_epochs(self.num_parts) * self.num_lanes * self.buffer_bytes + heap_bytes
+        return NUM_EPOCHS * self.num_lanes * self.buffer_bytes + heap_bytes
 
     def _lane(self, home: Home, index: int) -> Lane:
-        options = {"num_streams": self.num_streams, "num_parts": self.num_parts, "is_replayable": self.is_replayable}
+        options = {"num_streams": self.num_streams, "is_replayable": self.is_replayable}
         return self.lane(home, index, self.buffer_bytes, **options)
 
     def _run(self, driver: FakeDriver, lanes: Sequence[Lane], shared: tuple[int, ...]) -> Program:
@@ -282,7 +281,7 @@ class PeerWorld:
     def _enqueue(self, lanes: Sequence[Lane], stream: int, site: Site, *, is_captured: bool) -> None:
         call, lane = site.call, lanes[site.call.lane]
         tuning = call.tuning(lane.home.rank)
-        lane.begin(stream, num_streams=tuning.num_streams, num_parts=tuning.num_parts, is_captured=is_captured)
+        lane.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
         source, target, size_bytes = site.source, site.target, call.count * WORD.size_bytes
         match call.collective:
             case Collective.ALL_GATHER:

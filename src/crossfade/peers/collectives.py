@@ -144,7 +144,7 @@ def _call(
             )
         _check_overlap(name, tensor, out, place)
     chosen, stream, is_captured = group.lane(lane), group.current_stream(), group.is_capturing()
-    chosen.begin(stream, num_streams=tuning.num_streams, num_parts=tuning.num_parts, is_captured=is_captured)
+    chosen.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
     source = _pack(group, tensor)
     target = out if out.is_contiguous() else torch.empty(shape, dtype=out.dtype, device=out.device)
     try:

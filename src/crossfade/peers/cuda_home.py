@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crossfade.device.capabilities import judge, read_facts, require
 from crossfade.device.cuda import CudaDriver
@@ -12,8 +11,8 @@ from crossfade.device.signals import WORD_BYTES, DeviceBoard, HostBoard, SignalB
 from crossfade.device.tensors import load_kernels, torch_or_raise
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
-from crossfade.peers.home import Home
-from crossfade.peers.meeting import Party, await_all, meet
+from crossfade.peers.home import Home, OpenedHome
+from crossfade.peers.meeting import await_all, meet
 from crossfade.peers.triton_kernels import TritonKernels
 from crossfade.topology import LinkKind
 
@@ -28,7 +27,7 @@ _MULTICAST_OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 def open_cuda_home(
     group: ProcessGroup, device: torch.device, num_words: int, buffer_bytes: int, *, has_device_signals: bool
-) -> tuple[Home, list[Party], Callable[[], None]]:
+) -> OpenedHome:
     """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting.
 
     Args:
@@ -37,9 +36,6 @@ def open_cuda_home(
         num_words: signals into each rank.
         buffer_bytes: memory of each rank, for data.
         has_device_signals: signals lie in the memory of the GPU that waits, and not in the host's.
-
-    Returns:
-        The home, the processes by rank, and what gives the memory back.
 
     Raises:
         DeviceError: the machine cannot do it.
@@ -68,17 +64,15 @@ def open_cuda_home(
     load_kernels((torch.uint8,), index)
     torch.cuda.synchronize(index)
     await_all(group, torch.device("cuda", index))
-    held: list[Any] = [tensor]
 
     def close() -> None:
         for board in boards:
             board.close()
-        held.clear()
         driver.close()
 
     data = [address + board_bytes for address in addresses]
-    home = Home(driver, kernels, rank, len(parties), data, buffer_bytes, boards, tensor[board_bytes:])
-    return home, parties, close
+    home = Home(driver, kernels, rank, len(parties), data, buffer_bytes, boards)
+    return OpenedHome(home, [party.pid for party in parties], tensor[board_bytes:], close)
 
 
 def _check_machine() -> None:

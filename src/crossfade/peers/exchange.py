@@ -18,7 +18,7 @@ from crossfade.device.copies import cut, enqueue, in_turn
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.tuning import DEFAULT, Tuning
 
-__all__ = ["Block", "Fetch", "await_sent", "barrier", "fetch", "offer", "pull", "push", "send"]
+__all__ = ["Block", "Fetch", "barrier", "pull", "push"]
 
 
 class Block(NamedTuple):
@@ -65,19 +65,6 @@ def push(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = 
         blocks: for each other rank.
         tuning: how.
     """
-    epoch = send(lane, stream, blocks, tuning)
-    await_sent(lane, epoch, stream, tuning)
-    return epoch
-
-
-def await_sent(lane: Lane, epoch: Epoch, stream: int, tuning: Tuning = DEFAULT) -> None:
-    """Waits for what all other ranks have sent in this exchange."""
-    order = tuning.order(lane.home.rank, lane.home.num_ranks)
-    lane.await_full(epoch, order, stream, is_batched=tuning.is_batched)
-
-
-def send(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = DEFAULT) -> Epoch:
-    """The first half of `push`: copies and sets."""
     home = lane.home
     epoch = lane.advance()
     order = tuning.order(home.rank, home.num_ranks)
@@ -101,6 +88,7 @@ def send(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = 
         if tuning.is_batched:
             lane.announce(epoch, peers, own, is_batched=True)
     lane.join(streams)
+    lane.await_full(epoch, order, stream, is_batched=tuning.is_batched)
     return epoch
 
 
@@ -115,22 +103,10 @@ def pull(lane: Lane, stream: int, fetches: Mapping[int, Fetch], tuning: Tuning =
         fetches: for each other rank.
         tuning: how.
     """
-    epoch = lane.advance()
-    offer(lane, epoch, stream, tuning)
-    fetch(lane, epoch, stream, fetches, tuning)
-    return epoch
-
-
-def offer(lane: Lane, epoch: Epoch, stream: int, tuning: Tuning = DEFAULT) -> None:
-    """The first half of `pull`: says that this rank's buffer is filled."""
-    order = tuning.order(lane.home.rank, lane.home.num_ranks)
-    lane.announce(epoch, order, stream, is_batched=tuning.is_batched)
-
-
-def fetch(lane: Lane, epoch: Epoch, stream: int, fetches: Mapping[int, Fetch], tuning: Tuning = DEFAULT) -> None:
-    """The second half of `pull`: copies from every other rank's buffer."""
     home = lane.home
+    epoch = lane.advance()
     order = tuning.order(home.rank, home.num_ranks)
+    lane.announce(epoch, order, stream, is_batched=tuning.is_batched)
     if tuning.is_batched:
         lane.await_full(epoch, order, stream, is_batched=True)
     streams = lane.fork(stream, tuning.num_streams)
@@ -150,6 +126,7 @@ def fetch(lane: Lane, epoch: Epoch, stream: int, fetches: Mapping[int, Fetch], t
                 lane.await_full(epoch, [peer], own, is_batched=False)
             enqueue(home.driver, rows[peer], own)
     lane.join(streams)
+    return epoch
 
 
 def barrier(lane: Lane, stream: int) -> None:

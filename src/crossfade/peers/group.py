@@ -16,9 +16,9 @@ from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.exchange import barrier
-from crossfade.peers.home import Home
-from crossfade.peers.lane import SLOT_ALIGNMENT, Lane, num_epochs, num_words
-from crossfade.peers.meeting import Party, agree
+from crossfade.peers.home import OpenedHome
+from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
+from crossfade.peers.meeting import agree
 from crossfade.peers.steps import end
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def open_group(
     num_lanes: int = 1,
     heap_bytes: int = 0,
     num_streams: int = 1,
-    num_parts: int = 1,
     is_replayable: bool = False,
     has_device_signals: bool = False,
     timeout_s: float = 60.0,
@@ -51,7 +50,6 @@ def open_group(
         num_lanes: collectives that may be in flight at the same time.
         heap_bytes: memory on each rank for `PeerGroup.empty`.
         num_streams: streams that the copies of one exchange may be spread over.
-        num_parts: parts of a sum that may be on the way at a time; each has an equal share of a buffer.
         is_replayable: collectives may be captured into graphs; those by themselves take one more exchange of signals.
         has_device_signals: GPUs only: signals lie in device memory.
         timeout_s: CPU only: the longest that a call waits for the others. (A GPU's wait ends only when a rank dies.)
@@ -71,9 +69,9 @@ def open_group(
         raise DeviceError("this process is not in the group", hint="only the ranks of a group open it")
     num_ranks = torch.distributed.get_world_size(group)
     least_bytes = SLOT_ALIGNMENT * num_ranks
-    if buffer_bytes < least_bytes or min(num_lanes, num_streams, num_parts) < 1:
+    if buffer_bytes < least_bytes or min(num_lanes, num_streams) < 1:
         raise ValueError(
-            f"buffer_bytes is {buffer_bytes}, num_lanes {num_lanes}, num_streams {num_streams} and num_parts {num_parts}\n"
+            f"buffer_bytes is {buffer_bytes}, num_lanes {num_lanes} and num_streams {num_streams}\n"
             f"hint: at least {least_bytes} bytes, and 1 of each"
         )
     if where.type in ("cpu", "cuda"):
@@ -82,25 +80,24 @@ def open_group(
             where,
             buffer_bytes=buffer_bytes,
             num_lanes=num_lanes,
-            num_parts=num_parts,
             is_replayable=is_replayable,
             has_device_signals=has_device_signals,
             heap_bytes=heap_bytes,
         )
-    part_bytes = align(-(-buffer_bytes // num_parts), least_bytes)
-    words, total_bytes = num_words(num_lanes, num_ranks, num_parts), num_epochs(num_parts) * num_lanes * part_bytes
+    buffer_bytes = align(buffer_bytes, least_bytes)
+    words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
-    home, parties, give_back = _open_home(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
+    opened = _open_home(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
     lanes = [
-        Lane(home, index, part_bytes, num_streams=num_streams, num_parts=num_parts, is_replayable=is_replayable)
+        Lane(opened.home, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
         for index in range(num_lanes)
     ]
-    return PeerGroup(home, lanes, parties, where.type, total_bytes, give_back)
+    return PeerGroup(opened, lanes, where.type, total_bytes)
 
 
 def _open_home(
     group: ProcessGroup, device: torch.device, words: int, total_bytes: int, has_device_signals: bool, timeout_s: float
-) -> tuple[Home, list[Party], Callable[[], None]]:
+) -> OpenedHome:
     if device.type == "cpu":
         from crossfade.peers.host_home import open_host_home
 
@@ -122,25 +119,18 @@ class PeerGroup:
         reports: of ranks that have died.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        lanes: list[Lane],
-        parties: list[Party],
-        device_type: str,
-        heap_begin: int,
-        give_back: Callable[[], None],
-    ) -> None:
-        self.home = home
+    def __init__(self, opened: OpenedHome, lanes: list[Lane], device_type: str, heap_begin: int) -> None:
+        home = self.home = opened.home
         self.rank = home.rank
         self.num_ranks = home.num_ranks
         self.device_type = device_type
         self._lanes = lanes
         self._heap_end = heap_begin
-        self._give_back = give_back
+        self._memory: torch.Tensor | None = opened.memory
+        self._give_back = opened.close
         self._watchdog = Watchdog(home.driver)
-        self._pidfds = {rank: open_pidfd(parties[rank].pid) for rank in home.peers}
-        self._names = {pidfd: f"rank {rank} (process {parties[rank].pid})" for rank, pidfd in self._pidfds.items()}
+        self._pidfds = {rank: open_pidfd(opened.pids[rank]) for rank in home.peers}
+        self._names = {pidfd: f"rank {rank} (process {opened.pids[rank]})" for rank, pidfd in self._pidfds.items()}
         self._poller = select.epoll()
         self._lock = threading.Lock()
         self._first_dead = ""
@@ -199,10 +189,11 @@ class PeerGroup:
         All ranks ask for the same ones in one order. It is part of the group's memory, and not to be used when the group is closed.
 
         Raises:
+            ChannelClosed: the group is closed.
             DeviceError: the heap is used up.
         """
-        memory = self.home.memory
-        assert memory is not None
+        if self._memory is None:
+            raise ChannelClosed("the group is closed", hint="open a new one with open_group")
         begin, size_bytes = self._heap_end, math.prod(shape) * dtype.itemsize
         if begin + size_bytes > self.home.buffer_bytes:
             raise DeviceError(
@@ -210,7 +201,7 @@ class PeerGroup:
                 hint="open the group with a larger heap_bytes",
             )
         self._heap_end = align(begin + size_bytes, SLOT_ALIGNMENT)
-        return memory[begin : begin + size_bytes].view(dtype).view(shape)
+        return self._memory[begin : begin + size_bytes].view(dtype).view(shape)
 
     def shared_offset(self, tensor: torch.Tensor) -> int | None:
         """Where a tensor of `empty` lies in every rank's memory; None for any other tensor."""
@@ -302,6 +293,7 @@ class PeerGroup:
             os.close(pidfd)
         for lane in self._lanes:
             lane.close()
+        self._memory = None
         self._give_back()
 
 

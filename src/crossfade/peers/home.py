@@ -5,7 +5,7 @@ There are three homes: GPUs on torch's symmetric memory, CPU groups on shared me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -15,7 +15,7 @@ from crossfade.device.signals import SignalBoard
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Home", "Kernels", "Kind", "Reduction"]
+__all__ = ["Home", "Kernels", "Kind", "OpenedHome", "Reduction"]
 
 
 class Kind(NamedTuple):
@@ -79,7 +79,6 @@ class Home:
         buffers: for each rank, the address in this process of its memory.
         buffer_bytes: length of each.
         boards: for each rank, the signals that others set for it; this process can reach all of them.
-        memory: this rank's memory as a tensor of bytes; None where there are no tensors.
     """
 
     driver: Driver
@@ -89,9 +88,24 @@ class Home:
     buffers: Sequence[int]
     buffer_bytes: int
     boards: Sequence[SignalBoard]
-    memory: torch.Tensor | None = None
 
     @property
     def peers(self) -> list[int]:
         """The other ranks."""
         return [rank for rank in range(self.num_ranks) if rank != self.rank]
+
+
+class OpenedHome(NamedTuple):
+    """A home, and what its owner needs besides.
+
+    Attributes:
+        home: for the lanes.
+        pids: the ranks' processes.
+        memory: this rank's memory as a tensor of bytes; its owner lets go of it before ``close``.
+        close: gives everything back.
+    """
+
+    home: Home
+    pids: list[int]
+    memory: torch.Tensor
+    close: Callable[[], None]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.tensors import torch_or_raise
 from crossfade.host.memory import PAGE_BYTES, Memory, align
-from crossfade.peers.home import Home, Reduction
+from crossfade.peers.home import Home, OpenedHome, Reduction
 from crossfade.peers.host_driver import HostDriver
-from crossfade.peers.meeting import Party, meet
+from crossfade.peers.meeting import meet
 
 if TYPE_CHECKING:
     import torch
@@ -52,9 +51,7 @@ def _reduce(reduction: Reduction) -> None:
         _tensor_at(target, reduction.count, dtype).copy_(total)
 
 
-def open_host_home(
-    group: ProcessGroup, num_words: int, buffer_bytes: int, timeout_s: float
-) -> tuple[Home, list[Party], Callable[[], None]]:
+def open_host_home(group: ProcessGroup, num_words: int, buffer_bytes: int, timeout_s: float) -> OpenedHome:
     """Shares memory among the ranks. Collective.
 
     Args:
@@ -62,18 +59,11 @@ def open_host_home(
         num_words: signals into each rank.
         buffer_bytes: memory of each rank.
         timeout_s: the longest that a wait may take.
-
-    Returns:
-        The home, the processes by rank, and what gives the memory back.
     """
     torch = torch_or_raise()
     board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
     memory = Memory.create("peers", board_bytes + buffer_bytes)
-    try:
-        parties = meet(group, torch.device("cpu"), memory)
-    except BaseException:
-        memory.close()
-        raise
+    parties = meet(group, torch.device("cpu"), memory)
     driver = HostDriver(timeout_s)
     boards = [HostBoard(driver, party.memory, num_words, f"rank {k}") for k, party in enumerate(parties)]
     ranges = [
@@ -92,5 +82,5 @@ def open_host_home(
     rank = torch.distributed.get_rank(group)
     addresses = [each.address for each in ranges]
     own = _tensor_at(addresses[rank], buffer_bytes, torch.uint8)
-    home = Home(driver, HostKernels(driver), rank, len(parties), addresses, buffer_bytes, boards, own)
-    return home, parties, close
+    home = Home(driver, HostKernels(driver), rank, len(parties), addresses, buffer_bytes, boards)
+    return OpenedHome(home, [party.pid for party in parties], own, close)

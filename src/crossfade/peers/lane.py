@@ -7,14 +7,6 @@ its signals, and every rank waits in it for every other rank. This is why no ran
     whoever begins exchange n + 2 has waited for `full` of exchange n + 1 of all ranks;
     so all ranks have done with the buffer, and with the signals, of exchange n.
 
-A lane for P parts has 2 * P buffers, so that a sum can send P parts before it waits for the first. It then goes on with the results
-of these parts, in their order, and is over before the next collective begins. Let X be a collective, of k <= P sends and, for
-an all-reduce, k results, and Z the next one; exchange m uses the buffer of exchange m - 2 * P::
-
-    a send of Z: m - 2P is before X, or a send of X, and an all-reduce, that has k results, has waited for what follows its sends;
-    a result of Z: waited for a send of Z first, which every rank sets behind all of X;
-    and what came before X is over on all ranks, for X has waited for all ranks, and they set `full` in X behind it.
-
 A captured graph repeats its buffers and signals, so two of them in a row must look like one program: a *replayable* lane ends each
 collective on an even number of exchanges, with an empty one where that is needed.
 """
@@ -27,19 +19,15 @@ from crossfade.device.signals import CLEAR, SET, Signal
 from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.peers.home import Home
 
-__all__ = ["SLOT_ALIGNMENT", "Epoch", "Lane", "LaneStatistics", "num_epochs", "num_words"]
+__all__ = ["NUM_EPOCHS", "SLOT_ALIGNMENT", "Epoch", "Lane", "LaneStatistics", "num_words"]
 
+NUM_EPOCHS = 2
 SLOT_ALIGNMENT = 256
 
 
-def num_epochs(num_parts: int) -> int:
-    """Buffers of a lane."""
-    return 2 * num_parts
-
-
-def num_words(num_lanes: int, num_ranks: int, num_parts: int = 1) -> int:
+def num_words(num_lanes: int, num_ranks: int) -> int:
     """Signals into one rank."""
-    return num_epochs(num_parts) * num_lanes * num_ranks
+    return NUM_EPOCHS * num_lanes * num_ranks
 
 
 class LaneStatistics(NamedTuple):
@@ -75,10 +63,9 @@ class Lane:
 
     Args:
         home: what it stands on.
-        index: which lane; the first ``index`` lanes of the home have the same ``buffer_bytes`` and ``num_parts``.
+        index: which lane; the first ``index`` lanes of the home have the same ``buffer_bytes``.
         buffer_bytes: length of one buffer.
         num_streams: the most that a tuning may ask for.
-        num_parts: the most parts of a sum that are on the way at a time.
         is_replayable: its calls may be captured.
 
     Attributes:
@@ -94,17 +81,15 @@ class Lane:
         buffer_bytes: int,
         *,
         num_streams: int = 1,
-        num_parts: int = 1,
         is_replayable: bool = False,
     ) -> None:
         self.home = home
         self.index = index
         self.buffer_bytes = buffer_bytes
         self.slot_bytes = buffer_bytes // home.num_ranks // SLOT_ALIGNMENT * SLOT_ALIGNMENT
-        self.num_parts = num_parts
         self.is_replayable = is_replayable
         self.broken = ""
-        self._epochs = [self._make_epoch(number) for number in range(num_epochs(num_parts))]
+        self._epochs = [self._make_epoch(number) for number in range(NUM_EPOCHS)]
         self._num_calls = self._num_exchanges = self.num_bytes = 0
         driver = home.driver
         self.sides = [driver.create_stream(f"lane {index}, {k}", is_urgent=True) for k in range(1, num_streams)]
@@ -115,7 +100,7 @@ class Lane:
 
     def _make_epoch(self, number: int) -> Epoch:
         home = self.home
-        before = num_epochs(self.num_parts) * self.index + number
+        before = NUM_EPOCHS * self.index + number
         offset, first = before * self.buffer_bytes, before * home.num_ranks
         home.driver.name_range(
             home.buffers[home.rank] + offset,
@@ -135,7 +120,7 @@ class Lane:
 
     # calls
 
-    def begin(self, stream: int, *, num_streams: int = 1, num_parts: int = 1, is_captured: bool = False) -> None:
+    def begin(self, stream: int, *, num_streams: int = 1, is_captured: bool = False) -> None:
         """A collective begins on a stream, behind those that came before on this lane.
 
         A captured one does not: whoever launches the graph puts the launch in order with other uses of the lane. In one capture, a
@@ -150,11 +135,6 @@ class Lane:
             raise DeviceError(
                 f"a tuning asks for {num_streams} streams, and the lane has {len(self.sides) + 1}",
                 hint="open the group with a larger num_streams",
-            )
-        if num_parts > self.num_parts:
-            raise DeviceError(
-                f"a tuning asks for {num_parts} parts, and the lane has buffers for {self.num_parts}",
-                hint="open the group with a larger num_parts",
             )
         if is_captured and not self.is_replayable:
             raise DeviceError(
@@ -175,7 +155,7 @@ class Lane:
     @property
     def is_uneven(self) -> bool:
         """Whether an empty exchange is due at the end of a collective."""
-        return self.is_replayable and self._num_exchanges % len(self._epochs) != 0
+        return self.is_replayable and self._num_exchanges % NUM_EPOCHS != 0
 
     def check(self) -> None:
         """Raises if a rank has died.
@@ -203,13 +183,13 @@ class Lane:
             ChannelBroken: a rank has died. (A long tensor has many exchanges, and each would have to be let go.)
         """
         self.check()
-        epoch = self._epochs[self._num_exchanges % len(self._epochs)]
+        epoch = self._epochs[self._num_exchanges % NUM_EPOCHS]
         self._num_exchanges += 1
         return epoch
 
     def next_buffer(self) -> int:
         """This rank's buffer of the exchange that comes next, free to be written by this rank now (PR-1)."""
-        return self._epochs[self._num_exchanges % len(self._epochs)].buffers[self.home.rank]
+        return self._epochs[self._num_exchanges % NUM_EPOCHS].buffers[self.home.rank]
 
     def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
         """Sets ``full`` for these ranks, behind all that is on the stream."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,13 +36,25 @@ def meet(group: ProcessGroup, device: torch.device, memory: Memory) -> list[Part
     Args:
         group: whose ranks meet.
         device: of a kind that the group's collectives take.
-        memory: this rank's.
+        memory: this rank's; closed if this fails.
 
     Raises:
         DeviceError: the ranks are not all on one host, or not of one user.
     """
-    torch = torch_or_raise()
-    rank = torch.distributed.get_rank(group)
+    parties: list[Party] = []
+    try:
+        for party in _find(group, device, memory):
+            parties.append(party)
+        await_all(group, device)
+    except BaseException:
+        for opened in {memory, *(party.memory for party in parties)}:
+            opened.close()
+        raise
+    return parties
+
+
+def _find(group: ProcessGroup, device: torch.device, memory: Memory) -> Iterator[Party]:
+    rank = torch_or_raise().distributed.get_rank(group)
     own = [_host_number(), os.getpid(), memory.fd]
     rows = _gather(group, device, own)
     if any(row[0] != own[0] for row in rows):
@@ -49,9 +62,8 @@ def meet(group: ProcessGroup, device: torch.device, memory: Memory) -> list[Part
             "the ranks of the group are on several hosts, or in containers that do not see each other's processes",
             hint="make one group for each host: torch.distributed.new_group(ranks of this host)",
         )
-    parties = [Party(pid, memory if k == rank else _open(k, pid, fd)) for k, (_, pid, fd) in enumerate(rows)]
-    await_all(group, device)
-    return parties
+    for k, (_, pid, fd) in enumerate(rows):
+        yield Party(pid, memory if k == rank else _open(k, pid, fd))
 
 
 def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:

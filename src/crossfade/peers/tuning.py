@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from crossfade.device.copies import EDGE_BYTES, stagger
 
-__all__ = ["DEFAULT", "Direction", "Local", "Tuning"]
+__all__ = ["DEFAULT", "Direction", "Tuning"]
 
 
 class Direction(StrEnum):
@@ -17,15 +17,6 @@ class Direction(StrEnum):
     """The rank that gets the bytes. The other one first copies them into shared memory; they land in the output."""
     PUSH = "push"
     """The rank that has the bytes. They land in shared memory, and the other one copies them into the output."""
-
-
-class Local(StrEnum):
-    """Who copies this rank's own block to itself."""
-
-    KERNEL = "kernel"
-    """A kernel, quickly, when it gets SMs: beside a kernel that holds all of them it waits for its end."""
-    ENGINE = "engine"
-    """A copy engine: slower (about 90 GB/s on an H200), and beside any kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +30,6 @@ class Tuning:
         is_staggered: begin with the next rank, so that no two ranks begin with the same one; otherwise all begin with rank 0.
         is_interleaved: a chunk for each peer in turn, in place of one peer after the other.
         is_batched: set, and wait for, the signals of all peers in one call; otherwise each by itself, as early as possible.
-        local: who copies this rank's own block, where there is a choice.
-        num_parts: parts of a sum that are on the way at a time, so that copies of one go on beside the addition of another.
-        part_bytes: the shortest part.
         one_shot_bytes: up to here an all-reduce sends the whole tensor to all and takes one exchange, not two.
     """
 
@@ -51,18 +39,11 @@ class Tuning:
     is_staggered: bool = True
     is_interleaved: bool = False
     is_batched: bool = True
-    local: Local = Local.KERNEL
-    num_parts: int = 1
-    part_bytes: int = 1 << 20
     one_shot_bytes: int = 256 << 10
 
     def __post_init__(self) -> None:
         if self.num_streams < 1:
             raise ValueError(f"num_streams is {self.num_streams}\nhint: 1 is the caller's stream alone")
-        if self.num_parts < 1 or self.part_bytes < 1:
-            raise ValueError(
-                f"num_parts is {self.num_parts} and part_bytes is {self.part_bytes}\nhint: 1 part is all at once"
-            )
         if self.chunk_bytes is not None and (self.chunk_bytes <= 0 or self.chunk_bytes % EDGE_BYTES):
             raise ValueError(f"chunk_bytes is {self.chunk_bytes}\nhint: take a positive multiple of {EDGE_BYTES}")
 
