@@ -113,7 +113,7 @@ def test_a_closed_group(group: PeerGroup) -> None:
 
 def test_groups_that_cannot_be_opened(world: None) -> None:
     for wrong in ({"buffer_bytes": 255}, {"num_lanes": 0}):
-        with pytest.raises(ValueError, match="at least 256 bytes and 1 lane"):
+        with pytest.raises(ValueError, match="at least 256 bytes, and 1 of each"):
             open_group(device="cpu", **wrong)  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="no collectives for device 'meta'"):
         open_group(device="meta")

@@ -19,6 +19,8 @@ from tests.helpers.peer_worlds import WORD, Call, PeerWorld, content, expected
 __all__ = ["DeathWorld", "LooseMachine", "drive"]
 
 VICTIM = 2
+QUEUE = "queue 1"
+"""Of the stream that computes; queue 0 is that of the lane's local one."""
 
 
 class LooseMachine:
@@ -76,7 +78,7 @@ class DeathWorld:
 
     def _die(self, machine: Machine, driver: FakeDriver, lane: Lane, is_dead: list[bool]) -> Program:
         self._enqueue(driver, lane)
-        queue = next(queue for name, queue in machine.queues.items() if name.endswith(f" of {driver.process}"))
+        queue = machine.queues[f"{QUEUE} of {driver.process}"]
         yield Until("the moment of death", lambda: len(queue) <= self._num_left)
         queue.clear()
         is_dead.append(True)
@@ -109,7 +111,7 @@ class DeathWorld:
             raise Fault("wrong value", f"{driver.process} takes rubbish for a result")
 
 
-_LAST = ("queue 0 of rank 1", "watchdog 1")
+_LAST = (f"{QUEUE} of rank 1", "watchdog 1")
 
 
 def drive(world: DeathWorld) -> Fault | None:
@@ -120,7 +122,7 @@ def drive(world: DeathWorld) -> Fault | None:
         if name in _LAST:
             return 10 + _LAST.index(name)
         if kind == "queue" or name == "victim":
-            return 0 if name in ("victim", f"queue 0 of rank {VICTIM}") else 1
+            return 0 if name in ("victim", f"{QUEUE} of rank {VICTIM}") else 1
         return 2
 
     run = _Run(world, False)

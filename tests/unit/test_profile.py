@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from crossfade.profile.calibrate import calibrate, start_from
+from crossfade.profile.context import STAGED_LAYOUT
 from crossfade.profile.measures.beside import cover
 from crossfade.profile.steps import COPY, NCCL, STAGED, WORKS, Step, steps_for
 from crossfade.topology import LinkKind, Topology
@@ -73,6 +74,12 @@ def transfers(transport: str, *pairs: tuple[int, int], size_mb: int = 64) -> Ste
     return Step("transfers", ranks, transport, pairs, (size_mb * MB,))
 
 
+def staged_us(size_bytes: int) -> float:
+    """Chunks go up one behind the other, the signal of the last takes 3 us, and it comes down."""
+    each_us = [2 + length / 50e3 for length in STAGED_LAYOUT.lengths(size_bytes)]
+    return sum(each_us) + 3 + each_us[-1]
+
+
 @pytest.mark.parametrize(
     ("step", "time_us"),
     [
@@ -83,9 +90,8 @@ def transfers(transport: str, *pairs: tuple[int, int], size_mb: int = 64) -> Ste
         (transfers(COPY, (1, 0), (2, 0), (3, 0)), 3 * (2 + 64 * MB / 400e3)),
         (transfers(NCCL, (0, 1)), 2 + 64 * MB / 200e3),
         (transfers(NCCL, (2, 0), (3, 0)), 2 + 128 * MB / 200e3),
-        # A chunk goes up, its signal takes 3 us, it comes down; the last of 22 chunks has 1 MB.
-        (transfers(STAGED, (0, 1), size_mb=3), 2 * (2 + 3 * MB / 50e3) + 3),
-        (transfers(STAGED, (0, 1)), 22 * (2 + 3 * MB / 50e3) + 3 + 2 + 1 * MB / 50e3),
+        (transfers(STAGED, (0, 1), size_mb=3), staged_us(3 * MB)),
+        (transfers(STAGED, (0, 1)), staged_us(64 * MB)),
     ],
     ids=str,
 )
