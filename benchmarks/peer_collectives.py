@@ -8,7 +8,8 @@ Each measure repeats a collective as often as NCCL could while ten matrix produc
 hide as there is to hide it behind. *Alone* is the time of one call, *beside* that of all calls with the products beside them,
 *both* the time until the products and the calls have ended. All GPUs begin together; the slowest rank of each round counts.
 Variants take turns. NCCL is measured on a stream of usual priority, on an urgent one, and with four groups on four streams in turn;
-the best of the three counts. *Lanes* are collectives in flight on four streams in turn.
+the best of the three counts. *Lanes* are collectives in flight on four streams in turn, *coalesced* ones have
+four tensors in a call.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _variants(is_sweep: bool) -> dict[str, list[Any]]:
         Variant("in place, shared", is_on_heap=True, is_in_place=True),
         Variant("in place, shared, 4 lanes", is_on_heap=True, is_in_place=True, num_lanes=4),
     ]
-    sums = [default, Variant("4 lanes", num_lanes=4)]
+    sums = [default, Variant("4 lanes", num_lanes=4), Variant("4 coalesced", num_coalesced=4)]
     if is_sweep:
         cut, three = Tuning(chunk_bytes=8 * MB, is_interleaved=True), Tuning(num_streams=3)
         more = [

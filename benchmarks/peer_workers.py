@@ -56,6 +56,7 @@ class Variant:
         is_on_heap: the output is one that the other ranks write themselves.
         is_in_place: an all-gather's input lies in its output.
         num_lanes: calls that may be in flight at the same time, each lane on a stream of its own.
+        num_coalesced: tensors of one call, each on a lane, all on one stream.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Variant:
     is_on_heap: bool = False
     is_in_place: bool = False
     num_lanes: int = 1
+    num_coalesced: int = 1
 
 
 @dataclass
@@ -218,6 +220,7 @@ class Runner:
     outs: list[torch.Tensor]
     input: torch.Tensor | None = None
     num_calls: int = 1
+    num_in_call: int = 1
     graph: Any = None
     alone: list[float] = field(default_factory=list)
     beside: list[dict[str, float]] = field(default_factory=list)
@@ -239,7 +242,7 @@ class Runner:
             return
         for other in self.streams[1:]:
             other.wait_stream(self.stream)
-        for number in range(self.num_calls):
+        for number in range(self.num_calls // self.num_in_call):
             which = number % len(self.calls)
             with torch.cuda.stream(self.streams[which]):
                 self.calls[which]()
@@ -266,6 +269,8 @@ def _runner(
     bench: Bench, case: Case, variant: Variant, source: torch.Tensor, numel: int, *, is_captured: bool
 ) -> Runner:
     group = bench.groups[is_captured]
+    if variant.num_coalesced > 1:
+        return _coalesced_runner(bench, case, variant, source, numel, group)
     outs: list[torch.Tensor] = []
     calls: list[Call] = []
     for lane in range(variant.num_lanes):
@@ -287,6 +292,19 @@ def _runner(
     return Runner(bench.streams[True][: variant.num_lanes], calls, outs)
 
 
+def _coalesced_runner(
+    bench: Bench, case: Case, variant: Variant, source: torch.Tensor, numel: int, group: PeerGroup
+) -> Runner:
+    function = getattr(collectives, f"{case.op}_coalesced")
+    num = variant.num_coalesced
+    outs = [torch.empty(numel, device="cuda", dtype=source.dtype) for _ in range(num)]
+
+    def call() -> None:
+        function(group, [source] * num, outs, tuning=variant.tuning)
+
+    return Runner(bench.streams[True][:1], [call], outs, num_in_call=num)
+
+
 def measure(
     bench: Bench, case: Case, variants: Sequence[Variant], is_captured: bool, num_rounds: int
 ) -> dict[str, Any]:
@@ -301,10 +319,10 @@ def measure(
     nccl.num_calls = 8
     each_ms = min(bench.alone_ms(nccl.stream, nccl.act) for _ in range(3)) / nccl.num_calls
     gemms_ms = min(_gemms_ms(bench) for _ in range(3))
-    num_calls = int(bench.agree(min(max(round(gemms_ms / each_ms), 1), MAX_CALLS)))
+    num_calls = NUM_LANES * int(bench.agree(min(max(round(gemms_ms / each_ms / NUM_LANES), 1), MAX_CALLS // NUM_LANES)))
     for name, runner in runners.items():
         _poison(bench, runner, source, name in in_place)
-        runner.num_calls = len(runner.calls)
+        runner.num_calls = len(runner.calls) * runner.num_in_call
         with torch.cuda.stream(runner.stream):
             runner.act()
         torch.cuda.synchronize()
@@ -364,7 +382,7 @@ def _is_right(
     """Whether a last run, beside matrix products, fills poisoned outputs with the right values."""
     _poison(bench, runner, source, is_in_place)
     if runner.input is not None:
-        runner.num_calls, runner.graph = len(runner.calls), None
+        runner.num_calls, runner.graph = len(runner.calls) * runner.num_in_call, None
     bench.beside_ms(runner.stream, runner.act)
     if name not in NCCLS or case.op in ("all_gather", "all_to_all"):
         return all(torch.equal(out.view(torch.int16), expected.view(torch.int16)) for out in runner.outs)

@@ -12,7 +12,7 @@ from crossfade.device.fake import FakeDriver, Fault, Machine, Until
 from crossfade.device.fake.clocks import Clock, Word
 from crossfade.device.fake.explore import _Run
 from crossfade.device.fake.machine import Program, Range
-from crossfade.peers import steps
+from crossfade.peers import sums
 from crossfade.peers.lane import Lane
 from tests.helpers.peer_worlds import WORD, Call, PeerWorld, content, expected
 
@@ -72,7 +72,8 @@ class DeathWorld:
         data = content(driver.device, 0, 0, self._call.count)
         driver.kernel(stream, "make the input", writes=((source, data),))
         lane.begin(stream, num_streams=1, is_captured=False)
-        steps.all_reduce(lane, stream, target, source, self._call.count, WORD, self._call.tuning(driver.device))
+        job = sums.Job(target, source, self._call.count, WORD)
+        sums.all_reduce([lane], stream, [job], self._call.tuning(driver.device))
         driver.kernel(stream, "use the output", reads=(Range(target, size_bytes),), seen=seen)
         return stream, seen
 

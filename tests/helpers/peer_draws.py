@@ -55,6 +55,9 @@ def peer_worlds(draw: st.DrawFn) -> PeerWorld:
             draw(tunings(num_ranks)),
             draw(st.booleans()),
             draw(st.booleans()),
+            tuple(other for other in range(num_lanes) if other != lane)
+            if is_eager and not is_ordered and draw(st.booleans())
+            else (),
         )
         calls.append(call)
     orders: list[list[int]] = []

@@ -77,7 +77,7 @@ def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls:
         dtype = getattr(torch, rng.choice(collectives.SUMMABLE))
         rows = num_ranks * rng.choice((0, 1, 3, 128, 1000, rng.randrange(20_000)))
         columns = rng.choice((1, 2, 8, 17))
-        tuning, way = rng.choice(TUNINGS), rng.choice(("plain", "strided", "out", "heap", "in place"))
+        tuning, way = rng.choice(TUNINGS), rng.choice(("plain", "strided", "out", "heap", "in place", "coalesced"))
         source = (torch.randn(rows, columns, device="cuda") * 50).to(dtype)
         if way == "strided":
             source = source.t().contiguous().t()
@@ -90,7 +90,12 @@ def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls:
         elif way == "in place" and op == "all_reduce":
             out = source
         torch.cuda.synchronize()
-        got = getattr(collectives, op)(group, source, out, lane=number % 2, tuning=tuning)
+        if way == "coalesced" and op in ("all_reduce", "reduce_scatter"):
+            rows_of = [source, source.clone(), source[: num_ranks * (rows // num_ranks // 2)]]
+            got, again, _ = getattr(collectives, f"{op}_coalesced")(group, rows_of, tuning=tuning)
+            assert torch.equal(got, again)
+        else:
+            got = getattr(collectives, op)(group, source, out, lane=number % 2, tuning=tuning)
         if not torch.equal(got, want):
             wrong.append(f"{number}: {op} of {dtype} {list(source.shape)}, {way}, {tuning}")
     return {"wrong": wrong, "held": stop(group)}
@@ -181,7 +186,8 @@ def killed(
         time.sleep(delay_s)
         die()
     source = out = torch.empty(0)
-    return _survive(peers[dead], group, marks, free_before)
+    others = {other: peer for other, peer in peers.items() if other != dead}
+    return _survive(peers[dead], others, group, marks, free_before)
 
 
 def _use_once(num_ranks: int) -> None:
@@ -196,7 +202,7 @@ def _use_once(num_ranks: int) -> None:
     torch.cuda.empty_cache()
 
 
-def _survive(dead: Peer, group: PeerGroup, marks: list[Any], free_before: int) -> dict[str, Any]:
+def _survive(dead: Peer, others: Peers, group: PeerGroup, marks: list[Any], free_before: int) -> dict[str, Any]:
     end, lane = time.monotonic() + 20, group.lane()
     was_running = bool(lane.broken)  # then it died while this rank enqueued
     while not lane.broken and time.monotonic() < end:
@@ -218,6 +224,7 @@ def _survive(dead: Peer, group: PeerGroup, marks: list[Any], free_before: int) -
     marks.clear()
     del ones
     torch.cuda.empty_cache()
+    peers_meet(others)  # memory that others have opened is given back when they close it
     return {
         "error": error,
         "pid": dead.pid,

@@ -15,7 +15,7 @@ from crossfade.device.capture import Replay, capture
 from crossfade.device.fake import FakeDriver, Fault, Machine
 from crossfade.device.fake.machine import Program, Range
 from crossfade.device.signals import WORD_BYTES, DeviceBoard
-from crossfade.peers import steps
+from crossfade.peers import steps, sums
 from crossfade.peers.exchange import barrier
 from crossfade.peers.home import Home, Kind, Reduction
 from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
@@ -55,6 +55,7 @@ class Call:
         collective: which.
         count: words in one block.
         lane, stream: where.
+        more_lanes: for further pieces of a sum.
         tunings: rank k uses number k modulo their number.
         is_in_place: the output lies where the input lies, as far as that is allowed.
         is_shared: the other ranks write the output themselves, where that is possible.
@@ -67,6 +68,7 @@ class Call:
     tunings: tuple[Tuning, ...] = (DEFAULT,)
     is_in_place: bool = False
     is_shared: bool = False
+    more_lanes: tuple[int, ...] = ()
 
     @property
     def is_put(self) -> bool:
@@ -281,7 +283,9 @@ class PeerWorld:
     def _enqueue(self, lanes: Sequence[Lane], stream: int, site: Site, *, is_captured: bool) -> None:
         call, lane = site.call, lanes[site.call.lane]
         tuning = call.tuning(lane.home.rank)
-        lane.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
+        row = [lane, *(lanes[number] for number in call.more_lanes)]
+        for each in row:
+            each.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
         source, target, size_bytes = site.source, site.target, call.count * WORD.size_bytes
         match call.collective:
             case Collective.ALL_GATHER:
@@ -289,12 +293,13 @@ class PeerWorld:
             case Collective.ALL_TO_ALL:
                 steps.all_to_all(lane, stream, target, source, size_bytes, tuning, site.offset)
             case Collective.REDUCE_SCATTER:
-                steps.reduce_scatter(lane, stream, target, source, call.count, WORD, tuning)
+                sums.reduce_scatter(row, stream, [sums.Job(target, source, call.count, WORD)], tuning)
             case Collective.ALL_REDUCE:
-                steps.all_reduce(lane, stream, target, source, call.count, WORD, tuning)
+                sums.all_reduce(row, stream, [sums.Job(target, source, call.count, WORD)], tuning)
             case Collective.BARRIER:
                 barrier(lane, stream)
-        steps.end(lane, stream)
+        for each in row:
+            steps.end(each, stream)
 
     def _eager(
         self, driver: FakeDriver, lanes: Sequence[Lane], streams: Sequence[int], site: Site, version: int

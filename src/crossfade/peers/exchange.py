@@ -18,7 +18,7 @@ from crossfade.device.copies import cut, enqueue, in_turn
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.tuning import DEFAULT, Tuning
 
-__all__ = ["Block", "Fetch", "barrier", "pull", "push"]
+__all__ = ["Block", "Fetch", "await_sent", "barrier", "fetch", "offer", "pull", "push", "send"]
 
 
 class Block(NamedTuple):
@@ -55,9 +55,23 @@ def _deal(order: list[int], streams: list[int]) -> list[tuple[int, list[int]]]:
 
 
 def push(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = DEFAULT) -> Epoch:
-    """Copies a block to every other rank, and waits for theirs.
+    """`send`, and `await_sent`.
 
     Behind it on the stream, the block of rank p lies in slot p of this rank's own buffer, or where rank p put it.
+    """
+    epoch = send(lane, stream, blocks, tuning)
+    await_sent(lane, epoch, stream, tuning)
+    return epoch
+
+
+def await_sent(lane: Lane, epoch: Epoch, stream: int, tuning: Tuning = DEFAULT) -> None:
+    """Waits for what all other ranks have sent, or offered, in this exchange."""
+    order = tuning.order(lane.home.rank, lane.home.num_ranks)
+    lane.await_full(epoch, order, stream, is_batched=tuning.is_batched)
+
+
+def send(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = DEFAULT) -> Epoch:
+    """Copies a block to every other rank, and says so.
 
     Args:
         lane: where; a block that goes to a slot is at most ``lane.slot_bytes`` long.
@@ -88,25 +102,39 @@ def push(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = 
         if tuning.is_batched:
             lane.announce(epoch, peers, own, is_batched=True)
     lane.join(streams)
-    lane.await_full(epoch, order, stream, is_batched=tuning.is_batched)
     return epoch
 
 
 def pull(lane: Lane, stream: int, fetches: Mapping[int, Fetch], tuning: Tuning = DEFAULT) -> Epoch:
-    """Says that this rank's buffer is filled, and copies from every other rank's.
+    """`offer`, and `fetch`.
 
     What others fetch must have been put into ``lane.next_buffer()`` before, on the same stream.
+    """
+    epoch = offer(lane, stream, tuning)
+    fetch(lane, epoch, stream, fetches, tuning)
+    return epoch
+
+
+def offer(lane: Lane, stream: int, tuning: Tuning = DEFAULT) -> Epoch:
+    """Says to every other rank that this rank's next buffer is filled."""
+    epoch = lane.advance()
+    order = tuning.order(lane.home.rank, lane.home.num_ranks)
+    lane.announce(epoch, order, stream, is_batched=tuning.is_batched)
+    return epoch
+
+
+def fetch(lane: Lane, epoch: Epoch, stream: int, fetches: Mapping[int, Fetch], tuning: Tuning = DEFAULT) -> None:
+    """Copies from every other rank's buffer, when it is offered.
 
     Args:
         lane: where.
+        epoch: of their offer.
         stream: the caller's.
         fetches: for each other rank.
         tuning: how.
     """
     home = lane.home
-    epoch = lane.advance()
     order = tuning.order(home.rank, home.num_ranks)
-    lane.announce(epoch, order, stream, is_batched=tuning.is_batched)
     if tuning.is_batched:
         lane.await_full(epoch, order, stream, is_batched=True)
     streams = lane.fork(stream, tuning.num_streams)
@@ -126,7 +154,6 @@ def pull(lane: Lane, stream: int, fetches: Mapping[int, Fetch], tuning: Tuning =
                 lane.await_full(epoch, [peer], own, is_batched=False)
             enqueue(home.driver, rows[peer], own)
     lane.join(streams)
-    return epoch
 
 
 def barrier(lane: Lane, stream: int) -> None:

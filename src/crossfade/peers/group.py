@@ -171,6 +171,11 @@ class PeerGroup:
         for lane in self._lanes:
             lane.broken = why
 
+    @property
+    def num_lanes(self) -> int:
+        """How many collectives may be in flight at the same time."""
+        return len(self._lanes)
+
     def lane(self, index: int = 0) -> Lane:
         """One of the lanes. Each is used by one stream (or thread) at a time.
 

@@ -1,4 +1,4 @@
-"""The collectives, as exchanges and kernels on addresses.
+"""The collectives that move, as exchanges and kernels on addresses (those that sum: sums.py).
 
 W ranks; r is this rank, p another one. A tensor that is longer than the lane's buffer is done piece by piece. Nothing is enqueued
 for a length of 0. Callers see to it that all ranks give the same lengths.
@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from crossfade.peers.exchange import Block, Fetch, barrier, pull, push
-from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.lane import Lane
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "end", "reduce_scatter"]
-
-_BLOCK_ALIGNMENT = 16
+__all__ = ["all_gather", "all_to_all", "end", "pieces_of"]
 
 
-def _pieces(size: int, limit: int) -> Iterator[tuple[int, int]]:
+def pieces_of(size: int, limit: int) -> Iterator[tuple[int, int]]:
     """(begin, length) of each piece."""
     for begin in range(0, size, max(limit, 1)):
         yield begin, min(limit, size - begin)
@@ -60,7 +57,7 @@ def all_gather(
         return
     is_pull = tuning.direction is Direction.PULL
     is_begun = not is_pull and _begin_own(lane, stream, target + own, source, size_bytes)
-    for begin, length in _pieces(size_bytes, lane.buffer_bytes if is_pull else lane.slot_bytes):
+    for begin, length in pieces_of(size_bytes, lane.buffer_bytes if is_pull else lane.slot_bytes):
         into = {p: target + p * size_bytes + begin for p in home.peers}
         if is_pull:
             copy(stream, lane.next_buffer(), source + begin, length)
@@ -106,7 +103,7 @@ def all_to_all(
         _put(lane, stream, blocks, tuning, (target + own, source + own, block_bytes))
         return
     is_begun = _begin_own(lane, stream, target + own, source + own, block_bytes)
-    for begin, length in _pieces(block_bytes, lane.slot_bytes):
+    for begin, length in pieces_of(block_bytes, lane.slot_bytes):
         at = {p: p * block_bytes + begin for p in home.peers}
         if tuning.direction is Direction.PULL:
             buffer = lane.next_buffer()
@@ -120,58 +117,3 @@ def all_to_all(
                 copy(stream, target + at[p], epoch.buffers[home.rank] + p * lane.slot_bytes, length)
     if is_begun:
         lane.join_local(stream)
-
-
-def reduce_scatter(
-    lane: Lane, stream: int, target: int, source: int, count: int, kind: Kind, tuning: Tuning = DEFAULT
-) -> None:
-    """The sum over all ranks of block r of their sources goes to rank r's target; W blocks of ``count`` elements each."""
-    home = lane.home
-    block_bytes = count * kind.size_bytes
-    for begin, length in _pieces(count, lane.slot_bytes // kind.size_bytes):
-        at, size_bytes = begin * kind.size_bytes, length * kind.size_bytes
-        blocks = {p: Block(source + p * block_bytes + at, size_bytes) for p in home.peers}
-        epoch = push(lane, stream, blocks, tuning)
-        own = source + home.rank * block_bytes + at
-        home.kernels.reduce(stream, _sum(lane, epoch.buffers[home.rank], kind, length, (target + at,), own))
-
-
-def all_reduce(
-    lane: Lane, stream: int, target: int, source: int, count: int, kind: Kind, tuning: Tuning = DEFAULT
-) -> None:
-    """The sum of all ranks' sources goes to all ranks' targets, which may be the sources."""
-    if count * kind.size_bytes <= min(tuning.one_shot_bytes, lane.slot_bytes):
-        if count:
-            _one_shot(lane, stream, target, source, count, kind, tuning)
-        return
-    elements = lane.home.num_ranks * (lane.slot_bytes // kind.size_bytes)
-    for begin, length in _pieces(count, elements):
-        at = begin * kind.size_bytes
-        _two_shots(lane, stream, target + at, source + at, length, kind, tuning)
-
-
-def _one_shot(lane: Lane, stream: int, target: int, source: int, count: int, kind: Kind, tuning: Tuning) -> None:
-    home = lane.home
-    epoch = push(lane, stream, {p: Block(source, count * kind.size_bytes) for p in home.peers}, tuning)
-    home.kernels.reduce(stream, _sum(lane, epoch.buffers[home.rank], kind, count, (target,), source))
-
-
-def _two_shots(lane: Lane, stream: int, target: int, source: int, count: int, kind: Kind, tuning: Tuning) -> None:
-    """A reduce-scatter, whose result also lands in the next buffer, and an all-gather by pull from there."""
-    home = lane.home
-    unit = max(_BLOCK_ALIGNMENT // kind.size_bytes, 1)
-    block = -(-count // (home.num_ranks * unit)) * unit
-    first = [min(p * block, count) for p in range(home.num_ranks + 1)]
-    at = [element * kind.size_bytes for element in first]
-    size_bytes = [at[p + 1] - at[p] for p in range(home.num_ranks)]
-    epoch = push(lane, stream, {p: Block(source + at[p], size_bytes[p]) for p in home.peers}, tuning)
-    r = home.rank
-    if size_bytes[r]:
-        targets = (target + at[r], lane.next_buffer())
-        own = first[r + 1] - first[r]
-        home.kernels.reduce(stream, _sum(lane, epoch.buffers[r], kind, own, targets, source + at[r]))
-    pull(lane, stream, {p: Fetch(0, target + at[p], size_bytes[p]) for p in home.peers}, tuning)
-
-
-def _sum(lane: Lane, slots: int, kind: Kind, count: int, targets: tuple[int, ...], own: int) -> Reduction:
-    return Reduction(kind, count, targets, own, slots, lane.slot_bytes, lane.home.rank, lane.home.num_ranks)
