@@ -52,6 +52,12 @@ def _variants(is_sweep: bool) -> dict[str, list[Any]]:
         Variant("in place, shared, 4 lanes", is_on_heap=True, is_in_place=True, num_lanes=4),
     ]
     sums = [default, Variant("4 lanes", num_lanes=4), Variant("4 coalesced", num_coalesced=4)]
+    reduces = [
+        *sums,
+        Variant("into shared", is_on_heap=True),
+        Variant("into shared, 4 lanes", is_on_heap=True, num_lanes=4),
+        Variant("into shared, 4 coalesced", is_on_heap=True, num_coalesced=4),
+    ]
     if is_sweep:
         cut, three = Tuning(chunk_bytes=8 * MB, is_interleaved=True), Tuning(num_streams=3)
         more = [
@@ -61,7 +67,7 @@ def _variants(is_sweep: bool) -> dict[str, list[Any]]:
         ]
         sums += more
         shared += [Variant("push", Tuning(direction=Direction.PUSH)), *more]
-    moves = {"all_gather": [default, *shared, *in_place], "all_to_all": [default, *shared]}
+    moves = {"all_gather": [default, *shared, *in_place], "all_to_all": [default, *shared], "all_reduce": reduces}
     return {op: moves.get(op, sums) for op in OPS}
 
 

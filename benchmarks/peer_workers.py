@@ -270,34 +270,38 @@ def _runner(
 ) -> Runner:
     group = bench.groups[is_captured]
     if variant.num_coalesced > 1:
-        return _coalesced_runner(bench, case, variant, source, numel, group)
-    outs: list[torch.Tensor] = []
+        return _coalesced_runner(bench, case, variant, source, numel, is_captured=is_captured)
+    outs = _outs(bench, variant, numel, source.dtype, is_captured=is_captured)
     calls: list[Call] = []
     for lane in range(variant.num_lanes):
-        if variant.is_on_heap:
-            held = bench.heap.setdefault((is_captured, numel), [])
-            if len(held) <= lane:
-                held.append(group.empty(numel, dtype=source.dtype))
-            outs.append(held[lane])
-        else:
-            outs.append(torch.empty(numel, device="cuda", dtype=source.dtype))
         own = source
         if variant.is_in_place:
-            own = outs[-1][bench.rank * source.numel() : (bench.rank + 1) * source.numel()]
+            own = outs[lane][bench.rank * source.numel() : (bench.rank + 1) * source.numel()]
 
-        def call(lane: int = lane, own: torch.Tensor = own, out: torch.Tensor = outs[-1]) -> None:
+        def call(lane: int = lane, own: torch.Tensor = own, out: torch.Tensor = outs[lane]) -> None:
             getattr(collectives, case.op)(group, own, out, lane=lane, tuning=variant.tuning)
 
         calls.append(call)
     return Runner(bench.streams[True][: variant.num_lanes], calls, outs)
 
 
+def _outs(bench: Bench, variant: Variant, numel: int, dtype: torch.dtype, *, is_captured: bool) -> list[torch.Tensor]:
+    num = max(variant.num_lanes, variant.num_coalesced)
+    if not variant.is_on_heap:
+        return [torch.empty(numel, device="cuda", dtype=dtype) for _ in range(num)]
+    held = bench.heap.setdefault((is_captured, numel), [])
+    while len(held) < num:
+        held.append(bench.groups[is_captured].empty(numel, dtype=dtype))
+    return held[:num]
+
+
 def _coalesced_runner(
-    bench: Bench, case: Case, variant: Variant, source: torch.Tensor, numel: int, group: PeerGroup
+    bench: Bench, case: Case, variant: Variant, source: torch.Tensor, numel: int, *, is_captured: bool
 ) -> Runner:
+    group = bench.groups[is_captured]
     function = getattr(collectives, f"{case.op}_coalesced")
     num = variant.num_coalesced
-    outs = [torch.empty(numel, device="cuda", dtype=source.dtype) for _ in range(num)]
+    outs = _outs(bench, variant, numel, source.dtype, is_captured=is_captured)
 
     def call() -> None:
         function(group, [source] * num, outs, tuning=variant.tuning)

@@ -73,7 +73,11 @@ class Call:
     @property
     def is_put(self) -> bool:
         """Whether the other ranks write the output."""
-        return self.is_shared and self.collective in (Collective.ALL_GATHER, Collective.ALL_TO_ALL)
+        return self.is_shared and self.collective in (
+            Collective.ALL_GATHER,
+            Collective.ALL_TO_ALL,
+            Collective.ALL_REDUCE,
+        )
 
     def tuning(self, rank: int) -> Tuning:
         return self.tunings[rank % len(self.tunings)]
@@ -295,7 +299,7 @@ class PeerWorld:
             case Collective.REDUCE_SCATTER:
                 sums.reduce_scatter(row, stream, [sums.Job(target, source, call.count, WORD)], tuning)
             case Collective.ALL_REDUCE:
-                sums.all_reduce(row, stream, [sums.Job(target, source, call.count, WORD)], tuning)
+                sums.all_reduce(row, stream, [sums.Job(target, source, call.count, WORD, site.offset)], tuning)
             case Collective.BARRIER:
                 barrier(lane, stream)
         for each in row:

@@ -14,8 +14,8 @@ reduce_scatter   (W * n, ...)      (n, ...)
 all_reduce       (...)             (...)
 ===============  ================  ====================
 
-An ``out`` of `PeerGroup.empty` is written by the other ranks themselves, so that an all-gather or all-to-all moves each byte once.
-All ranks give such an ``out``, or none does.
+An ``out`` of `PeerGroup.empty` is written by the other ranks themselves, so that an all-gather or all-to-all moves each byte once,
+and an all-reduce keeps to one direction. All ranks give such an ``out``, or none does.
 
 A sum is added up in the order of the ranks, so all ranks get the same bits, each time; float16 and bfloat16 are added in float32
 and rounded once.
@@ -168,7 +168,13 @@ def _sum(
 ) -> list[torch.Tensor]:
     def enqueue(chosen: list[Lane], stream: int, items: list[_Item]) -> None:
         jobs = [
-            sums.Job(each.target.data_ptr(), each.source.data_ptr(), each.out.numel(), kind_of(name, each.out))
+            sums.Job(
+                each.target.data_ptr(),
+                each.source.data_ptr(),
+                each.out.numel(),
+                kind_of(name, each.out),
+                group.shared_offset(each.target),
+            )
             for each in items
         ]
         function(chosen, stream, jobs, tuning)

@@ -18,7 +18,7 @@ from crossfade.device.copies import cut, enqueue, in_turn
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.tuning import DEFAULT, Tuning
 
-__all__ = ["Block", "Fetch", "await_sent", "barrier", "fetch", "offer", "pull", "push", "send"]
+__all__ = ["Block", "Fetch", "barrier", "fetch", "offer", "pull", "push"]
 
 
 class Block(NamedTuple):
@@ -55,23 +55,9 @@ def _deal(order: list[int], streams: list[int]) -> list[tuple[int, list[int]]]:
 
 
 def push(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = DEFAULT) -> Epoch:
-    """`send`, and `await_sent`.
+    """Copies a block to every other rank, and waits for theirs.
 
     Behind it on the stream, the block of rank p lies in slot p of this rank's own buffer, or where rank p put it.
-    """
-    epoch = send(lane, stream, blocks, tuning)
-    await_sent(lane, epoch, stream, tuning)
-    return epoch
-
-
-def await_sent(lane: Lane, epoch: Epoch, stream: int, tuning: Tuning = DEFAULT) -> None:
-    """Waits for what all other ranks have sent, or offered, in this exchange."""
-    order = tuning.order(lane.home.rank, lane.home.num_ranks)
-    lane.await_full(epoch, order, stream, is_batched=tuning.is_batched)
-
-
-def send(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = DEFAULT) -> Epoch:
-    """Copies a block to every other rank, and says so.
 
     Args:
         lane: where; a block that goes to a slot is at most ``lane.slot_bytes`` long.
@@ -102,6 +88,7 @@ def send(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = 
         if tuning.is_batched:
             lane.announce(epoch, peers, own, is_batched=True)
     lane.join(streams)
+    lane.await_full(epoch, order, stream, is_batched=tuning.is_batched)
     return epoch
 
 

@@ -189,7 +189,7 @@ class PeerGroup:
         return self._lanes[index]
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor that all ranks can write, for ``out`` of `all_gather` and `all_to_all`.
+        """A tensor that all ranks can write, for ``out`` of `all_gather`, `all_to_all` and `all_reduce`.
 
         All ranks ask for the same ones in one order. It is part of the group's memory, and not to be used when the group is closed.
 

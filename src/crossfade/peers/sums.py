@@ -1,14 +1,17 @@
 """Sums over ranks, as exchanges and kernels on addresses: several at a time, each on a lane of its own.
 
 A *piece* is as much as a lane's buffer takes. A row of pieces, one for each lane, goes like this, with all copies on the caller's
-stream, one after the other (copies beside each other would only take each other's links), and each sum on its lane's local stream::
+stream and each addition on its lane's local one::
 
-    caller's     send piece 0 | send piece 1 | ...                  | fetch the sum of piece 0 | fetch that of piece 1 | ...
-    local 0                     wait for piece 0, add, offer
-    local 1                                    wait for piece 1, add, offer
+    caller's     send piece 0, wait for it | send piece 1, wait for it | ... | pass sum 0 on | pass sum 1 on | ...
+    local 0                                  add up piece 0
+    local 1                                                              add up piece 1
 
-So a sum that has to wait for SMs holds up the row once, and not each piece. All sends of a row are enqueued before its first wait,
-and every offer before the first wait for one, on every rank, as in a single exchange.
+So additions that wait for SMs hold up a row once, and not each piece. Each wait keeps the ranks in step: no two of them send to one
+rank at the same time, nor do they fetch where others send, which would halve the speed of both. What is waited for was enqueued
+before, on every rank, as in a single exchange.
+
+A sum is passed on by the rank that has it where it can write the others' targets, else they fetch it out of its buffer.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crossfade.peers.exchange import Block, Fetch, await_sent, fetch, offer, send
+from crossfade.peers.exchange import Block, Fetch, fetch, offer, push
 from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.peers.steps import pieces_of
@@ -36,12 +39,14 @@ class Job:
         source: this rank's tensor; for an all-reduce it may be the target.
         count: elements of the result.
         kind: of the elements.
+        offset: all-reduce: where the target lies in every rank's memory, if it does.
     """
 
     target: int
     source: int
     count: int
     kind: Kind
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ class _Piece:
         target: where this rank's sum goes.
         count: elements of it.
         kind: of the elements.
-        fetches: the other ranks' sums; None if each rank keeps its own.
+        fetches: the other ranks' sums, if this rank is to get them.
+        sums: what goes to each other rank, if this rank is to give it.
     """
 
     blocks: dict[int, Block]
@@ -63,6 +69,7 @@ class _Piece:
     count: int
     kind: Kind
     fetches: dict[int, Fetch] | None = None
+    sums: dict[int, Block] | None = None
 
 
 def reduce_scatter(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job], tuning: Tuning = DEFAULT) -> None:
@@ -95,24 +102,26 @@ def all_reduce(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job], tuning: 
 
 
 def _two_shots(lane: Lane, job: Job, begin: int, length: int) -> _Piece:
-    """Each rank sums one block, and fetches those of the others."""
+    """Each rank sums one block, and gets those of the others."""
     home, item_bytes = lane.home, job.kind.size_bytes
     unit = max(_BLOCK_ALIGNMENT // item_bytes, 1)
     block = -(-length // (home.num_ranks * unit)) * unit
     at = [(begin + min(p * block, length)) * item_bytes for p in range(home.num_ranks + 1)]
     size_bytes = [at[p + 1] - at[p] for p in range(home.num_ranks)]
     blocks = {p: Block(job.source + at[p], size_bytes[p]) for p in home.peers}
-    fetches = {p: Fetch(0, job.target + at[p], size_bytes[p]) for p in home.peers}
-    own = at[home.rank]
-    return _Piece(blocks, job.source + own, job.target + own, size_bytes[home.rank] // item_bytes, job.kind, fetches)
+    own, own_bytes = at[home.rank], size_bytes[home.rank]
+    piece = (blocks, job.source + own, job.target + own, own_bytes // item_bytes, job.kind)
+    if job.offset is not None:
+        return _Piece(*piece, sums={p: Block(job.target + own, own_bytes, job.offset + own) for p in home.peers})
+    return _Piece(*piece, fetches={p: Fetch(0, job.target + at[p], size_bytes[p]) for p in home.peers})
 
 
 def _run(lanes: Sequence[Lane], stream: int, pieces: Sequence[_Piece], tuning: Tuning) -> None:
     for first in range(0, len(pieces), len(lanes)):
         row = list(zip(lanes, pieces[first:], strict=False))
-        sent = [send(lane, stream, piece.blocks, tuning) for lane, piece in row]
         offers = []
-        for (lane, piece), epoch in zip(row, sent, strict=True):
+        for lane, piece in row:
+            epoch = push(lane, stream, piece.blocks, tuning)
             local = lane.fork_local(stream) if len(row) > 1 else stream
             offers.append(_add(lane, local, piece, epoch, tuning))
         for (lane, piece), offered in zip(row, offers, strict=True):
@@ -120,12 +129,13 @@ def _run(lanes: Sequence[Lane], stream: int, pieces: Sequence[_Piece], tuning: T
                 fetch(lane, offered, stream, piece.fetches, tuning)
             if len(row) > 1:
                 lane.join_local(stream)
+            if piece.sums is not None:
+                push(lane, stream, piece.sums, tuning)
 
 
 def _add(lane: Lane, stream: int, piece: _Piece, epoch: Epoch, tuning: Tuning) -> Epoch | None:
-    """Adds up what has come, and offers the sum if others want it."""
+    """Adds up what has come, and offers the sum if others fetch it."""
     home = lane.home
-    await_sent(lane, epoch, stream, tuning)
     targets: tuple[int, ...] = (piece.target,)
     if piece.fetches is not None:
         targets = (piece.target, lane.next_buffer())
