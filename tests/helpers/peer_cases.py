@@ -16,7 +16,15 @@ import torch
 import torch.distributed as dist
 
 from crossfade.errors import ChannelBroken, ChannelTimeout
-from crossfade.peers.collectives import SUMMABLE, all_gather, all_reduce, all_to_all, reduce_scatter
+from crossfade.peers.collectives import (
+    SUMMABLE,
+    all_gather,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    reduce_scatter,
+    reduce_scatter_coalesced,
+)
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
 from tests.helpers.device_pair import run_workers
@@ -258,7 +266,36 @@ def _heap(rank: int, num_ranks: int) -> None:
         dist.barrier()
         whole = [make((num_ranks * 100, 3), "float32", 10 * seed + k) for k in range(num_ranks)]
         assert same_bits(all_to_all(group, whole[rank], out), expected("all_to_all", whole, rank))
+        dist.barrier()
+        assert same_bits(all_reduce(group, whole[rank], out), expected("all_reduce", whole, rank))
     del out
+    group.close()
+
+
+def _coalesced(rank: int, num_ranks: int) -> None:
+    """Several tensors in a call: of many lengths and types, more of them than lanes, and longer than buffers."""
+    group = open_group(device="cpu", buffer_bytes=256 * num_ranks, num_lanes=3, heap_bytes=1 << 16)
+    results: list[torch.Tensor] = []
+    outs: list[torch.Tensor | None] = []
+    lengths, types = (5, 0, 700, 64, 1, 333), ("float32", "int64", "float16", "float32", "bfloat16", "float64")
+    shapes = [((num_ranks * length, 2), dtype) for length, dtype in zip(lengths, types, strict=True)]
+    for lanes in (None, [1], [2, 0]):
+        for name, function in (("all_reduce", all_reduce_coalesced), ("reduce_scatter", reduce_scatter_coalesced)):
+            inputs = [
+                [make(shape, dtype, 10 * k + i) for i, (shape, dtype) in enumerate(shapes)] for k in range(num_ranks)
+            ]
+            outs = [None] * len(shapes)
+            if name == "all_reduce":
+                outs[2] = group.empty(*shapes[2][0], dtype=torch.float16)
+            results = function(group, inputs[rank], outs, lanes=lanes)
+            for i, result in enumerate(results):
+                assert same_bits(result, expected(name, [row[i] for row in inputs], rank)), (name, lanes, i)
+            dist.barrier()
+    assert all_reduce_coalesced(group, []) == []
+    for wrong in ([], [0, 0]):
+        with pytest.raises(ValueError, match="at least one, and each once"):
+            all_reduce_coalesced(group, [torch.ones(3)], lanes=wrong)
+    del outs, results
     group.close()
 
 
@@ -360,6 +397,7 @@ CASES: dict[str, Callable[[int, int], None]] = {
     "against gloo": _against_gloo,
     "sub-group": _sub_group,
     "heap": _heap,
+    "coalesced": _coalesced,
     "replays": _replays,
     "statistics": _statistics,
     "leaves nothing": _leaves_nothing,

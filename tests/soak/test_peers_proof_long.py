@@ -28,3 +28,14 @@ def test_two_calls_in_a_row_have_no_fault_in_very_many_orders(collective: Collec
     world = PeerWorld([Call(collective, tunings=(tuning,))] * 2, num_ranks=3, num_streams=2, buffer_bytes=768)
     verdict = explore(world, most_runs=20_000, is_strict=False)
     assert verdict.is_ok, verdict
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("collective", Collective)
+def test_a_small_world_has_no_fault_in_any_order(collective: Collective, direction: Direction) -> None:
+    for one_shot_bytes in (0, 1 << 18):
+        tuning = Tuning(direction=direction, one_shot_bytes=one_shot_bytes)
+        verdict = explore(PeerWorld([Call(collective, tunings=(tuning,))]), is_strict=False)
+        assert verdict.is_ok, verdict
+        assert verdict.is_complete
