@@ -15,7 +15,7 @@ BENCH := $(VENV)/.stamp-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check gputest bench soak clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,10 @@ check: $(DEV)  ## format, lint, types
 	@$(BIN)/ruff format --quiet --check --diff .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
+
+gputest: $(DEV)  ## tests on 1, 2 and 4 GPUs; skipped, with the reason, where there are fewer
+	@$(INSTALL) --editable '.[dev,gpu]'
+	@$(BIN)/python -m pytest tests/gpu1 tests/gpu2 tests/gpu4 $(PYTEST_ARGS)
 
 bench: $(BENCH)  ## latency of a hop beside Ray Compiled Graph's (BENCH_ARGS="--quick", "--report")
 	@$(BIN)/python -m benchmarks.hop_latency $(BENCH_ARGS)

@@ -17,6 +17,7 @@
     │   ├── ChannelBroken         closed, or broken, by the other side
     │   └── ChannelTimeout        still full or still empty when the time limit passed; also a TimedOut
     ├── CapacityExceeded          more executions in flight than the graph was compiled for
+    ├── DeviceError               a GPU, or its driver, refused; or the machine cannot do what was asked
     ├── TimedOut                  a time limit passed and nothing was lost; also a TimeoutError
     │   ├── GetTimeoutError       a result was not there in time, and can be got again
     │   ├── TeardownTimeout       an actor was still busy when the time for a teardown was over
@@ -44,6 +45,7 @@ __all__ = [
     "ChannelError",
     "ChannelTimeout",
     "CrossfadeError",
+    "DeviceError",
     "Failure",
     "GetTimeoutError",
     "GraphError",
@@ -135,6 +137,10 @@ class CapacityExceeded(CrossfadeError):
 
 class GetTimeoutError(TimedOut):
     """A result was not there within the time limit. The same reference can be got again."""
+
+
+class DeviceError(CrossfadeError):
+    """A GPU or its driver refused, or this machine cannot do what was asked."""
 
 
 class TeardownTimeout(TimedOut):

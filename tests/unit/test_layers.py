@@ -37,7 +37,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "ops": {"device", "peers"},
     "batches": {"device", "peers"},
     "pipelines": {"plan", "schedule", "p2p"},
-    "profile": {"plan", "schedule", "device", "peers"},
+    "profile": {"plan", "schedule", "host", "device", "peers"},
 }
 """The rooms, and the other rooms that each may import. ``cli`` may import all of them."""
 

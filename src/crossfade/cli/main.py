@@ -117,6 +117,27 @@ def plan(
         show_plan(target, max_inflight=max_inflight, overlap=overlap, svg=svg)
 
 
+@app.command()
+def topology(
+    json: Annotated[
+        Path | None,
+        typer.Option(help="The file to write; in the user's cache folder if none is named.", metavar="FILE"),
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="Measure nothing: show what such a file has.", metavar="FILE")
+    ] = None,
+    limit_s: Annotated[float, typer.Option(min=1, help="No measure begins after so many seconds.")] = 110.0,
+) -> None:
+    """Measures the links between this host's GPUs: by size, by several at once, and beside work that computes."""
+    with _command():
+        from crossfade.cli.topology import measure_topology, show_file
+
+        if show is not None:
+            show_file(show)
+        else:
+            measure_topology(json, limit_s)
+
+
 @bench_app.callback()
 def bench() -> None:
     """Measures this machine."""

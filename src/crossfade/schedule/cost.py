@@ -14,6 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from crossfade.plan.plan import NodeSpec
+from crossfade.schedule import links
+from crossfade.topology import Topology
 from crossfade.types import CollectiveKind
 
 __all__ = ["CostModel", "Slowdown", "Workload", "fit_line"]
@@ -22,6 +24,8 @@ BYTES_PER_MB = 1e6
 BYTES_PER_US_AT_1_GBS = 1e3
 LARGE_BYTES = 1_000
 """About the largest value that fits into a record of a ring."""
+_PARTS = ("slowdown", "topology")
+"""Fields of a cost model that are no figures."""
 NEGLIGIBLE_US = 1e-3
 """Under the clock's resolution: differences of this size between measurements mean nothing."""
 
@@ -96,11 +100,13 @@ class CostModel:
     """How long a core is idle before it takes over work from a core that has several pieces of it."""
     slowdown: Slowdown = field(default_factory=Slowdown)
     """Computation and communication are not independent: how much they slow each other down."""
+    topology: Topology = field(default_factory=Topology)
+    """The GPUs and their links, as ``crossfade topology`` measured them; empty for none."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
             figure = getattr(self, item.name)
-            if item.name != "slowdown" and not (math.isfinite(figure) and figure >= 0):
+            if item.name not in _PARTS and not (math.isfinite(figure) and figure >= 0):
                 raise ValueError(f"CostModel.{item.name} is {figure!r}\nhint: costs are finite and not negative")
         if self.gbs == 0:
             raise ValueError("CostModel.gbs is 0: nothing would ever arrive\nhint: give GB/s, such as 2.5")
@@ -134,9 +140,40 @@ class CostModel:
         share = shares.get(kind, 2 * (num_parties - 1) / num_parties)
         return self.collective_us + share * size_bytes / (self.gbs * BYTES_PER_US_AT_1_GBS)
 
+    def device_transfer_time_us(
+        self,
+        transport: str,
+        source: str,
+        target: str,
+        size_bytes: int,
+        *,
+        beside: str | None = None,
+        others: Iterable[tuple[str, str]] = (),
+    ) -> float:
+        """Time from the start of a transfer between two GPUs until a stream of the target may use the value.
+
+        Args:
+            transport: ``copy``, ``staged`` or ``nccl``.
+            source: UUID of the GPU that has the value.
+            target: UUID of the one that gets it.
+            size_bytes: of the value.
+            beside: work that runs on one of the two meanwhile, ``gemm`` or ``memory``.
+            others: (source, target) of transfers that begin at the same time.
+
+        Raises:
+            KeyError: there is no such link in the topology, or the transport was not measured on it.
+        """
+        alone_us = links.alone_us(self.topology, transport, source, target, size_bytes)
+        crowding = links.crowding(self.topology, transport, (source, target), tuple(others), size_bytes)
+        return alone_us * crowding * self.device_slowdown(transport, beside).transfer
+
+    def device_slowdown(self, transport: str, work: str | None) -> Slowdown:
+        """How much work on a GPU and a transfer of its own slow each other down; 1 and 1 where that was not measured."""
+        return Slowdown(*links.slowdown(self.topology, transport, work))
+
     def to_json(self) -> str:
         """The figures as text, one JSON object; ``from_json`` gives an equal model back."""
-        return json.dumps(asdict(self), indent=2)
+        return json.dumps({**asdict(self), "topology": self.topology.to_data()}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> CostModel:
@@ -148,6 +185,8 @@ class CostModel:
         figures = _figures_of(cls, "CostModel", _parse(text))
         if "slowdown" in figures:
             figures["slowdown"] = Slowdown(**_figures_of(Slowdown, "CostModel.slowdown", figures["slowdown"]))
+        if "topology" in figures:
+            figures["topology"] = Topology.from_data(figures["topology"])
         if not isinstance(figures.get("num_cores", 1), int):
             raise ValueError(f"CostModel.num_cores is {figures['num_cores']!r}\nhint: it is a whole number")
         return cls(**figures)
@@ -168,7 +207,7 @@ def _figures_of(kind: type[CostModel] | type[Slowdown], where: str, found: objec
     for name, figure in found.items():
         if name not in names:
             raise ValueError(f"{where} has no figure {name!r}\nhint: the names are {', '.join(names)}")
-        if name != "slowdown" and (isinstance(figure, bool) or not isinstance(figure, (int, float))):
+        if name not in _PARTS and (isinstance(figure, bool) or not isinstance(figure, (int, float))):
             raise ValueError(f"{where}.{name} is {figure!r}\nhint: it is a number")
     return dict(found)
 

@@ -1,0 +1,154 @@
+"""The seam between crossfade and a GPU: the few driver calls that this room makes.
+
+A `Driver` speaks for one process and one device. Addresses, streams, events and graphs are plain integers. There are two
+implementations, `crossfade.device.cuda.CudaDriver` and `crossfade.device.fake.FakeDriver`.
+
+- Calls in the section *enqueue* put one operation at the end of a stream and return at once; a stream runs its operations in order.
+- Calls in the section *look* ask how far the device is, and never block.
+- All others are for set-up. They may wait for the device, so they must not be made while a stream waits for a signal that this
+  thread still has to bring about. (Measured: docs/decisions/0008.)
+
+What a driver may not do: wait for another process, or enqueue an operation that the caller did not ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from crossfade.device.ledger import Ledger
+from crossfade.host.memory import Memory
+
+__all__ = ["Driver", "HostRange", "TimedDriver"]
+
+
+class HostRange(Protocol):
+    """Shared host memory that the device can reach as well.
+
+    Attributes:
+        address: where the device sees it.
+        size_bytes: its length.
+    """
+
+    address: int
+    size_bytes: int
+
+    def peek(self, offset: int) -> int:
+        """The 32-bit word at ``offset``, as it is now."""
+
+    def poke(self, offset: int, value: int) -> None:
+        """Stores a 32-bit word; no stream is involved, so this works however many streams wait."""
+
+    def close(self) -> None:
+        """Takes it away from the device. Idempotent."""
+
+
+class Driver(Protocol):
+    """One process's words for one device.
+
+    Attributes:
+        device: the device's index in this process.
+        ledger: what was taken and not given back.
+    """
+
+    device: int
+    ledger: Ledger
+
+    # set-up
+
+    def allocate(self, size_bytes: int, label: str) -> int:
+        """Plain device memory that can be exported, aligned to 256 bytes at least."""
+
+    def free(self, address: int) -> None:
+        """Gives memory back; all operations on it must have finished."""
+
+    def export(self, address: int) -> bytes:
+        """A handle by which another process opens the allocation that starts at ``address``."""
+
+    def open_handle(self, handle: bytes, label: str) -> int:
+        """Opens another process's memory, in the context of *this* device."""
+
+    def close_handle(self, address: int) -> None:
+        """Ends the use of opened memory; this process's operations on it must have finished."""
+
+    def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> HostRange:
+        """Maps shared host memory and pins it for the device."""
+
+    def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
+        """A stream that does not synchronise with the default one."""
+
+    def destroy_stream(self, stream: int) -> None:
+        """Gives a stream back."""
+
+    def create_event(self) -> int:
+        """An event without timing."""
+
+    def destroy_event(self, event: int) -> None:
+        """Gives an event back."""
+
+    def name_range(self, address: int, size_bytes: int, label: str) -> None:
+        """Gives a range of memory a name for reports. Free of cost on a GPU."""
+
+    # enqueue
+
+    def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """Copies bytes between any two addresses that this process can reach."""
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        """Stores a 32-bit word after all that the stream did before; what it wrote is seen before the word is."""
+
+    def wait_value(self, stream: int, address: int, value: int) -> None:
+        """Holds the stream until the 32-bit word is at least ``value`` (as numbers that wrap around: less than 2^31 apart)."""
+
+    def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
+        """`wait_value`, then `write_value` of ``reset`` to the same word, in one call."""
+
+    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
+        """`write_value` to several words, in one call: a call, not a word, is what costs the stream time."""
+
+    def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
+        """`wait_and_reset` of several words, in one call."""
+
+    def record_event(self, event: int, stream: int) -> None:
+        """The event stands for all that the stream was given so far."""
+
+    def wait_event(self, stream: int, event: int) -> None:
+        """Holds the stream until the event, as it was last recorded, has happened."""
+
+    # look
+
+    def is_idle(self, stream: int) -> bool:
+        """Whether the stream has done all that it was given."""
+
+    def has_happened(self, event: int) -> bool:
+        """Whether the event, as it was last recorded, has happened."""
+
+    def peek(self, address: int) -> int:
+        """The 32-bit word at a device address, read past all streams."""
+
+    def poke(self, address: int, value: int) -> None:
+        """Stores a 32-bit word at a device address past all streams that work on something else."""
+
+    # capture
+
+    def begin_capture(self, stream: int) -> None:
+        """What is enqueued on the stream from now on, and on streams that wait for its events, is collected and not run."""
+
+    def end_capture(self, stream: int) -> int:
+        """Ends the collection and gives a graph, ready to launch."""
+
+    def launch(self, graph: int, stream: int) -> None:
+        """Enqueues all of a graph's operations."""
+
+    def destroy_graph(self, graph: int) -> None:
+        """Gives a graph back."""
+
+
+class TimedDriver(Driver, Protocol):
+    """A driver that can say how long operations took: what calibration needs, and no hot path."""
+
+    def create_timer(self) -> int:
+        """An event that also notes the device's time; `destroy_event` gives it back."""
+
+    def elapsed_us(self, first: int, last: int) -> float:
+        """Device time between two timers that have happened."""

@@ -1,0 +1,120 @@
+"""Vector clocks, and the accesses to memory that they put in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+__all__ = ["Access", "Allocation", "Clock", "Word", "is_before", "join"]
+
+Clock: TypeAlias = dict[str, int]
+"""For each timeline (a stream or a host) how much of it is known to have happened."""
+
+
+def join(into: Clock, other: Clock) -> None:
+    """Makes ``into`` know what ``other`` knows."""
+    for line, tick in other.items():
+        if tick > into.get(line, 0):
+            into[line] = tick
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One operation's touch of memory.
+
+    Attributes:
+        label: the operation, in words.
+        line, tick: its place on its timeline.
+        start, end: which bytes of the allocation.
+        is_write: whether it changes them.
+    """
+
+    label: str
+    line: str
+    tick: int
+    start: int
+    end: int
+    is_write: bool
+
+
+def is_before(access: Access, clock: Clock) -> bool:
+    """Whether whoever has this clock knows that the access has happened."""
+    return clock.get(access.line, 0) >= access.tick
+
+
+@dataclass
+class Allocation:
+    """Memory of the machine, of a device or of the host.
+
+    Attributes:
+        label, owner: what it is for, and the process that took it.
+        address: where it begins; all processes see it at one address.
+        size_bytes: how long it is.
+        fill: what bytes are that nobody has written.
+        written: what was written, by place and length, the last one last.
+        openers: processes that have opened it.
+        names: (start, end, name) of parts of it.
+    """
+
+    label: str
+    owner: str
+    address: int
+    size_bytes: int
+    fill: int
+    is_freed: bool = False
+    written: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    openers: list[str] = field(default_factory=list)
+    names: list[tuple[int, int, str]] = field(default_factory=list)
+    accesses: list[Access] = field(default_factory=list)
+
+    def read(self, start: int, size_bytes: int) -> bytes:
+        """The bytes in a part, now."""
+        found = bytearray([self.fill]) * size_bytes
+        for (at, length), data in self.written.items():
+            first, last = max(at, start), min(at + length, start + size_bytes)
+            if first < last:
+                found[first - start : last - start] = data[first - at : last - at]
+        return bytes(found)
+
+    def write(self, start: int, data: bytes) -> None:
+        """Stores bytes."""
+        self.written.pop((start, len(data)), None)
+        self.written[start, len(data)] = data
+
+    def name(self, start: int, end: int) -> str:
+        """What lies in a range, in words."""
+        for first, last, name in self.names:
+            if first <= start and end <= last:
+                return name
+        return f"bytes {start} to {end} of {self.label}"
+
+    def conflict(self, access: Access, clock: Clock) -> Access | None:
+        """An earlier access, of which one of the two writes, that nothing puts in order with this one."""
+        for other in self.accesses:
+            overlaps = other.start < access.end and access.start < other.end
+            if overlaps and (other.is_write or access.is_write) and not is_before(other, clock):
+                return other
+        return None
+
+
+@dataclass
+class Word:
+    """A signal's word, with what its last writer knew.
+
+    Attributes:
+        label: its name.
+        value: what it holds.
+        clock: what whoever sees this value knows.
+        writer: the last write, in words.
+        last: that write as an access; None before the first.
+        supplied: for each value, how many writes of it were enqueued.
+        num_writes: writes that were done.
+    """
+
+    label: str
+    value: int = 0
+    clock: Clock = field(default_factory=dict)
+    writer: str = "(nobody)"
+    last: Access | None = None
+    supplied: dict[int, int] = field(default_factory=dict)
+    num_writes: int = 0

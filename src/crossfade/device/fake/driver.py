@@ -1,0 +1,347 @@
+"""The driver protocol on the fake machine, and the line on which two hosts exchange records."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from crossfade.device.fake.clocks import Allocation, Clock, is_before, join
+from crossfade.device.fake.graphs import Capture
+from crossfade.device.fake.machine import Fault, Machine, Mark, Operation, Range, Until
+from crossfade.device.ledger import Ledger
+from crossfade.host.memory import Memory
+
+__all__ = ["FakeDriver", "FakeHostRange", "FakeLink"]
+
+
+class FakeDriver:
+    """One process's words for one device of the machine (see `crossfade.device.driver.Driver`).
+
+    Args:
+        machine: the machine.
+        process: the process's name; several drivers may share one.
+        device: index of the device.
+        num_queues: hardware queues that the process's streams are spread over; 1 makes all share one, None gives each its own.
+    """
+
+    def __init__(self, machine: Machine, process: str, device: int = 0, *, num_queues: int | None = None) -> None:
+        self.machine = machine
+        self.process = process
+        self.device = device
+        self.ledger = Ledger()
+        self._num_queues = num_queues
+        self._streams: list[str] = []
+        self._events: list[Mark] = []
+        self._graphs: list[Capture] = []
+        self._capture: Capture | None = None
+        machine.at_end.append(self._check_leases)
+
+    def _check_leases(self) -> None:
+        for held in self.ledger.held("lease"):
+            name = held.removeprefix("lease: ")
+            uses = self.machine.last_uses(name)
+            by = "' and '".join(uses)
+            raise Fault("leak", f"{self.process} has not ended its lease on {name}, last used by '{by}'", *uses)
+
+    # set-up
+
+    def allocate(self, size_bytes: int, label: str) -> int:
+        """See `Driver`."""
+        address = self.machine.allocate(size_bytes, label, self.process).address
+        self.ledger.take_at("memory", address, label)
+        return address
+
+    def free(self, address: int) -> None:
+        """See `Driver`."""
+        self.machine.free(self._allocation(address), self.process)
+        self.ledger.drop_at("memory", address)
+
+    def _allocation(self, address: int) -> Allocation:
+        return self.machine.find(Range(address, 0), self.process)[0]
+
+    def export(self, address: int) -> bytes:
+        """See `Driver`."""
+        return address.to_bytes(64, "little")
+
+    def open_handle(self, handle: bytes, label: str) -> int:
+        """See `Driver`."""
+        address = int.from_bytes(handle, "little")
+        self._allocation(address).openers.append(self.process)
+        self.ledger.take_at("opened", address, label)
+        return address
+
+    def close_handle(self, address: int) -> None:
+        """See `Driver`."""
+        allocation = self._allocation(address)
+        clock = self.machine.line(self.process).clock
+        for access in allocation.accesses:
+            is_own = access.line.startswith(f"{self.process}/") and allocation.owner != self.process
+            if is_own and not is_before(access, clock):
+                act = f"{self.process} closes {allocation.label}"
+                raise Fault("race", f"{act} and does not know that '{access.label}' has run", act, access.label)
+        allocation.openers.remove(self.process)
+        self.ledger.drop_at("opened", address)
+
+    def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> FakeHostRange:
+        """See `Driver`. The same shared memory is the same memory of the machine."""
+        key = (os.fstat(memory.fd).st_ino, offset)
+        return FakeHostRange(self, self._shared(key, size_bytes, label))
+
+    def _shared(self, key: Any, size_bytes: int, label: str) -> Allocation:
+        name = f"host memory {key}"
+        for allocation in self.machine.allocations:
+            if allocation.owner == name:
+                return allocation
+        made = self.machine.allocate(size_bytes, label, name, fill=0)
+        self.machine.at_end.insert(
+            0, lambda: setattr(made, "is_freed", True)
+        )  # the mapping's end is the kernel's business
+        return made
+
+    def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
+        """See `Driver`."""
+        self._streams.append(f"{self.process}/{label}")
+        self.ledger.take_at("stream", len(self._streams) - 1, label)
+        return len(self._streams) - 1
+
+    def destroy_stream(self, stream: int) -> None:
+        """See `Driver`."""
+        self.ledger.drop_at("stream", stream)
+
+    def create_event(self) -> int:
+        """See `Driver`."""
+        self._events.append(Mark({}))
+        self.ledger.take_at("event", len(self._events))
+        return len(self._events)
+
+    def destroy_event(self, event: int) -> None:
+        """See `Driver`."""
+        self.ledger.drop_at("event", event)
+
+    def name_range(self, address: int, size_bytes: int, label: str) -> None:
+        """See `Driver`."""
+        if size_bytes == 4:
+            self.machine.word(address).label = label
+            return
+        allocation = self._allocation(address)
+        start = address - allocation.address
+        allocation.names.append((start, start + size_bytes, label))
+
+    # enqueue
+
+    def _host(self) -> Clock:
+        line = self.machine.line(self.process)
+        line.tick += 1
+        line.clock[self.process] = line.tick
+        return dict(line.clock)
+
+    def _enqueue(self, stream: int, label: str, **rest: Any) -> None:
+        operation = Operation(f"{label} on {self._streams[stream]}", self._streams[stream], self._host(), **rest)
+        if self._capture is not None and self._capture.take(stream, operation):
+            return
+        self._submit(stream, operation)
+
+    def _submit(self, stream: int, operation: Operation) -> None:
+        place = stream if self._num_queues is None else stream % self._num_queues
+        self.machine.enqueue(f"queue {place} of {self.process}", operation)
+
+    def _name(self, address: int, size_bytes: int) -> str:
+        allocation, start = self.machine.find(Range(address, size_bytes), self.process)
+        return allocation.name(start, start + size_bytes)
+
+    def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        """See `Driver`."""
+        label = f"copy {self._name(source, size_bytes)} to {self._name(target, size_bytes)}"
+
+        def move() -> None:
+            self.machine.write_bytes(target, self.machine.read_bytes(Range(source, size_bytes), label), label)
+
+        ranges = {"reads": (Range(source, size_bytes),), "writes": (Range(target, size_bytes),)}
+        self._enqueue(stream, label, effect=move, **ranges)
+
+    def kernel(
+        self,
+        stream: int,
+        label: str,
+        *,
+        reads: tuple[Range, ...] = (),
+        writes: tuple[tuple[int, bytes], ...] = (),
+        seen: Any = None,
+    ) -> None:
+        """Enqueues a computation: reads ranges, then stores bytes. ``seen``, a list, gets what it read."""
+
+        def compute() -> None:
+            if seen is not None:
+                seen.extend(self.machine.read_bytes(where, label) for where in reads)
+            for address, data in writes:
+                self.machine.write_bytes(address, data, label)
+
+        written = tuple(Range(address, len(data)) for address, data in writes)
+        self._enqueue(stream, label, reads=reads, writes=written, effect=compute)
+
+    def function(
+        self,
+        stream: int,
+        label: str,
+        compute: Callable[..., bytes],
+        *,
+        reads: tuple[Range, ...],
+        writes: tuple[Range, ...],
+    ) -> None:
+        """Enqueues a computation whose result depends on what it reads: ``compute`` gets the bytes of each range that is read, and
+        what it returns is stored in each range that is written.
+        """
+
+        def effect() -> None:
+            data = compute(*(self.machine.read_bytes(where, label) for where in reads))
+            for where in writes:
+                self.machine.write_bytes(where.address, data, label)
+
+        self._enqueue(stream, label, reads=reads, writes=writes, effect=effect)
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        """See `Driver`."""
+        word = self.machine.word(address)
+        self._enqueue(stream, f"set {word.label} to {value}", word=word, stores=value)
+
+    def wait_value(self, stream: int, address: int, value: int) -> None:
+        """See `Driver`."""
+        word = self.machine.word(address)
+        self._enqueue(stream, f"wait for {word.label}", word=word, waits_for=value)
+
+    def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
+        """See `Driver`."""
+        word = self.machine.word(address)
+        self._enqueue(stream, f"wait for {word.label}", word=word, waits_for=value)
+        self._enqueue(stream, f"reset {word.label}", word=word, stores=reset)
+
+    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
+        """See `Driver`."""
+        for address in addresses:
+            self.write_value(stream, address, value)
+
+    def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
+        """See `Driver`."""
+        for address in addresses:
+            self.wait_and_reset(stream, address, value, reset)
+
+    def record_event(self, event: int, stream: int) -> None:
+        """See `Driver`."""
+        mark = self._events[event - 1] = Mark(None, self._streams[stream])
+        self._enqueue(stream, "record an event", records=mark)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        """See `Driver`."""
+        mark = self._events[event - 1]
+        self._enqueue(stream, f"wait for an event of {mark.label}", after=mark)
+
+    # look
+
+    def until_idle(self, stream: int) -> Until:
+        """For programs to yield: the stream has done all that it was given. (What the host then knows, `is_idle` tells it.)"""
+        line = self.machine.line(self._streams[stream])
+        return Until(f"{self._streams[stream]} to finish", lambda: line.num_pending == 0)
+
+    def is_idle(self, stream: int) -> bool:
+        """See `Driver`."""
+        line = self.machine.line(self._streams[stream])
+        is_idle = line.num_pending == 0
+        self.machine.observe(self.process, ("idle", stream, is_idle))
+        if is_idle:
+            join(self.machine.line(self.process).clock, line.clock)
+        return is_idle
+
+    def has_happened(self, event: int) -> bool:
+        """See `Driver`."""
+        clock = self._events[event - 1].clock
+        self.machine.observe(self.process, ("event", event, clock is not None))
+        if clock is not None:
+            join(self.machine.line(self.process).clock, clock)
+        return clock is not None
+
+    def peek(self, address: int) -> int:
+        """See `Driver`."""
+        word = self.machine.word(address)
+        self.machine.observe(self.process, ("peek", address, word.value))
+        join(self.machine.line(self.process).clock, word.clock)
+        return word.value
+
+    def poke(self, address: int, value: int) -> None:
+        """See `Driver`."""
+        word = self.machine.word(address)
+        word.supplied = {value: 1} if value else {}  # a first value, or a release: what came before does not count
+        self.machine.store(word, value, f"{self.process} stores {value}", self.process, self._host())
+
+    # capture
+
+    def begin_capture(self, stream: int) -> None:
+        """See `Driver`."""
+        self._capture = Capture(stream, f"graph {len(self._graphs)} of {self.process}")
+
+    def end_capture(self, stream: int) -> int:
+        """See `Driver`."""
+        captured, self._capture = self._capture, None
+        if captured is None:
+            raise Fault("capture", f"{self.process} ends a capture that it has not begun")
+        captured.end()
+        self._graphs.append(captured)
+        self.ledger.take_at("graph", len(self._graphs) - 1)
+        return len(self._graphs) - 1
+
+    def launch(self, graph: int, stream: int) -> None:
+        """See `Driver`."""
+        for own, operation in self._graphs[graph].launch(self._streams[stream], self._host()):
+            self._submit(stream if own is None else own, operation)
+
+    def destroy_graph(self, graph: int) -> None:
+        """See `Driver`."""
+        self.ledger.drop_at("graph", graph)
+
+
+class FakeHostRange:
+    """Shared host memory of the machine (see `crossfade.device.driver.HostRange`)."""
+
+    def __init__(self, driver: FakeDriver, allocation: Allocation) -> None:
+        self._driver = driver
+        self.address = allocation.address
+        self.size_bytes = allocation.size_bytes
+        self._number = driver.ledger.take("pinned", allocation.label)
+
+    def peek(self, offset: int) -> int:
+        """See `HostRange`."""
+        return self._driver.peek(self.address + offset)
+
+    def poke(self, offset: int, value: int) -> None:
+        """See `HostRange`."""
+        self._driver.poke(self.address + offset, value)
+
+    def close(self) -> None:
+        """See `HostRange`."""
+        self._driver.ledger.drop(self._number)
+
+
+class FakeLink:
+    """Records on their way from one host to another, in order; what the sender knew, the receiver knows after."""
+
+    def __init__(self, machine: Machine, sender: str, receiver: str) -> None:
+        self._machine = machine
+        self._sender = sender
+        self._receiver = receiver
+        self._records: deque[tuple[Any, Clock]] = deque()
+
+    def send(self, record: Any) -> None:
+        """Puts a record in."""
+        self._records.append((record, dict(self._machine.line(self._sender).clock)))
+
+    def has_record(self) -> bool:
+        """Whether one is there."""
+        return bool(self._records)
+
+    def take(self) -> Any:
+        """The next record."""
+        record, clock = self._records.popleft()
+        join(self._machine.line(self._receiver).clock, clock)
+        self._machine.observe(self._receiver, ("record", record))
+        return record

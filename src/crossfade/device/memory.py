@@ -1,0 +1,160 @@
+"""Device memory that other processes open: a pool of plain allocations, each freed with its last user on either side.
+
+The caching allocator's memory cannot be exported where it uses expandable segments, so what crosses processes lives here. The side
+that opens memory does so in the context of its *own* device and copies from there: in the context of the owner's device a copy
+shares the GPU in time slices with the owner's kernels, which is hundreds of times slower.
+
+Freeing device memory may wait for all streams of the device, so blocks are kept for the next user of the same size until
+`Pool.trim`.
+"""
+
+from __future__ import annotations
+
+from crossfade.device.driver import Driver
+from crossfade.errors import DeviceError
+from crossfade.host.memory import align
+
+__all__ = ["BLOCK_BYTES", "Block", "OpenedMemory", "Pool"]
+
+BLOCK_BYTES = 2 << 20
+"""An exported handle always covers whole pages of this size, so blocks are multiples of it: nothing else is exposed with them."""
+
+
+class Block:
+    """A piece of a pool. It returns to the pool when its last user lets go of it.
+
+    Attributes:
+        address: its first byte.
+        size_bytes: a multiple of `BLOCK_BYTES`.
+        label: what it is for.
+    """
+
+    def __init__(self, pool: Pool, address: int, size_bytes: int, label: str) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        self.label = label
+        self._pool = pool
+        self._users: dict[str, int] = {}
+        self._handle: bytes | None = None
+
+    @property
+    def handle(self) -> bytes:
+        """What another process opens it by."""
+        if self._handle is None:
+            self._handle = self._pool.driver.export(self.address)
+        return self._handle
+
+    @property
+    def users(self) -> list[str]:
+        """Who uses it now."""
+        return list(self._users)
+
+    def use(self, user: str) -> None:
+        """Adds a user. One name may be added several times."""
+        self._users[user] = self._users.get(user, 0) + 1
+
+    def drop(self, user: str) -> None:
+        """Takes a user away; with the last one the block is free. All operations of that user must have finished."""
+        left = self._users[user] - 1
+        if left:
+            self._users[user] = left
+            return
+        del self._users[user]
+        if not self._users:
+            self._pool._take_back(self)
+
+
+class Pool:
+    """Exportable memory of one device.
+
+    Args:
+        driver: the device.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._idle: dict[int, list[Block]] = {}  # by size
+        self._used: set[Block] = set()
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of the blocks that somebody uses."""
+        return sum(block.size_bytes for block in self._used)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Memory that waits for its next user."""
+        return sum(size_bytes * len(blocks) for size_bytes, blocks in self._idle.items())
+
+    def take(self, size_bytes: int, label: str, user: str) -> Block:
+        """A block of at least ``size_bytes``, with its first user."""
+        size_bytes = align(max(size_bytes, 1), BLOCK_BYTES)
+        idle = self._idle.get(size_bytes)
+        if idle:
+            block = idle.pop()
+            block.label = label
+        else:
+            block = Block(self, self.driver.allocate(size_bytes, label), size_bytes, label)
+        block.use(user)
+        self._used.add(block)
+        return block
+
+    def _take_back(self, block: Block) -> None:
+        self._used.discard(block)
+        self._idle.setdefault(block.size_bytes, []).append(block)
+
+    def trim(self) -> int:
+        """Gives unused blocks back to the device, which may wait for all of its streams. Returns how many bytes."""
+        freed = self.idle_bytes
+        for blocks in self._idle.values():
+            while blocks:
+                self.driver.free(blocks.pop().address)
+        self._idle.clear()
+        return freed
+
+    def close(self) -> None:
+        """Gives everything back.
+
+        Raises:
+            DeviceError: somebody still uses a block; the message names them.
+        """
+        self.trim()
+        if self._used:
+            users = "; ".join(f"{block.label}: {', '.join(block.users)}" for block in self._used)
+            raise DeviceError(f"exported memory is still in use: {users}", hint="drop the tensors that lie in it")
+
+
+class OpenedMemory:
+    """Another process's block, opened in the context of this process's device. Closed with its last user.
+
+    Args:
+        driver: this process's device.
+        handle: the block's handle.
+        size_bytes: its length.
+        label: what it is for.
+    """
+
+    def __init__(self, driver: Driver, handle: bytes, size_bytes: int, label: str) -> None:
+        self._driver = driver
+        self.label = label
+        self.size_bytes = size_bytes
+        self.address = driver.open_handle(handle, label)
+        self._num_users = 1
+
+    def use(self) -> OpenedMemory:
+        """Adds a user, who calls `close` as well.
+
+        Raises:
+            DeviceError: it is closed.
+        """
+        if not self._num_users:
+            raise DeviceError(f"{self.label} is closed", hint="take it before its last user lets go of it")
+        self._num_users += 1
+        return self
+
+    def close(self) -> None:
+        """One user lets go of it; this process's operations on it must have finished. After the last, nothing happens."""
+        if self._num_users:
+            self._num_users -= 1
+            if not self._num_users:
+                self._driver.close_handle(self.address)

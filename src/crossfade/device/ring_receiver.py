@@ -1,0 +1,289 @@
+"""The receiving end of a ring, and the leases on its slots (ring.py tells the whole)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from crossfade.device.driver import Driver
+from crossfade.device.memory import Block, Pool
+from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Retired, Wanted
+from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals, ring_signals
+from crossfade.device.signals import Counter, SignalBoard
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.host.memory import align
+
+__all__ = ["Lease", "RingReceiver"]
+
+_SLOT_ALIGN_BYTES = 512
+
+
+class _Slots:
+    """A generation, as the receiver sees it."""
+
+    def __init__(self, offer: Offer, block: Block, board: SignalBoard, label: str) -> None:
+        self.offer = offer
+        self.block = block
+        self.full, self.free = ring_signals(board, offer, label)
+        self.leases: dict[int, Lease] = {}
+        self.num_uses = [0] * offer.num_slots
+        self.num_sent: int | None = None  # values in all; known once the sender has closed its side
+
+    def is_unused(self, has_ended: Callable[[], bool]) -> bool:
+        """Whether no operation on the slots can still come or run.
+
+        As long as values are accepted, each of them ends in a ``free`` that happens. Afterwards some may never be taken: then it is
+        enough that this side's streams have done what they were given for this ring, which ``has_ended`` says. (It is asked after
+        the leases: a lease is noted there before it is gone here.)
+        """
+        if self.leases or self.num_sent is None:
+            return False
+        if has_ended():
+            return True
+        if sum(self.num_uses) < self.num_sent:
+            return False
+        return all(free.is_at_least(number) for free, number in zip(self.free, self.num_uses, strict=True))
+
+
+class Lease:
+    """A value in its slot. It ends by `release`, once.
+
+    Attributes:
+        address, size_bytes: where the value lies.
+        generation, slot: which slot it holds.
+    """
+
+    __slots__ = ("__weakref__", "_number", "_ring", "_streams", "address", "generation", "size_bytes", "slot")
+
+    def __init__(self, ring: RingReceiver, record: Enqueued, address: int, stream: int) -> None:
+        self.generation = record.generation
+        self.slot = record.slot
+        self.size_bytes = record.size_bytes
+        self.address = address
+        self._ring = ring
+        self._streams = [stream]
+        self._number = ring.driver.ledger.take("lease", f"slot {record.slot} of {ring.label}")
+
+    def use_on(self, stream: int) -> None:
+        """The value is also used on this stream, which is ordered behind the first one: its use ends before the slot is free."""
+        if stream not in self._streams:
+            self._streams.append(stream)
+
+    def release(self) -> None:
+        """Enqueues ``free`` behind the last use and gives the credit back. Any thread may call it, once or more."""
+        self._ring._end(self, self._streams)
+
+
+class RingReceiver:
+    """The receiving end. One thread uses it; leases may end in any thread.
+
+    Args:
+        driver: the receiver's device.
+        pool: where the slots are taken from.
+        board: the ring's signals, at least `num_signals` of them.
+        tell: takes records to the sender, in order; called by whoever ends a lease, too.
+        label: for reports.
+        num_slots: how many values can be on their way or leased.
+        slot_bytes: length of the first slots.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        pool: Pool,
+        board: SignalBoard,
+        tell: Callable[[Record], None],
+        label: str,
+        *,
+        num_slots: int = 2,
+        slot_bytes: int,
+    ) -> None:
+        if board.num_signals < num_signals(num_slots):
+            raise ValueError(
+                f"{board.num_signals} signals for a ring of {num_slots} slots: it needs {num_signals(num_slots)}"
+            )
+        self.driver = driver
+        self.label = label
+        self._pool = pool
+        self._board = board
+        self._tell = tell
+        self._num_slots = num_slots
+        self._generations: dict[int, _Slots] = {}
+        self._num_generations = 0
+        self._wanted_bytes = 0
+        self._is_finished = False  # the sender's side is closed
+        self._ended: ChannelError | None = None
+        self._num_values = self._num_bytes = 0
+        self._last: dict[int, int] = {}  # once ended: for each stream, the event of the last thing it was given
+        self._streams: set[int] = set()
+        self._offer(slot_bytes)
+
+    def _offer(self, slot_bytes: int) -> bool:
+        """Offers slots; False while the signals of all groups are in use."""
+        used = {slots.offer.group for slots in self._generations.values()}
+        group = next((group for group in range(NUM_GROUPS) if group not in used), None)
+        if group is None:
+            return False
+        slot_bytes = align(max(slot_bytes, 1), _SLOT_ALIGN_BYTES)
+        generation = self._num_generations
+        block = self._pool.take(slot_bytes * self._num_slots, f"slots of {self.label}", self._user(generation))
+        offer = Offer(generation, group, self._num_slots, slot_bytes, block.handle)
+        slots = _Slots(offer, block, self._board, self.label)
+        for counter in (*slots.full, *slots.free):
+            counter.reset()
+        for k in range(self._num_slots):
+            self.driver.name_range(block.address + k * slot_bytes, slot_bytes, f"slot {k} of {self.label}")
+        self._generations[generation] = slots
+        self._num_generations += 1
+        self._tell(offer)
+        return True
+
+    def _user(self, generation: int) -> str:
+        return f"{self.label} (generation {generation})"
+
+    def on_record(self, record: Record) -> None:
+        """A record of the sender's arrived that is no value: `Wanted`, `Retired` or `Finished`."""
+        match record:
+            case Wanted(size_bytes):
+                self._wanted_bytes = size_bytes + size_bytes // 8  # values that grow a little shall not move every time
+            case Retired(generation, num_values):
+                self._generations[generation].num_sent = num_values
+            case Finished():
+                self._finish(0)
+            case _:
+                raise ChannelError(f"{self.label}: {record} is no record for here: this is a bug in crossfade")
+        self.collect()
+
+    def _finish(self, num_values: int | None) -> None:
+        """No more values come: of each generation that is not retired ``num_values`` did; None for those that were accepted."""
+        self._is_finished = True
+        for slots in list(self._generations.values()):
+            if slots.num_sent is None:
+                slots.num_sent = sum(slots.num_uses) if num_values is None else num_values
+
+    def accept(self, record: Enqueued, stream: int) -> Lease:
+        """Lets ``stream`` wait for a value whose record arrived, and leases its slot.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
+        if self._ended is not None:
+            raise self._ended
+        slots = self._generations[record.generation]
+        lease = Lease(self, record, slots.block.address + record.slot * slots.offer.slot_bytes, stream)
+        self._streams.add(stream)
+        number = slots.num_uses[record.slot] = slots.num_uses[record.slot] + 1
+        slots.full[record.slot].wait(stream, number)
+        slots.leases[record.slot] = lease
+        self._num_values += 1
+        self._num_bytes += record.size_bytes
+        return lease
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a value that is accepted now should be copied out, and its lease ended at once, so that the ring never stops.
+
+        So it is when all slots but one are leased, and when only one more generation could be offered: what is accepted then must
+        not hold its generation, or the ring could not grow any more.
+        """
+        slots = self._generations.get(self._num_generations - 1)
+        is_last = len(self._generations) >= NUM_GROUPS - 1
+        return is_last or (slots is not None and len(slots.leases) >= self._num_slots - 1)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the sender asked for slots that could not be offered yet. While it is so, do not only wait for records, but
+        `collect` now and then: earlier slots come back when the device is further.
+        """
+        return self._wanted_bytes > 0
+
+    def _end(self, lease: Lease, streams: list[int]) -> None:
+        if not self.driver.ledger.drop(lease._number):
+            return
+        stream = streams[0]
+        for other in streams[1:]:
+            self._join(stream, other)
+        slots = self._generations[lease.generation]
+        slots.free[lease.slot].set(stream, slots.num_uses[lease.slot])
+        is_running = self._ended is None
+        if not is_running:
+            self._mark(stream)
+        # Now that the end of the use is enqueued and noted, `collect` may see the slot without a lease; and the next value of the
+        # slot may come as soon as the credit is back.
+        del slots.leases[lease.slot]
+        if is_running:
+            self._tell(FreeEnqueued(lease.generation, lease.slot))
+
+    def _mark(self, stream: int) -> None:
+        """Once this end has ended: notes how far the stream has to come before slots can be given back."""
+        event = self._last.get(stream)
+        if event is None:
+            made = self.driver.create_event()
+            event = self._last.setdefault(stream, made)
+            if event != made:  # another thread was quicker
+                self.driver.destroy_event(made)
+        self.driver.record_event(event, stream)
+
+    def _join(self, stream: int, other: int) -> None:
+        event = self.driver.create_event()
+        self.driver.record_event(event, other)
+        self.driver.wait_event(stream, event)
+        self.driver.destroy_event(event)
+
+    def collect(self) -> None:
+        """Gives slots back that nobody uses any more, and offers what was asked for."""
+        for generation, slots in list(self._generations.items()):
+            if slots.is_unused(self._has_ended):
+                del self._generations[generation]
+                slots.block.drop(self._user(generation))
+        if self._wanted_bytes and self._ended is None and not self._is_finished and self._offer(self._wanted_bytes):
+            self._wanted_bytes = 0
+        if self._ended is not None and not self._generations:
+            while self._last:
+                self.driver.destroy_event(self._last.popitem()[1])
+
+    def _has_ended(self) -> bool:
+        return self._ended is not None and all(map(self.driver.has_happened, list(self._last.values())))
+
+    def signals(self) -> list[Counter]:
+        """What this end's streams may wait for: the ``full`` of every slot. Any thread may ask."""
+        return [signal for slots in list(self._generations.values()) for signal in slots.full]
+
+    def break_off(self, reason: str) -> None:
+        """The sender is gone: its side of every generation counts as closed, calls raise `ChannelBroken`. Leases stay good.
+
+        Nothing writes into the slots any more: the driver takes a process's copies away before its end can be seen. Any thread may
+        call it.
+        """
+        self._end_with(ChannelBroken(f"{self.label}: {reason}"))
+        self._finish(None)
+
+    def close(self) -> None:
+        """Closes this end; leases stay good. Idempotent.
+
+        Slots go back in `collect` once the sender has closed its side as well, so go on with `on_record`.
+        """
+        self._end_with(ChannelClosed(f"{self.label}: closed by this side"))
+
+    def _end_with(self, error: ChannelError) -> None:
+        if self._ended is None:
+            self._ended = error
+            for stream in list(self._streams):
+                self._mark(stream)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all slots have been given back."""
+        return not self._generations
+
+    def statistics(self) -> RingStatistics:
+        """Counters."""
+        slots = self._generations.get(self._num_generations - 1)
+        return RingStatistics(
+            num_values=self._num_values,
+            num_bytes=self._num_bytes,
+            num_slots=self._num_slots,
+            slot_bytes=slots.offer.slot_bytes if slots else 0,
+            num_leased=sum(len(each.leases) for each in self._generations.values()),
+            num_credits=0,
+            num_generations=self._num_generations,
+        )

@@ -1,0 +1,217 @@
+"""The sending end of a ring (ring.py tells the whole)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from crossfade.device.copies import cut, enqueue
+from crossfade.device.driver import Driver
+from crossfade.device.memory import OpenedMemory
+from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Retired, Wanted
+from crossfade.device.ring import RingStatistics, ring_signals
+from crossfade.device.signals import Counter, SignalBoard
+from crossfade.device.tail import Tail
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+
+__all__ = ["RingSender"]
+
+
+class _Target:
+    """A generation, as the sender sees it."""
+
+    def __init__(self, driver: Driver, board: SignalBoard, offer: Offer, label: str) -> None:
+        self.offer = offer
+        self.memory = OpenedMemory(driver, offer.handle, offer.num_slots * offer.slot_bytes, f"slots of {label}")
+        self.full, self.free = ring_signals(board, offer, label)
+        self.credits = deque(range(offer.num_slots))
+        self.num_uses = [0] * offer.num_slots
+
+
+class RingSender:
+    """The sending end. One thread uses it.
+
+    Args:
+        driver: the sender's device.
+        board: the ring's signals.
+        stream: the copy stream; others may use it as well.
+        tell: takes records to the receiver, in order.
+        label: for reports.
+        chunk_bytes: longest single copy; None for no limit.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        board: SignalBoard,
+        stream: int,
+        tell: Callable[[Record], None],
+        label: str,
+        chunk_bytes: int | None = None,
+    ) -> None:
+        self._driver = driver
+        self._board = board
+        self._stream = stream
+        self._tell = tell
+        self._chunk_bytes = chunk_bytes
+        self.label = label
+        self._target: _Target | None = None
+        self._closing: deque[tuple[_Target, int]] = deque()  # earlier generations, each with the event of its last copy
+        self._wanted_bytes = 0
+        self._kept: deque[tuple[int, Any]] = deque()  # events of copies, and what each reads from
+        self._events: list[int] = []  # spare ones
+        self._tail = Tail(driver, [stream])
+        self._ended: ChannelError | None = None
+        self._num_values = self._num_bytes = 0
+
+    def on_record(self, record: Record) -> None:
+        """A record of the receiver's arrived."""
+        match record:
+            case FreeEnqueued(generation, slot):
+                if self._target is not None and self._target.offer.generation == generation:
+                    self._target.credits.append(slot)
+            case Offer():
+                self._accept(record)
+            case _:
+                raise ChannelError(f"{self.label}: a sender cannot take {record}: this is a bug in crossfade")
+
+    def _accept(self, offer: Offer) -> None:
+        if self._ended is not None:
+            return  # the receiver knows by `Finished` that it is not used
+        if self._target is not None:
+            self._closing.append((self._target, self._mark()))
+        self._target = _Target(self._driver, self._board, offer, self.label)
+        self._wanted_bytes = 0
+
+    def can_send(self, size_bytes: int) -> bool:
+        """Whether `try_send` would enqueue a value of this length; asks for larger slots where it needs them.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
+        if self._ended is not None:
+            raise self._ended
+        if self._closing:
+            self.collect()
+        if self._target is None:
+            return False
+        if size_bytes > self._target.offer.slot_bytes:
+            if size_bytes > self._wanted_bytes:
+                self._wanted_bytes = size_bytes
+                self._tell(Wanted(size_bytes))
+            return False
+        return bool(self._target.credits)
+
+    def try_send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> bool:
+        """Enqueues a value; False if no slot may be filled yet.
+
+        Args:
+            address: where the value lies; it must not change until its copy is done.
+            size_bytes: its length.
+            ready: an event that stands for the value's computation; None if the value is there already.
+            keep: held until the copy is done, so that the memory is not given to somebody else.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
+        target = self._target
+        if not self.can_send(size_bytes) or target is None:
+            return False
+        slot = target.credits.popleft()
+        self._enqueue(target, slot, address, size_bytes, ready)
+        if keep is not None:
+            self.collect()
+            self._kept.append((self._mark(), keep))
+        self._num_values += 1
+        self._num_bytes += size_bytes
+        self._tell(Enqueued(target.offer.generation, slot, size_bytes))
+        return True
+
+    def _enqueue(self, target: _Target, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+        stream = self._stream
+        self._tail.grow()
+        if ready is not None:
+            self._driver.wait_event(stream, ready)
+        number = target.num_uses[slot] = target.num_uses[slot] + 1
+        if not target.free[slot].has(number - 1):  # often it is free already, which saves the stream an operation
+            target.free[slot].wait(stream, number - 1)
+        there = target.memory.address + slot * target.offer.slot_bytes
+        enqueue(self._driver, cut(there, address, size_bytes, self._chunk_bytes), stream)
+        target.full[slot].set(stream, number)
+
+    def _mark(self) -> int:
+        """An event for all that the copy stream was given so far."""
+        event = self._events.pop() if self._events else self._driver.create_event()
+        self._driver.record_event(event, self._stream)
+        return event
+
+    def collect(self) -> None:
+        """Lets go of sources whose copies are done, and closes earlier generations."""
+        while self._kept and self._driver.has_happened(self._kept[0][0]):
+            self._events.append(self._kept.popleft()[0])
+        while self._closing and self._driver.has_happened(self._closing[0][1]):
+            target, event = self._closing.popleft()
+            self._events.append(event)
+            self._retire(target)
+
+    def _retire(self, target: _Target) -> None:
+        target.memory.close()
+        if not isinstance(self._ended, ChannelBroken):
+            self._tell(Retired(target.offer.generation, sum(target.num_uses)))
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether earlier slots are not closed yet. While they are not, do not only wait for records, but `collect` now and then:
+        the receiver may need them back for what it is asked for.
+        """
+        return bool(self._closing)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished everything that was sent."""
+        return self._tail.has_passed()
+
+    def signals(self) -> list[Counter]:
+        """What this end's stream may wait for: the ``free`` of every slot. Any thread may ask."""
+        targets = [target for target, _ in list(self._closing)] + [self._target]
+        return [signal for target in targets if target is not None for signal in target.free]
+
+    def break_off(self, reason: str) -> None:
+        """The receiver is gone; calls raise `ChannelBroken` from now on."""
+        self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
+
+    def close(self) -> None:
+        """Closes this end. The device must have finished (`is_done`). Idempotent.
+
+        Raises:
+            ChannelError: it has not.
+        """
+        if not self.is_done:
+            raise ChannelError(
+                f"{self.label}: copies are still under way",
+                hint="wait for is_done, or release the signals that they wait for",
+            )
+        self.collect()
+        target, self._target = self._target, None
+        if target is not None:
+            self._retire(target)
+        if self._ended is None:
+            self._tell(Finished())
+        self._tail.close()
+        while self._events:
+            self._driver.destroy_event(self._events.pop())
+        self._ended = self._ended or ChannelClosed(f"{self.label}: closed by this side")
+
+    def statistics(self) -> RingStatistics:
+        """Counters."""
+        offer = self._target.offer if self._target else None
+        return RingStatistics(
+            num_values=self._num_values,
+            num_bytes=self._num_bytes,
+            num_slots=offer.num_slots if offer else 0,
+            slot_bytes=offer.slot_bytes if offer else 0,
+            num_leased=0,
+            num_credits=len(self._target.credits) if self._target else 0,
+            num_generations=offer.generation + 1 if offer else 0,
+        )

@@ -1,0 +1,248 @@
+"""Counters that streams write and wait for.
+
+A *signal* is a 32-bit word that is 0 or 1. Who brings something about sets it to 1 on its stream; who needs it waits for 1 and
+puts it back to 0 in the same breath. A constant that resets itself, and not a number that counts up, because a captured graph
+repeats the very values that it was captured with.
+
+A signal is waited for by one stream, or by streams that are ordered behind each other: of two waits on two streams, the second
+could take the value that the first is about to put back.
+
+Why nothing is lost: a set and a wait alternate. The next set comes only after the reset, because the side that sets waits for an
+answer (another signal) that the waiting side gives behind its reset.
+
+A *counter* is a word that only grows. It needs no reset, so a wait costs one operation and not two, any stream may wait for it,
+and a host that sees it high enough need not enqueue the wait at all; but it cannot be captured.
+
+Both lie in pinned shared host memory (`HostBoard`) or in exported device memory (`DeviceBoard`). On a host board the host
+reads and releases signals with plain loads and stores, with no stream in between; a device board is nearer to the waiting GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from crossfade.device.driver import Driver, HostRange
+from crossfade.host.memory import Memory
+
+__all__ = ["CLEAR", "SET", "WORD_BYTES", "Counter", "DeviceBoard", "HostBoard", "Releasable", "Signal", "SignalBoard"]
+
+CLEAR, SET = 0, 1
+_MASK, _HALF = 0xFFFF_FFFF, 0x8000_0000
+
+WORD_BYTES = 64
+"""Distance from one signal to the next: signals of different writers share no cache line."""
+
+
+class Signal:
+    """One signal, as this process's device sees it.
+
+    Attributes:
+        label: what it says when it is set.
+        address: where it lies.
+    """
+
+    __slots__ = ("_board", "_driver", "_index", "_wait_and_reset", "_write", "address", "label")
+
+    def __init__(self, driver: Driver, board: SignalBoard, index: int, address: int, label: str) -> None:
+        self._driver = driver
+        self._board = board
+        self._index = index
+        self._write = driver.write_value
+        self._wait_and_reset = driver.wait_and_reset
+        self.address = address
+        self.label = label
+        driver.name_range(address, 4, label)
+
+    def set(self, stream: int) -> None:
+        """Enqueues: say that all before this on the stream is done."""
+        self._write(stream, self.address, SET)
+
+    def wait(self, stream: int) -> None:
+        """Enqueues: hold the stream until the signal is set, then clear it. Its setting must have been enqueued before (PL-5)."""
+        self._wait_and_reset(stream, self.address, SET, CLEAR)
+
+    def is_set(self) -> bool:
+        """How it is now, read by the host."""
+        return self._board.peek(self._index) == SET
+
+    def is_missed(self, was_released: bool) -> bool:
+        """Whether a stream is known to wait for it: one that was released and is clear again was taken."""
+        return was_released and not self.is_set()
+
+    def release(self) -> None:
+        """Sets it from the host, past all streams: lets go whoever waits for a peer that is dead."""
+        self._board.poke(self._index, SET)
+
+    def preset(self, value: int) -> None:
+        """Stores a first value from the host, while no stream uses the signal."""
+        self._board.poke(self._index, value)
+
+
+class Counter:
+    """One counter, as this process's device sees it.
+
+    Attributes:
+        label: what it counts.
+        address: where it lies.
+        awaited: the highest value that this process waited for.
+    """
+
+    __slots__ = ("_board", "_driver", "_index", "address", "awaited", "label")
+
+    def __init__(self, driver: Driver, board: SignalBoard, index: int, address: int, label: str) -> None:
+        self._driver = driver
+        self._board = board
+        self._index = index
+        self.address = address
+        self.label = label
+        self.awaited = 0
+        driver.name_range(address, 4, label)
+
+    def set(self, stream: int, value: int) -> None:
+        """Enqueues: say that so many are done."""
+        self._driver.write_value(stream, self.address, value & _MASK)
+
+    def reset(self) -> None:
+        """Begins at 0 again, from the host, while no stream uses the counter."""
+        self.awaited = 0
+        self._board.poke(self._index, 0)
+
+    def wait(self, stream: int, value: int) -> None:
+        """Enqueues: hold the stream until so many are done. Their setting must have been enqueued before (PL-5)."""
+        self.awaited = value
+        self._driver.wait_value(stream, self.address, value & _MASK)
+
+    def has(self, value: int) -> bool:
+        """Whether so many are done, as far as a cheap look tells."""
+        return self._board.is_quick and self.is_at_least(value)
+
+    def is_at_least(self, value: int) -> bool:
+        """Whether so many are done; the look may cost a copy."""
+        return (self._board.peek(self._index) - value) & _MASK < _HALF
+
+    def is_set(self) -> bool:
+        """Whether nothing waits for it."""
+        return self.is_at_least(self.awaited)
+
+    def is_missed(self, was_released: bool) -> bool:
+        """Whether a stream is known to wait for it."""
+        return not self.is_set()
+
+    def release(self) -> None:
+        """Sets it from the host, past all streams, to what was waited for."""
+        self._board.poke(self._index, self.awaited & _MASK)
+
+
+class Releasable(Protocol):
+    """What a watchdog needs of a signal or a counter."""
+
+    label: str
+
+    def is_set(self) -> bool:
+        """Whether there is nothing to release."""
+
+    def is_missed(self, was_released: bool) -> bool:
+        """Whether a stream is known to wait for it."""
+
+    def release(self) -> None:
+        """Lets go whoever waits for it."""
+
+
+class SignalBoard(Protocol):
+    """A row of signals that two processes share.
+
+    Attributes:
+        num_signals: length of the row.
+        is_quick: the host can look at a signal without the device's help.
+    """
+
+    num_signals: int
+    is_quick: bool
+
+    def signal(self, index: int, label: str) -> Signal:
+        """The signal in this place."""
+
+    def counter(self, index: int, label: str) -> Counter:
+        """The counter in this place; it begins at 0."""
+
+    def peek(self, index: int) -> int:
+        """Its word, read by the host."""
+
+    def poke(self, index: int, value: int) -> None:
+        """Stores its word from the host."""
+
+    def close(self) -> None:
+        """No operation on the signals may be pending. Idempotent."""
+
+
+class HostBoard:
+    """Signals in pinned shared host memory.
+
+    Args:
+        driver: this process's device.
+        memory: shared by both sides, zeroed, with room for ``num_signals * WORD_BYTES`` bytes at ``offset``.
+        num_signals: length of the row.
+        label: for reports.
+        offset: a multiple of the page size.
+    """
+
+    def __init__(self, driver: Driver, memory: Memory, num_signals: int, label: str, offset: int = 0) -> None:
+        self.num_signals = num_signals
+        self.is_quick = True
+        self._driver = driver
+        self._range: HostRange = driver.map_host(memory, offset, num_signals * WORD_BYTES, f"signals of {label}")
+
+    def signal(self, index: int, label: str) -> Signal:
+        """See `SignalBoard`."""
+        return Signal(self._driver, self, index, self._range.address + index * WORD_BYTES, label)
+
+    def counter(self, index: int, label: str) -> Counter:
+        """See `SignalBoard`."""
+        return Counter(self._driver, self, index, self._range.address + index * WORD_BYTES, label)
+
+    def peek(self, index: int) -> int:
+        """See `SignalBoard`."""
+        return self._range.peek(index * WORD_BYTES)
+
+    def poke(self, index: int, value: int) -> None:
+        """See `SignalBoard`."""
+        self._range.poke(index * WORD_BYTES, value)
+
+    def close(self) -> None:
+        """See `SignalBoard`."""
+        self._range.close()
+
+
+class DeviceBoard:
+    """Signals in device memory: this process's own, or opened.
+
+    Args:
+        driver: this process's device.
+        address: where the row begins; whoever owns the memory frees it.
+        num_signals: length of the row.
+    """
+
+    def __init__(self, driver: Driver, address: int, num_signals: int) -> None:
+        self.num_signals = num_signals
+        self.is_quick = False
+        self._driver = driver
+        self._address = address
+
+    def signal(self, index: int, label: str) -> Signal:
+        """See `SignalBoard`."""
+        return Signal(self._driver, self, index, self._address + index * WORD_BYTES, label)
+
+    def counter(self, index: int, label: str) -> Counter:
+        """See `SignalBoard`."""
+        return Counter(self._driver, self, index, self._address + index * WORD_BYTES, label)
+
+    def peek(self, index: int) -> int:
+        """See `SignalBoard`."""
+        return self._driver.peek(self._address + index * WORD_BYTES)
+
+    def poke(self, index: int, value: int) -> None:
+        """See `SignalBoard`."""
+        self._driver.poke(self._address + index * WORD_BYTES, value)
+
+    def close(self) -> None:
+        """Nothing: the memory's owner frees it."""

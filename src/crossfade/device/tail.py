@@ -1,0 +1,48 @@
+"""How far streams are with what they were given until now, whatever others give them afterwards.
+
+A device has few streams, so those who share one must be able to end while the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from crossfade.device.driver import Driver
+
+__all__ = ["Tail"]
+
+
+class Tail:
+    """The last thing that one user gave each of its streams.
+
+    Args:
+        driver: the device.
+        streams: the user's streams, others' as well.
+    """
+
+    def __init__(self, driver: Driver, streams: Iterable[int]) -> None:
+        self._driver = driver
+        self._streams = tuple(dict.fromkeys(streams))
+        self._events: list[int] = []
+        self._is_longer = False
+
+    def grow(self) -> None:
+        """Something was enqueued."""
+        self._is_longer = True
+
+    def has_passed(self) -> bool:
+        """Whether the device has done all of it. Ask again where it has not."""
+        if all(map(self._driver.is_idle, self._streams)):
+            return True
+        if self._is_longer:
+            self._is_longer = False
+            while len(self._events) < len(self._streams):
+                self._events.append(self._driver.create_event())
+            for event, stream in zip(self._events, self._streams, strict=True):
+                self._driver.record_event(event, stream)
+        return all(map(self._driver.has_happened, self._events))
+
+    def close(self) -> None:
+        """Gives its events back. Idempotent."""
+        while self._events:
+            self._driver.destroy_event(self._events.pop())

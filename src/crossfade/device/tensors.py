@@ -1,0 +1,146 @@
+"""torch tensors that lie in device memory which torch does not own, and the kernels that pack and copy them.
+
+Imported only where torch is used. ``cuda.bindings`` moves bytes; what needs a kernel (a tensor that is not contiguous, a copy
+inside one GPU, where copy engines are slow) is torch's own copy. Loading a kernel waits for the device, and hangs while a stream
+waits for a signal of a host that is busy loading: `load_kernels` does it beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from crossfade.device.driver import Driver
+from crossfade.device.records import Enqueued
+from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_sender import RingSender
+from crossfade.errors import MissingDependency
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TensorReceiver", "TensorSender", "load_kernels", "tensor_on", "torch_or_raise"]
+
+
+def torch_or_raise() -> Any:
+    """The module torch.
+
+    Raises:
+        MissingDependency: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingDependency("torch", extra="gpu", needed_for="tensors on a GPU") from None
+    return torch
+
+
+class _Bytes:
+    """What torch makes a tensor of; the tensor's storage holds it, and thereby ``keep``, as long as any view is alive."""
+
+    def __init__(self, address: int, size_bytes: int, keep: Any) -> None:
+        self.keep = keep
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+            "stream": None,
+        }
+
+
+class _Leased:
+    """Ends a lease when it dies itself."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def __del__(self) -> None:
+        self._lease.release()
+
+
+def tensor_on(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: int, keep: Any = None) -> torch.Tensor:
+    """A contiguous tensor at an address.
+
+    Args:
+        address: device memory of this process, aligned for the type.
+        shape: its shape.
+        dtype: its type.
+        device: the device's index.
+        keep: held until the last view of the tensor is gone.
+    """
+    torch = torch_or_raise()
+    size_bytes = prod(shape) * dtype.itemsize
+    if not size_bytes:
+        return torch.empty(shape, dtype=dtype, device=f"cuda:{device}")  # type: ignore[no-any-return]
+    flat = torch.as_tensor(_Bytes(address, size_bytes, keep), device=f"cuda:{device}")
+    return flat.view(dtype).view(shape)  # type: ignore[no-any-return]
+
+
+def load_kernels(dtypes: Iterable[torch.dtype], device: int) -> None:
+    """Runs, and thereby loads, torch's copy kernels for tensors of these types that are not contiguous, and waits for them."""
+    torch = torch_or_raise()
+    for dtype in dtypes:
+        for shape in ((8, 8), (4, 4, 4), (2, 2, 2, 2)):
+            tensor = torch.zeros(shape, dtype=dtype, device=f"cuda:{device}")
+            tensor.transpose(0, -1).contiguous()
+            tensor[..., ::2].contiguous()
+            torch.empty_like(tensor).copy_(tensor)
+    torch.cuda.synchronize(device)
+
+
+class TensorSender:
+    """Sends tensors through a ring: packs them where that is needed, on torch's current stream.
+
+    Args:
+        driver: this process's device.
+        ring: the sending end.
+    """
+
+    def __init__(self, driver: Driver, ring: RingSender) -> None:
+        self._driver = driver
+        self.ring = ring
+        self._ready = driver.create_event()
+
+    def try_send(self, tensor: torch.Tensor) -> bool:
+        """Enqueues a tensor that torch's current stream computes; False if no slot may be filled yet."""
+        torch = torch_or_raise()
+        if not self.ring.can_send(tensor.numel() * tensor.itemsize):
+            return False
+        packed = tensor.contiguous()
+        stream = torch.cuda.current_stream(tensor.device).cuda_stream
+        self._driver.record_event(self._ready, stream)
+        return self.ring.try_send(packed.data_ptr(), packed.numel() * packed.itemsize, ready=self._ready, keep=packed)
+
+    def close(self) -> None:
+        """Closes the ring's end, whose stream must have finished."""
+        self.ring.close()
+        self._driver.destroy_event(self._ready)
+
+
+class TensorReceiver:
+    """Receives tensors through a ring: as views on their slots, or copied out when leases run short.
+
+    Attributes:
+        num_copied_out: how many were copied.
+    """
+
+    def __init__(self, ring: RingReceiver) -> None:
+        self.ring = ring
+        self.num_copied_out = 0
+
+    def accept(self, record: Enqueued, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor, ready for use on torch's current stream. Its slot is free when the last view of it dies."""
+        torch = torch_or_raise()
+        device = self.ring.driver.device
+        is_short = self.ring.is_short
+        lease = self.ring.accept(record, torch.cuda.current_stream(device).cuda_stream)
+        view = tensor_on(lease.address, shape, dtype, device, keep=_Leased(lease))
+        if not view.numel():
+            lease.release()
+        if not is_short:
+            return view
+        self.num_copied_out += 1
+        return view.clone()

@@ -1,0 +1,180 @@
+"""Lets go the streams that wait for a dead peer, and says who waited for what.
+
+A wait on a stream has no time limit. When a peer's process ends, everything that it would have set is set from the host, again
+and again, until the streams have run dry: what they compute on the way is rubbish, which the error says, but the device is usable
+afterwards. The peer's signals are then kept set until it is forgotten, for waits that were enqueued before the program had heard of
+the death, or that stand behind long computations.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from crossfade.device.driver import Driver
+from crossfade.device.signals import Releasable
+
+__all__ = ["DeathReport", "Watchdog"]
+
+_PAUSE_S = 0.0005
+_LIMIT_S = 1.5
+_KEEP_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DeathReport:
+    """What happened when a peer died.
+
+    Attributes:
+        peer: who.
+        waited_for: the signals that streams here were waiting for.
+        release_s: how long it took until the streams had run dry.
+        is_free: whether they had, within the time limit.
+    """
+
+    peer: str
+    waited_for: tuple[str, ...]
+    release_s: float
+    is_free: bool
+
+    def __str__(self) -> str:
+        waited = f", and streams here waited for {', '.join(self.waited_for)}" if self.waited_for else ""
+        stuck = "" if self.is_free else "; they could not be let go"
+        return f"{self.peer} died{waited}{stuck}"
+
+
+@dataclass
+class _Watched:
+    peer: str
+    signals: Callable[[], Sequence[Releasable]]
+    streams: Sequence[int]
+    on_death: Callable[[DeathReport], None]
+
+
+class Watchdog:
+    """One thread that sleeps until a peer dies.
+
+    Attributes:
+        reports: one for each peer that died.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.reports: list[DeathReport] = []
+        self._driver = driver
+        self._watched: dict[int, _Watched] = {}
+        self._dead: dict[int, _Watched] = {}
+        self._lock = threading.RLock()  # held while signals are set, so that they can be closed after `forget`
+        self._poller = select.epoll()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
+        self._poller.register(self._wake_read, select.EPOLLIN)
+        self._thread: threading.Thread | None = None
+
+    def watch(
+        self,
+        peer: str,
+        pidfd: int,
+        signals: Callable[[], Sequence[Releasable]],
+        streams: Sequence[int],
+        on_death: Callable[[DeathReport], None],
+    ) -> None:
+        """Watches one peer.
+
+        Args:
+            peer: its name, for the report.
+            pidfd: readable once its process has ended; stays the caller's.
+            signals: gives what the peer sets and streams here may wait for; any thread may call it.
+            streams: those streams; none of them may wait for anybody else who is dead.
+            on_death: called once, in the watchdog's thread, when the streams have been let go.
+        """
+        with self._lock:
+            self._watched[pidfd] = _Watched(peer, signals, streams, on_death)
+            self._poller.register(pidfd, select.EPOLLIN)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="crossfade-watchdog", daemon=True)
+                self._thread.start()
+
+    def forget(self, pidfd: int) -> None:
+        """The peer may go, or has gone; its signals are not touched any more when this returns, so they may be closed."""
+        with self._lock:
+            self._dead.pop(pidfd, None)
+            if self._watched.pop(pidfd, None) is not None:
+                self._poller.unregister(pidfd)
+
+    def _run(self) -> None:
+        while True:
+            for fd, _ in self._poller.poll(_KEEP_S if self._dead else None):
+                if fd == self._wake_read:
+                    return
+                self._bury(fd)
+            with self._lock:
+                for watched in self._dead.values():
+                    _release_all(watched.signals())
+
+    def _bury(self, pidfd: int) -> None:
+        with self._lock:
+            watched = self._watched.pop(pidfd, None)
+            if watched is None:  # forgotten in this very moment
+                return
+            self._poller.unregister(pidfd)
+            self._dead[pidfd] = watched
+            report = release(self._driver, watched.peer, watched.signals, watched.streams)
+            self.reports.append(report)
+        try:
+            watched.on_death(report)
+        except Exception as error:  # other peers must be watched all the same
+            what = threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+            threading.excepthook(what)
+
+    def close(self) -> None:
+        """Ends the thread, and lets go nobody any more. Idempotent."""
+        if self._wake_write < 0:
+            return
+        os.write(self._wake_write, b"x")
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._poller.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._wake_write = -1
+
+
+def _release_all(signals: Sequence[Releasable]) -> list[str]:
+    """Sets all that are not set; gives their labels."""
+    found = [signal for signal in signals if not signal.is_set()]
+    for signal in found:
+        signal.release()
+    return [signal.label for signal in found]
+
+
+def release(
+    driver: Driver,
+    peer: str,
+    signals: Callable[[], Sequence[Releasable]],
+    streams: Sequence[int],
+    limit_s: float = _LIMIT_S,
+) -> DeathReport:
+    """Sets what the peer would have set until the streams have run dry, or for at most ``limit_s`` seconds.
+
+    A signal counts as waited for when a stream takes it away again after it was set here; a counter, when it is behind what was
+    waited for.
+    """
+    begin = time.monotonic()
+    released: set[str] = set()
+    waited_for: dict[str, None] = {}
+    is_free = False
+    while time.monotonic() - begin < limit_s:
+        current = signals()
+        for signal in current:
+            if signal.is_missed(signal.label in released):
+                waited_for[signal.label] = None
+        released.update(_release_all(current))
+        if is_free:
+            break
+        is_free = all(map(driver.is_idle, streams))
+        if not is_free:
+            time.sleep(_PAUSE_S)
+    return DeathReport(peer, tuple(waited_for), time.monotonic() - begin, is_free)

@@ -1,0 +1,275 @@
+"""The collectives, on tensors. Each enqueues on torch's current stream and returns; on a CPU it is done when it returns.
+
+W ranks. Every function takes a `PeerGroup`, gives the output, and takes ``out`` to write into. All ranks call the functions of
+one lane in one order, with equal shapes and types (this is not checked: it would cost more than the collective). Calls on
+different lanes may be in flight at the same time; where streams share hardware queues, they too must be enqueued in one order on
+all ranks.
+
+===============  ================  ====================
+function         input             output
+===============  ================  ====================
+all_gather       (n, ...)          (W * n, ...)
+all_to_all       (W * n, ...)      (W * n, ...)
+reduce_scatter   (W * n, ...)      (n, ...)
+all_reduce       (...)             (...)
+===============  ================  ====================
+
+An ``out`` of `PeerGroup.empty` is written by the other ranks themselves, so that an all-gather or all-to-all moves each byte once,
+and an all-reduce keeps to one direction. All ranks give such an ``out``, or none does.
+
+A sum is added up in the order of the ranks, so all ranks get the same bits, each time; float16 and bfloat16 are added in float32
+and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crossfade.device.tensors import torch_or_raise
+from crossfade.peers import steps, sums
+from crossfade.peers.arguments import SUMMABLE, check_overlap, check_tensor, describe, kind_of, part_length
+from crossfade.peers.group import PeerGroup
+from crossfade.peers.lane import Lane
+from crossfade.peers.tuning import DEFAULT, Tuning
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "SUMMABLE",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "reduce_scatter",
+    "reduce_scatter_coalesced",
+]
+
+
+def all_gather(
+    group: PeerGroup,
+    tensor: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    lane: int = 0,
+    tuning: Tuning = DEFAULT,
+) -> torch.Tensor:
+    """All ranks' tensors, one behind the other along the first dimension. The input may be this rank's part of ``out``."""
+    check_tensor(group, "the input of all_gather", tensor)
+    shape = (group.num_ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else (group.num_ranks,)
+
+    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
+        target, source, size_bytes = items[0].target, items[0].source, tensor.numel() * tensor.itemsize
+        offset = group.shared_offset(target)
+        steps.all_gather(lanes[0], stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
+
+    place = -group.rank * tensor.numel() * tensor.itemsize
+    return _call(group, "all_gather", [_item(group, "all_gather", tensor, out, shape, place)], [lane], tuning, enqueue)[
+        0
+    ]
+
+
+def all_to_all(
+    group: PeerGroup,
+    tensor: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    lane: int = 0,
+    tuning: Tuning = DEFAULT,
+) -> torch.Tensor:
+    """Part p of the first dimension goes to rank p; the parts that arrive are one behind the other, by rank."""
+    check_tensor(group, "the input of all_to_all", tensor)
+    part_length(group, "all_to_all", tensor)
+
+    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
+        target, source = items[0].target, items[0].source
+        size_bytes = tensor.numel() * tensor.itemsize // group.num_ranks
+        offset = group.shared_offset(target)
+        steps.all_to_all(lanes[0], stream, target.data_ptr(), source.data_ptr(), size_bytes, tuning, offset)
+
+    item = _item(group, "all_to_all", tensor, out, tuple(tensor.shape), None)
+    return _call(group, "all_to_all", [item], [lane], tuning, enqueue)[0]
+
+
+def reduce_scatter(
+    group: PeerGroup,
+    tensor: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    lane: int = 0,
+    tuning: Tuning = DEFAULT,
+) -> torch.Tensor:
+    """This rank's part, along the first dimension, of the sum of all ranks' tensors. ``out`` may be that part of the input."""
+    return reduce_scatter_coalesced(group, [tensor], [out], lanes=[lane], tuning=tuning)[0]
+
+
+def all_reduce(
+    group: PeerGroup,
+    tensor: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    lane: int = 0,
+    tuning: Tuning = DEFAULT,
+) -> torch.Tensor:
+    """The sum of all ranks' tensors. ``out`` may be the input."""
+    return all_reduce_coalesced(group, [tensor], [out], lanes=[lane], tuning=tuning)[0]
+
+
+def reduce_scatter_coalesced(
+    group: PeerGroup,
+    tensors: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor | None] | None = None,
+    *,
+    lanes: Sequence[int] | None = None,
+    tuning: Tuning = DEFAULT,
+) -> list[torch.Tensor]:
+    """`reduce_scatter` of several tensors, several at a time: one on each of these lanes (default: all).
+
+    Beside computation that holds all SMs this is much faster than one after another, for the sums of all lanes wait for SMs once.
+    """
+    name = "reduce_scatter"
+    items = []
+    for tensor, out in zip(tensors, outs or [None] * len(tensors), strict=True):
+        check_tensor(group, f"the input of {name}", tensor)
+        kind_of(name, tensor)
+        shape = (part_length(group, name, tensor), *tensor.shape[1:])
+        place = group.rank * (tensor.numel() // group.num_ranks) * tensor.itemsize
+        items.append(_item(group, name, tensor, out, shape, place))
+    return _sum(group, name, items, lanes, tuning, sums.reduce_scatter)
+
+
+def all_reduce_coalesced(
+    group: PeerGroup,
+    tensors: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor | None] | None = None,
+    *,
+    lanes: Sequence[int] | None = None,
+    tuning: Tuning = DEFAULT,
+) -> list[torch.Tensor]:
+    """`all_reduce` of several tensors, several at a time (see `reduce_scatter_coalesced`)."""
+    name = "all_reduce"
+    items = []
+    for tensor, out in zip(tensors, outs or [None] * len(tensors), strict=True):
+        check_tensor(group, f"the input of {name}", tensor)
+        kind_of(name, tensor)
+        items.append(_item(group, name, tensor, out, tuple(tensor.shape), 0))
+    return _sum(group, name, items, lanes, tuning, sums.all_reduce)
+
+
+def _sum(
+    group: PeerGroup,
+    name: str,
+    items: list[_Item],
+    lanes: Sequence[int] | None,
+    tuning: Tuning,
+    function: Callable[[Sequence[Lane], int, Sequence[sums.Job], Tuning], None],
+) -> list[torch.Tensor]:
+    def enqueue(chosen: list[Lane], stream: int, items: list[_Item]) -> None:
+        jobs = [
+            sums.Job(
+                each.target.data_ptr(),
+                each.source.data_ptr(),
+                each.out.numel(),
+                kind_of(name, each.out),
+                group.shared_offset(each.target),
+            )
+            for each in items
+        ]
+        function(chosen, stream, jobs, tuning)
+
+    numbers = range(group.num_lanes) if lanes is None else lanes
+    return _call(group, name, items, list(numbers), tuning, enqueue)
+
+
+@dataclass(slots=True)
+class _Item:
+    """A tensor, its output, and what stands for them where they are not contiguous."""
+
+    tensor: torch.Tensor
+    out: torch.Tensor
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+def _item(
+    group: PeerGroup,
+    name: str,
+    tensor: torch.Tensor,
+    out: torch.Tensor | None,
+    shape: tuple[int, ...],
+    place: int | None,
+) -> _Item:
+    """Checks ``out``, or makes it. ``place``: where it may lie, seen from the input."""
+    torch = torch_or_raise()
+    if out is None:
+        out = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    else:
+        check_tensor(group, f"out of {name}", out)
+        if tuple(out.shape) != shape or out.dtype != tensor.dtype:
+            raise ValueError(
+                f"out of {name} is {describe(out)}\nhint: it has to be {tensor.dtype} of shape {list(shape)}"
+            )
+        check_overlap(name, tensor, out, place)
+    return _Item(tensor, out, tensor, out)
+
+
+def _call(
+    group: PeerGroup,
+    name: str,
+    items: list[_Item],
+    lanes: list[int],
+    tuning: Tuning,
+    enqueue: Callable[[list[Lane], int, list[_Item]], None],
+) -> list[torch.Tensor]:
+    """Packs what is not contiguous, enqueues, unpacks."""
+    if not lanes or len(set(lanes)) < len(lanes):
+        raise ValueError(f"the lanes of {name} are {lanes}\nhint: give at least one, and each once")
+    chosen = [group.lane(lane) for lane in lanes]
+    stream, is_captured = group.current_stream(), group.is_capturing()
+    for lane in chosen:
+        lane.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
+    for item in items:
+        item.source = _pack(group, item.tensor)
+        item.target = item.out if item.out.is_contiguous() else _like(item.out)
+    try:
+        enqueue(chosen, stream, items)
+        for lane in chosen:
+            steps.end(lane, stream)
+    except BaseException as error:
+        for lane in chosen:
+            lane.cut_off(error)
+        raise
+    for item in items:
+        _keep(group, item.source, item.target)
+        if item.target is not item.out:
+            _unpack(group, item.out, item.target)
+    for lane in chosen:
+        group.check_call(lane)
+    return [item.out for item in items]
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch_or_raise().empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)  # type: ignore[no-any-return]
+
+
+def _pack(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_contiguous():
+        return tensor
+    packed = _like(tensor)
+    _unpack(group, packed, tensor)
+    return packed
+
+
+def _unpack(group: PeerGroup, target: torch.Tensor, source: torch.Tensor) -> None:
+    """A copy by torch's kernel, in its place among what the current stream does."""
+    group.do(lambda: target.copy_(source))
+
+
+def _keep(group: PeerGroup, *tensors: torch.Tensor) -> None:
+    """What a captured call on a CPU touches lives as long as its graph, in an action that does nothing.
+
+    (On a GPU torch's own allocator sees to it.)
+    """
+    group.do(lambda: tensors and None)

@@ -1,0 +1,101 @@
+"""The home of a group of GPUs on one host: buffers on torch's symmetric memory, signals beside them or in pinned host memory."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from crossfade.device.capabilities import judge, read_facts, require
+from crossfade.device.cuda import CudaDriver
+from crossfade.device.signals import WORD_BYTES, DeviceBoard, HostBoard, SignalBoard
+from crossfade.device.tensors import load_kernels, torch_or_raise
+from crossfade.errors import DeviceError
+from crossfade.host.memory import PAGE_BYTES, Memory, align
+from crossfade.peers.home import Home, OpenedHome
+from crossfade.peers.meeting import await_all, meet
+from crossfade.peers.triton_kernels import TritonKernels
+from crossfade.topology import LinkKind
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+__all__ = ["open_cuda_home"]
+
+_MULTICAST_OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+
+
+def open_cuda_home(
+    group: ProcessGroup, device: torch.device, num_words: int, buffer_bytes: int, *, has_device_signals: bool
+) -> OpenedHome:
+    """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting.
+
+    Args:
+        group: each rank with a GPU of its own.
+        device: this rank's.
+        num_words: signals into each rank.
+        buffer_bytes: memory of each rank, for data.
+        has_device_signals: signals lie in the memory of the GPU that waits, and not in the host's.
+
+    Raises:
+        DeviceError: the machine cannot do it.
+    """
+    torch = torch_or_raise()
+    _check_machine()
+    os.environ.setdefault(_MULTICAST_OFF, "1")  # read when symmetric memory is first used
+    index = torch.empty(0, device=device).device.index  # of 'cuda', the current one
+    driver = CudaDriver(index)
+    board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
+    memory = Memory.create("peers", board_bytes)
+    parties = meet(group, torch.device("cuda", index), memory)
+    tensor, addresses = _share(group, index, board_bytes + buffer_bytes)
+    tensor[:board_bytes].zero_()
+    rank = torch.distributed.get_rank(group)
+    boards: list[SignalBoard] = []
+    for k, party in enumerate(parties):
+        if has_device_signals:
+            boards.append(DeviceBoard(driver, addresses[k], num_words))
+        else:
+            boards.append(HostBoard(driver, party.memory, num_words, f"rank {k}"))
+    for party in parties:
+        party.memory.close()
+    kernels = TritonKernels(index, rank, len(parties))
+    kernels.load()
+    load_kernels((torch.uint8,), index)
+    torch.cuda.synchronize(index)
+    await_all(group, torch.device("cuda", index))
+
+    def close() -> None:
+        for board in boards:
+            board.close()
+        driver.close()
+
+    data = [address + board_bytes for address in addresses]
+    home = Home(driver, kernels, rank, len(parties), data, buffer_bytes, boards)
+    return OpenedHome(home, [party.pid for party in parties], tensor[board_bytes:], close)
+
+
+def _check_machine() -> None:
+    facts = read_facts()
+    require(judge(facts))
+    if any(kind is not LinkKind.NVLINK for kind in facts.links.values()):
+        raise DeviceError(
+            "not all GPUs of this host are linked by NVLink, over which alone data is known to arrive before its signal",
+            hint="use torch.distributed's own collectives here",
+        )
+
+
+def _share(group: ProcessGroup, device: int, size_bytes: int) -> tuple[torch.Tensor, list[int]]:
+    """A tensor on symmetric memory, and where every rank's is in this process."""
+    torch = torch_or_raise()
+    import torch.distributed._symmetric_memory as symmetric  # type: ignore[import-not-found,unused-ignore]
+
+    tensor = symmetric.empty(size_bytes, dtype=torch.uint8, device=torch.device("cuda", device))
+    handle = symmetric.rendezvous(tensor, group.group_name)
+    if handle is None:
+        raise DeviceError(
+            "torch's symmetric memory could not be set up", hint="the GPUs need peer access to each other"
+        )
+    # All ranks' tensors lie equally far behind the beginning of their allocations.
+    offset = tensor.data_ptr() - int(handle.buffer_ptrs[torch.distributed.get_rank(group)])
+    return tensor, [int(pointer) + offset for pointer in handle.buffer_ptrs]

@@ -1,0 +1,313 @@
+"""A group of ranks that share buffers and signals: opening, lanes, watching the others, closing."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from crossfade.device.signals import Signal
+from crossfade.device.tensors import torch_or_raise
+from crossfade.device.watchdog import DeathReport, Watchdog
+from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
+from crossfade.host.memory import align
+from crossfade.host.processes import open_pidfd
+from crossfade.peers.exchange import barrier
+from crossfade.peers.home import OpenedHome
+from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
+from crossfade.peers.meeting import agree
+from crossfade.peers.steps import end
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+__all__ = ["PeerGroup", "open_group"]
+
+
+def open_group(
+    process_group: ProcessGroup | None = None,
+    *,
+    device: torch.device | str | None = None,
+    buffer_bytes: int = 64 << 20,
+    num_lanes: int = 1,
+    heap_bytes: int = 0,
+    num_streams: int = 1,
+    is_replayable: bool = False,
+    has_device_signals: bool = False,
+    timeout_s: float = 60.0,
+) -> PeerGroup:
+    """Opens what the ranks of a torch.distributed group share. All ranks call it, with equal arguments.
+
+    Args:
+        process_group: all of one host; None for the default group.
+        device: this rank's GPU, or ``"cpu"``; None for torch's current GPU where there is one.
+        buffer_bytes: of each of the two buffers that a lane has on each rank. Longer tensors are done in pieces; an all-reduce of
+            n bytes takes one piece if a buffer has n bytes, an all-gather if it has a rank's share.
+        num_lanes: collectives that may be in flight at the same time.
+        heap_bytes: memory on each rank for `PeerGroup.empty`.
+        num_streams: streams that the copies of one exchange may be spread over.
+        is_replayable: collectives may be captured into graphs; those by themselves take one more exchange of signals.
+        has_device_signals: GPUs only: signals lie in device memory.
+        timeout_s: CPU only: the longest that a call waits for the others. (A GPU's wait ends only when a rank dies.)
+
+    Raises:
+        DeviceError: the machine or the group does not allow it.
+        ValueError: an argument makes no sense, or the ranks' arguments differ.
+    """
+    torch = torch_or_raise()
+    group = torch.distributed.group.WORLD if process_group is None else process_group
+    if group is None:
+        raise DeviceError("there is no process group", hint="call torch.distributed.init_process_group first")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.device(device)
+    if torch.distributed.get_rank(group) < 0:
+        raise DeviceError("this process is not in the group", hint="only the ranks of a group open it")
+    num_ranks = torch.distributed.get_world_size(group)
+    least_bytes = SLOT_ALIGNMENT * num_ranks
+    if buffer_bytes < least_bytes or min(num_lanes, num_streams) < 1:
+        raise ValueError(
+            f"buffer_bytes is {buffer_bytes}, num_lanes {num_lanes} and num_streams {num_streams}\n"
+            f"hint: at least {least_bytes} bytes, and 1 of each"
+        )
+    if where.type in ("cpu", "cuda"):
+        agree(
+            group,
+            where,
+            buffer_bytes=buffer_bytes,
+            num_lanes=num_lanes,
+            is_replayable=is_replayable,
+            has_device_signals=has_device_signals,
+            heap_bytes=heap_bytes,
+        )
+    buffer_bytes = align(buffer_bytes, least_bytes)
+    words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
+    heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
+    opened = _open_home(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
+    lanes = [
+        Lane(opened.home, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
+        for index in range(num_lanes)
+    ]
+    return PeerGroup(opened, lanes, where.type, total_bytes)
+
+
+def _open_home(
+    group: ProcessGroup, device: torch.device, words: int, total_bytes: int, has_device_signals: bool, timeout_s: float
+) -> OpenedHome:
+    if device.type == "cpu":
+        from crossfade.peers.host_home import open_host_home
+
+        return open_host_home(group, words, total_bytes, timeout_s)
+    if device.type == "cuda":
+        from crossfade.peers.cuda_home import open_cuda_home
+
+        return open_cuda_home(group, device, words, total_bytes, has_device_signals=has_device_signals)
+    raise DeviceError(f"there are no collectives for device '{device}'", hint="take a CUDA device or 'cpu'")
+
+
+class PeerGroup:
+    """What one rank holds of a group (see `open_group`).
+
+    Attributes:
+        home: the memory and signals.
+        rank, num_ranks: this rank, and of how many.
+        device_type: ``"cuda"`` or ``"cpu"``.
+        reports: of ranks that have died.
+    """
+
+    def __init__(self, opened: OpenedHome, lanes: list[Lane], device_type: str, heap_begin: int) -> None:
+        home = self.home = opened.home
+        self.rank = home.rank
+        self.num_ranks = home.num_ranks
+        self.device_type = device_type
+        self._lanes = lanes
+        self._heap_end = heap_begin
+        self._memory: torch.Tensor | None = opened.memory
+        self._give_back = opened.close
+        self._watchdog = Watchdog(home.driver)
+        self._pidfds = {rank: open_pidfd(opened.pids[rank]) for rank in home.peers}
+        self._names = {pidfd: f"rank {rank} (process {opened.pids[rank]})" for rank, pidfd in self._pidfds.items()}
+        self._poller = select.epoll()
+        self._lock = threading.Lock()
+        self._first_dead = ""
+        self._is_closed = False
+        for pidfd, name in self._names.items():
+            self._poller.register(pidfd, select.EPOLLIN)
+            self._watchdog.watch(name, pidfd, self._make_release(name), _Streams(lanes), self._on_death)
+
+    @property
+    def reports(self) -> list[DeathReport]:
+        """Ranks that have died."""
+        return self._watchdog.reports
+
+    def _make_release(self, name: str) -> Callable[[], list[Signal]]:
+        """Gives the signals to set when this rank has died: those of all ranks, for the others stop as well.
+
+        The lanes are broken before the first signal is set, so nobody takes for a result what a released stream computes.
+        """
+
+        def signals() -> list[Signal]:
+            self._note(name)
+            return [signal for lane in self._lanes for signal in lane.incoming()]
+
+        return signals
+
+    def _note(self, name: str) -> None:
+        with self._lock:
+            if not self._first_dead:
+                self._first_dead = name
+                self._break(f"{name} died")
+
+    def _on_death(self, report: DeathReport) -> None:
+        with self._lock:
+            if report.peer == self._first_dead:
+                self._break(str(report))
+
+    def _break(self, why: str) -> None:
+        for lane in self._lanes:
+            lane.broken = why
+
+    @property
+    def num_lanes(self) -> int:
+        """How many collectives may be in flight at the same time."""
+        return len(self._lanes)
+
+    def lane(self, index: int = 0) -> Lane:
+        """One of the lanes. Each is used by one stream (or thread) at a time.
+
+        Raises:
+            ChannelClosed: the group is closed.
+        """
+        if self._is_closed:
+            raise ChannelClosed("the group is closed", hint="open a new one with open_group")
+        if not 0 <= index < len(self._lanes):
+            raise ValueError(f"there is no lane {index}\nhint: open_group(num_lanes=...) made {len(self._lanes)}")
+        return self._lanes[index]
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that all ranks can write, for ``out`` of `all_gather`, `all_to_all` and `all_reduce`.
+
+        All ranks ask for the same ones in one order. It is part of the group's memory, and not to be used when the group is closed.
+
+        Raises:
+            ChannelClosed: the group is closed.
+            DeviceError: the heap is used up.
+        """
+        if self._memory is None:
+            raise ChannelClosed("the group is closed", hint="open a new one with open_group")
+        begin, size_bytes = self._heap_end, math.prod(shape) * dtype.itemsize
+        if begin + size_bytes > self.home.buffer_bytes:
+            raise DeviceError(
+                f"a tensor of {size_bytes} bytes does not fit: {self.home.buffer_bytes - begin} bytes of the heap are left",
+                hint="open the group with a larger heap_bytes",
+            )
+        self._heap_end = align(begin + size_bytes, SLOT_ALIGNMENT)
+        return self._memory[begin : begin + size_bytes].view(dtype).view(shape)
+
+    def shared_offset(self, tensor: torch.Tensor) -> int | None:
+        """Where a tensor of `empty` lies in every rank's memory; None for any other tensor."""
+        offset = tensor.data_ptr() - self.home.buffers[self.rank]
+        return offset if 0 <= offset < self.home.buffer_bytes else None
+
+    def current_stream(self) -> int:
+        """The stream that calls of this thread use: torch's current one; on a CPU the thread stands for it."""
+        if self.device_type == "cpu":
+            return threading.get_native_id()
+        torch = torch_or_raise()
+        return int(torch.cuda.current_stream(self.home.driver.device).cuda_stream)
+
+    def is_capturing(self) -> bool:
+        """Whether what this thread enqueues now is captured."""
+        if self.device_type == "cpu":
+            driver: Any = self.home.driver
+            return bool(driver.is_capturing())
+        return bool(torch_or_raise().cuda.is_current_stream_capturing())
+
+    def do(self, action: Callable[[], Any]) -> None:
+        """Does what uses torch's current stream; on a CPU also what belongs to a captured graph."""
+        if self.device_type == "cpu":
+            driver: Any = self.home.driver
+            driver.do(action)
+        else:
+            action()
+
+    def barrier(self, lane: int = 0) -> None:
+        """Enqueues on the current stream: behind it, all ranks have come so far."""
+        chosen, stream = self.lane(lane), self.current_stream()
+        chosen.begin(stream, num_streams=1, is_captured=self.is_capturing())
+        try:
+            barrier(chosen, stream)
+            end(chosen, stream)
+        except BaseException as error:
+            chosen.cut_off(error)
+            raise
+        self.check_call(chosen)
+
+    def check(self) -> None:
+        """Raises if a rank has died. On GPUs, ask after a synchronisation, before results are trusted.
+
+        Asks the system, and not only this rank's watchdog: one that heard of the death earlier may have let its streams go, and
+        what they then gave to this rank is not valid.
+
+        Raises:
+            ChannelBroken: it names the rank.
+        """
+        if not self._is_closed:
+            for pidfd, _ in self._poller.poll(0):
+                self._note(self._names[pidfd])
+        for lane in self._lanes:
+            lane.check()
+
+    def check_call(self, lane: Lane) -> None:
+        """What a call does at its end: on a CPU it is done, and its result has to be valid."""
+        if self.device_type == "cpu":
+            self.check()
+        else:
+            lane.check()
+
+    def close(self) -> None:
+        """Gives everything back when all ranks have come here, or one has died. Collective; idempotent.
+
+        Raises:
+            ChannelTimeout: CPU only: not all ranks came. Everything is given back all the same.
+        """
+        if self._is_closed:
+            return
+        try:
+            if not any(lane.broken for lane in self._lanes):
+                for lane in self._lanes:
+                    stream = self.current_stream()
+                    lane.begin(stream, num_streams=1, is_captured=False)
+                    barrier(lane, stream)
+        except ChannelBroken:  # a rank dies just now: there is nobody to wait for
+            pass
+        finally:
+            self._free()
+
+    def _free(self) -> None:
+        self._is_closed = True
+        if self.device_type == "cuda":
+            torch_or_raise().cuda.synchronize(self.home.driver.device)
+        self._watchdog.close()
+        self._poller.close()
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        for lane in self._lanes:
+            lane.close()
+        self._memory = None
+        self._give_back()
+
+
+class _Streams(list[int]):
+    """All streams that the lanes wait on, as they are when somebody iterates."""
+
+    def __init__(self, lanes: list[Lane]) -> None:
+        super().__init__()
+        self._lanes = lanes
+
+    def __iter__(self) -> Any:
+        return iter([stream for lane in self._lanes for stream in list(lane.streams)])

@@ -1,0 +1,254 @@
+"""A lane: buffers and signals for one collective after another. Several lanes may be in flight at the same time.
+
+Each rank has two buffers in a lane and, into each, a signal *full* from every other rank. Exchange number n uses buffer n % 2 and
+its signals, and every rank waits in it for every other rank. This is why no rank needs to say that a buffer is free again (PR-1)::
+
+    a rank sets `full` of exchange n + 1 behind all that it did in exchange n, on its lane's stream.
+    whoever begins exchange n + 2 has waited for `full` of exchange n + 1 of all ranks;
+    so all ranks have done with the buffer, and with the signals, of exchange n.
+
+A captured graph repeats its buffers and signals, so two of them in a row must look like one program: a *replayable* lane ends each
+collective on an even number of exchanges, with an empty one where that is needed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from crossfade.device.signals import CLEAR, SET, Signal
+from crossfade.errors import ChannelBroken, DeviceError
+from crossfade.peers.home import Home
+
+__all__ = ["NUM_EPOCHS", "SLOT_ALIGNMENT", "Epoch", "Lane", "LaneStatistics", "num_words"]
+
+NUM_EPOCHS = 2
+SLOT_ALIGNMENT = 256
+
+
+def num_words(num_lanes: int, num_ranks: int) -> int:
+    """Signals into one rank."""
+    return NUM_EPOCHS * num_lanes * num_ranks
+
+
+class LaneStatistics(NamedTuple):
+    """Counters of one lane of one rank; replays of captured calls are not counted.
+
+    Attributes:
+        num_calls: collectives.
+        num_exchanges: exchanges, the empty ones included.
+        num_bytes: bytes that this rank copied to or from others.
+    """
+
+    num_calls: int
+    num_exchanges: int
+    num_bytes: int
+
+
+class Epoch(NamedTuple):
+    """One buffer of a lane on each rank, and its signals.
+
+    Attributes:
+        buffers: for each rank, where its buffer lies.
+        incoming: for each other rank, its signal ``full`` to this one.
+        outgoing: for each other rank, this one's signal ``full`` to it.
+    """
+
+    buffers: tuple[int, ...]
+    incoming: dict[int, Signal]
+    outgoing: dict[int, Signal]
+
+
+class Lane:
+    """One lane, as one rank has it. Its calls come in the same order on all ranks.
+
+    Args:
+        home: what it stands on.
+        index: which lane; the first ``index`` lanes of the home have the same ``buffer_bytes``.
+        buffer_bytes: length of one buffer.
+        num_streams: the most that a tuning may ask for.
+        is_replayable: its calls may be captured.
+
+    Attributes:
+        slot_bytes: what one rank can put into another's buffer in one exchange.
+        broken: why it cannot be used any more; empty if it can.
+        streams: streams that wait for other ranks.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        index: int,
+        buffer_bytes: int,
+        *,
+        num_streams: int = 1,
+        is_replayable: bool = False,
+    ) -> None:
+        self.home = home
+        self.index = index
+        self.buffer_bytes = buffer_bytes
+        self.slot_bytes = buffer_bytes // home.num_ranks // SLOT_ALIGNMENT * SLOT_ALIGNMENT
+        self.is_replayable = is_replayable
+        self.broken = ""
+        self._epochs = [self._make_epoch(number) for number in range(NUM_EPOCHS)]
+        self._num_calls = self._num_exchanges = self.num_bytes = 0
+        driver = home.driver
+        self.sides = [driver.create_stream(f"lane {index}, {k}", is_urgent=True) for k in range(1, num_streams)]
+        self._local = driver.create_stream(f"lane {index}, local", is_urgent=True)
+        self.streams: list[int] = [self._local, *self.sides]
+        self._events = [driver.create_event() for _ in range(num_streams + 3)]
+        self._stream: int | None = None
+
+    def _make_epoch(self, number: int) -> Epoch:
+        home = self.home
+        before = NUM_EPOCHS * self.index + number
+        offset, first = before * self.buffer_bytes, before * home.num_ranks
+        home.driver.name_range(
+            home.buffers[home.rank] + offset,
+            self.buffer_bytes,
+            f"buffer {number} of lane {self.index} of rank {home.rank}",
+        )
+
+        def full(source: int, target: int) -> Signal:
+            label = f"full from rank {source} to rank {target} (lane {self.index}, buffer {number})"
+            return home.boards[target].signal(first + source, label)
+
+        return Epoch(
+            tuple(address + offset for address in home.buffers),
+            {peer: full(peer, home.rank) for peer in home.peers},
+            {peer: full(home.rank, peer) for peer in home.peers},
+        )
+
+    # calls
+
+    def begin(self, stream: int, *, num_streams: int = 1, is_captured: bool = False) -> None:
+        """A collective begins on a stream, behind those that came before on this lane.
+
+        A captured one does not: whoever launches the graph puts the launch in order with other uses of the lane. In one capture, a
+        lane is used by streams that are in order already.
+
+        Raises:
+            ChannelBroken: a rank has died.
+            DeviceError: the lane was not made for what is asked.
+        """
+        self.check()
+        if num_streams > len(self.sides) + 1:
+            raise DeviceError(
+                f"a tuning asks for {num_streams} streams, and the lane has {len(self.sides) + 1}",
+                hint="open the group with a larger num_streams",
+            )
+        if is_captured and not self.is_replayable:
+            raise DeviceError(
+                "a collective is captured on a lane that cannot be replayed",
+                hint="open the group with is_replayable=True",
+            )
+        driver = self.home.driver
+        if stream != self._stream:
+            if stream not in self.streams:
+                self.streams.append(stream)
+            if self._stream is not None and not is_captured:
+                driver.record_event(self._events[-1], self._stream)
+                driver.wait_event(stream, self._events[-1])
+        if not is_captured:
+            self._stream = stream
+        self._num_calls += 1
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether an empty exchange is due at the end of a collective."""
+        return self.is_replayable and self._num_exchanges % NUM_EPOCHS != 0
+
+    def check(self) -> None:
+        """Raises if a rank has died.
+
+        Raises:
+            ChannelBroken: it names the rank.
+        """
+        if self.broken:
+            raise ChannelBroken(
+                f"{self.broken}; results of collectives that had not finished are not valid",
+                hint="open a group of the ranks that are left",
+            )
+
+    def cut_off(self, error: BaseException) -> None:
+        """A collective has ended half-way, so this rank and the others are out of step from here on."""
+        if not self.broken:
+            self.broken = f"a collective on lane {self.index} ended half-way ({type(error).__name__})"
+
+    # parts of an exchange
+
+    def advance(self) -> Epoch:
+        """The next exchange's buffers and signals.
+
+        Raises:
+            ChannelBroken: a rank has died. (A long tensor has many exchanges, and each would have to be let go.)
+        """
+        self.check()
+        epoch = self._epochs[self._num_exchanges % NUM_EPOCHS]
+        self._num_exchanges += 1
+        return epoch
+
+    def next_buffer(self) -> int:
+        """This rank's buffer of the exchange that comes next, free to be written by this rank now (PR-1)."""
+        return self._epochs[self._num_exchanges % NUM_EPOCHS].buffers[self.home.rank]
+
+    def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
+        """Sets ``full`` for these ranks, behind all that is on the stream."""
+        if is_batched and len(peers) > 1:
+            self.home.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], SET)
+            return
+        for peer in peers:
+            epoch.outgoing[peer].set(stream)
+
+    def await_full(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
+        """Waits for ``full`` of these ranks, and clears it."""
+        if is_batched and len(peers) > 1:
+            addresses = [epoch.incoming[peer].address for peer in peers]
+            self.home.driver.wait_all_and_reset(stream, addresses, SET, CLEAR)
+            return
+        for peer in peers:
+            epoch.incoming[peer].wait(stream)
+
+    def fork(self, stream: int, num_streams: int) -> list[int]:
+        """The stream, and others that go on behind it."""
+        sides = self.sides[: num_streams - 1]
+        if sides:
+            self.home.driver.record_event(self._events[0], stream)
+        for side in sides:
+            self.home.driver.wait_event(side, self._events[0])
+        return [stream, *sides]
+
+    def join(self, streams: list[int]) -> None:
+        """The first of the streams goes on behind the others."""
+        for event, side in zip(self._events[1:], streams[1:], strict=False):
+            self.home.driver.record_event(event, side)
+            self.home.driver.wait_event(streams[0], event)
+
+    def fork_local(self, stream: int) -> int:
+        """A stream for what this rank does by itself, which goes on behind ``stream``."""
+        self.home.driver.record_event(self._events[-2], stream)
+        self.home.driver.wait_event(self._local, self._events[-2])
+        return self._local
+
+    def join_local(self, stream: int) -> None:
+        """The stream goes on behind what this rank does by itself."""
+        self.home.driver.record_event(self._events[-3], self._local)
+        self.home.driver.wait_event(stream, self._events[-3])
+
+    def incoming(self) -> list[Signal]:
+        """All signals that others set for this rank."""
+        return [signal for epoch in self._epochs for signal in epoch.incoming.values()]
+
+    def statistics(self) -> LaneStatistics:
+        """Counters so far."""
+        return LaneStatistics(self._num_calls, self._num_exchanges, self.num_bytes)
+
+    def close(self) -> None:
+        """Gives streams and events back; all operations must have finished. Idempotent."""
+        driver = self.home.driver
+        if self._local in self.streams:
+            driver.destroy_stream(self._local)
+        while self.sides:
+            driver.destroy_stream(self.sides.pop())
+        while self._events:
+            driver.destroy_event(self._events.pop())
+        self.streams.clear()

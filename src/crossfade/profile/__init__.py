@@ -1,0 +1,18 @@
+"""Measuring the machine: the topology of a host, by one process for each GPU.
+
+::
+
+    calibrate.py    steps one after another; what they give goes into the topology as it comes
+    steps.py        what is measured, as data; pure
+    fold.py         what a step gave becomes part of a topology; pure
+    crew.py         the processes, from the side of who started them: meetings, time limits, the end of all
+    worker.py       a process, from its own side
+    context.py      what a measure works with: a device, memory, signals, the gate; meetings
+    timing.py       everything behind one gate, between two timers
+    carriers.py     how each transport's transfers are enqueued
+    bench.py        the seam for what is not a driver's call: matrix products, NCCL, the host's clock
+    gpu.py          its side for GPUs, on torch
+    measures/       one measure a file
+
+Importing this room imports neither torch nor cuda.bindings.
+"""

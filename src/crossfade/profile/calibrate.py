@@ -1,0 +1,104 @@
+"""A whole calibration: step after step, what each gives kept as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+from crossfade.profile.crew import Crew, StepFailed
+from crossfade.profile.fold import fold
+from crossfade.profile.steps import Step
+from crossfade.topology import Link, Topology
+
+__all__ = ["LIMIT_S", "Progress", "calibrate", "start_from"]
+
+LIMIT_S = 110.0
+"""No step begins later."""
+MOST_FAILURES = 2
+"""After so many, steps that measure the same thing by the same means are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a calibration is, after a step.
+
+    Attributes:
+        step: the one that is over.
+        topology: with all that was measured so far.
+        num_done: steps that are over.
+        problem: why the step gave nothing; empty if it gave something.
+    """
+
+    step: Step
+    topology: Topology
+    num_done: int
+    problem: str = ""
+
+
+def start_from(found: Topology, kept: Topology | None) -> Topology:
+    """What is known before anything is measured: the figures that were kept, if they are of the same devices and links.
+
+    Args:
+        found: devices and links, as they are now.
+        kept: an earlier calibration's.
+    """
+
+    def ends(topology: Topology) -> set[tuple[str, str, str]]:
+        return {(link.source, link.target, link.kind.value) for link in topology.links}
+
+    if kept is None or set(kept.devices) != set(found.devices) or ends(kept) != ends(found):
+        return found
+    links = {(link.source, link.target): link for link in kept.links}
+    return Topology(
+        found.devices,
+        tuple(_known(link, links[link.source, link.target]) for link in found.links),
+        kept.slowdowns,
+        kept.crowds,
+        kept.launches,
+    )
+
+
+def _known(found: Link, kept: Link) -> Link:
+    return Link(found.source, found.target, found.kind, kept.rates, kept.signal_us)
+
+
+def calibrate(
+    topology: Topology,
+    steps: Sequence[Step],
+    crew: Crew,
+    *,
+    limit_s: float = LIMIT_S,
+    clock_s: Callable[[], float] = time.monotonic,
+    before: Callable[[Step], None] = lambda step: None,
+) -> Generator[Progress, None, None]:
+    """Measures, and tells after each step; a step that fails does not stop the others. The crew is closed at the end.
+
+    Args:
+        topology: the devices and links, and what is known of them.
+        steps: what to measure.
+        crew: runs the steps.
+        limit_s: no step begins later than this.
+        clock_s: tells the time in seconds.
+        before: called with each step that begins.
+    """
+    deadline_s = clock_s() + limit_s
+    failures: Counter[tuple[str, str]] = Counter()
+    try:
+        for number, step in enumerate(steps, 1):
+            problem = ""
+            if failures[step.kind] >= MOST_FAILURES:
+                problem = "left out: the same failed before"
+            elif clock_s() >= deadline_s:
+                problem = f"left out: {limit_s:g} s are over"
+            else:
+                before(step)
+                try:
+                    topology = fold(topology, step, crew.run(step))
+                except StepFailed as error:
+                    failures[step.kind] += 1
+                    problem = str(error)
+            yield Progress(step, topology, number, problem)
+    finally:
+        crew.close()

@@ -1,0 +1,260 @@
+"""The processes of a calibration, from the side of who started them: one for each GPU, a time limit for each step, an end for all.
+
+What fails a step (an error on a rank, a rank that dies, the time limit) ends all processes: what is pending on their devices is
+unknown. The next step starts new ones. However the calibration ends, by Ctrl-C or by SIGKILL too, they end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from mmap import mmap
+from pathlib import Path
+from typing import Any, Protocol
+
+from crossfade.errors import CrossfadeError
+from crossfade.host.processes import describe_exit
+from crossfade.profile.context import make_shared
+from crossfade.profile.lines import Line
+from crossfade.profile.steps import NCCL, Step
+
+__all__ = ["Crew", "Processes", "StepFailed"]
+
+_ENTRY = "import sys; sys.path[:] = {path!r}; from {module} import main; main({arguments})"
+_START_LIMIT_S, _JOIN_LIMIT_S, _CLOSE_LIMIT_S = 60.0, 40.0, 5.0
+_ENVIRONMENT = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # staged ends have three streams each
+    "CUDA_LAUNCH_BLOCKING": "0",  # a launch behind the gate must not wait for it,
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # nor may NCCL's
+    "NCCL_SOCKET_IFNAME": "lo",  # NCCL's own set-up listens; on this host only
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
+"""What every process has, whatever its user has set."""
+
+
+class StepFailed(CrossfadeError):
+    """A step gave nothing; the message says why."""
+
+
+class Crew(Protocol):
+    """What runs steps."""
+
+    def run(self, step: Step) -> Any:
+        """What the step's measure returns on its first rank.
+
+        Raises:
+            StepFailed: it failed.
+        """
+
+    def close(self) -> None:
+        """Ends everything. Idempotent."""
+
+
+class Processes:
+    """A process for each rank, started by the first step.
+
+    Args:
+        num_ranks: how many.
+        module: whose ``main`` they run, as `crossfade.profile.worker`'s.
+
+    Attributes:
+        num_started: processes that were ever started.
+    """
+
+    def __init__(self, num_ranks: int, module: str = "crossfade.profile.worker") -> None:
+        self.num_started = 0
+        self._num_ranks = num_ranks
+        self._module = module
+        self._folder: Path | None = None
+        self._ranks: list[_Process] = []
+        self._gate: mmap | None = None
+        self._num_meetings = 0
+        self._has_joined = False
+
+    def run(self, step: Step) -> Any:
+        """See `Crew`."""
+        try:
+            if not self._ranks:
+                self._start()
+            if step.transport == NCCL and not self._has_joined:
+                store = str(self._store())
+                self._perform(Step("join", tuple(range(self._num_ranks)), work=store, limit_s=_JOIN_LIMIT_S))
+                self._has_joined = True
+            return self._perform(step)
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run now."""
+        return [process.popen.pid for process in self._ranks]
+
+    def _start(self) -> None:
+        self._num_meetings, self._has_joined = 0, False
+        shared = make_shared(self._num_ranks)
+        try:
+            self._gate = shared[0].map(shared[0].size_bytes)
+            fds = [memory.fd for memory in shared]
+            for rank in range(self._num_ranks):
+                self._ranks.append(_Process(self._module, fds, rank, self._num_ranks))
+                self.num_started += 1
+        finally:
+            for memory in shared:
+                memory.close()
+        self._collect(list(range(self._num_ranks)), _START_LIMIT_S, "starting")
+
+    def _store(self) -> Path:
+        """A path for NCCL's ranks to find each other, a new one for each crew."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="crossfade-topology-"))
+        return self._folder / f"store-{self.num_started}"
+
+    def _perform(self, step: Step) -> Any:
+        for rank in step.ranks:
+            self._send(rank, step=step.to_data(), num_meetings=self._num_meetings)
+        return self._collect(list(step.ranks), step.limit_s, str(step))
+
+    def _send(self, rank: int, **message: Any) -> None:
+        with suppress(OSError):  # a rank that has died is found out by its silence
+            self._ranks[rank].line.send(**message)
+
+    def _collect(self, ranks: list[int], limit_s: float, what: str) -> Any:
+        """Goes through meetings until all ranks are done; gives what the first one returned."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            answers = self._answers(ranks, deadline, f"{what} took over {limit_s:g} s")
+            if all("done" in answer for answer in answers.values()):
+                return answers[ranks[0]]["done"]
+            if not all("say" in answer for answer in answers.values()):
+                raise StepFailed(f"{what}: some ranks are done and others are not: this is a bug in crossfade")
+            self._num_meetings += 1
+            self._open_gate()
+            told = {rank: answer["say"] for rank, answer in answers.items()}
+            for rank in ranks:
+                self._send(rank, told=told)
+
+    def _open_gate(self) -> None:
+        if self._gate is not None:
+            memoryview(self._gate).cast("I")[0] = self._num_meetings
+
+    def _answers(self, ranks: list[int], deadline: float, too_late: str) -> dict[int, dict[str, Any]]:
+        """One message of each rank."""
+        answers: dict[int, dict[str, Any]] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank in ranks:
+                selector.register(self._ranks[rank].line, selectors.EVENT_READ, rank)
+            while len(answers) < len(ranks):
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    missing = ", ".join(str(rank) for rank in ranks if rank not in answers)
+                    raise StepFailed(f"{too_late}: waited for GPU {missing}")
+                for key, _ in ready:
+                    answer = self._answer(key.data)
+                    if answer is not None:
+                        answers[key.data] = answer
+                        selector.unregister(key.fileobj)
+        return answers
+
+    def _answer(self, rank: int) -> dict[str, Any] | None:
+        process = self._ranks[rank]
+        is_open = process.line.fill()
+        message = process.line.take()
+        if message is None and is_open:
+            return None
+        if message is None:
+            raise StepFailed(f"the process of GPU {rank} ended: {process.describe_end()}")
+        if "failed" in message:
+            raise StepFailed(f"GPU {rank}: {message['failed']}")
+        return message
+
+    def close(self) -> None:
+        """Lets the processes give everything back, ends them, and removes the folder. Idempotent."""
+        try:
+            if self._ranks:
+                self._perform(Step("close", tuple(range(self._num_ranks)), limit_s=_CLOSE_LIMIT_S))
+                for process in self._ranks:
+                    process.hang_up()
+        except StepFailed:
+            pass  # they are ended below
+        finally:
+            self._end()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = None
+
+    def _end(self) -> None:
+        for process in self._ranks:
+            process.kill()
+        for process in self._ranks:
+            process.close()
+        self._ranks.clear()
+        self._gate = None
+
+
+class _Process:
+    """One rank's."""
+
+    def __init__(self, module: str, shared_fds: list[int], rank: int, num_ranks: int) -> None:
+        mine, theirs = socket.socketpair()
+        life_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            fds = [theirs.fileno(), life_read, *shared_fds]
+            code = _ENTRY.format(
+                path=[entry or os.getcwd() for entry in sys.path],
+                module=module,
+                arguments=f"{fds}, {rank}, {num_ranks}",
+            )
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # a terminal's Ctrl-C is for who started it
+            )
+        except BaseException:
+            mine.close()
+            os.close(self._lifeline)
+            self._errors.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(life_read)
+        self.line = Line(mine)
+
+    def hang_up(self) -> None:
+        """Ends the line, upon which the process ends by itself."""
+        self.line.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_CLOSE_LIMIT_S)
+
+    def describe_end(self) -> str:
+        """How it ended, and the last that it wrote."""
+        with suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_CLOSE_LIMIT_S)
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        return "; ".join([describe_exit(self.popen.returncode), *last])
+
+    def kill(self) -> None:
+        """Ends it."""
+        self.popen.kill()
+
+    def close(self) -> None:
+        """Waits for its end, and gives its descriptors back."""
+        self.popen.wait()
+        self.line.close()
+        os.close(self._lifeline)
+        self._errors.close()

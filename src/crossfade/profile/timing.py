@@ -1,0 +1,134 @@
+"""Everything that is timed is enqueued behind the gate, between two timers, and begins on all devices at the same time.
+
+One *part* is a thing to time: transfers, or work. Every rank has the same list of parts; where a rank has nothing to do for one,
+its part is `IDLE`, and takes no time there. How long a part took is what it took on the rank where it took longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from crossfade.profile.context import Context, Told
+
+__all__ = ["IDLE", "Load", "Part", "measure_parts"]
+
+NUM_WARM, NUM_ROUNDS = 2, 7
+
+
+class Part(Protocol):
+    """What is enqueued for one thing to time.
+
+    Attributes:
+        streams: those that it uses first; they are held by the gate.
+        timed: the stream on which it begins and ends; None for no time.
+    """
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """See above."""
+
+    @property
+    def timed(self) -> int | None:
+        """See above."""
+
+    def begin(self, size_bytes: int, num: int) -> Any:
+        """Enqueues ``num`` times, as far as it goes without the others; gives what they must know."""
+
+    def finish(self, told: Told) -> None:
+        """Enqueues the rest. ``told`` has what each rank's part in this place gave."""
+
+    def settle(self, told: Told) -> None:
+        """All is done on every device."""
+
+    def leftover(self) -> Any:
+        """After `finish`: what the others must know before the next round."""
+
+
+class _Idle:
+    """Nothing."""
+
+    streams: tuple[int, ...] = ()
+    timed: int | None = None
+
+    def begin(self, size_bytes: int, num: int) -> Any:
+        return None
+
+    def finish(self, told: Told) -> None: ...
+
+    def settle(self, told: Told) -> None: ...
+
+    def leftover(self) -> Any:
+        return None
+
+
+IDLE: Part = _Idle()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much of a part there is to do.
+
+    Attributes:
+        part: what.
+        num: how often; 0 leaves it out.
+        size_bytes: of each transfer.
+    """
+
+    part: Part
+    num: int = 1
+    size_bytes: int = 0
+
+
+def measure_parts(
+    context: Context, loads: Sequence[Load], num_rounds: int = NUM_ROUNDS
+) -> Generator[Any, Told, list[float]]:
+    """Times parts side by side, after rounds that warm up. All ranks get the same medians, in us; 0 for what was left out."""
+    rounds = []
+    for number in range(NUM_WARM + num_rounds):
+        times_us = yield from _round(context, loads, is_held=number >= NUM_WARM)
+        rounds.append(times_us)
+    mine = [median(column) for column in zip(*rounds[NUM_WARM:], strict=True)]
+    told = yield mine
+    return [max(column) for column in zip(*told.values(), strict=True)]
+
+
+def _round(context: Context, loads: Sequence[Load], *, is_held: bool) -> Generator[Any, Told, list[float]]:
+    driver = context.driver
+    active = [load.part if load.num else IDLE for load in loads]
+    for stream in dict.fromkeys(stream for part in active for stream in part.streams):
+        context.hold(stream, 2 if is_held else 0)
+    first = [_start_timer(context, part) for part in active]
+    news = [part.begin(load.size_bytes, load.num) for part, load in zip(active, loads, strict=True)]
+    told = yield news
+    for place, part in enumerate(active):
+        part.finish({rank: each[place] for rank, each in told.items()})
+    last = [_start_timer(context, part) for part in active]
+    told = yield [part.leftover() for part in active]  # opens the gate
+    timers = [(begin, end) for begin, end in zip(first, last, strict=True) if begin is not None and end is not None]
+    while not all(driver.has_happened(end) for _, end in timers):
+        context.bench.pause()
+    times_us = [
+        driver.elapsed_us(begin, end) if begin is not None and end is not None else 0.0
+        for begin, end in zip(first, last, strict=True)
+    ]
+    for pair in timers:
+        for timer in pair:
+            driver.destroy_event(timer)
+    for stream in dict.fromkeys(stream for part in active for stream in part.streams):
+        while not driver.is_idle(stream):
+            context.bench.pause()
+    yield None  # all devices are done
+    for place, part in enumerate(active):
+        part.settle({rank: each[place] for rank, each in told.items()})
+    return times_us
+
+
+def _start_timer(context: Context, part: Part) -> int | None:
+    if part.timed is None:
+        return None
+    timer = context.driver.create_timer()
+    context.driver.record_event(timer, part.timed)
+    return timer

@@ -1,0 +1,60 @@
+"""What a measured topology says of transfers between GPUs. Pure; UUIDs name the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crossfade.topology import Topology
+
+__all__ = ["alone_us", "crowding", "slowdown"]
+
+Pair = tuple[str, str]
+
+_SIGNALLED_APART = "copy"
+"""The transport whose measured time has no signal in it: the others are measured until the target has the value."""
+
+
+def alone_us(topology: Topology, transport: str, source: str, target: str, size_bytes: int) -> float:
+    """Time of one transfer when nothing else goes on, until the target may use the value.
+
+    Raises:
+        KeyError: there is no such link, or the transport was not measured on it.
+    """
+    link = topology.link(source, target)
+    moved_us = link.duration_us(transport, size_bytes)
+    if moved_us is None:
+        raise KeyError(
+            f"{transport!r} was not measured from {source} to {target}; measured: {', '.join(link.transports) or 'nothing'}"
+        )
+    return moved_us + ((link.signal_us or 0.0) if transport == _SIGNALLED_APART else 0.0)
+
+
+def crowding(topology: Topology, transport: str, pair: Pair, others: Sequence[Pair], size_bytes: int) -> float:
+    """How much longer a transfer takes when others begin at the same time, as a factor of at least 1.
+
+    Measured crowds of the same shape around the pair's ends say it: as many transfers leave its source, or reach its target. A
+    shape that was not measured shares the busier end fairly.
+    """
+    num_out = 1 + sum(source == pair[0] for source, _ in others)
+    num_in = 1 + sum(target == pair[1] for _, target in others)
+    if num_out == num_in == 1:
+        return 1.0
+    crowds = [
+        crowd
+        for crowd in topology.crowds
+        if crowd.transport == transport and (crowd.most_out, crowd.most_in) == (num_out, num_in)
+    ]
+    if not crowds:
+        return float(max(num_out, num_in))
+    crowd = min(crowds, key=lambda crowd: abs(crowd.size_bytes - size_bytes))
+    alone = [topology.link(*each).duration_us(transport, crowd.size_bytes) for each in crowd.transfers]
+    slowest_us = max((time_us for time_us in alone if time_us is not None), default=crowd.duration_us)
+    return max(1.0, crowd.duration_us / slowest_us)
+
+
+def slowdown(topology: Topology, transport: str, work: str | None) -> tuple[float, float]:
+    """(Factor on the work, factor on the transfer), at least 1 each; 1 where that was not measured."""
+    for each in topology.slowdowns:
+        if (each.transport, each.work) == (transport, work):
+            return max(1.0, each.computation), max(1.0, each.communication)
+    return 1.0, 1.0

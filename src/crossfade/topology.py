@@ -1,0 +1,387 @@
+"""The GPUs of a host and what lies between them: plain data, in and out of JSON, and the file in which it is kept.
+
+Devices are known by UUID, which stays the same whatever CUDA_VISIBLE_DEVICES says. Rates are in GB/s (10^9 bytes a second), times
+in microseconds. What was not measured is empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import tempfile
+import warnings
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "Crowd",
+    "Device",
+    "Launch",
+    "Link",
+    "LinkKind",
+    "Rate",
+    "Slowdown",
+    "Topology",
+    "load_topology",
+    "save_topology",
+    "topology_path",
+]
+
+_VERSION = 1
+
+
+def _check(name: str, figure: object, least: float = 0.0) -> None:
+    is_number = isinstance(figure, int | float) and not isinstance(figure, bool)
+    if not is_number or not math.isfinite(figure) or figure < least:  # type: ignore[arg-type, operator]
+        raise ValueError(f"{name} is {figure!r}\nhint: measured figures are finite and not negative")
+
+
+class LinkKind(StrEnum):
+    """How two devices reach each other."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    HOST = "host"
+    """Only through the host's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU.
+
+    Attributes:
+        uuid: as nvidia-smi shows it.
+        name: its model.
+        num_sms: multiprocessors.
+        memory_bytes: all of its memory.
+    """
+
+    uuid: str
+    name: str
+    num_sms: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How long one transfer of one size took by one means.
+
+    Attributes:
+        transport: ``copy``, ``staged`` or ``nccl``.
+        size_bytes: how much was moved.
+        duration_us: how long it took.
+    """
+
+    transport: str
+    size_bytes: int
+    duration_us: float
+
+    def __post_init__(self) -> None:
+        _check("Rate.size_bytes", self.size_bytes)
+        _check("Rate.duration_us", self.duration_us, 1e-9)
+
+    @property
+    def rate_gbs(self) -> float:
+        """Bytes over time."""
+        return self.size_bytes / self.duration_us / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way from one device to another.
+
+    Attributes:
+        source, target: UUIDs.
+        kind: what it is made of.
+        rates: what was measured, alone; those of one transport from the smallest size on.
+        signal_us: from the write of a signal on a stream of the source until a stream of the target that waited goes on.
+    """
+
+    source: str
+    target: str
+    kind: LinkKind
+    rates: tuple[Rate, ...] = ()
+    signal_us: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.signal_us is not None:
+            _check("Link.signal_us", self.signal_us)
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Those that were measured."""
+        return tuple(dict.fromkeys(rate.transport for rate in self.rates))
+
+    def with_rates(self, rates: Iterable[Rate]) -> Link:
+        """The same with these rates, in the place of older ones of the same transport and size."""
+        merged = {(rate.transport, rate.size_bytes): rate for rate in (*self.rates, *rates)}
+        return replace(self, rates=tuple(merged[key] for key in sorted(merged)))
+
+    def duration_us(self, transport: str, size_bytes: int) -> float | None:
+        """How long a transfer takes: between two measured sizes in proportion, beyond them at the outermost rate. None if
+        unmeasured.
+        """
+        rates = [rate for rate in self.rates if rate.transport == transport]
+        if not rates:
+            return None
+        place = bisect_left([rate.size_bytes for rate in rates], size_bytes)
+        if place == 0:
+            return rates[0].duration_us
+        below = rates[place - 1]
+        if place == len(rates):
+            return below.duration_us * size_bytes / below.size_bytes
+        above = rates[place]
+        share = (size_bytes - below.size_bytes) / (above.size_bytes - below.size_bytes)
+        return below.duration_us + share * (above.duration_us - below.duration_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How much longer two things take side by side than alone.
+
+    Attributes:
+        transport: what communicates.
+        work: what computes beside it: ``gemm`` or ``memory``.
+        communication: factor on the transfer, at least about 1.
+        computation: factor on the work.
+    """
+
+    transport: str
+    work: str
+    communication: float
+    computation: float
+
+    def __post_init__(self) -> None:
+        _check("Slowdown.communication", self.communication)
+        _check("Slowdown.computation", self.computation)
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Several transfers of one size that begin at the same time.
+
+    Attributes:
+        transport: what moves them.
+        transfers: (source, target) of each, as UUIDs.
+        size_bytes: of each.
+        duration_us: until the last one is done.
+    """
+
+    transport: str
+    transfers: tuple[tuple[str, str], ...]
+    size_bytes: int
+    duration_us: float
+
+    def __post_init__(self) -> None:
+        _check("Crowd.size_bytes", self.size_bytes)
+        _check("Crowd.duration_us", self.duration_us, 1e-9)
+
+    @property
+    def rate_gbs(self) -> float:
+        """Bytes of one transfer over the time of all."""
+        return self.size_bytes / self.duration_us / 1e3
+
+    @property
+    def most_out(self) -> int:
+        """Transfers that leave the device which most leave."""
+        return max(Counter(source for source, _ in self.transfers).values(), default=0)
+
+    @property
+    def most_in(self) -> int:
+        """Transfers that reach the device which most reach."""
+        return max(Counter(target for _, target in self.transfers).values(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What it costs a host to enqueue one operation.
+
+    Attributes:
+        device: UUID of the device whose process it is.
+        operation: ``copy``, ``write``, ``wait``, ``record``, ``wait event``, ``kernel`` or ``graph``.
+        duration_us: of the host's time.
+    """
+
+    device: str
+    operation: str
+    duration_us: float
+
+    def __post_init__(self) -> None:
+        _check("Launch.duration_us", self.duration_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A host's devices and links.
+
+    Attributes:
+        devices: in the order in which they were seen.
+        links: one for each ordered pair.
+        slowdowns: communication and computation side by side.
+        crowds: several transfers at once.
+        launches: what enqueuing costs.
+    """
+
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
+    crowds: tuple[Crowd, ...] = ()
+    launches: tuple[Launch, ...] = ()
+
+    def index(self, uuid: str) -> int:
+        """A device's place in ``devices``.
+
+        Raises:
+            KeyError: it is not there.
+        """
+        for index, device in enumerate(self.devices):
+            if device.uuid == uuid:
+                return index
+        raise KeyError(f"no device {uuid}; known devices: {', '.join(device.uuid for device in self.devices)}")
+
+    def link(self, source: str, target: str) -> Link:
+        """The way from one device to another.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for link in self.links:
+            if (link.source, link.target) == (source, target):
+                return link
+        raise KeyError(
+            f"no link from {source} to {target}; known devices: {', '.join(device.uuid for device in self.devices)}"
+        )
+
+    def with_link(self, link: Link) -> Topology:
+        """The same with one link replaced, in its place, or added."""
+        ends = (link.source, link.target)
+        links = {(each.source, each.target): each for each in self.links}
+        return replace(self, links=tuple({**links, ends: link}.values()))
+
+    def with_slowdown(self, slowdown: Slowdown) -> Topology:
+        """The same with one pair of factors replaced or added."""
+        slowdowns = {(each.transport, each.work): each for each in self.slowdowns}
+        slowdowns[slowdown.transport, slowdown.work] = slowdown
+        return replace(self, slowdowns=tuple(slowdowns.values()))
+
+    def with_crowd(self, crowd: Crowd) -> Topology:
+        """The same with one crowd replaced or added."""
+        crowds = {(each.transport, each.transfers, each.size_bytes): each for each in self.crowds}
+        crowds[crowd.transport, crowd.transfers, crowd.size_bytes] = crowd
+        return replace(self, crowds=tuple(crowds.values()))
+
+    def with_launch(self, launch: Launch) -> Topology:
+        """The same with one cost replaced or added."""
+        launches = {(each.device, each.operation): each for each in self.launches}
+        launches[launch.device, launch.operation] = launch
+        return replace(self, launches=tuple(launches.values()))
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads."""
+        return json.dumps(self.to_data(), indent=1)
+
+    def to_data(self) -> dict[str, Any]:
+        """What JSON can hold, and `from_data` reads."""
+        return {"version": _VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, text: str) -> Topology:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        return cls.from_data(json.loads(text))
+
+    @classmethod
+    def from_data(cls, data: Any) -> Topology:
+        """Reads what `to_data` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            if data["version"] != _VERSION:
+                raise ValueError(f"version {data['version']}, and this crossfade reads {_VERSION}")
+            return cls(
+                tuple(Device(**each) for each in data["devices"]),
+                tuple(_link(each) for each in data["links"]),
+                tuple(Slowdown(**each) for each in data["slowdowns"]),
+                tuple(_crowd(each) for each in data["crowds"]),
+                tuple(Launch(**each) for each in data["launches"]),
+            )
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"this is no topology: {error!r}\nhint: write a new one with `crossfade topology`"
+            ) from None
+
+
+def _link(data: Mapping[str, Any]) -> Link:
+    link = Link(data["source"], data["target"], LinkKind(data["kind"]), signal_us=data["signal_us"])
+    return link.with_rates(Rate(**each) for each in data["rates"])
+
+
+def _crowd(data: Mapping[str, Any]) -> Crowd:
+    transfers = tuple((source, target) for source, target in data["transfers"])
+    return Crowd(data["transport"], transfers, data["size_bytes"], data["duration_us"])
+
+
+def topology_path() -> Path:
+    """Where this host's measured topology is kept: in the user's cache folder, under the host's name."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
+    return folder / "crossfade" / f"topology-{platform.node() or 'host'}.json"
+
+
+def load_topology(path: Path | None = None) -> Topology | None:
+    """Reads a kept topology; None where there is none. A damaged one is warned of and counts as none.
+
+    Args:
+        path: the file; None for `topology_path`.
+    """
+    path = topology_path() if path is None else path
+    try:
+        return Topology.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"{path} is ignored: {reason}; `crossfade topology` writes a new one", stacklevel=2)
+        return None
+
+
+def save_topology(topology: Topology, path: Path | None = None) -> Path:
+    """Writes a topology whole or not at all: who reads the file meanwhile gets the old one or the new one.
+
+    Args:
+        topology: what to keep.
+        path: the file; None for `topology_path`, whose folder is made.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path is None:
+        path = topology_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+    fd, new = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(f"{topology.to_json()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(new, 0o644)
+        os.replace(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
+    return path

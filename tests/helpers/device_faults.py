@@ -1,0 +1,81 @@
+"""Rings and staged copies with a fault each, for the fake machine to find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfade.device.records import FreeEnqueued
+from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_sender import RingSender
+from crossfade.device.signals import Counter
+from crossfade.device.staged import StagedReceiver, StagedSender
+
+
+class FlagBeforeData(RingSender):
+    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+        number = target.num_uses[slot] = target.num_uses[slot] + 1
+        self._driver.wait_event(self._stream, ready or 0)
+        target.free[slot].wait(self._stream, number - 1)
+        target.full[slot].set(self._stream, number)
+        self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
+
+
+class ReuseBeforeFree(RingSender):
+    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+        number = target.num_uses[slot] = target.num_uses[slot] + 1
+        self._driver.wait_event(self._stream, ready or 0)
+        self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
+        target.full[slot].set(self._stream, number)
+
+
+class UncomputedSource(RingSender):
+    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+        super()._enqueue(target, slot, address, size_bytes, None)
+
+
+class MissingFree(RingReceiver):
+    """Gives the credit back, and enqueues no ``free``."""
+
+    def _end(self, lease: Lease, streams: list[int]) -> None:
+        del self._generations[lease.generation].leases[lease.slot]
+        self.driver.ledger.drop(lease._number)
+        self._tell(FreeEnqueued(lease.generation, lease.slot))
+
+
+class MissingCredit(RingReceiver):
+    """Enqueues ``free``, and tells nobody."""
+
+    def _end(self, lease: Lease, streams: list[int]) -> None:
+        tell, self._tell = self._tell, lambda record: None
+        super()._end(lease, streams)
+        self._tell = tell
+
+
+class StagedTooEarly(StagedReceiver):
+    """Frees a chunk before it was copied."""
+
+    def _enqueue(self, address: int, length: int) -> None:
+        super()._set(self._free, self._number + 1)
+        super()._enqueue(address, length)
+
+    def _set(self, counter: Counter, value: int) -> None:
+        pass
+
+
+class StagedTooEager(StagedSender):
+    """Waits for chunks whose release is not enqueued."""
+
+    def _pump(self) -> None:
+        self._credits += 2
+        super()._pump()
+
+
+class StagedFlagBeforeData(StagedSender):
+    """Says that a chunk is full before it is copied."""
+
+    def _enqueue(self, address: int, length: int) -> None:
+        super()._set(self._full, self._number + 1)
+        super()._enqueue(address, length)
+
+    def _set(self, counter: Counter, value: int) -> None:
+        pass

@@ -1,0 +1,206 @@
+"""Processes for tests and benchmarks of `crossfade.device`: each has a GPU, all are linked to each other."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from crossfade.device.records import Record, pack, unpack
+from crossfade.host.memory import Memory, address_of
+from crossfade.host.semaphore import init_semaphore, open_semaphore
+
+LIMIT_S = 30.0
+
+
+NUM_CELLS, CELL_BYTES, SPIN_S = 256, 128, 0.0005
+
+
+class Mailbox:
+    """Records one way, through shared memory: cells in turn, a semaphore that counts those with something in them.
+
+    (Nobody overwrites a cell that was not read: at most a few tens of records are ever under way.)
+    """
+
+    def __init__(self, mapping: mmap.mmap, offset: int, *, is_new: bool) -> None:
+        self._mapping = mapping
+        self._cells = offset + 64
+        self._next = 0
+        address = address_of(mapping, offset)
+        if is_new:
+            init_semaphore(address, 0)
+        self._semaphore = open_semaphore(address)
+        self._taken = False
+
+    def put(self, data: bytes) -> None:
+        at = self._cells + self._next % NUM_CELLS * CELL_BYTES
+        self._next += 1
+        self._mapping[at : at + 1 + len(data)] = bytes((len(data),)) + data
+        self._semaphore.release()
+
+    def poll(self, timeout_s: float) -> bool:
+        end = time.monotonic() + min(timeout_s, SPIN_S)
+        while not self._taken:
+            self._taken = self._semaphore.acquire(False)
+            if time.monotonic() >= end:
+                break
+        if not self._taken and timeout_s > SPIN_S:
+            self._taken = self._semaphore.acquire(True, timeout_s)
+        return self._taken
+
+    def take(self, timeout_s: float) -> bytes:
+        if not self.poll(timeout_s):
+            raise TimeoutError(f"no record in {timeout_s} s")
+        self._taken = False
+        at = self._cells + self._next % NUM_CELLS * CELL_BYTES
+        self._next += 1
+        return self._mapping[at + 1 : at + 1 + self._mapping[at]]
+
+    @staticmethod
+    def size_bytes() -> int:
+        return 64 + NUM_CELLS * CELL_BYTES
+
+
+class Peer:
+    """What a worker has of one other worker: records in order, and Python objects beside them."""
+
+    def __init__(self, name: str, pid: int, objects: Connection, *, is_first: bool) -> None:
+        self.name = name
+        self.pid = pid
+        self._objects = objects
+        length = Mailbox.size_bytes()
+        memory = self.share(2 * length) if is_first else self.shared()
+        mapping = memory.map(2 * length)
+        memory.close()
+        boxes = [Mailbox(mapping, half * length, is_new=is_first) for half in range(2)]
+        self.meet()
+        self._out, self._in = boxes if is_first else boxes[::-1]
+
+    def tell(self, record: Record) -> None:
+        self._out.put(pack(record))
+
+    def has_record(self, timeout_s: float = 0.0) -> bool:
+        return self._in.poll(timeout_s)
+
+    def take(self, timeout_s: float = LIMIT_S) -> Record:
+        return unpack(self._in.take(timeout_s))
+
+    def drain(self, on_record: Callable[[Record], None]) -> None:
+        while self._in.poll(0):
+            on_record(unpack(self._in.take(0)))
+
+    def put(self, value: Any) -> None:
+        self._objects.send(value)
+
+    def get(self, timeout_s: float = LIMIT_S) -> Any:
+        if not self._objects.poll(timeout_s):
+            raise TimeoutError(f"nothing of {self.name} in {timeout_s} s")
+        return self._objects.recv()
+
+    def meet(self) -> None:
+        """Both go on when both are here."""
+        self.put("here")
+        self.get()
+
+    def share(self, size_bytes: int) -> Memory:
+        """New shared memory; the other side calls `shared`."""
+        memory = Memory.create("test", size_bytes)
+        self.put((os.getpid(), memory.fd))
+        self.get()
+        return memory
+
+    def shared(self) -> Memory:
+        pid, fd = self.get()
+        memory = Memory(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
+        self.put("opened")
+        return memory
+
+
+def _work(
+    function: Callable[..., Any], own: int, links: dict[int, Connection], result: Connection, args: tuple[Any, ...]
+) -> None:
+    try:
+        peers = {}
+        for objects in links.values():
+            objects.send(os.getpid())
+        for other, objects in sorted(links.items()):
+            peers[other] = Peer(f"worker {other}", objects.recv(), objects, is_first=own < other)
+        result.send(("ok", function(peers, *args)))
+    except BaseException:
+        result.send(("failed", traceback.format_exc()))
+    finally:
+        result.close()
+
+
+def run_workers(
+    functions: Sequence[Callable[..., Any]],
+    args: Sequence[tuple[Any, ...]],
+    *,
+    timeout_s: float = 60.0,
+    dying: frozenset[int] | set[int] = frozenset(),
+) -> list[Any]:
+    """Runs each function in a process of its own, as ``function(peers, *args)``, and returns what they return.
+
+    Args:
+        functions: importable functions, one for each worker.
+        args: of each worker.
+        timeout_s: afterwards all are killed, and this raises.
+        dying: workers that are expected to be killed; they return None.
+    """
+    context = multiprocessing.get_context("spawn")
+    num = len(functions)
+    links: list[dict[int, Connection]] = [{} for _ in range(num)]
+    for i in range(num):
+        for j in range(i):
+            links[i][j], links[j][i] = context.Pipe()
+    workers, results = [], []
+    for i, function in enumerate(functions):
+        mine, theirs = context.Pipe(duplex=False)
+        worker = context.Process(target=_work, args=(function, i, links[i], theirs, args[i]))
+        worker.start()
+        theirs.close()
+        workers.append(worker)
+        results.append(mine)
+    for row in links:
+        for end in row.values():
+            end.close()
+    try:
+        return _collect(results, time.monotonic() + timeout_s, dying)
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.join(5)
+            if worker.is_alive():
+                worker.kill()
+            worker.join(10)
+
+
+def _collect(results: list[Connection], deadline: float, dying: frozenset[int] | set[int]) -> list[Any]:
+    values: list[Any] = [None] * len(results)
+    left = dict(enumerate(results))
+    while left:
+        ready = wait(list(left.values()), max(deadline - time.monotonic(), 0))
+        if not ready:
+            raise TimeoutError(f"workers {sorted(left)} have not finished in time")
+        for i in [i for i, result in left.items() if result in ready]:
+            try:
+                kind, value = left.pop(i).recv()
+            except EOFError:
+                kind, value = ("ok", None) if i in dying else ("failed", "it died")
+            if kind == "failed":
+                raise RuntimeError(f"worker {i}: {value}")
+            values[i] = value
+    return values
+
+
+def die() -> None:
+    """Ends this process as a crash would."""
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,406 @@
+"""What each rank of a CPU group does in the tests of `crossfade.peers`, and what it must get, by plain torch."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from crossfade.errors import ChannelBroken, ChannelTimeout
+from crossfade.peers.collectives import (
+    SUMMABLE,
+    all_gather,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    reduce_scatter,
+    reduce_scatter_coalesced,
+)
+from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.tuning import DEFAULT, Direction, Tuning
+from tests.helpers.device_pair import run_workers
+from tests.helpers.footprint import Footprint, footprint, growth
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "all_gather": all_gather,
+    "all_to_all": all_to_all,
+    "reduce_scatter": reduce_scatter,
+    "all_reduce": all_reduce,
+}
+TUNINGS = (
+    DEFAULT,
+    Tuning(direction=Direction.PUSH),
+    Tuning(num_streams=3),
+    Tuning(num_streams=2, direction=Direction.PUSH, is_batched=False),
+    Tuning(chunk_bytes=16),
+    Tuning(chunk_bytes=64, is_interleaved=True, is_batched=False),
+    Tuning(is_staggered=False),
+    Tuning(is_batched=False),
+    Tuning(one_shot_bytes=0),
+)
+NOT_SUMMED = ("bool", "uint8", "int8", "complex64", "complex128")
+
+
+def join_world(rank: int, num_ranks: int, store: str) -> None:
+    """Joins a gloo group that listens on loopback only."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    meeting = dist.FileStore(store, num_ranks)  # type: ignore[attr-defined,unused-ignore]
+    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=30))
+
+
+def _work(peers: dict[int, Any], rank: int, num_ranks: int, store: str, names: Sequence[str]) -> Any:
+    join_world(rank, num_ranks, store)
+    name = ""
+    try:
+        for name in names:
+            CASES[name](rank, num_ranks)
+    except BaseException as error:
+        error.add_note(f"case {name}, rank {rank} of {num_ranks}")
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def run_cases(num_ranks: int, folder: Path, *names: str, timeout_s: float = 100.0) -> None:
+    """Runs cases, one after the other, in a process for each rank."""
+    args = [(rank, num_ranks, str(folder / "store"), names) for rank in range(num_ranks)]
+    run_workers([_work] * num_ranks, args, timeout_s=timeout_s)
+
+
+def make(shape: Sequence[int], dtype: str, seed: int, layout: str = "plain") -> torch.Tensor:
+    """A tensor that follows from the seed."""
+    wide = (*shape[:-1], 2 * shape[-1]) if layout == "strided" and shape else tuple(shape)
+    wide = wide[::-1] if layout == "transposed" else wide
+    kind = getattr(torch, dtype)
+    source = torch.Generator().manual_seed(seed)
+    if kind.is_floating_point or kind.is_complex:
+        value = torch.randn(wide, generator=source, dtype=torch.complex128 if kind.is_complex else torch.float64).to(
+            kind
+        )
+    else:
+        value = torch.randint(0, 2 if dtype == "bool" else 100, wide, generator=source).to(kind)
+    if layout == "transposed":
+        return value.permute(*reversed(range(value.dim())))
+    return value[..., ::2] if layout == "strided" and shape else value
+
+
+def expected(name: str, inputs: Sequence[torch.Tensor], rank: int) -> torch.Tensor:
+    """What a rank must get, bit by bit."""
+    num_ranks = len(inputs)
+    if name == "all_gather":
+        return torch.cat([each if each.dim() else each.reshape(1) for each in inputs])
+    if name == "all_to_all":
+        return torch.cat([each.chunk(num_ranks)[rank] if len(each) else each for each in inputs])
+    kind = inputs[0].dtype
+    wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
+    total = inputs[0].to(wide)
+    for each in inputs[1:]:
+        total = total + each.to(wide)
+    total = total.to(kind)
+    return total if name == "all_reduce" or not len(total) else total.chunk(num_ranks)[rank]
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal types, shapes and bytes."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    flat_a, flat_b = (
+        each.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for each in (a, b)
+    )
+    return torch.equal(flat_a, flat_b)
+
+
+def check(
+    group: PeerGroup,
+    name: str,
+    length: int,
+    rest: tuple[int, ...] = (),
+    dtype: str = "float32",
+    *,
+    seed: int = 0,
+    layout: str = "plain",
+    out: str = "none",
+    lane: int = 0,
+    tuning: Tuning = DEFAULT,
+) -> None:
+    """One call on all ranks, against plain torch. ``length`` is that of one rank's part."""
+    rank, num_ranks = group.rank, group.num_ranks
+    shape = (length * (1 if name in ("all_gather", "all_reduce") else num_ranks), *rest)
+    inputs = [make(shape, dtype, 1000 * seed + k, layout) for k in range(num_ranks)]
+    wanted, own = expected(name, inputs, rank), inputs[rank]
+    target: torch.Tensor | None = None
+    if out == "given":
+        target = torch.zeros_like(wanted, memory_format=torch.contiguous_format)
+    elif out == "strided":
+        target = torch.zeros((*wanted.shape, 2), dtype=wanted.dtype)[..., 0]
+    elif out == "in place" and name == "all_reduce":
+        target = own
+    elif out == "in place" and name == "all_gather":
+        target = torch.zeros_like(wanted, memory_format=torch.contiguous_format)
+        place = target[rank * length : (rank + 1) * length]
+        place.copy_(own)
+        own = place
+    elif out == "in place" and name == "reduce_scatter":
+        own = own.contiguous()
+        target = own[rank * length : (rank + 1) * length]
+    before = own.clone()
+    got = FUNCTIONS[name](group, own, target, lane=lane, tuning=tuning)
+    what = f"{name} of {dtype} {shape}, seed {seed}, {layout}, out {out}, lane {lane}, {tuning}"
+    assert target is None or got is target, what
+    assert same_bits(got, wanted), what
+    assert out == "in place" or same_bits(own, before), what
+
+
+def _types(rank: int, num_ranks: int) -> None:
+    group = open_group(device="cpu", buffer_bytes=4096)
+    for name in FUNCTIONS:
+        for dtype in (*SUMMABLE, *(() if "reduce" in name else NOT_SUMMED)):
+            for length in (0, 1, 7, 2001):
+                check(group, name, length, dtype=dtype, seed=length)
+    scalars = [torch.tensor(float(k)) for k in range(num_ranks)]
+    assert same_bits(all_gather(group, scalars[rank]), torch.stack(scalars))
+    assert all_reduce(group, scalars[rank]).item() == sum(range(num_ranks))
+    group.close()
+
+
+def _shapes(rank: int, num_ranks: int) -> None:
+    group = open_group(device="cpu", buffer_bytes=8192)
+    for name in FUNCTIONS:
+        for rest in ((), (3,), (5, 2), (0,), (2, 3, 4)):
+            for layout in ("plain", "strided", "transposed"):
+                for out in ("none", "given", "strided", "in place"):
+                    check(group, name, 3, rest, seed=len(rest), layout=layout, out=out)
+    group.close()
+
+
+def _tunings(rank: int, num_ranks: int) -> None:
+    for is_replayable in (False, True):
+        group = open_group(
+            device="cpu", buffer_bytes=256 * num_ranks, num_lanes=2, num_streams=3, is_replayable=is_replayable
+        )
+        for name in FUNCTIONS:
+            for k, tuning in enumerate(TUNINGS):
+                for length in (1, 31, 1000):
+                    check(group, name, length, dtype="bfloat16", seed=k, lane=k % 2, tuning=tuning, out="given")
+                    check(group, name, length, dtype="float64", seed=k, lane=(k + 1) % 2, tuning=tuning, out="in place")
+        group.close()
+
+
+def _large(rank: int, num_ranks: int) -> None:
+    group = open_group(device="cpu", buffer_bytes=1 << 20)
+    for name in FUNCTIONS:
+        check(group, name, 1_000_003, dtype="float32", seed=3)
+        check(group, name, 300_001, dtype="float16", seed=4, tuning=Tuning(direction=Direction.PUSH, chunk_bytes=4096))
+    group.close()
+
+
+def random_calls(group: PeerGroup, seed: int, num_calls: int) -> None:
+    """Calls that follow from the seed, alike on all ranks."""
+    draw = random.Random(seed)
+    for number in range(num_calls):
+        name = draw.choice(list(FUNCTIONS))
+        dtypes = SUMMABLE if "reduce" in name else (*SUMMABLE, *NOT_SUMMED)
+        check(
+            group,
+            name,
+            draw.choice((0, 1, 2, 5, draw.randrange(300))),
+            draw.choice(((), (3,), (2, 2))),
+            draw.choice(dtypes),
+            seed=seed + number,
+            layout=draw.choice(("plain", "strided", "transposed")),
+            out=draw.choice(("none", "given", "strided", "in place")),
+            lane=draw.randrange(2),
+            tuning=draw.choice(TUNINGS),
+        )
+        if draw.random() < 0.05:
+            group.barrier(draw.randrange(2))
+
+
+def _random(rank: int, num_ranks: int) -> None:
+    group = open_group(device="cpu", buffer_bytes=256 * num_ranks, num_lanes=2, num_streams=3, is_replayable=True)
+    random_calls(group, 17 * num_ranks, 300)
+    group.close()
+
+
+def _against_gloo(rank: int, num_ranks: int) -> None:
+    group = open_group(device="cpu", buffer_bytes=4096)
+    own = make((num_ranks * 50, 3), "int64", rank)
+    total, rows = own.clone(), [torch.empty_like(own) for _ in range(num_ranks)]
+    dist.all_reduce(total)
+    dist.all_gather(rows, own)
+    assert same_bits(all_reduce(group, own), total)
+    assert same_bits(all_gather(group, own), torch.cat(rows))
+    assert same_bits(reduce_scatter(group, own), total.chunk(num_ranks)[rank])
+    assert same_bits(all_to_all(group, own), torch.cat([each.chunk(num_ranks)[rank] for each in rows]))
+    group.close()
+
+
+def _sub_group(rank: int, num_ranks: int) -> None:
+    members = [0, num_ranks - 1]
+    part = dist.new_group(members)
+    if rank in members:
+        group = open_group(part, device="cpu", buffer_bytes=2048)
+        assert (group.num_ranks, group.rank) == (2, members.index(rank))
+        for name in FUNCTIONS:
+            check(group, name, 100)
+        group.close()
+    dist.barrier()
+
+
+def _heap(rank: int, num_ranks: int) -> None:
+    group = open_group(device="cpu", buffer_bytes=256 * num_ranks, heap_bytes=1 << 16)
+    out = group.empty(num_ranks * 100, 3, dtype=torch.float32)
+    for seed in range(20):
+        inputs = [make((100, 3), "float32", 10 * seed + k) for k in range(num_ranks)]
+        assert same_bits(all_gather(group, inputs[rank], out), torch.cat(inputs))
+        dist.barrier()
+        whole = [make((num_ranks * 100, 3), "float32", 10 * seed + k) for k in range(num_ranks)]
+        assert same_bits(all_to_all(group, whole[rank], out), expected("all_to_all", whole, rank))
+        dist.barrier()
+        assert same_bits(all_reduce(group, whole[rank], out), expected("all_reduce", whole, rank))
+    del out
+    group.close()
+
+
+def _coalesced(rank: int, num_ranks: int) -> None:
+    """Several tensors in a call: of many lengths and types, more of them than lanes, and longer than buffers."""
+    group = open_group(device="cpu", buffer_bytes=256 * num_ranks, num_lanes=3, heap_bytes=1 << 16)
+    results: list[torch.Tensor] = []
+    outs: list[torch.Tensor | None] = []
+    lengths, types = (5, 0, 700, 64, 1, 333), ("float32", "int64", "float16", "float32", "bfloat16", "float64")
+    shapes = [((num_ranks * length, 2), dtype) for length, dtype in zip(lengths, types, strict=True)]
+    for lanes in (None, [1], [2, 0]):
+        for name, function in (("all_reduce", all_reduce_coalesced), ("reduce_scatter", reduce_scatter_coalesced)):
+            inputs = [
+                [make(shape, dtype, 10 * k + i) for i, (shape, dtype) in enumerate(shapes)] for k in range(num_ranks)
+            ]
+            outs = [None] * len(shapes)
+            if name == "all_reduce":
+                outs[2] = group.empty(*shapes[2][0], dtype=torch.float16)
+            results = function(group, inputs[rank], outs, lanes=lanes)
+            for i, result in enumerate(results):
+                assert same_bits(result, expected(name, [row[i] for row in inputs], rank)), (name, lanes, i)
+            dist.barrier()
+    assert all_reduce_coalesced(group, []) == []
+    for wrong in ([], [0, 0]):
+        with pytest.raises(ValueError, match="at least one, and each once"):
+            all_reduce_coalesced(group, [torch.ones(3)], lanes=wrong)
+    del outs, results
+    group.close()
+
+
+def _replays(rank: int, num_ranks: int) -> None:
+    """A captured graph, replayed with other inputs and between calls that are not captured."""
+    group = open_group(device="cpu", buffer_bytes=256 * num_ranks, is_replayable=True)
+    driver: Any = group.home.driver
+    stream = group.current_stream()
+    own = torch.zeros(num_ranks * 200)
+    driver.begin_capture(stream)
+    outs = {name: FUNCTIONS[name](group, own) for name in FUNCTIONS}
+    graph = driver.end_capture(stream)
+    for seed in range(10):
+        inputs = [make((num_ranks * 200,), "float32", 10 * seed + k) for k in range(num_ranks)]
+        own.copy_(inputs[rank])
+        driver.launch(graph, stream)
+        group.check()
+        for name, out in outs.items():
+            assert same_bits(out, expected(name, inputs, rank)), name
+        check(group, "all_reduce", 33, seed=seed)
+    driver.destroy_graph(graph)
+    group.close()
+
+
+def _statistics(rank: int, num_ranks: int) -> None:
+    group = open_group(device="cpu", buffer_bytes=4096)
+    all_gather(group, torch.zeros(16))
+    all_reduce(group, torch.zeros(4))
+    all_reduce(group, torch.zeros(0))
+    group.barrier()
+    counted = group.lane().statistics()
+    assert counted.num_calls == 4
+    assert counted.num_exchanges == 3
+    assert counted.num_bytes == (num_ranks - 1) * (64 + 16)
+    group.close()
+
+
+def held_more(before: Footprint) -> dict[str, int]:
+    """What this process holds more than before. (A thread that was joined is still counted for a moment.)"""
+    deadline = time.monotonic() + 1.0
+    while True:
+        grown = growth(before, footprint(os.getpid()))
+        if "num_threads" not in grown or time.monotonic() > deadline:
+            return grown
+        time.sleep(0.001)
+
+
+def _leaves_nothing(rank: int, num_ranks: int) -> None:
+    def use() -> None:
+        group = open_group(device="cpu", buffer_bytes=1 << 16, num_lanes=2, num_streams=2, heap_bytes=4096)
+        check(group, "all_reduce", 5000)
+        group.close()
+        group.close()
+
+    use()
+    shared = set(os.listdir("/dev/shm"))
+    before = footprint(os.getpid())
+    for _ in range(20):
+        use()
+    grown = held_more(before)
+    assert grown.pop("private_bytes", 0) < 2 << 20
+    grown.pop("shared_bytes", None)
+    assert not grown
+    assert not {name for name in set(os.listdir("/dev/shm")) - shared if "crossfade" in name}
+
+
+def _arguments_differ(rank: int, num_ranks: int) -> None:
+    before = footprint(os.getpid()).num_descriptors
+    with pytest.raises(ValueError, match="the ranks' buffer_bytes differ: 4096, 8192"):
+        open_group(device="cpu", buffer_bytes=4096 << rank)
+    assert footprint(os.getpid()).num_descriptors == before
+
+
+def _one_never_comes(rank: int, num_ranks: int) -> None:
+    """A wait ends after the time limit; from then on the lane is broken, and close gives everything back."""
+    before = footprint(os.getpid())
+    group = open_group(device="cpu", buffer_bytes=4096, timeout_s=0.3)
+    if rank == 0:
+        with pytest.raises(ChannelTimeout, match="full from rank"):
+            all_reduce(group, torch.zeros(4))
+        with pytest.raises(ChannelBroken, match=r"ended half-way \(ChannelTimeout\)"):
+            group.check()
+        group.close()
+    dist.barrier()
+    if rank:
+        with suppress(ChannelTimeout):  # the first rank has set its signals in the first exchange
+            group.close()
+    grown = held_more(before)
+    assert not {"num_descriptors", "num_threads", "num_ring_mappings"} & set(grown), grown
+    dist.barrier()
+
+
+CASES: dict[str, Callable[[int, int], None]] = {
+    "types": _types,
+    "shapes": _shapes,
+    "tunings": _tunings,
+    "large": _large,
+    "random": _random,
+    "against gloo": _against_gloo,
+    "sub-group": _sub_group,
+    "heap": _heap,
+    "coalesced": _coalesced,
+    "replays": _replays,
+    "statistics": _statistics,
+    "leaves nothing": _leaves_nothing,
+    "arguments differ": _arguments_differ,
+    "one never comes": _one_never_comes,
+}

@@ -1,0 +1,237 @@
+"""What the processes of GPU tests of `crossfade.peers` do: one GPU each."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from crossfade.errors import ChannelBroken
+from crossfade.peers import collectives
+from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.tuning import Direction, Tuning
+from tests.helpers.device_pair import Peer, die
+
+Peers = dict[int, Peer]
+
+TUNINGS = (
+    Tuning(),
+    Tuning(direction=Direction.PUSH, num_streams=3),
+    Tuning(num_streams=2, chunk_bytes=64 << 10, is_batched=False),
+    Tuning(chunk_bytes=64 << 10, is_interleaved=True, is_staggered=False),
+    Tuning(one_shot_bytes=1 << 20),
+)
+
+
+def start(rank: int, num_ranks: int, store: str) -> None:
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=num_ranks, device_id=device)
+
+
+def stop(group: PeerGroup) -> list[str]:
+    """Closes, and says what the driver's ledger still has."""
+    torch.cuda.synchronize()
+    group.close()
+    dist.destroy_process_group()
+    return group.home.driver.ledger.held()
+
+
+def gathered(source: torch.Tensor) -> torch.Tensor:
+    """All ranks' tensors, by NCCL; one row each."""
+    rows = [torch.empty_like(source) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, source)
+    return torch.stack(rows)
+
+
+def expected(op: str, source: torch.Tensor) -> torch.Tensor:
+    """What has to come out: a sum is taken in the order of the ranks, of two-byte types in float32."""
+    rows, rank = gathered(source), dist.get_rank()
+    if op == "all_gather":
+        return rows.flatten(0, 1)
+    part = source.shape[0] // len(rows)
+    own = slice(rank * part, (rank + 1) * part)
+    if op == "all_to_all":
+        return rows[:, own].flatten(0, 1)
+    wide = torch.float32 if source.itemsize == 2 else source.dtype
+    total = rows[0].to(wide)
+    for row in rows[1:]:
+        total += row.to(wide)
+    total = total.to(source.dtype)
+    return total[own] if op == "reduce_scatter" else total
+
+
+def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls: int) -> dict[str, Any]:
+    """Random calls, eager, of all types and ways, some with strides, in pieces, in place, on two lanes."""
+    start(rank, num_ranks, store)
+    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=64 << 20, num_streams=3)
+    heap = group.empty(8 << 20, dtype=torch.uint8)
+    rng = random.Random(7)
+    torch.manual_seed(rank)
+    wrong = []
+    for number in range(num_calls):
+        op = rng.choice(("all_gather", "all_to_all", "reduce_scatter", "all_reduce"))
+        dtype = getattr(torch, rng.choice(collectives.SUMMABLE))
+        rows = num_ranks * rng.choice((0, 1, 3, 128, 1000, rng.randrange(20_000)))
+        columns = rng.choice((1, 2, 8, 17))
+        tuning, way = rng.choice(TUNINGS), rng.choice(("plain", "strided", "out", "heap", "in place", "coalesced"))
+        source = (torch.randn(rows, columns, device="cuda") * 50).to(dtype)
+        if way == "strided":
+            source = source.t().contiguous().t()
+        want = expected(op, source.contiguous())
+        out: torch.Tensor | None = None
+        if way == "out":
+            out = torch.full_like(want, 9)
+        elif way == "heap" and want.nbytes <= heap.nbytes:
+            out = heap[: want.nbytes].view(dtype).view(want.shape)
+        elif way == "in place" and op == "all_reduce":
+            out = source
+        torch.cuda.synchronize()
+        if way == "coalesced" and op in ("all_reduce", "reduce_scatter"):
+            rows_of = [source, source.clone(), source[: num_ranks * (rows // num_ranks // 2)]]
+            got, again, _ = getattr(collectives, f"{op}_coalesced")(group, rows_of, tuning=tuning)
+            assert torch.equal(got, again)
+        else:
+            got = getattr(collectives, op)(group, source, out, lane=number % 2, tuning=tuning)
+        if not torch.equal(got, want):
+            wrong.append(f"{number}: {op} of {dtype} {list(source.shape)}, {way}, {tuning}")
+    return {"wrong": wrong, "held": stop(group)}
+
+
+def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: int) -> dict[str, Any]:
+    """Captured collectives on two lanes beside products; inputs change and outputs are poisoned before each replay."""
+    start(rank, num_ranks, store)
+    group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=16 << 20, num_streams=2, is_replayable=True)
+    numel = num_ranks * 30_000
+    source = torch.arange(numel, device="cuda", dtype=torch.int64) + rank
+    summed, parts = torch.empty_like(source), group.empty(num_ranks * numel, dtype=torch.int64)
+    mixed = torch.empty_like(source)
+    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    a = torch.randn(2048, 2048, device="cuda")
+    tuning = Tuning(num_streams=2)
+    wrong = torch.zeros(1, device="cuda", dtype=torch.int64)
+    ramp = torch.arange(numel, device="cuda", dtype=torch.int64)
+    shift = torch.zeros(1, device="cuda", dtype=torch.int64)
+    ranks = torch.arange(num_ranks, device="cuda", dtype=torch.int64)
+
+    def body() -> None:
+        shift.add_(1)
+        source.add_(1)
+        for out in (summed, parts, mixed):
+            out.fill_(-1)
+        side.wait_stream(torch.cuda.current_stream())
+        collectives.all_reduce(group, source, summed, tuning=tuning)
+        with torch.cuda.stream(side):
+            collectives.all_gather(group, source, parts, lane=1, tuning=tuning)
+        torch.mm(a, a)
+        collectives.all_to_all(group, source, mixed)
+        torch.cuda.current_stream().wait_stream(side)
+        wrong.add_((summed != num_ranks * (ramp + shift) + ranks.sum()).sum())
+        wrong.add_((parts.view(num_ranks, -1) != ramp + shift + ranks[:, None]).sum())
+        part = numel // num_ranks
+        own = ramp[rank * part : (rank + 1) * part]
+        wrong.add_((mixed.view(num_ranks, -1) != own + shift + ranks[:, None]).sum())
+
+    body()
+    torch.cuda.synchronize()
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        body()
+    launches_us = []
+    for _ in range(num_replays):
+        begin = time.perf_counter()
+        graph.replay()
+        launches_us.append((time.perf_counter() - begin) * 1e6)
+    torch.cuda.synchronize()
+    num_wrong = int(wrong.item())
+    is_all = int(shift.item()) == num_replays + 1
+    peers_meet(peers)
+    del graph
+    return {"num_wrong": num_wrong, "is_all": is_all, "launches_us": launches_us[10::50], "held": stop(group)}
+
+
+def peers_meet(peers: Peers) -> None:
+    for peer in peers.values():
+        peer.meet()
+
+
+def killed(
+    peers: Peers, rank: int, num_ranks: int, store: str, dead: int, is_waiting: bool, delay_s: float
+) -> dict[str, Any] | None:
+    """Rank ``dead`` kills itself, at once while the others wait, or with large collectives of all ranks under way."""
+    start(rank, num_ranks, store)
+    _use_once(num_ranks)
+    free_before = torch.cuda.mem_get_info()[0]
+    group = open_group(buffer_bytes=256 << 20)
+    source = torch.randn(32 << 20, device="cuda")
+    out = torch.empty_like(source)
+    collectives.all_reduce(group, source, out)
+    torch.cuda.synchronize()
+    peers_meet(peers)
+    if rank == dead and is_waiting:
+        time.sleep(delay_s)  # the moment itself is what is tried
+        die()
+    marks: list[Any] = []
+    try:
+        for _ in range(200):
+            collectives.all_reduce(group, source, out)
+            marks.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+            marks[-1].record()
+    except ChannelBroken:
+        pass  # it died while these were enqueued
+    if rank == dead:
+        time.sleep(delay_s)
+        die()
+    source = out = torch.empty(0)
+    others = {other: peer for other, peer in peers.items() if other != dead}
+    return _survive(peers[dead], others, group, marks, free_before)
+
+
+def _use_once(num_ranks: int) -> None:
+    """What is loaded and taken once a process is no loss."""
+    group = open_group(buffer_bytes=1 << 20)
+    out = collectives.all_reduce(group, torch.ones(1 << 20, device="cuda"))
+    assert float((out + out).sum()) == num_ranks * 2 << 20
+    gathered(out[:8])
+    torch.cuda.synchronize()
+    group.close()
+    del out
+    torch.cuda.empty_cache()
+
+
+def _survive(dead: Peer, others: Peers, group: PeerGroup, marks: list[Any], free_before: int) -> dict[str, Any]:
+    end, lane = time.monotonic() + 20, group.lane()
+    was_running = bool(lane.broken)  # then it died while this rank enqueued
+    while not lane.broken and time.monotonic() < end:
+        was_running = not marks[-1].query()
+    while not group.reports and time.monotonic() < end:
+        time.sleep(0.001)
+    begin = time.monotonic()
+    torch.cuda.synchronize()
+    drained_s = time.monotonic() - begin
+    error = ""
+    try:
+        group.check()
+    except ChannelBroken as broken:
+        error = str(broken)
+    report = group.reports[0] if group.reports else None
+    ones = torch.ones(1 << 20, device="cuda")
+    is_usable = bool((ones + ones).sum().item() == 2 << 20)
+    group.close()
+    marks.clear()
+    del ones
+    torch.cuda.empty_cache()
+    peers_meet(others)  # memory that others have opened is given back when they close it
+    return {
+        "error": error,
+        "pid": dead.pid,
+        "release_s": report.release_s if report else None,
+        "drained_s": drained_s,
+        "was_running": was_running,
+        "usable": is_usable,
+        "held": group.home.driver.ledger.held(),
+        "lost_bytes": free_before - torch.cuda.mem_get_info()[0],
+    }

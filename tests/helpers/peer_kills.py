@@ -1,0 +1,140 @@
+"""Kills one rank of a CPU group at some moment, many times, each time with new ranks; says what became of the others.
+
+``python -m tests.helpers.peer_kills FIRST_SEED NUM_KILLS`` prints one line of JSON for each kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from crossfade.errors import ChannelBroken
+from crossfade.peers.collectives import all_gather, all_reduce
+from crossfade.peers.group import PeerGroup, open_group
+from crossfade.peers.tuning import Direction, Tuning
+from tests.helpers.footprint import footprint
+from tests.helpers.peer_cases import held_more, join_world, random_calls
+
+MOMENTS = ("before a call", "in a wait", "in a copy", "any")
+LIMIT_S = 30.0
+
+
+def _run(group: PeerGroup, moment: str, seed: int, is_victim: bool, ready: int) -> None:
+    """Calls until a rank dies; every result that is given is right."""
+    all_reduce(group, torch.ones(4))
+    if moment == "in a copy":
+        tuning = random.Random(seed).choice((Tuning(), Tuning(direction=Direction.PUSH, chunk_bytes=4096)))
+        own = torch.full((1 << 21,), float(group.rank))
+        os.write(ready, b"x")
+        while True:
+            rows = all_gather(group, own, tuning=tuning).view(group.num_ranks, -1)
+            for k, row in enumerate(rows):
+                assert row[0] == k, "a wrong result was given"
+                assert row[-1] == k, "a wrong result was given"
+    if moment == "in a wait" and is_victim:
+        os.write(ready, b"x")
+        signal.pause()
+    if moment == "before a call" and is_victim:
+        os.write(ready, b"x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.write(ready, b"x")
+    while True:
+        random_calls(group, seed, 50)
+
+
+def _rank(rank: int, num_ranks: int, victim: int, store: str, moment: str, seed: int, ready: int) -> dict[str, Any]:
+    join_world(rank, num_ranks, store)
+    dist.barrier()
+    before = footprint(os.getpid())
+    replayable = bool(seed % 2)
+    group = open_group(
+        device="cpu", buffer_bytes=(1 << 16) * num_ranks, num_lanes=2, num_streams=3, is_replayable=replayable
+    )
+    noticed, text = 0.0, ""
+    try:
+        _run(group, moment, seed, rank == victim, ready)
+    except ChannelBroken as error:
+        noticed, text = time.monotonic(), str(error)
+    names = [report.peer for report in group.reports]
+    group.close()
+    group.close()
+    grown = held_more(before)
+    left = [k for k in range(num_ranks) if k != victim]
+    if len(left) > 1:
+        part = dist.new_group(left, use_local_synchronization=True)
+        smaller = open_group(part, device="cpu", buffer_bytes=4096)
+        total = all_reduce(smaller, torch.full((3,), float(rank)))
+        assert total.tolist() == [float(sum(left))] * 3
+        smaller.close()
+    return {"noticed": noticed, "text": text, "reports": names, "grown": grown}
+
+
+def _child(rank: int, said: int, *args: Any) -> None:
+    try:
+        answer = _rank(rank, *args)
+    except BaseException:
+        answer = {"failed": traceback.format_exc()}
+    os.write(said, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def kill_once(seed: int, folder: Path) -> dict[str, Any]:
+    """One kill: what was done, and what each of the other ranks says."""
+    draw = random.Random(seed)
+    num_ranks, moment = draw.choice((2, 3, 4)), MOMENTS[seed % len(MOMENTS)]
+    victim = draw.randrange(num_ranks)
+    ready_read, ready = os.pipe()
+    pids, ends = [], []
+    for rank in range(num_ranks):
+        mine, said = os.pipe()
+        pid = os.fork()
+        if not pid:
+            signal.alarm(int(LIMIT_S))  # nothing stays, whatever happens
+            _child(rank, said, num_ranks, victim, str(folder / f"store{seed}"), moment, seed, ready)
+        os.close(said)
+        pids.append(pid)
+        ends.append(mine)
+    os.close(ready)
+    for _ in range(num_ranks):
+        os.read(ready_read, 1)
+    os.close(ready_read)
+    time.sleep(draw.uniform(0, 0.02 if moment == "in a wait" else 0.1))  # a random moment
+    killed = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    answers: dict[int, Any] = {}
+    for rank, (pid, end) in enumerate(zip(pids, ends, strict=True)):
+        with os.fdopen(end, "rb") as file:
+            said_bytes = file.read()
+        os.waitpid(pid, 0)
+        if rank != victim:
+            answers[rank] = json.loads(said_bytes) if said_bytes else {"failed": "it died"}
+    return {
+        "seed": seed,
+        "moment": moment,
+        "victim": f"rank {victim} (process {pids[victim]})",
+        "killed": killed,
+        "answers": answers,
+    }
+
+
+def main() -> None:
+    """See the module."""
+    first, num = map(int, sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(first, first + num):
+            print(json.dumps(kill_once(seed, Path(folder))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

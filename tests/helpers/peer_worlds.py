@@ -1,0 +1,373 @@
+"""Small worlds for the fake machine: ranks that share buffers and signals, and do one collective after another on lanes.
+
+The "sum" of blocks here is a fold that depends on their order, so that a reduction in another order than that of the ranks shows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import reduce
+
+from crossfade.device.capture import Replay, capture
+from crossfade.device.fake import FakeDriver, Fault, Machine
+from crossfade.device.fake.machine import Program, Range
+from crossfade.device.signals import WORD_BYTES, DeviceBoard
+from crossfade.peers import steps, sums
+from crossfade.peers.exchange import barrier
+from crossfade.peers.home import Home, Kind, Reduction
+from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
+from crossfade.peers.tuning import DEFAULT, Tuning
+
+__all__ = ["Call", "Collective", "FakeKernels", "PeerWorld", "Round"]
+
+WORD = Kind("int32", 4)
+_MASK = 0xFFFF_FFFF
+
+
+class Collective(StrEnum):
+    """What a call does."""
+
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    BARRIER = "barrier"
+
+
+class Round(StrEnum):
+    """How all calls are made once."""
+
+    EAGER = "eager"
+    REPLAY = "replay"
+    """By launching a graph; it is captured when the first one is due."""
+    CAPTURE = "capture"
+    """Not at all: the graph is captured, and not launched."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective.
+
+    Attributes:
+        collective: which.
+        count: words in one block.
+        lane, stream: where.
+        more_lanes: for further pieces of a sum.
+        tunings: rank k uses number k modulo their number.
+        is_in_place: the output lies where the input lies, as far as that is allowed.
+        is_shared: the other ranks write the output themselves, where that is possible.
+    """
+
+    collective: Collective
+    count: int = 8
+    lane: int = 0
+    stream: int = 0
+    tunings: tuple[Tuning, ...] = (DEFAULT,)
+    is_in_place: bool = False
+    is_shared: bool = False
+    more_lanes: tuple[int, ...] = ()
+
+    @property
+    def is_put(self) -> bool:
+        """Whether the other ranks write the output."""
+        return self.is_shared and self.collective in (
+            Collective.ALL_GATHER,
+            Collective.ALL_TO_ALL,
+            Collective.ALL_REDUCE,
+        )
+
+    def tuning(self, rank: int) -> Tuning:
+        return self.tunings[rank % len(self.tunings)]
+
+
+def fold(*blocks: bytes) -> bytes:
+    """In the place of a sum: every word of the first block, times 31, plus that of the second, and so on."""
+    rows = [array("I", block) for block in blocks]
+    return array(
+        "I", [reduce(lambda total, word: (total * 31 + word) & _MASK, words) for words in zip(*rows, strict=True)]
+    ).tobytes()
+
+
+def content(rank: int, number: int, version: int, count: int) -> bytes:
+    """What a rank puts into a call."""
+    first = 1 + 1_000_003 * rank + 7_919 * number + 104_729 * version
+    return array("I", [(first + 31 * i) & _MASK for i in range(count)]).tobytes()
+
+
+def expected(call: Call, rank: int, sources: Sequence[bytes]) -> bytes:
+    """What a call gives, by plain computation."""
+    size = call.count * WORD.size_bytes
+    match call.collective:
+        case Collective.ALL_GATHER:
+            return b"".join(sources)
+        case Collective.ALL_TO_ALL:
+            return b"".join(source[rank * size : (rank + 1) * size] for source in sources)
+        case Collective.REDUCE_SCATTER:
+            return fold(*(source[rank * size : (rank + 1) * size] for source in sources))
+        case Collective.ALL_REDUCE:
+            return fold(*sources)
+        case Collective.BARRIER:
+            return b""
+
+
+class FakeKernels:
+    """The local part, which tells the machine what it reads and writes (see `crossfade.peers.home.Kernels`)."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver = driver
+
+    def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:
+        """See `Kernels`."""
+        name = self._driver._name
+        label = f"put {name(source, size_bytes)} into {name(target, size_bytes)}"
+        reads, writes = (Range(source, size_bytes),), (Range(target, size_bytes),)
+        self._driver.function(stream, label, bytes, reads=reads, writes=writes)
+
+    def reduce(self, stream: int, reduction: Reduction) -> None:
+        """See `Kernels`."""
+        size_bytes = reduction.count * reduction.kind.size_bytes
+        reads = tuple(Range(address, size_bytes) for address in reduction.sources())
+        writes = tuple(Range(address, size_bytes) for address in reduction.targets)
+        label = f"sum up into {self._driver._name(*writes[0])}"
+        self._driver.function(stream, label, fold, reads=reads, writes=writes)
+
+
+@dataclass
+class Site:
+    """One call, as one rank has it: where its input and output lie, and what was seen."""
+
+    number: int
+    call: Call
+    source: int
+    target: int
+    source_count: int
+    target_count: int
+    held: tuple[int, ...]
+    offset: int | None
+    seen: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class PeerWorld:
+    """Ranks that make the same calls.
+
+    Attributes:
+        calls: in order, once in each round.
+        rounds: how often and how; the inputs change from round to round.
+        num_queues: hardware queues of each rank.
+        buffer_bytes: of each lane's two buffers; what is longer is done in pieces.
+        is_replayable: of the lanes.
+        orders: rank k enqueues the calls in order number k modulo their number; none for the order of ``calls``.
+        is_launched_elsewhere: graphs are launched on another stream than the one they were captured on.
+        lane: the class, with or without a fault.
+    """
+
+    calls: Sequence[Call]
+    num_ranks: int = 2
+    rounds: Sequence[Round] = (Round.EAGER,)
+    num_queues: int | None = None
+    buffer_bytes: int = 1024
+    num_lanes: int = 1
+    num_streams: int = 1
+    num_user_streams: int = 1
+    is_replayable: bool = False
+    orders: Sequence[Sequence[int]] = ()
+    is_launched_elsewhere: bool = False
+    lane: Callable[..., Lane] = Lane
+
+    def __call__(self, machine: Machine) -> Mapping[str, Program]:
+        ranks = self.open(machine)
+        return {f"host {rank}": self._run(*each) for rank, each in enumerate(ranks)}
+
+    def open(self, machine: Machine) -> list[tuple[FakeDriver, list[Lane], tuple[int, int]]]:
+        """Each rank's driver, lanes, and memory that the others reach: its signals and its buffers."""
+        drivers = [
+            FakeDriver(machine, f"rank {rank}", rank, num_queues=self.num_queues) for rank in range(self.num_ranks)
+        ]
+        total_bytes = self._heap_begin(len(self.calls))
+        words = num_words(self.num_lanes, self.num_ranks)
+        boards = [driver.allocate(words * WORD_BYTES, f"signals of rank {k}") for k, driver in enumerate(drivers)]
+        buffers = [driver.allocate(total_bytes, f"buffers of rank {k}") for k, driver in enumerate(drivers)]
+        homes = [
+            Home(
+                driver,
+                FakeKernels(driver),
+                rank,
+                self.num_ranks,
+                buffers,
+                total_bytes,
+                [DeviceBoard(driver, address, words) for address in boards],
+            )
+            for rank, driver in enumerate(drivers)
+        ]
+        lanes = [[self._lane(home, k) for k in range(self.num_lanes)] for home in homes]
+        return list(zip(drivers, lanes, zip(boards, buffers, strict=True), strict=True))
+
+    def _heap_begin(self, number: int) -> int:
+        """Where in the ranks' memory the output of a call lies that they all write: behind the lanes' buffers."""
+        before = self.calls[:number]
+        heap_bytes = sum(self.num_ranks * max(call.count, 1) * WORD.size_bytes for call in before if call.is_put)
+        return NUM_EPOCHS * self.num_lanes * self.buffer_bytes + heap_bytes
+
+    def _lane(self, home: Home, index: int) -> Lane:
+        options = {"num_streams": self.num_streams, "is_replayable": self.is_replayable}
+        return self.lane(home, index, self.buffer_bytes, **options)
+
+    def _run(self, driver: FakeDriver, lanes: Sequence[Lane], shared: tuple[int, ...]) -> Program:
+        rank = driver.device
+        streams = [driver.create_stream(f"compute {k}") for k in range(self.num_user_streams)]
+        main = driver.create_stream("launches") if self.is_launched_elsewhere else streams[0]
+        event = driver.create_event()
+        order = self.orders[rank % len(self.orders)] if self.orders else range(len(self.calls))
+        sites = [self._site(driver, rank, number, shared[1]) for number in order]
+        replay: Replay | None = None
+        for version, kind in enumerate(self.rounds):
+            if kind is Round.EAGER:
+                for site in sites:
+                    self._eager(driver, lanes, streams, site, version)
+                    yield None
+                continue
+            if replay is None:
+                replay = capture(driver, streams[0], lambda: self._captured(lanes, streams, sites), streams[1:])
+                yield None
+            if kind is Round.REPLAY:
+                others = [stream for stream in streams if stream != main]
+                self._replay(driver, replay, main, others, sites, version, event)
+                yield None
+        streams = [*streams, main] if self.is_launched_elsewhere else streams
+        yield from self._end(driver, lanes, streams)
+        if replay is not None:
+            replay.close()
+        driver.destroy_event(event)
+        self._give_back(driver, lanes, streams, [*shared, *(at for site in sites for at in site.held)])
+        self._check(rank, sites)
+
+    def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
+        call, parts = self.calls[number], self.num_ranks
+        num_in = 1 if call.collective in (Collective.ALL_GATHER, Collective.ALL_REDUCE) else parts
+        num_out = 1 if call.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE) else parts
+        if call.collective is Collective.BARRIER:
+            num_in = num_out = 0
+        counts = num_in * call.count, num_out * call.count
+        most = max(*counts, 1) * WORD.size_bytes
+        part = rank * call.count * WORD.size_bytes
+        held = []
+
+        def place(what: str) -> int:
+            held.append(driver.allocate(most, f"{what} {number} of rank {rank}"))
+            return held[-1]
+
+        offset = self._heap_begin(number) if call.is_put else None
+        if offset is None:
+            target = place("output")
+        else:
+            target = memory + offset
+            driver.name_range(target, most, f"output {number} of rank {rank}")
+        if call.is_in_place and call.collective is Collective.REDUCE_SCATTER:
+            source, target = target, target + part
+        elif call.is_in_place and call.collective is not Collective.ALL_TO_ALL:
+            source = target + (part if num_in < num_out else 0)
+        else:
+            source = place("input")
+        return Site(number, call, source, target, *counts, tuple(held), offset)
+
+    # rounds
+
+    def _make(self, driver: FakeDriver, stream: int, site: Site, version: int) -> None:
+        data = content(driver.device, site.number, version, site.source_count)
+        driver.kernel(stream, f"make input {site.number} of round {version}", writes=((site.source, data),))
+
+    def _use(self, driver: FakeDriver, stream: int, site: Site, version: int) -> None:
+        where = Range(site.target, site.target_count * WORD.size_bytes)
+        driver.kernel(stream, f"use output {site.number} of round {version}", reads=(where,), seen=site.seen)
+
+    def _enqueue(self, lanes: Sequence[Lane], stream: int, site: Site, *, is_captured: bool) -> None:
+        call, lane = site.call, lanes[site.call.lane]
+        tuning = call.tuning(lane.home.rank)
+        row = [lane, *(lanes[number] for number in call.more_lanes)]
+        for each in row:
+            each.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
+        source, target, size_bytes = site.source, site.target, call.count * WORD.size_bytes
+        match call.collective:
+            case Collective.ALL_GATHER:
+                steps.all_gather(lane, stream, target, source, size_bytes, tuning, site.offset)
+            case Collective.ALL_TO_ALL:
+                steps.all_to_all(lane, stream, target, source, size_bytes, tuning, site.offset)
+            case Collective.REDUCE_SCATTER:
+                sums.reduce_scatter(row, stream, [sums.Job(target, source, call.count, WORD)], tuning)
+            case Collective.ALL_REDUCE:
+                sums.all_reduce(row, stream, [sums.Job(target, source, call.count, WORD, site.offset)], tuning)
+            case Collective.BARRIER:
+                barrier(lane, stream)
+        for each in row:
+            steps.end(each, stream)
+
+    def _eager(
+        self, driver: FakeDriver, lanes: Sequence[Lane], streams: Sequence[int], site: Site, version: int
+    ) -> None:
+        stream = streams[site.call.stream]
+        self._make(driver, stream, site, version)
+        self._enqueue(lanes, stream, site, is_captured=False)
+        self._use(driver, stream, site, version)
+
+    def _captured(self, lanes: Sequence[Lane], streams: Sequence[int], sites: Sequence[Site]) -> None:
+        for site in sites:
+            self._enqueue(lanes, streams[site.call.stream], site, is_captured=True)
+
+    def _replay(
+        self,
+        driver: FakeDriver,
+        replay: Replay,
+        main: int,
+        others: Sequence[int],
+        sites: Sequence[Site],
+        version: int,
+        event: int,
+    ) -> None:
+        """The caller orders a launch behind what came before on the lanes, and what comes next behind the launch."""
+        for stream in others:
+            driver.record_event(event, stream)
+            driver.wait_event(main, event)
+        for site in sites:
+            self._make(driver, main, site, version)
+        replay.launch(main)
+        for site in sites:
+            self._use(driver, main, site, version)
+        driver.record_event(event, main)
+        for stream in others:
+            driver.wait_event(stream, event)
+
+    # the end
+
+    def _end(self, driver: FakeDriver, lanes: Sequence[Lane], streams: Sequence[int]) -> Program:
+        """As a group closes: a last exchange on each lane; behind it nobody uses this rank's memory."""
+        for lane in lanes:
+            lane.begin(streams[0], num_streams=1, is_captured=False)
+            barrier(lane, streams[0])
+        for stream in streams:
+            yield driver.until_idle(stream)
+            driver.is_idle(stream)
+
+    def _give_back(
+        self, driver: FakeDriver, lanes: Sequence[Lane], streams: Sequence[int], held: Sequence[int]
+    ) -> None:
+        for lane in lanes:
+            lane.close()
+        for stream in streams:
+            driver.destroy_stream(stream)
+        for address in held:
+            driver.free(address)
+        if driver.ledger.held():
+            raise Fault("leak", f"{driver.process} still holds {', '.join(driver.ledger.held())}")
+
+    def _check(self, rank: int, sites: Sequence[Site]) -> None:
+        versions = [version for version, kind in enumerate(self.rounds) if kind is not Round.CAPTURE]
+        for site in sites:
+            for version, got in zip(versions, site.seen, strict=True):
+                sources = [content(k, site.number, version, site.source_count) for k in range(self.num_ranks)]
+                if got != expected(site.call, rank, sources):
+                    what = f"output {site.number} ({site.call.collective}) of round {version} on rank {rank}"
+                    raise Fault("wrong value", f"{what} is wrong", f"use output {site.number} of round {version}")

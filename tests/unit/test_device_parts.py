@@ -1,0 +1,295 @@
+"""The watchdog, captures, boards, streams and missing packages, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from crossfade.device import cuda, tensors
+from crossfade.device.capture import capture
+from crossfade.device.fake import FakeDriver, Fault, Machine
+from crossfade.device.memory import OpenedMemory, Pool
+from crossfade.device.records import Enqueued
+from crossfade.device.ring import num_signals
+from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_sender import RingSender
+from crossfade.device.signals import Counter, DeviceBoard, HostBoard, Signal
+from crossfade.device.streams import Role, Streams
+from crossfade.device.watchdog import DeathReport, Watchdog, release
+from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
+from crossfade.host.memory import Memory
+from crossfade.host.processes import open_pidfd
+
+
+class RunningDriver(FakeDriver):
+    """A fake whose device runs whenever it is looked at."""
+
+    def is_idle(self, stream: int) -> bool:
+        run(self.machine)
+        return super().is_idle(stream)
+
+
+def run(machine: Machine) -> None:
+    while ready := [name for name, queue in machine.queues.items() if queue and machine.can_run(queue[0])]:
+        machine.run(ready[0])
+
+
+@pytest.fixture
+def driver() -> RunningDriver:
+    return RunningDriver(Machine(is_strict=False), "process")
+
+
+@pytest.fixture
+def board(driver: RunningDriver) -> Iterator[HostBoard]:
+    memory = Memory.create("signals", 65536)
+    yield HostBoard(driver, memory, 64, "test")
+    memory.close()
+
+
+def test_release_lets_streams_go_and_says_what_they_waited_for(driver: RunningDriver, board: HostBoard) -> None:
+    first, second = driver.create_stream("first"), driver.create_stream("second")
+    signal, other, counter = board.signal(0, "a signal"), board.signal(1, "another"), board.counter(2, "a counter")
+    for _ in range(3):
+        signal.wait(first)
+    counter.wait(second, 7)
+    report = release(driver, "b", lambda: [signal, other, counter], [first, second])
+    assert report.is_free
+    assert set(report.waited_for) == {"a signal", "a counter"}
+    assert "b died, and streams here waited for" in str(report)
+
+
+def test_release_gives_up_in_the_end(driver: RunningDriver, board: HostBoard) -> None:
+    stream = driver.create_stream("first")
+    board.signal(0, "of somebody else").wait(stream)
+    report = release(driver, "b", list, [stream], limit_s=0.05)
+    assert not report.is_free
+    assert report.waited_for == ()
+    assert "could not be let go" in str(report)
+
+
+@pytest.mark.timeout(20)
+def test_a_watchdog_names_the_peer_that_was_killed(driver: RunningDriver) -> None:
+    pool, use = Pool(driver), driver.create_stream("use")
+    memory = Memory.create("signals", 65536)
+    board = HostBoard(driver, memory, num_signals(2), "ring")
+    ring = RingReceiver(driver, pool, board, lambda record: None, "ring", slot_bytes=64)
+    ring.accept(Enqueued(0, 0, 8), use)
+    peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watchdog, pidfd, reports, died = Watchdog(driver), open_pidfd(peer.pid), list[DeathReport](), threading.Event()
+
+    def on_death(report: DeathReport) -> None:
+        reports.append(report)
+        died.set()
+
+    watchdog.watch("worker 7", pidfd, ring.signals, [use], on_death)
+    peer.kill()
+    assert died.wait(2)
+    peer.communicate()
+    watchdog.close()
+    watchdog.close()
+    os.close(pidfd)
+    memory.close()
+    assert reports[0].waited_for == ("full[0] of ring",)
+    assert reports[0].is_free
+    ring.break_off(str(reports[0]))
+    with pytest.raises(ChannelBroken, match="worker 7 died, and streams here waited for full"):
+        ring.accept(Enqueued(0, 1, 8), use)
+
+
+@pytest.fixture
+def killed() -> Iterator[int]:
+    """The descriptor of a process that has been killed."""
+    peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pidfd = open_pidfd(peer.pid)
+    peer.kill()
+    yield pidfd
+    os.close(pidfd)
+    peer.communicate()
+
+
+@pytest.mark.timeout(20)
+def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
+    driver: RunningDriver, board: HostBoard, killed: int
+) -> None:
+    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
+    died = threading.Event()
+    watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set())
+    assert died.wait(5)
+    for _ in range(3):
+        signal.wait(stream)
+    end = time.monotonic() + 5
+    while not driver.is_idle(stream):
+        assert time.monotonic() < end
+    watchdog.forget(killed)
+    run(driver.machine)
+    signal.preset(0)
+    signal.wait(stream)
+    assert not driver.is_idle(stream)
+    watchdog.close()
+    assert not driver.is_idle(stream)
+
+
+@pytest.mark.timeout(20)
+def test_who_raises_when_it_hears_of_a_death_does_not_stop_the_watchdog(
+    driver: RunningDriver, killed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+    watchdog, died, second = Watchdog(driver), threading.Event(), os.dup(killed)
+
+    def fail(report: DeathReport) -> None:
+        raise KeyError("planted")
+
+    watchdog.watch("worker 7", killed, list, [], fail)
+    watchdog.watch("worker 8", second, list, [], lambda report: died.set())
+    assert died.wait(5)
+    watchdog.close()
+    os.close(second)
+    assert [str(error) for error in raised] == ["'planted'"]
+    assert {report.peer for report in watchdog.reports} == {"worker 7", "worker 8"}
+
+
+@pytest.mark.timeout(20)
+def test_a_peer_that_is_forgotten_may_end(driver: RunningDriver) -> None:
+    peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watchdog, pidfd = Watchdog(driver), open_pidfd(peer.pid)
+    watchdog.watch("worker 7", pidfd, list, [], lambda report: None)
+    watchdog.forget(pidfd)
+    peer.communicate(b"\n")
+    watchdog.close()
+    os.close(pidfd)
+    assert watchdog.reports == []
+
+
+def test_a_capture_whose_body_raises_ends_and_gives_its_events_back(driver: RunningDriver) -> None:
+    main = driver.create_stream("main")
+
+    def body() -> None:
+        raise KeyError("planted")
+
+    with pytest.raises(KeyError):
+        capture(driver, main, body)
+    again = capture(driver, main, lambda: None)
+    again.launch(main)
+    again.close()
+    again.close()
+    with pytest.raises(ValueError, match="closed"):
+        again.launch(main)
+    assert again.num_launches == 1
+    assert driver.ledger.held("graph") == driver.ledger.held("event") == []
+
+
+def test_signals_and_counters_lie_on_both_kinds_of_board(driver: RunningDriver, board: HostBoard) -> None:
+    address = driver.allocate(4096, "signals")
+    near = DeviceBoard(driver, address, 64)
+    stream = driver.create_stream("stream")
+    for each in (board, near):
+        signal, counter = each.signal(3, "a signal"), each.counter(4, "a counter")
+        assert isinstance(signal, Signal)
+        assert isinstance(counter, Counter)
+        signal.preset(0)
+        counter.reset()
+        signal.set(stream)
+        counter.set(stream, 2)
+        counter.wait(stream, 1)
+        assert driver.is_idle(stream)
+        assert signal.is_set()
+        assert counter.is_at_least(2)
+        assert counter.is_set()
+        assert not counter.is_at_least(3)
+        assert counter.has(2) is each.is_quick
+        signal.wait(stream)
+        assert driver.is_idle(stream)
+        assert not signal.is_set()
+
+
+def test_a_ring_works_on_signals_in_device_memory(driver: RunningDriver) -> None:
+    address = driver.allocate(65536, "signals")
+    board = DeviceBoard(driver, address, num_signals(1))
+    pool, copies, use = Pool(driver), driver.create_stream("copies"), driver.create_stream("use")
+    to_sender: list[object] = []
+    to_receiver: list[object] = []
+    receiver = RingReceiver(driver, pool, board, to_sender.append, "ring", num_slots=1, slot_bytes=64)
+    sender = RingSender(driver, board, copies, to_receiver.append, "ring")
+    source = pool.take(8, "source", "test").address
+    for _ in range(3):
+        while to_sender:
+            sender.on_record(to_sender.pop(0))  # type: ignore[arg-type]
+        assert sender.try_send(source, 8)
+        record = to_receiver.pop()
+        assert isinstance(record, Enqueued)
+        receiver.accept(record, use).release()
+        assert driver.is_idle(use)
+    assert receiver.statistics().num_values == 3
+
+
+def test_opened_memory_is_closed_with_its_last_user(driver: RunningDriver) -> None:
+    address = driver.allocate(64, "memory")
+    opened = OpenedMemory(driver, driver.export(address), 64, "memory")
+    assert opened.use() is opened
+    opened.close()
+    with pytest.raises(Fault, match="has it open"):
+        driver.free(address)
+    assert driver.ledger.held("opened") == ["opened: memory"]
+    opened.close()
+    opened.close()
+    driver.free(address)
+    assert driver.ledger.held() == []
+    with pytest.raises(DeviceError, match="memory is closed"):
+        opened.use()
+
+
+def test_memory_that_is_opened_twice_is_held_twice(driver: RunningDriver) -> None:
+    """As on a GPU: the second opening has the address of the first, and each is closed."""
+    address = driver.allocate(64, "memory")
+    first, second = (OpenedMemory(driver, driver.export(address), 64, name) for name in ("first", "second"))
+    assert first.address == second.address
+    first.close()
+    assert driver.ledger.held("opened") == ["opened: second"]
+    second.close()
+    driver.free(address)
+
+
+def test_each_role_and_peer_has_one_stream(driver: RunningDriver) -> None:
+    streams = Streams(driver)
+    assert streams.get(Role.PUSH) == streams.get(Role.PUSH)
+    assert streams.get(Role.UP, "a") != streams.get(Role.UP, "b")
+    assert len(streams.all()) == 3
+    streams.close()
+    assert streams.all() == []
+    assert driver.ledger.held() == []
+
+
+def test_without_the_bindings_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.bindings.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda", None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(MissingDependency, match=r"crossfade\[gpu\]"):
+        cuda.CudaDriver(0)
+
+
+def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependency, match=r"crossfade\[gpu\]"):
+        tensors.torch_or_raise()
+
+
+def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bindings:
+        @staticmethod
+        def cuInit(flags: int) -> None:
+            raise RuntimeError("no libcuda")
+
+    class Package:
+        driver = Bindings
+
+    cuda.bindings.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", Package)
+    with pytest.raises(DeviceError, match=r"no libcuda[\s\S]*hint: nvidia-smi"):
+        cuda.bindings()

@@ -1,0 +1,326 @@
+"""Rings on the fake machine: keeping values, growing, closing, dying. (test_device_proof.py has all orders of steps.)"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from crossfade.device.fake import FakeDriver, Machine, sample
+from crossfade.device.memory import Pool
+from crossfade.device.records import (
+    Announced,
+    ChunksEnqueued,
+    ChunksFreeEnqueued,
+    Enqueued,
+    Finished,
+    FreeEnqueued,
+    Offer,
+    Record,
+    Retired,
+    Wanted,
+    pack,
+    unpack,
+)
+from crossfade.device.ring import NUM_GROUPS, num_signals
+from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_sender import RingSender
+from crossfade.device.signals import HostBoard
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.host.memory import Memory
+from tests.helpers.device_worlds import RingWorld
+
+SEEDS = range(50)
+
+
+def test_values_that_are_kept_are_copied_out_when_leases_run_short() -> None:
+    world = RingWorld(sizes_bytes=(16,) * 8, num_slots=3, num_kept=4)
+    verdict = sample(world, SEEDS)
+    assert verdict.is_ok, verdict
+    assert world.num_copied_out > 0
+
+
+def test_a_ring_grows_and_gives_the_old_slots_back() -> None:
+    world = RingWorld(sizes_bytes=(16, 600, 16, 5_000, 600), num_kept=1)
+    verdict = sample(world, SEEDS)
+    assert verdict.is_ok, verdict
+    assert world.num_generations == 3
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 4])
+def test_a_ring_never_stops_when_values_of_ever_more_lengths_are_all_kept(num_slots: int) -> None:
+    sizes_bytes = tuple(500 * 2**index for index in range(NUM_GROUPS + 4))
+    world = RingWorld(sizes_bytes=sizes_bytes, num_slots=num_slots, num_kept=len(sizes_bytes))
+    verdict = sample(world, range(20))
+    assert verdict.is_ok, verdict
+    assert world.num_copied_out > 0
+    assert world.num_generations > NUM_GROUPS
+
+
+RECORDS: list[Record] = [
+    Enqueued(3, 1, 1 << 40),
+    FreeEnqueued(2, 7),
+    Wanted(12345),
+    Offer(4, 2, 3, 1 << 33, bytes(range(64))),
+    Retired(9, 1 << 35),
+    Finished(),
+    Announced(0),
+    ChunksEnqueued(5),
+    ChunksFreeEnqueued(6),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_comes_back_from_its_bytes(record: Record) -> None:
+    data = pack(record)
+    assert len(data) <= 100
+    assert unpack(data) == record
+    for wrong in (data[:-1], data + b"x", b"\xff" + data[1:], b""):
+        with pytest.raises(ChannelError):
+            unpack(wrong)
+
+
+class Ends:
+    """A ring whose two ends the test drives by hand, records going over at once."""
+
+    def __init__(self, num_slots: int = 2, slot_bytes: int = 512, *, is_delivering: bool = True) -> None:
+        self.machine = Machine()
+        self.driver = FakeDriver(self.machine, "process")
+        self.pool = Pool(self.driver)
+        memory = Memory.create("signals", 65536)
+        board = HostBoard(self.driver, memory, num_signals(num_slots), "ring")
+        self.to_sender: list[Record] = []
+        self.to_receiver: list[Record] = []
+        self.copies, self.use = self.driver.create_stream("copies"), self.driver.create_stream("use")
+        self.receiver = RingReceiver(
+            self.driver, self.pool, board, self.to_sender.append, "ring", num_slots=num_slots, slot_bytes=slot_bytes
+        )
+        self.sender = RingSender(self.driver, board, self.copies, self.to_receiver.append, "ring")
+        self.source = self.pool.take(1, "source", "test").address
+        if is_delivering:
+            self.deliver()
+
+    def deliver(self) -> None:
+        while self.to_sender:
+            self.sender.on_record(self.to_sender.pop(0))
+
+    def accept_all(self) -> list[Lease]:
+        """The receiver takes what was told: leases on the values."""
+        records, self.to_receiver[:] = list(self.to_receiver), []
+        leases = []
+        for record in records:
+            if isinstance(record, Enqueued):
+                leases.append(self.receiver.accept(record, self.use))
+            else:
+                self.receiver.on_record(record)
+        return leases
+
+    def run(self) -> None:
+        """Lets the device do all that it can."""
+        machine = self.machine
+        while ready := [name for name, queue in machine.queues.items() if queue and machine.can_run(queue[0])]:
+            machine.run(ready[0])
+
+
+def test_ch2_closed_and_broken_are_different_errors() -> None:
+    ends = Ends()
+    ends.sender.break_off("the receiver died")
+    with pytest.raises(ChannelBroken, match="the receiver died"):
+        ends.sender.try_send(ends.source, 8)
+    ends.receiver.close()
+    with pytest.raises(ChannelClosed):
+        ends.receiver.accept(Enqueued(0, 0, 8), ends.use)
+
+
+def test_a_sender_does_not_close_while_copies_are_under_way() -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    with pytest.raises(ChannelError, match="under way"):
+        ends.sender.close()
+    ends.run()
+    ends.sender.close()
+    with pytest.raises(ChannelClosed):
+        ends.sender.try_send(ends.source, 8)
+
+
+def test_what_a_copy_reads_is_kept_until_it_is_done() -> None:
+    ends = Ends()
+
+    class Value:
+        dropped = 0
+
+        def __del__(self) -> None:
+            Value.dropped += 1
+
+    assert ends.sender.try_send(ends.source, 8, keep=Value())
+    ends.sender.collect()
+    assert Value.dropped == 0
+    ends.run()
+    ends.sender.collect()
+    assert Value.dropped == 1
+    ends.sender.close()
+    for lease in ends.accept_all():
+        lease.release()
+    finish_receiver(ends)
+
+
+def test_the_slots_of_a_dead_sender_come_back_when_the_last_lease_ends() -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    record = ends.to_receiver.pop(0)
+    assert isinstance(record, Enqueued)
+    lease = ends.receiver.accept(record, ends.use)
+    ends.receiver.break_off("the sender died")
+    ends.run()
+    ends.receiver.collect()
+    assert not ends.receiver.is_empty
+    lease.release()
+    lease.release()
+    ends.receiver.collect()
+    assert not ends.receiver.is_empty, "the last use has not run"
+    ends.run()
+    ends.receiver.collect()
+    assert ends.receiver.is_empty
+    assert ends.driver.ledger.held("lease") == []
+
+
+def test_values_that_nobody_accepted_do_not_hold_the_slots() -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    ends.run()
+    ends.sender.close()
+    ends.receiver.close()
+    for record in ends.to_receiver:
+        if isinstance(record, Retired):
+            ends.receiver.on_record(record)
+    assert ends.receiver.is_empty
+
+
+def test_growth_stops_when_values_of_every_generation_are_kept_and_goes_on_when_one_ends() -> None:
+    ends = Ends()
+    leases = []
+    for generation in range(NUM_GROUPS):
+        size_bytes = 512 * 2**generation
+        block = ends.pool.take(size_bytes, "source", "test")
+        assert ends.sender.try_send(block.address, size_bytes)
+        leases += ends.accept_all()
+        ends.run()
+        assert not ends.sender.try_send(block.address, size_bytes * 2)
+        assert ends.accept_all() == []
+        ends.deliver()
+        ends.sender.collect()
+        ends.run()
+        ends.sender.collect()
+    assert ends.receiver.statistics().num_generations == NUM_GROUPS
+    assert ends.receiver.statistics().num_leased == NUM_GROUPS
+    leases[0].release()
+    ends.run()
+    ends.accept_all()
+    ends.receiver.collect()
+    assert ends.receiver.statistics().num_generations == NUM_GROUPS + 1
+
+
+def test_a_ring_needs_enough_signals() -> None:
+    machine = Machine()
+    driver = FakeDriver(machine, "process")
+    board = HostBoard(driver, Memory.create("signals", 4096), 3, "ring")
+    with pytest.raises(ValueError, match="32"):
+        RingReceiver(driver, Pool(driver), board, lambda record: None, "ring", num_slots=2, slot_bytes=512)
+
+
+def finish_receiver(ends: Ends) -> None:
+    """Both sides are closed: what the receiver is told then gives all slots back."""
+    ends.run()
+    ends.receiver.close()
+    assert ends.accept_all() == []
+    ends.receiver.collect()
+    assert ends.receiver.is_empty
+    assert ends.driver.ledger.held("event") == ends.driver.ledger.held("opened") == []
+
+
+def test_a_sender_may_close_before_it_has_taken_what_it_asked_for() -> None:
+    ends = Ends()
+    assert not ends.sender.try_send(ends.source, 5_000)
+    ends.accept_all()
+    ends.sender.close()
+    ends.deliver()
+    assert ends.receiver.statistics().num_generations == 2
+    finish_receiver(ends)
+
+
+def test_a_sender_may_close_before_it_has_taken_any_offer() -> None:
+    ends = Ends(is_delivering=False)
+    ends.sender.close()
+    ends.deliver()
+    finish_receiver(ends)
+
+
+def test_nothing_is_offered_to_a_sender_that_has_closed() -> None:
+    ends = Ends()
+    assert not ends.sender.try_send(ends.source, 5_000)
+    ends.sender.close()
+    ends.accept_all()
+    finish_receiver(ends)
+    assert ends.driver.ledger.held("lease") == []
+
+
+def test_a_sender_closes_though_others_go_on_with_its_stream() -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    ends.run()
+    blocked = ends.driver.create_event()
+    signal = HostBoard(ends.driver, Memory.create("signals", 4096), 1, "other").signal(0, "another's")
+    signal.set(ends.use)
+    assert ends.sender.try_send(ends.source, 8)
+    assert not ends.sender.is_done
+    signal.wait(ends.copies)
+    ends.driver.record_event(blocked, ends.copies)
+    queues = ends.machine.queues
+    copies = next(name for name, queue in queues.items() if queue and queue[0].stream.endswith("copies"))
+    while queues[copies] and "another's" not in queues[copies][0].label:
+        ends.machine.run(copies)
+    assert not ends.driver.is_idle(ends.copies)
+    assert ends.sender.is_done
+    ends.sender.close()
+
+
+def test_a_lease_may_end_in_another_thread_while_the_slots_are_collected() -> None:
+    """The end of a ring, seen by `collect` at every step of a lease's end: it never takes the slots before the use is noted."""
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    (lease,) = ends.accept_all()
+    ends.run()
+    ends.receiver.break_off("the sender died")
+    ends.run()
+    enqueue = ends.driver._enqueue
+
+    def look_first(stream: int, label: str, **rest: object) -> None:
+        ends.receiver.collect()
+        assert not ends.receiver.is_empty, f"given back before '{label}'"
+        enqueue(stream, label, **rest)
+        ends.receiver.collect()
+        assert not ends.receiver.is_empty, f"given back behind '{label}'"
+
+    ends.driver._enqueue = look_first  # type: ignore[method-assign]
+    lease.release()
+    ends.receiver.collect()
+    assert not ends.receiver.is_empty
+    ends.run()
+    ends.receiver.collect()
+    assert ends.receiver.is_empty
+
+
+@pytest.mark.timeout(20)
+def test_a_lease_that_two_threads_end_ends_once() -> None:
+    ends = Ends(num_slots=1)
+    for _ in range(200):
+        assert ends.sender.try_send(ends.source, 8)
+        (lease,) = ends.accept_all()
+        threads = [threading.Thread(target=lease.release) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [type(record) for record in ends.to_sender] == [FreeEnqueued]
+        ends.deliver()
+        ends.run()

@@ -1,0 +1,250 @@
+"""The fake machine finds the faults that lanes and exchanges can have, each by name with its two operations, and none in the real
+ones, whatever is drawn: ranks, lanes, tunings, lengths, hardware queues, captures and replays, and the order of all steps.
+
+Waits for other ranks may be enqueued before what they wait for (that is another host's business), so PL-5 is asked for by its
+meaning: no deadlock in any order, on any number of hardware queues.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossfade.device.fake import FakeDriver, Fault, Machine, Verdict, explore, sample
+from crossfade.device.fake.explore import World
+from crossfade.peers import steps
+from crossfade.peers.tuning import DEFAULT, Direction, Tuning
+from tests.helpers import peer_faults as faults
+from tests.helpers.peer_draws import peer_worlds
+from tests.helpers.peer_worlds import Call, Collective, PeerWorld, Round
+
+NUM_ORDERS = 3
+"""Orders of steps that are tried of each world that hypothesis draws."""
+
+PUSH = Tuning(direction=Direction.PUSH)
+GATHER_PUSH = Call(Collective.ALL_GATHER, tunings=(PUSH,))
+GATHER_PULL = Call(Collective.ALL_GATHER)
+SUM_IN_PLACE = Call(Collective.ALL_REDUCE, tunings=(Tuning(num_streams=2),), is_in_place=True)
+
+
+def find(world: World, *operations: str) -> Verdict:
+    """The first fault that names these operations, in orders drawn by seed. Other faults may come of the same cause."""
+    verdicts = [sample(world, [seed], is_strict=False) for seed in range(200)]
+    found = [verdict for verdict in verdicts if set(verdict.operations) == set(operations)]
+    assert found, sorted({str(verdict) for verdict in verdicts})
+    return found[0]
+
+
+def kinds(world: World) -> set[str]:
+    """What is found in orders drawn by seed."""
+    return {sample(world, [seed], is_strict=False).kind for seed in range(20)}
+
+
+# planted faults
+
+PUSH_COPY = "copy bytes 0 to 32 of input {} of rank 0 to buffer 0 of lane 0 of rank 1 on rank 0/compute 0"
+TAKE_OUT = "put buffer 0 of lane 0 of rank 1 into bytes 0 to 32 of output 0 of rank 1 on rank 1/compute 0"
+PUT_IN = "put bytes 0 to 32 of input {} of rank 0 into buffer 0 of lane 0 of rank 0 on rank 0/compute 0"
+PULL_COPY = "copy buffer 0 of lane 0 of rank 0 to bytes 0 to 32 of output 0 of rank 1 on rank 1/compute 0"
+
+
+def test_a_signal_before_its_data_is_found() -> None:
+    world = PeerWorld([GATHER_PUSH], lane=faults.SignalBeforeData)
+    assert find(world, PUSH_COPY.format(0), TAKE_OUT).kind == "race"
+
+
+def test_reuse_of_a_buffer_before_this_rank_has_read_it_is_found() -> None:
+    world = PeerWorld([GATHER_PUSH] * 2, lane=faults.OneBuffer)
+    assert find(world, PUSH_COPY.format(1), TAKE_OUT).kind == "race"
+
+
+def test_reuse_of_a_buffer_before_the_others_have_read_it_is_found() -> None:
+    world = PeerWorld([GATHER_PULL] * 2, lane=faults.OneBuffer)
+    assert find(world, PUT_IN.format(1), PULL_COPY).kind == "race"
+
+
+def test_reuse_of_a_signal_is_found() -> None:
+    name = "full from rank 0 to rank 1 (lane 0, buffer 0)"
+    world = PeerWorld([GATHER_PULL] * 2, lane=faults.OneSignal)
+    found = find(world, f"set {name} to 1 on rank 0/compute 0")  # both
+    assert found.kind == "race"
+    assert f"is lost: {name} was set by" in str(found)
+
+
+def test_a_missing_wait_before_a_pull_is_found() -> None:
+    world = PeerWorld([GATHER_PULL], lane=faults.NoWait)
+    assert find(world, PULL_COPY, PUT_IN.format(0)).kind == "race"
+
+
+def test_a_missing_wait_after_a_push_is_found() -> None:
+    world = PeerWorld([GATHER_PUSH], lane=faults.NoWait)
+    assert find(world, PUSH_COPY.format(0), TAKE_OUT).kind == "race"
+
+
+def test_a_block_that_is_put_before_the_other_rank_allows_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call(Collective.ALL_GATHER, is_shared=True)
+    world = PeerWorld([call], rounds=(Round.EAGER,) * 2)
+    assert kinds(world) == {"ok"}
+    monkeypatch.setattr(steps, "barrier", lambda lane, stream: None)
+    put = "copy bytes 0 to 32 of input 0 of rank 0 to output 0 of rank 1 on rank 0/compute 0"
+    assert find(world, put, "use output 0 of round 0 on rank 1/compute 0").kind == "race"
+
+
+def test_a_wait_enqueued_before_this_ranks_own_signal_is_found_where_both_share_a_hardware_queue() -> None:
+    call = Call(Collective.ALL_GATHER, tunings=(Tuning(num_streams=2, is_batched=False),))
+
+    def world(num_queues: int | None) -> PeerWorld:
+        return PeerWorld([call], num_queues=num_queues, num_streams=2, lane=faults.SignalAfterWait)
+
+    assert kinds(world(None)) == {"ok"}
+    names = [f"full from rank {k} to rank {1 - k} (lane 0, buffer 0)" for k in (0, 1)]
+    waits = [f"wait for {name} on rank {1 - k}/compute 0" for k, name in enumerate(names)]
+    sets = [f"set {name} to 1 on rank {k}/lane 0, 1" for k, name in enumerate(names)]
+    found = find(world(1), *waits, *sets)
+    assert found.kind == "deadlock"
+    for k in (0, 1):
+        what = f"'{waits[k]}' holds queue 0 of rank {1 - k} and waits for '{sets[k]}'"
+        assert f"{what}, which is behind '{waits[1 - k]}' in queue 0 of rank {k}" in str(found)
+
+
+def test_lanes_enqueued_in_another_order_are_a_deadlock_where_they_share_a_hardware_queue() -> None:
+    calls = [Call(Collective.ALL_REDUCE, lane=k, stream=k) for k in (0, 1)]
+
+    def world(num_queues: int | None) -> PeerWorld:
+        return PeerWorld(calls, num_lanes=2, num_user_streams=2, orders=([0, 1], [1, 0]), num_queues=num_queues)
+
+    assert kinds(world(None)) == {"ok"}
+    assert kinds(world(1)) == {"deadlock"}
+
+
+@pytest.mark.parametrize(
+    ("call", "operations"),
+    [(GATHER_PUSH, (PUSH_COPY.format(0), TAKE_OUT)), (GATHER_PULL, (PUT_IN.format(0), PULL_COPY))],
+    ids=["push", "pull"],
+)
+def test_a_captured_odd_number_of_exchanges_is_found_when_it_is_replayed(
+    call: Call, operations: tuple[str, str]
+) -> None:
+    replays = (Round.REPLAY, Round.REPLAY)
+    assert (
+        find(PeerWorld([call], rounds=replays, is_replayable=True, lane=faults.NeverEven), *operations).kind == "race"
+    )
+    assert kinds(PeerWorld([call], rounds=replays, is_replayable=True)) == {"ok"}
+
+
+def test_a_sum_before_the_side_streams_have_joined_is_found() -> None:
+    world = PeerWorld([SUM_IN_PLACE], num_ranks=3, num_streams=2, lane=faults.NoJoin)
+    total = "sum up into bytes 0 to 32 of output 0 of rank 0 on rank 0/compute 0"
+    copy = "copy bytes 0 to 32 of output 0 of rank 0 to buffer 0 of lane 0 of rank 2 on rank 0/lane 0, 1"
+    assert find(world, total, copy).kind == "race"
+
+
+def test_a_captured_side_stream_that_does_not_join_is_found() -> None:
+    rounds = (Round.REPLAY,)
+    world = PeerWorld([SUM_IN_PLACE], 3, rounds, num_streams=2, is_replayable=True, lane=faults.NoJoin)
+    found = find(world, "set full from rank 0 to rank 2 (lane 0, buffer 0) to 1 on rank 0/lane 0, 1")
+    assert found.kind == "capture"
+    assert "nothing in it waits for" in str(found)
+
+
+def test_a_side_stream_that_begins_too_early_is_found() -> None:
+    call = Call(Collective.ALL_GATHER, tunings=(Tuning(direction=Direction.PUSH, num_streams=2),))
+    world = PeerWorld([call], num_ranks=3, num_streams=2, lane=faults.NoFork)
+    make = "make input 0 of round 0 on rank 0/compute 0"
+    copy = "copy bytes 0 to 32 of input 0 of rank 0 to buffer 0 of lane 0 of rank 2 on rank 0/lane 0, 1"
+    assert find(world, make, copy).kind == "race"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "lane"),
+    [
+        ((Round.EAGER,), faults.NoOrder),
+        ((Round.EAGER, Round.CAPTURE, Round.EAGER), faults.ForgetsWhenCaptured),
+    ],
+)
+def test_calls_of_a_lane_on_two_streams_without_an_order_are_found(
+    rounds: tuple[Round, ...], lane: type[faults.NoOrder]
+) -> None:
+    calls = [GATHER_PUSH, Call(Collective.ALL_GATHER, stream=1, tunings=(PUSH,))]
+    assert "race" in kinds(PeerWorld(calls, rounds=rounds, num_user_streams=2, is_replayable=True, lane=lane))
+    assert kinds(PeerWorld(calls, rounds=rounds, num_user_streams=2, is_replayable=True)) == {"ok"}
+
+
+def test_a_wait_in_a_capture_for_an_event_from_outside_is_found() -> None:
+    driver = FakeDriver(Machine(), "process")
+    captured, other = driver.create_stream("captured"), driver.create_stream("other")
+    event = driver.create_event()
+    driver.record_event(event, other)
+    driver.begin_capture(captured)
+    with pytest.raises(Fault, match="the event was recorded outside"):
+        driver.wait_event(captured, event)
+
+
+# the real ones
+
+SEEDS = st.integers(0, 1 << 32).map(lambda first: range(first, first + NUM_ORDERS))
+
+
+@given(world=peer_worlds(), seeds=SEEDS)
+def test_pr1_the_real_lanes_have_no_fault(world: PeerWorld, seeds: range) -> None:
+    verdict = sample(world, seeds, is_strict=False)
+    assert verdict.is_ok, verdict
+
+
+TUNINGS = {
+    "plain": DEFAULT,
+    "one by one": Tuning(is_batched=False, is_staggered=False),
+    "two streams": Tuning(num_streams=2, is_batched=False),
+    "three streams": Tuning(num_streams=3, is_interleaved=True, chunk_bytes=64),
+    "push": PUSH,
+    "push, one by one": Tuning(direction=Direction.PUSH, is_batched=False),
+    "push, two streams": Tuning(direction=Direction.PUSH, num_streams=2, is_interleaved=True, chunk_bytes=64),
+    "two shots": Tuning(one_shot_bytes=0),
+    "two shots, two streams": Tuning(one_shot_bytes=0, num_streams=2),
+}
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_all_collectives_in_a_row_and_again_from_a_graph(num_ranks: int, tuning: str) -> None:
+    calls = [
+        Call(each, 65, tunings=(TUNINGS[tuning],), is_in_place=in_place, is_shared=shared)
+        for in_place, shared in ((False, False), (True, False), (False, True), (True, True))
+        for each in Collective
+    ]
+    rounds = (Round.EAGER, Round.REPLAY, Round.REPLAY, Round.EAGER, Round.REPLAY)
+    world = PeerWorld(calls, num_ranks, rounds, buffer_bytes=256 * num_ranks, num_streams=3, is_replayable=True)
+    verdict = sample(world, range(2), is_strict=False)
+    assert verdict.is_ok, verdict
+
+
+@pytest.mark.parametrize(
+    ("collective", "tuning"),
+    [(Collective.ALL_GATHER, "plain"), (Collective.REDUCE_SCATTER, "plain"), (Collective.ALL_REDUCE, "two shots")],
+)
+def test_a_small_world_has_no_fault_in_any_order(collective: Collective, tuning: str) -> None:
+    call = Call(collective, tunings=(TUNINGS[tuning],))
+    verdict = explore(PeerWorld([call]), is_strict=False)
+    assert verdict.is_ok, verdict
+    assert verdict.is_complete
+
+
+LARGER = {
+    "three calls": PeerWorld([GATHER_PULL, GATHER_PUSH, Call(Collective.ALL_REDUCE, tunings=(TUNINGS["two shots"],))]),
+    "pieces": PeerWorld([Call(Collective.ALL_TO_ALL, 150)], buffer_bytes=512),
+    "three ranks": PeerWorld([SUM_IN_PLACE], num_ranks=3),
+    "two lanes": PeerWorld(
+        [Call(Collective.ALL_GATHER, lane=k, stream=k) for k in (0, 1)], num_lanes=2, num_user_streams=2
+    ),
+    "put": PeerWorld([Call(Collective.ALL_TO_ALL, is_shared=True)] * 2),
+    "replays": PeerWorld([GATHER_PULL], rounds=(Round.REPLAY,) * 3, is_replayable=True),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_a_larger_world_has_no_fault_in_many_orders(name: str) -> None:
+    world = LARGER[name]
+    world.num_streams = 2
+    verdict = explore(world, most_runs=500, is_strict=False)
+    assert verdict.is_ok, verdict
