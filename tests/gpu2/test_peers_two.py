@@ -9,37 +9,17 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.helpers import peer_gpu_cases as cases
-from tests.helpers.device_pair import run_workers
-
-NUM = 2
 
 
 def test_right_values(tmp_path: Path) -> None:
-    args = [(rank, NUM, str(tmp_path / "store"), 150) for rank in range(NUM)]
-    for result in run_workers([cases.right_values] * NUM, args, timeout_s=90):
-        assert result["wrong"] == []
-        assert result["held"] == []
+    cases.check_right_values(2, str(tmp_path / "store"))
 
 
 def test_replays(tmp_path: Path) -> None:
-    args = [(rank, NUM, str(tmp_path / "store"), 10_000) for rank in range(NUM)]
-    for result in run_workers([cases.replays] * NUM, args, timeout_s=90):
-        assert result["is_all"]
-        assert result["num_wrong"] == 0
-        assert result["held"] == []
+    cases.check_replays(2, str(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_killed_rank(tmp_path: Path, dead: int, is_waiting: bool) -> None:
-    args = [(rank, NUM, str(tmp_path / "store"), dead, is_waiting, 0.02) for rank in range(NUM)]
-    results = run_workers([cases.killed] * NUM, args, timeout_s=90, dying={dead})
-    for rank, result in enumerate(results):
-        if rank == dead:
-            continue
-        assert f"rank {dead} (process {result['pid']}) died" in result["error"]
-        assert result["was_running"]
-        assert result["release_s"] + result["drained_s"] < 2
-        assert result["usable"]
-        assert result["held"] == []
-        assert result["lost_bytes"] <= 0
+    cases.check_a_killed_rank(2, str(tmp_path / "store"), dead, is_waiting=is_waiting)

@@ -13,7 +13,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import Direction, Tuning
-from tests.helpers.device_pair import Peer, die
+from tests.helpers.device_pair import Peer, die, run_workers
 
 Peers = dict[int, Peer]
 
@@ -235,3 +235,33 @@ def _survive(dead: Peer, others: Peers, group: PeerGroup, marks: list[Any], free
         "held": group.home.driver.ledger.held(),
         "lost_bytes": free_before - torch.cuda.mem_get_info()[0],
     }
+
+
+# what the tests ask for, with as many ranks as there are GPUs
+
+
+def check_right_values(num_ranks: int, store: str) -> None:
+    args = [(rank, num_ranks, store, 150) for rank in range(num_ranks)]
+    for result in run_workers([right_values] * num_ranks, args, timeout_s=90):
+        assert result["wrong"] == []
+        assert result["held"] == []
+
+
+def check_replays(num_ranks: int, store: str) -> None:
+    args = [(rank, num_ranks, store, 10_000) for rank in range(num_ranks)]
+    for result in run_workers([replays] * num_ranks, args, timeout_s=90):
+        assert result["is_all"]
+        assert result["num_wrong"] == 0
+        assert result["held"] == []
+
+
+def check_a_killed_rank(num_ranks: int, store: str, dead: int, *, is_waiting: bool) -> None:
+    args = [(rank, num_ranks, store, dead, is_waiting, 0.02) for rank in range(num_ranks)]
+    results = run_workers([killed] * num_ranks, args, timeout_s=90, dying={dead})
+    for result in (result for rank, result in enumerate(results) if rank != dead):
+        assert f"rank {dead} (process {result['pid']}) died" in result["error"]
+        assert result["was_running"]
+        assert result["release_s"] + result["drained_s"] < 2
+        assert result["usable"]
+        assert result["held"] == []
+        assert result["lost_bytes"] <= 0

@@ -6,7 +6,7 @@ import math
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.signals import Signal
@@ -302,12 +302,17 @@ class PeerGroup:
         self._give_back()
 
 
-class _Streams(list[int]):
-    """All streams that the lanes wait on, as they are when somebody iterates."""
+class _Streams(Sequence[int]):
+    """All streams that the lanes wait on, as they are when somebody looks."""
 
     def __init__(self, lanes: list[Lane]) -> None:
-        super().__init__()
         self._lanes = lanes
 
-    def __iter__(self) -> Any:
-        return iter([stream for lane in self._lanes for stream in list(lane.streams)])
+    def _now(self) -> list[int]:
+        return [stream for lane in self._lanes for stream in list(lane.streams)]
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._now()[index]
