@@ -1,7 +1,8 @@
 """The seam between crossfade and a GPU: the few driver calls that this room makes.
 
-A `Driver` speaks for one process and one device. Addresses, streams, events and graphs are plain integers. There are two
-implementations, `crossfade.device.cuda.CudaDriver` and `crossfade.device.fake.FakeDriver`.
+A `Driver` speaks for one process and one device. Addresses, streams, events and graphs are plain integers. There are three
+implementations, `crossfade.device.cuda.CudaDriver`, `crossfade.device.fake.FakeDriver`, and, for processes that have no GPU,
+`crossfade.device.host_driver.HostDriver`.
 
 - Calls in the section *enqueue* put one operation at the end of a stream and return at once; a stream runs its operations in order.
 - Calls in the section *look* ask how far the device is, and never block.
@@ -19,7 +20,10 @@ from typing import Protocol
 from crossfade.device.ledger import Ledger
 from crossfade.host.memory import Memory
 
-__all__ = ["Driver", "HostRange", "TimedDriver"]
+__all__ = ["HOST", "Driver", "HostRange", "TimedDriver"]
+
+HOST = -1
+"""The device of a driver whose memory is the host's own."""
 
 
 class HostRange(Protocol):
@@ -47,7 +51,7 @@ class Driver(Protocol):
     """One process's words for one device.
 
     Attributes:
-        device: the device's index in this process.
+        device: the device's index in this process, or `HOST`.
         ledger: what was taken and not given back.
     """
 

@@ -1,5 +1,7 @@
 """torch tensors that lie in device memory which torch does not own, and the kernels that pack and copy them.
 
+Where the device is `HOST`, the tensors are CPU tensors and everything else is the same.
+
 Imported only where torch is used. ``cuda.bindings`` moves bytes; what needs a kernel (a tensor that is not contiguous, a copy
 inside one GPU, where copy engines are slow) is torch's own copy. Loading a kernel waits for the device, and hangs while a stream
 waits for a signal of a host that is busy loading: `load_kernels` does it beforehand.
@@ -7,11 +9,13 @@ waits for a signal of a host that is busy loading: `load_kernels` does it before
 
 from __future__ import annotations
 
+import ctypes
+import weakref
 from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from crossfade.device.driver import Driver
+from crossfade.device.driver import HOST, Driver
 from crossfade.device.records import Enqueued
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
@@ -20,7 +24,15 @@ from crossfade.errors import MissingDependency
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorReceiver", "TensorSender", "load_kernels", "tensor_on", "torch_or_raise"]
+__all__ = [
+    "TensorReceiver",
+    "TensorSender",
+    "current_stream",
+    "device_of",
+    "load_kernels",
+    "tensor_on",
+    "torch_or_raise",
+]
 
 
 def torch_or_raise() -> Any:
@@ -68,15 +80,40 @@ def tensor_on(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: 
         address: device memory of this process, aligned for the type.
         shape: its shape.
         dtype: its type.
-        device: the device's index.
+        device: the device's index, or `HOST`.
         keep: held until the last view of the tensor is gone.
     """
     torch = torch_or_raise()
     size_bytes = prod(shape) * dtype.itemsize
     if not size_bytes:
-        return torch.empty(shape, dtype=dtype, device=f"cuda:{device}")  # type: ignore[no-any-return]
-    flat = torch.as_tensor(_Bytes(address, size_bytes, keep), device=f"cuda:{device}")
+        return torch.empty(shape, dtype=dtype, device=device_of(device))  # type: ignore[no-any-return]
+    if device == HOST:
+        return torch.frombuffer(_held(address, size_bytes, keep), dtype=dtype).view(shape)  # type: ignore[no-any-return]
+    flat = torch.as_tensor(_Bytes(address, size_bytes, keep), device=device_of(device))
     return flat.view(dtype).view(shape)  # type: ignore[no-any-return]
+
+
+def _held(address: int, size_bytes: int, keep: Any) -> Any:
+    """The bytes at an address as a buffer that holds ``keep``, as long as any view of it is alive."""
+    buffer = (ctypes.c_uint8 * size_bytes).from_address(address)
+    if keep is not None:
+        weakref.finalize(buffer, _drop, keep).atexit = False
+    return buffer
+
+
+def _drop(keep: Any) -> None:
+    """Its last reference goes with this call."""
+
+
+def device_of(device: int) -> torch.device:
+    """The device as torch names it."""
+    torch = torch_or_raise()
+    return torch.device("cpu") if device == HOST else torch.device("cuda", device)  # type: ignore[no-any-return]
+
+
+def current_stream(device: int) -> int:
+    """The stream on which torch computes now; 0 for the host, where whoever calls is the stream."""
+    return 0 if device == HOST else torch_or_raise().cuda.current_stream(device).cuda_stream
 
 
 def load_kernels(dtypes: Iterable[torch.dtype], device: int) -> None:
@@ -106,12 +143,10 @@ class TensorSender:
 
     def try_send(self, tensor: torch.Tensor) -> bool:
         """Enqueues a tensor that torch's current stream computes; False if no slot may be filled yet."""
-        torch = torch_or_raise()
         if not self.ring.can_send(tensor.numel() * tensor.itemsize):
             return False
         packed = tensor.contiguous()
-        stream = torch.cuda.current_stream(tensor.device).cuda_stream
-        self._driver.record_event(self._ready, stream)
+        self._driver.record_event(self._ready, current_stream(self._driver.device))
         return self.ring.try_send(packed.data_ptr(), packed.numel() * packed.itemsize, ready=self._ready, keep=packed)
 
     def close(self) -> None:
@@ -133,10 +168,9 @@ class TensorReceiver:
 
     def accept(self, record: Enqueued, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor, ready for use on torch's current stream. Its slot is free when the last view of it dies."""
-        torch = torch_or_raise()
         device = self.ring.driver.device
         is_short = self.ring.is_short
-        lease = self.ring.accept(record, torch.cuda.current_stream(device).cuda_stream)
+        lease = self.ring.accept(record, current_stream(device))
         view = tensor_on(lease.address, shape, dtype, device, keep=_Leased(lease))
         if not view.numel():
             lease.release()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from crossfade.device.host_driver import HostDriver
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.tensors import torch_or_raise
 from crossfade.host.memory import PAGE_BYTES, Memory, align
 from crossfade.peers.home import Home, OpenedHome, Reduction
-from crossfade.peers.host_driver import HostDriver
 from crossfade.peers.meeting import meet
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["HostKernels", "open_host_home"]
+
+_HINT = "all ranks must call the collectives of a lane in the same order, with the same lengths"
 
 
 def _tensor_at(address: int, count: int, dtype: Any) -> torch.Tensor:
@@ -64,7 +66,7 @@ def open_host_home(group: ProcessGroup, num_words: int, buffer_bytes: int, timeo
     board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
     memory = Memory.create("peers", board_bytes + buffer_bytes)
     parties = meet(group, torch.device("cpu"), memory)
-    driver = HostDriver(timeout_s)
+    driver = HostDriver(timeout_s, hint=_HINT)
     boards = [HostBoard(driver, party.memory, num_words, f"rank {k}") for k, party in enumerate(parties)]
     ranges = [
         driver.map_host(party.memory, board_bytes, buffer_bytes, f"buffers of rank {k}")

@@ -1,8 +1,11 @@
-"""The driver protocol for CPU groups: memory that processes share, and calls that are done when they return.
+"""The driver protocol on a CPU: memory that processes share, and calls that are done when they return.
 
 A "stream" is whoever calls: each operation is done at once, in the calling thread. That is a legal order of what a GPU would do, as
-long as every host sets its signals before it waits, which exchanges do. A wait polls the word; the watchdog lets it go when the
-other rank dies, a time limit when nothing else helps.
+long as whatever a stream waits for is enqueued before the wait (PL-5): rings and staged copies tell of it by a record, and
+exchanges set their signals before they wait. So rings, staged copies and peers run between real processes where there is no GPU.
+What it cannot show is a host that runs ahead of its device; the fake machine does.
+
+A wait polls the word. The watchdog lets it go when the other process dies, a time limit when nothing else helps.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from crossfade.device.driver import HOST
+from crossfade.device.host_memory import HostMemory
 from crossfade.device.ledger import Ledger
-from crossfade.errors import ChannelTimeout, DeviceError
+from crossfade.errors import ChannelTimeout
 from crossfade.host.memory import Memory, address_of, align
 from crossfade.host.semaphore import full_fence
 
@@ -25,6 +30,7 @@ __all__ = ["HostDriver", "SharedRange"]
 
 _NUM_YIELDS = 50
 _PAUSE_S = 0.0001
+_HINT = "the other side has to enqueue what is waited for before the wait"
 _MASK, _HALF = 0xFFFF_FFFF, 0x8000_0000
 
 
@@ -57,54 +63,65 @@ class HostDriver:
 
     Args:
         timeout_s: the longest that a wait may take.
+        hint: what to do when one took longer.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self.device = -1
+    def __init__(self, timeout_s: float, hint: str = _HINT) -> None:
+        self.device = HOST
         self.ledger = Ledger()
         self._timeout_s = timeout_s
+        self._hint = hint
         self._labels: dict[int, str] = {}
         self._waiting: Counter[int] = Counter()
         self._numbers = count(1)
-        self._taken: dict[int, tuple[int, mmap.mmap | None]] = {}
+        self._memory: dict[int, HostMemory] = {}
         self._graphs: dict[int, list[Callable[[], None]]] = {}
         self._capture = threading.local()
         self._fence = full_fence()
 
     # set-up
 
-    def _take(self, kind: str, label: str, mapping: mmap.mmap | None = None, key: int | None = None) -> int:
-        key = next(self._numbers) if key is None else key
-        self._taken[key] = (self.ledger.take(kind, label), mapping)
-        return key
+    def _new(self, kind: str, label: str = "") -> int:
+        number = next(self._numbers)
+        self.ledger.take_at(kind, number, label)
+        return number
 
-    def _drop(self, key: int) -> None:
-        self.ledger.drop(self._taken.pop(key)[0])
+    def _hold(self, kind: str, memory: HostMemory, label: str) -> int:
+        self._memory[memory.address] = memory
+        self.ledger.take_at(kind, memory.address, label)
+        return memory.address
+
+    def _let_go(self, kind: str, address: int) -> None:
+        self.ledger.drop_at(kind, address)
+        self._memory.pop(address).close()
 
     def allocate(self, size_bytes: int, label: str) -> int:
-        """See `Driver`."""
-        mapping = mmap.mmap(-1, size_bytes)
-        return self._take("memory", label, mapping, address_of(mapping))
-
-    def free(self, address: int) -> None:
-        """See `Driver`."""
-        self._drop(address)
-
-    def export(self, address: int) -> bytes:
         """See `Driver`.
 
         Raises:
-            DeviceError: always; on a CPU, shared memory is shared from the start.
+            DeviceError: there is no such amount of memory.
         """
-        raise DeviceError("memory of a CPU is not exported", hint="map shared memory with map_host")
+        return self._hold("memory", HostMemory.create(size_bytes), f"{label}, {size_bytes} bytes")
+
+    def free(self, address: int) -> None:
+        """See `Driver`."""
+        self._let_go("memory", address)
+
+    def export(self, address: int) -> bytes:
+        """See `Driver`."""
+        return self._memory[address].handle
 
     def open_handle(self, handle: bytes, label: str) -> int:
-        """See `export`."""
-        raise DeviceError("memory of a CPU is not opened", hint="map shared memory with map_host")
+        """See `Driver`.
+
+        Raises:
+            DeviceError: the handle does not, or no longer, lead to the memory that it was made for.
+        """
+        return self._hold("opened", HostMemory.open(handle, label), label)
 
     def close_handle(self, address: int) -> None:
-        """See `export`."""
-        raise DeviceError("memory of a CPU is not opened", hint="map shared memory with map_host")
+        """See `Driver`."""
+        self._let_go("opened", address)
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> SharedRange:
         """See `Driver`."""
@@ -112,19 +129,19 @@ class HostDriver:
 
     def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
         """See `Driver`. Numbers of made streams are negative, those of threads are not."""
-        return -self._take("stream", label)
+        return -self._new("stream", label)
 
     def destroy_stream(self, stream: int) -> None:
         """See `Driver`."""
-        self._drop(-stream)
+        self.ledger.drop_at("stream", -stream)
 
     def create_event(self) -> int:
         """See `Driver`."""
-        return self._take("event", "")
+        return self._new("event")
 
     def destroy_event(self, event: int) -> None:
         """See `Driver`."""
-        self._drop(event)
+        self.ledger.drop_at("event", event)
 
     def name_range(self, address: int, size_bytes: int, label: str) -> None:
         """See `Driver`. Words have one name; a buffer begins where none lies."""
@@ -186,7 +203,7 @@ class HostDriver:
                 label = self._labels.get(address, f"the word at {address:#x}")
                 raise ChannelTimeout(
                     f"nobody has set '{label}' in {self._timeout_s:g} s",
-                    hint="all ranks must call the collectives of a lane in the same order, with the same lengths",
+                    hint=self._hint,
                 )
             time.sleep(_PAUSE_S)
 
@@ -241,7 +258,7 @@ class HostDriver:
 
     def end_capture(self, stream: int) -> int:
         """See `Driver`."""
-        graph = self._take("graph", "")
+        graph = self._new("graph")
         self._graphs[graph] = self._capture.actions
         self._capture.actions = None
         return graph
@@ -254,7 +271,7 @@ class HostDriver:
     def destroy_graph(self, graph: int) -> None:
         """See `Driver`."""
         del self._graphs[graph]
-        self._drop(graph)
+        self.ledger.drop_at("graph", graph)
 
 
 def _move(target: int, source: int, size_bytes: int) -> None:
