@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from crossfade.device.records import FreeEnqueued
@@ -12,7 +13,8 @@ from crossfade.device.staged import StagedReceiver, StagedSender
 
 
 class FlagBeforeData(RingSender):
-    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> None:
+        ((_, address, size_bytes),) = parts
         number = target.num_uses[slot] = target.num_uses[slot] + 1
         self._driver.wait_event(self._stream, ready or 0)
         target.free[slot].wait(self._stream, number - 1)
@@ -21,7 +23,8 @@ class FlagBeforeData(RingSender):
 
 
 class ReuseBeforeFree(RingSender):
-    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> None:
+        ((_, address, size_bytes),) = parts
         number = target.num_uses[slot] = target.num_uses[slot] + 1
         self._driver.wait_event(self._stream, ready or 0)
         self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
@@ -29,8 +32,8 @@ class ReuseBeforeFree(RingSender):
 
 
 class UncomputedSource(RingSender):
-    def _enqueue(self, target: Any, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
-        super()._enqueue(target, slot, address, size_bytes, None)
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> None:
+        super()._enqueue(target, slot, parts, None)
 
 
 class MissingFree(RingReceiver):

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from crossfade.device.fake import FakeDriver, Machine, sample
+from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
 from crossfade.device.records import (
     Announced,
@@ -308,6 +309,69 @@ def test_a_lease_may_end_in_another_thread_while_the_slots_are_collected() -> No
     ends.run()
     ends.receiver.collect()
     assert ends.receiver.is_empty
+
+
+def test_an_end_without_slots_gives_back_what_its_close_took() -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    ends.accept_all()[0].release()
+    ends.deliver()
+    ends.run()
+    ends.sender.close()
+    ends.accept_all()
+    assert ends.receiver.statistics().slot_bytes == 0, "there are slots left"
+    ends.receiver.close()
+    while not ends.receiver.is_empty:
+        ends.receiver.collect()
+    assert ends.driver.ledger.held("event") == []
+
+
+def test_slots_are_not_given_back_while_the_end_is_being_noted() -> None:
+    """A watchdog's thread breaks the ring off; the other thread collects before the last uses are noted."""
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    (lease,) = ends.accept_all()
+    ends.run()
+    ends.driver.kernel(ends.use, "the last use")
+    lease.release()
+    ends.sender.close()
+    ends.accept_all()
+    assert not ends.receiver.is_empty
+    mark = ends.receiver._mark
+
+    def look_first(stream: int) -> None:
+        ends.receiver.collect()
+        assert not ends.receiver.is_empty
+        mark(stream)
+
+    ends.receiver._mark = look_first  # type: ignore[method-assign]
+    ends.receiver.break_off("the sender died")
+    ends.receiver.collect()
+    assert not ends.receiver.is_empty, "the last use has not run"
+    ends.run()
+    ends.receiver.collect()
+    assert ends.receiver.is_empty
+
+
+def test_a_value_in_several_places_goes_into_one_slot() -> None:
+    ends = Ends(num_slots=2)
+    other = ends.pool.take(1, "other", "test").address
+    for address, content in ((ends.source, b"a" * 300), (other, b"b" * 100)):
+        ends.driver.kernel(ends.copies, "make", writes=((address, content),))
+    assert ends.sender.next_place == (0, 0)
+    assert ends.sender.try_send_parts([(0, ends.source, 100), (256, other, 100), (356, ends.source + 100, 50)])
+    assert ends.sender.next_place == (0, 1)
+    assert ends.sender.try_send_parts([])
+    assert ends.sender.next_place is None
+    assert not ends.sender.try_send_parts([(0, other, 8)])
+    seen: list[bytes] = []
+    lease, empty = ends.accept_all()
+    assert (lease.size_bytes, empty.size_bytes) == (406, 0)
+    ranges = (Range(lease.address, 100), Range(lease.address + 256, 150))
+    ends.driver.kernel(ends.use, "use", reads=ranges, seen=seen)
+    ends.run()
+    assert seen == [b"a" * 100, b"b" * 100 + b"a" * 50]
+    assert ends.sender.statistics().num_bytes == 406
 
 
 @pytest.mark.timeout(20)

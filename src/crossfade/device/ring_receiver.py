@@ -114,6 +114,7 @@ class RingReceiver:
         self._ended: ChannelError | None = None
         self._num_values = self._num_bytes = 0
         self._last: dict[int, int] = {}  # once ended: for each stream, the event of the last thing it was given
+        self._is_marked = False  # once ended: those events stand for all that came before the end
         self._streams: set[int] = set()
         self._offer(slot_bytes)
 
@@ -242,7 +243,7 @@ class RingReceiver:
                 self.driver.destroy_event(self._last.popitem()[1])
 
     def _has_ended(self) -> bool:
-        return self._ended is not None and all(map(self.driver.has_happened, list(self._last.values())))
+        return self._is_marked and all(map(self.driver.has_happened, list(self._last.values())))
 
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for: the ``full`` of every slot. Any thread may ask."""
@@ -269,11 +270,12 @@ class RingReceiver:
             self._ended = error
             for stream in list(self._streams):
                 self._mark(stream)
+            self._is_marked = True
 
     @property
     def is_empty(self) -> bool:
-        """Whether all slots have been given back."""
-        return not self._generations
+        """Whether all slots have been given back, and everything else that this end took."""
+        return not self._generations and not self._last
 
     def statistics(self) -> RingStatistics:
         """Counters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfade.device.copies import cut, enqueue
@@ -115,11 +115,27 @@ class RingSender:
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
         """
+        return self.try_send_parts([(0, address, size_bytes)], ready=ready, keep=keep)
+
+    def try_send_parts(
+        self, parts: Sequence[tuple[int, int, int]], *, ready: int | None = None, keep: Any = None
+    ) -> bool:
+        """`try_send` for a value that lies in several places and goes into one slot.
+
+        Args:
+            parts: (offset in the slot, address, length) of each; in order, and none over another.
+            ready: see `try_send`.
+            keep: see `try_send`.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
+        size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
         target = self._target
         if not self.can_send(size_bytes) or target is None:
             return False
         slot = target.credits.popleft()
-        self._enqueue(target, slot, address, size_bytes, ready)
+        self._enqueue(target, slot, parts, ready)
         if keep is not None:
             self.collect()
             self._kept.append((self._mark(), keep))
@@ -128,7 +144,13 @@ class RingSender:
         self._tell(Enqueued(target.offer.generation, slot, size_bytes))
         return True
 
-    def _enqueue(self, target: _Target, slot: int, address: int, size_bytes: int, ready: int | None) -> None:
+    @property
+    def next_place(self) -> tuple[int, int] | None:
+        """(generation, slot) that the next value takes; None while no slot may be filled."""
+        target = self._target
+        return (target.offer.generation, target.credits[0]) if target is not None and target.credits else None
+
+    def _enqueue(self, target: _Target, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> None:
         stream = self._stream
         self._tail.grow()
         if ready is not None:
@@ -137,7 +159,8 @@ class RingSender:
         if not target.free[slot].has(number - 1):  # often it is free already, which saves the stream an operation
             target.free[slot].wait(stream, number - 1)
         there = target.memory.address + slot * target.offer.slot_bytes
-        enqueue(self._driver, cut(there, address, size_bytes, self._chunk_bytes), stream)
+        for offset, address, size_bytes in parts:
+            enqueue(self._driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
         target.full[slot].set(stream, number)
 
     def _mark(self) -> int:
