@@ -178,3 +178,18 @@ def test_tensors_lie_on_their_slots_until_the_last_view_dies(num_slots: int, num
     assert received["num_held"] >= min(num_kept, num_slots - 1)
     assert (received["num_copied_out"] > 0) == (num_kept >= num_slots - 1)
     assert sent["held"] == received["held"] == []
+
+
+@pytest.mark.parametrize(("num_slots", "num_kept"), [(1, 2), (3, 1), (3, 4)])
+def test_values_with_tensors_in_them_take_one_slot_each(num_slots: int, num_kept: int) -> None:
+    pytest.importorskip("torch")
+    from tests.helpers import host_tensor_cases
+
+    sent, received = run_workers(
+        [host_tensor_cases.sends_values, host_tensor_cases.receives_values],
+        [(1, 40, num_slots), (0, 40, num_slots, num_kept)],
+    )
+    assert received["num_wrong"] == received["num_leased"] == 0
+    assert 0 < received["num_held"] + (num_slots == 1) <= num_slots
+    assert (received["num_copied_out"] > 0) == (num_kept >= num_slots - 1)
+    assert sent["held"] == received["held"] == []

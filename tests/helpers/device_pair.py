@@ -104,6 +104,9 @@ class Peer:
             raise TimeoutError(f"nothing of {self.name} in {timeout_s} s")
         return self._objects.recv()
 
+    def has_object(self, timeout_s: float = 0.0) -> bool:
+        return self._objects.poll(timeout_s)
+
     def meet(self) -> None:
         """Both go on when both are here."""
         self.put("here")

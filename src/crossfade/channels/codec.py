@@ -81,7 +81,8 @@ def _dump_with_tensors(value: object) -> Pickled:
     file = BytesIO()
     pickler = TensorPickler(file)
     pickler.dump(value)
-    return Pickled(file.getvalue(), [buffer.raw() for buffer in pickler.buffers], frozenset(pickler.private))
+    kept = pickler.reducer
+    return Pickled(file.getvalue(), [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
 
 
 def _dump_by_cloudpickle(value: object) -> Pickled:

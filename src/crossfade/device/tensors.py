@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "Leased",
     "TensorReceiver",
     "TensorSender",
     "current_stream",
@@ -63,8 +64,8 @@ class _Bytes:
         }
 
 
-class _Leased:
-    """Ends a lease when it dies itself."""
+class Leased:
+    """Ends a lease when it dies itself: what the tensors of a value hold."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
@@ -171,7 +172,7 @@ class TensorReceiver:
         device = self.ring.driver.device
         is_short = self.ring.is_short
         lease = self.ring.accept(record, current_stream(device))
-        view = tensor_on(lease.address, shape, dtype, device, keep=_Leased(lease))
+        view = tensor_on(lease.address, shape, dtype, device, keep=Leased(lease))
         if not view.numel():
             lease.release()
         if not is_short:

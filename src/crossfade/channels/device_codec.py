@@ -1,0 +1,203 @@
+"""Values whose tensors lie on a device: a message without those tensors, and where each of them goes beside it.
+
+Which *lane* a tensor takes (to one reader, into one device) is the caller's choice; what takes none stays in the message, as arrays
+do. Within a lane tensors lie behind each other, each on a boundary of `ALIGN_BYTES`; that is the layout of a slot.
+
+The message is one of ``channels.layout``. Its buffer 0 is a table with an entry for each tensor that was taken out:
+
+    u32 lane | u32 place among the pickle's out-of-band buffers | u64 offset in the lane | u64 length
+
+The pickle asks for such a buffer like for any other, and is given what makes a tensor of a dtype and a shape. So nested containers,
+objects, and one tensor in two places work by pickle's own rules. Two views of one memory become two tensors, as on the CPU.
+
+Imported only where torch already is.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections import ChainMap
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from crossfade.channels.layout import Encoded, Pickled, encode
+from crossfade.channels.layout import split as take_apart
+from crossfade.channels.tensors import TensorPickler, TensorReducer
+from crossfade.host.memory import align
+
+__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "Placed", "Split", "join", "split"]
+
+ALIGN_BYTES = 256
+
+LaneOf: TypeAlias = Callable[[torch.Tensor], int | None]
+"""The lane that a tensor takes; None if it stays in the message."""
+
+Make: TypeAlias = Callable[[int, int, torch.dtype, tuple[int, ...]], torch.Tensor]
+"""A tensor at (lane, offset in bytes) of a dtype and a shape."""
+
+_ENTRY = struct.Struct("<IIQQ")
+
+
+class Placed(NamedTuple):
+    """A tensor that goes beside the message.
+
+    Attributes:
+        lane: by which lane.
+        offset: where it lies in the lane's slot, in bytes.
+        tensor: dense and contiguous; it may be computed only by work that is enqueued now.
+    """
+
+    lane: int
+    offset: int
+    tensor: torch.Tensor
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length."""
+        return self.tensor.numel() * self.tensor.itemsize
+
+
+class Split(NamedTuple):
+    """A value taken apart.
+
+    Attributes:
+        message: everything but the tensors beside it.
+        tensors: those, in the order in which the pickle met them.
+        lane_bytes: of each lane that is used, the length of the slot that it takes.
+    """
+
+    message: Encoded
+    tensors: tuple[Placed, ...]
+    lane_bytes: dict[int, int]
+
+
+class _Reducer(TensorReducer):
+    """What the pickler does with tensors.
+
+    Attributes:
+        placed: those that go beside the message, by their place among the buffers.
+    """
+
+    def __init__(self, lane_of: LaneOf) -> None:
+        super().__init__()
+        self.placed: dict[int, Placed] = {}
+        self.lane_bytes: dict[int, int] = {}
+        self._lane_of = lane_of
+
+    def reduce(self, tensor: torch.Tensor) -> Any:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        lane = self._lane_of(tensor)
+        if lane is None:
+            return super().reduce(tensor)
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        placed = Placed(lane, align(self.lane_bytes.get(lane, 0), ALIGN_BYTES), dense)
+        self.lane_bytes[lane] = placed.offset + placed.size_bytes
+        self.placed[len(self.buffers)] = placed
+        nothing = pickle.PickleBuffer(bytearray())
+        return _rebuild, (nothing, dense.dtype, tuple(dense.shape), tensor.requires_grad)
+
+
+def _rebuild(
+    make: Callable[[torch.dtype, tuple[int, ...]], torch.Tensor],
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    tensor = make(dtype, shape)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def split(value: object, lane_of: LaneOf) -> Split:
+    """Takes a value apart. Tensors that are not contiguous are copied, on torch's current stream.
+
+    Raises:
+        Exception: what pickling raised.
+    """
+    try:
+        data, reducer = _dump(value, lane_of)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data, reducer = _dump_by_cloudpickle(value, lane_of)
+    else:
+        if b"__main__" in data:  # a class or function that only this process's main module has
+            data, reducer = _dump_by_cloudpickle(value, lane_of)
+    table = b"".join(
+        _ENTRY.pack(placed.lane, place, placed.offset, placed.size_bytes) for place, placed in reducer.placed.items()
+    )
+    here = [place for place in range(len(reducer.buffers)) if place not in reducer.placed]
+    buffers = [memoryview(table), *(reducer.buffers[place].raw() for place in here)]
+    private = frozenset(1 + number for number, place in enumerate(here) if place in reducer.private)
+    message = encode(Pickled(data, buffers, private))
+    return Split(message, tuple(reducer.placed.values()), reducer.lane_bytes)
+
+
+def _dump(value: object, lane_of: LaneOf) -> tuple[bytes, _Reducer]:
+    file, reducer = BytesIO(), _Reducer(lane_of)
+    TensorPickler(file, reducer).dump(value)
+    return file.getvalue(), reducer
+
+
+def _dump_by_cloudpickle(value: object, lane_of: LaneOf) -> tuple[bytes, _Reducer]:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """With an entry for tensors. (The interpreter's pickler looks for its table once, when it is made.)"""
+
+        def __init__(self, file: BytesIO, reducer: _Reducer) -> None:
+            self.dispatch_table = ChainMap({torch.Tensor: reducer.reduce}, cloudpickle.Pickler.dispatch_table)
+            super().__init__(file, 5, reducer.buffers.append)
+
+    file, reducer = BytesIO(), _Reducer(lane_of)
+    Pickler(file, reducer).dump(value)
+    return file.getvalue(), reducer
+
+
+def join(
+    message: memoryview,
+    make: Make,
+    *,
+    private: Callable[[memoryview], object] = bytearray,
+    shared: Callable[[memoryview], object],
+) -> Any:
+    """Puts a value together.
+
+    Args:
+        message: the whole message, writable.
+        make: gives the tensors beside it; must be right about how long each lane's slot is.
+        private: what to make of a buffer in the message that only this reader may see.
+        shared: what to make of every other one. (`crossfade.channels.codec.decode` has the same two.)
+
+    Raises:
+        Exception: what unpickling raised, or ValueError when the message is not one.
+    """
+    is_array, data, places = take_apart(message)
+    if is_array or not places:
+        raise ValueError("a message has no table of tensors")
+    table = places.pop(0)[0]
+    if table.nbytes % _ENTRY.size:
+        raise ValueError(f"a table of tensors of {table.nbytes} bytes")
+    beside = {place: _maker(make, *where) for place, *where in _entries(table)}
+    here = iter([private(place) if is_private else shared(place) for place, is_private in places])
+    buffers = (beside[n] if n in beside else next(here) for n in range(len(places) + len(beside)))
+    return pickle.loads(data, buffers=buffers)
+
+
+def _entries(table: memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """(place, lane, offset, length) of each tensor."""
+    for lane, place, offset, size_bytes in _ENTRY.iter_unpack(table):
+        yield place, lane, offset, size_bytes
+
+
+def _maker(
+    make: Make, lane: int, offset: int, size_bytes: int
+) -> Callable[[torch.dtype, tuple[int, ...]], torch.Tensor]:
+    def made(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        if torch.Size(shape).numel() * dtype.itemsize != size_bytes:
+            raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {size_bytes} bytes")
+        return make(lane, offset, dtype, shape)
+
+    return made
