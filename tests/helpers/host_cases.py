@@ -77,9 +77,7 @@ def open_sender(peer: Peer, num_slots: int) -> tuple[End, RingSender]:
     memory = peer.share(num_signals(num_slots) * WORD_BYTES)
     end = End(driver, HostBoard(driver, memory, num_signals(num_slots), "ring"), Pool(driver))
     memory.close()
-    ring = RingSender(driver, end.board, STREAM, peer.tell, f"ring to {peer.name}")
-    ring.on_record(peer.take())
-    return end, ring
+    return end, RingSender(driver, end.board, STREAM, peer.tell, f"ring to {peer.name}")
 
 
 def open_receiver(peer: Peer, num_slots: int, slot_bytes: int = 512) -> tuple[End, RingReceiver]:

@@ -136,7 +136,7 @@ def sends_values(peers: dict[int, Peer], other: int, num: int, num_slots: int) -
 def receives_values(peers: dict[int, Peer], other: int, num: int, num_slots: int, num_kept: int) -> dict[str, Any]:
     """Keeps the last values, each on its slot until its last tensor dies, or copied out where leases run short."""
     peer = peers[other]
-    end, ring = open_receiver(peer, num_slots)
+    end, ring = open_receiver(peer, num_slots, slot_bytes=0)
     kept: list[Any] = []
     num_wrong = num_held = num_copied_out = 0
     for index in range(num):

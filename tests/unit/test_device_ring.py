@@ -8,7 +8,7 @@ import pytest
 
 from crossfade.device.fake import FakeDriver, Machine, sample
 from crossfade.device.fake.machine import Range
-from crossfade.device.memory import Pool
+from crossfade.device.memory import Block, Pool
 from crossfade.device.records import (
     Announced,
     ChunksEnqueued,
@@ -18,6 +18,7 @@ from crossfade.device.records import (
     FreeEnqueued,
     Offer,
     Record,
+    Refused,
     Retired,
     Wanted,
     pack,
@@ -26,8 +27,8 @@ from crossfade.device.records import (
 from crossfade.device.ring import NUM_GROUPS, num_signals
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.device.signals import HostBoard
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.device.signals import BoardPart, HostBoard
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import Memory
 from tests.helpers.device_worlds import RingWorld
 
@@ -65,6 +66,7 @@ RECORDS: list[Record] = [
     Offer(4, 2, 3, 1 << 33, bytes(range(64))),
     Retired(9, 1 << 35),
     Finished(),
+    Refused(1 << 40, "kein Speicher für 3 GB"),
     Announced(0),
     ChunksEnqueued(5),
     ChunksFreeEnqueued(6),
@@ -372,6 +374,73 @@ def test_a_value_in_several_places_goes_into_one_slot() -> None:
     ends.run()
     assert seen == [b"a" * 100, b"b" * 100 + b"a" * 50]
     assert ends.sender.statistics().num_bytes == 406
+
+
+def test_a_ring_may_begin_without_slots() -> None:
+    ends = Ends(slot_bytes=0)
+    assert ends.receiver.is_empty
+    assert ends.sender.next_place is None
+    assert not ends.sender.try_send(ends.source, 0)
+    assert not ends.sender.try_send(ends.source, 0)
+    assert ends.to_receiver == [Wanted(1)], "it asks once"
+    ends.accept_all()
+    ends.deliver()
+    assert ends.sender.try_send(ends.source, 8)
+    ends.accept_all()[0].release()
+    ends.run()
+    ends.sender.close()
+    ends.accept_all()
+    finish_receiver(ends)
+
+
+def test_what_is_wanted_while_it_is_being_offered_is_offered_once() -> None:
+    ends = Ends(is_delivering=False)
+    assert not ends.sender.try_send(ends.source, 100)
+    ends.accept_all()
+    ends.deliver()
+    assert ends.receiver.statistics().num_generations == 1
+    assert ends.sender.try_send(ends.source, 100)
+
+
+def test_where_there_is_no_memory_the_value_is_refused_and_the_ring_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends()
+    take = ends.pool.take
+
+    def refuse(size_bytes: int, label: str, user: str) -> Block:
+        if size_bytes > 1_000_000:
+            raise DeviceError("out of memory")
+        return take(size_bytes, label, user)
+
+    monkeypatch.setattr(ends.pool, "take", refuse)
+    for _ in range(2):
+        assert not ends.sender.try_send(ends.source, 2_000_000)
+        ends.accept_all()
+        ends.deliver()
+        with pytest.raises(DeviceError, match=r"no memory for slots of 2000000 bytes: out of memory\nhint: "):
+            ends.sender.try_send(ends.source, 2_000_000)
+        assert ends.sender.try_send(ends.source, 8)
+        ends.accept_all()[0].release()
+        ends.deliver()
+    assert not ends.sender.try_send(ends.source, 2_000_000)
+    ends.accept_all()
+    ends.deliver()
+    assert not ends.sender.try_send(ends.source, 5_000), "what is shorter than what was refused is asked for"
+    ends.accept_all()
+    ends.deliver()
+    assert ends.sender.try_send(ends.source, 5_000)
+
+
+def test_a_board_may_be_shared_by_rings() -> None:
+    driver = FakeDriver(Machine(), "process")
+    board = HostBoard(driver, Memory.create("signals", 4096), 10, "row")
+    first, second = BoardPart(board, 0, 4), BoardPart(board, 4, 6)
+    second.signal(1, "x").release()
+    first.poke(3, 7)
+    assert [board.peek(index) for index in range(10)] == [0, 0, 0, 7, 0, 1, 0, 0, 0, 0]
+    assert (first.peek(3), second.peek(1)) == (7, 1)
+    assert second.counter(5, "y").has(0)
+    with pytest.raises(ValueError, match="signals 4 to 11 of a row of 10"):
+        BoardPart(board, 4, 7)
 
 
 @pytest.mark.timeout(20)

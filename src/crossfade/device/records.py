@@ -22,6 +22,7 @@ __all__ = [
     "FreeEnqueued",
     "Offer",
     "Record",
+    "Refused",
     "Retired",
     "Wanted",
     "pack",
@@ -77,6 +78,19 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """Receiver to sender: there is no memory for slots of that length.
+
+    Attributes:
+        size_bytes: the value that was asked for.
+        reason: why, for people; what does not fit into a record is cut off.
+    """
+
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Retired:
     """Sender to receiver: the slots of a generation are closed here, all copies into them are done.
 
@@ -116,7 +130,16 @@ class ChunksFreeEnqueued:
 
 
 Record: TypeAlias = (
-    Enqueued | FreeEnqueued | Wanted | Offer | Retired | Finished | Announced | ChunksEnqueued | ChunksFreeEnqueued
+    Enqueued
+    | FreeEnqueued
+    | Wanted
+    | Offer
+    | Refused
+    | Retired
+    | Finished
+    | Announced
+    | ChunksEnqueued
+    | ChunksFreeEnqueued
 )
 
 _ENQUEUED = struct.Struct("<BIIQ")
@@ -125,6 +148,8 @@ _WANTED = struct.Struct("<BQ")
 _OFFER = struct.Struct("<BIIIQH")
 _RETIRED = struct.Struct("<BIQ")
 _CHUNKS = struct.Struct("<BI")
+_REFUSED = struct.Struct("<BQB")
+_REASON_BYTES = 90
 
 
 def pack(record: Record) -> bytes:
@@ -148,6 +173,9 @@ def pack(record: Record) -> bytes:
             return _CHUNKS.pack(7, num_chunks)
         case Finished():
             return b"\x08"
+        case Refused(size_bytes, reason):
+            text = reason.encode()[:_REASON_BYTES]
+            return _REFUSED.pack(9, size_bytes, len(text)) + text
 
 
 def unpack(data: bytes) -> Record:
@@ -179,6 +207,11 @@ def unpack(data: bytes) -> Record:
                 return ChunksFreeEnqueued(*_CHUNKS.unpack(data)[1:])
             case 8 if len(data) == 1:
                 return Finished()
+            case 9:
+                _, size_bytes, length = _REFUSED.unpack_from(data)
+                text = data[_REFUSED.size :]
+                if len(text) == length:
+                    return Refused(size_bytes, text.decode(errors="ignore"))
     except (IndexError, struct.error):
         pass
     raise ChannelError(f"{len(data)} bytes are not a record of a device ring")

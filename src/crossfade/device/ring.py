@@ -13,7 +13,8 @@ A value that arrived is a *lease* on its slot. When the lease ends, ``free`` is 
 credit goes back. Slots are taken in the order in which they became free, so a kept value holds up nobody but itself.
 
 A value that is too long for a slot makes the receiver offer larger ones (a new *generation*); the old ones are given back when the
-sender has closed them, no lease is on them and every ``free`` has happened.
+sender has closed them, no lease is on them and every ``free`` has happened. A receiver may begin without slots; and where it has no
+memory for them, the sender's next try raises, and the ring goes on with shorter values.
 
 When all slots but one are leased, or kept values hold all generations but two, `RingReceiver.is_short` says that the next value
 should be copied out at once. Who does so can keep as many values as it likes, of any lengths, and the ring never stops.

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from crossfade.device.driver import Driver
 from crossfade.device.memory import Block, Pool
-from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Retired, Wanted
+from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Refused, Retired, Wanted
 from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals, ring_signals
 from crossfade.device.signals import Counter, SignalBoard
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import align
 
 __all__ = ["Lease", "RingReceiver"]
@@ -83,7 +83,7 @@ class RingReceiver:
         tell: takes records to the sender, in order; called by whoever ends a lease, too.
         label: for reports.
         num_slots: how many values can be on their way or leased.
-        slot_bytes: length of the first slots.
+        slot_bytes: length of the first slots; 0 to make none until the first value comes.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class RingReceiver:
         self._last: dict[int, int] = {}  # once ended: for each stream, the event of the last thing it was given
         self._is_marked = False  # once ended: those events stand for all that came before the end
         self._streams: set[int] = set()
-        self._offer(slot_bytes)
+        if slot_bytes:
+            self._offer(slot_bytes)
 
     def _offer(self, slot_bytes: int) -> bool:
         """Offers slots; False while the signals of all groups are in use."""
@@ -145,7 +146,9 @@ class RingReceiver:
         """A record of the sender's arrived that is no value: `Wanted`, `Retired` or `Finished`."""
         match record:
             case Wanted(size_bytes):
-                self._wanted_bytes = size_bytes + size_bytes // 8  # values that grow a little shall not move every time
+                newest = self._generations.get(self._num_generations - 1)
+                if newest is None or size_bytes > newest.offer.slot_bytes:  # else that offer is on its way
+                    self._wanted_bytes = size_bytes
             case Retired(generation, num_values):
                 self._generations[generation].num_sent = num_values
             case Finished():
@@ -236,11 +239,19 @@ class RingReceiver:
             if slots.is_unused(self._has_ended):
                 del self._generations[generation]
                 slots.block.drop(self._user(generation))
-        if self._wanted_bytes and self._ended is None and not self._is_finished and self._offer(self._wanted_bytes):
-            self._wanted_bytes = 0
+        if self._wanted_bytes and self._ended is None and not self._is_finished:
+            self._offer_wanted(self._wanted_bytes)
         if self._ended is not None and not self._generations:
             while self._last:
                 self.driver.destroy_event(self._last.popitem()[1])
+
+    def _offer_wanted(self, size_bytes: int) -> None:
+        try:
+            if self._offer(size_bytes + size_bytes // 8):  # values that grow a little shall not move every time
+                self._wanted_bytes = 0
+        except DeviceError as error:
+            self._wanted_bytes = 0
+            self._tell(Refused(size_bytes, str(error)))
 
     def _has_ended(self) -> bool:
         return self._is_marked and all(map(self.driver.has_happened, list(self._last.values())))

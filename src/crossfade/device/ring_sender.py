@@ -9,11 +9,11 @@ from typing import Any
 from crossfade.device.copies import cut, enqueue
 from crossfade.device.driver import Driver
 from crossfade.device.memory import OpenedMemory
-from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Retired, Wanted
+from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Refused, Retired, Wanted
 from crossfade.device.ring import RingStatistics, ring_signals
 from crossfade.device.signals import Counter, SignalBoard
 from crossfade.device.tail import Tail
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 
 __all__ = ["RingSender"]
 
@@ -59,6 +59,7 @@ class RingSender:
         self._target: _Target | None = None
         self._closing: deque[tuple[_Target, int]] = deque()  # earlier generations, each with the event of its last copy
         self._wanted_bytes = 0
+        self._refused: Refused | None = None
         self._kept: deque[tuple[int, Any]] = deque()  # events of copies, and what each reads from
         self._events: list[int] = []  # spare ones
         self._tail = Tail(driver, [stream])
@@ -73,6 +74,8 @@ class RingSender:
                     self._target.credits.append(slot)
             case Offer():
                 self._accept(record)
+            case Refused():
+                self._refused = record
             case _:
                 raise ChannelError(f"{self.label}: a sender cannot take {record}: this is a bug in crossfade")
 
@@ -83,25 +86,36 @@ class RingSender:
             self._closing.append((self._target, self._mark()))
         self._target = _Target(self._driver, self._board, offer, self.label)
         self._wanted_bytes = 0
+        self._refused = None
 
     def can_send(self, size_bytes: int) -> bool:
         """Whether `try_send` would enqueue a value of this length; asks for larger slots where it needs them.
 
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
+            DeviceError: the receiver has no memory for it. The ring goes on; who tries again asks again.
         """
         if self._ended is not None:
             raise self._ended
         if self._closing:
             self.collect()
-        if self._target is None:
+        target = self._target
+        if target is None or size_bytes > target.offer.slot_bytes:
+            self._want(max(size_bytes, 1))
             return False
-        if size_bytes > self._target.offer.slot_bytes:
-            if size_bytes > self._wanted_bytes:
-                self._wanted_bytes = size_bytes
-                self._tell(Wanted(size_bytes))
-            return False
-        return bool(self._target.credits)
+        return bool(target.credits)
+
+    def _want(self, size_bytes: int) -> None:
+        refused, self._refused = self._refused, None
+        if refused is not None and size_bytes >= refused.size_bytes:
+            self._wanted_bytes = 0
+            raise DeviceError(
+                f"{self.label}: the receiver has no memory for slots of {refused.size_bytes} bytes: {refused.reason}",
+                hint="keep fewer tensors on the receiver's device, or let fewer executions be under way",
+            )
+        if size_bytes > self._wanted_bytes or refused is not None:
+            self._wanted_bytes = size_bytes
+            self._tell(Wanted(size_bytes))
 
     def try_send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> bool:
         """Enqueues a value; False if no slot may be filled yet.
@@ -113,7 +127,7 @@ class RingSender:
             keep: held until the copy is done, so that the memory is not given to somebody else.
 
         Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
+            ChannelClosed, ChannelBroken, DeviceError: see `can_send`.
         """
         return self.try_send_parts([(0, address, size_bytes)], ready=ready, keep=keep)
 
@@ -128,7 +142,7 @@ class RingSender:
             keep: see `try_send`.
 
         Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
+            ChannelClosed, ChannelBroken, DeviceError: see `can_send`.
         """
         size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
         target = self._target

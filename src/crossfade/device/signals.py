@@ -24,7 +24,18 @@ from typing import Protocol
 from crossfade.device.driver import Driver, HostRange
 from crossfade.host.memory import Memory
 
-__all__ = ["CLEAR", "SET", "WORD_BYTES", "Counter", "DeviceBoard", "HostBoard", "Releasable", "Signal", "SignalBoard"]
+__all__ = [
+    "CLEAR",
+    "SET",
+    "WORD_BYTES",
+    "BoardPart",
+    "Counter",
+    "DeviceBoard",
+    "HostBoard",
+    "Releasable",
+    "Signal",
+    "SignalBoard",
+]
 
 CLEAR, SET = 0, 1
 _MASK, _HALF = 0xFFFF_FFFF, 0x8000_0000
@@ -211,6 +222,43 @@ class HostBoard:
     def close(self) -> None:
         """See `SignalBoard`."""
         self._range.close()
+
+
+class BoardPart:
+    """Some signals of a longer row, as a board of their own: many rings, one piece of pinned memory.
+
+    Args:
+        board: the row, which stays its owner's.
+        first: where the part begins.
+        num_signals: its length.
+    """
+
+    def __init__(self, board: SignalBoard, first: int, num_signals: int) -> None:
+        if not 0 <= first <= first + num_signals <= board.num_signals:
+            raise ValueError(f"signals {first} to {first + num_signals} of a row of {board.num_signals}")
+        self.num_signals = num_signals
+        self.is_quick = board.is_quick
+        self._board = board
+        self._first = first
+
+    def signal(self, index: int, label: str) -> Signal:
+        """See `SignalBoard`."""
+        return self._board.signal(self._first + index, label)
+
+    def counter(self, index: int, label: str) -> Counter:
+        """See `SignalBoard`."""
+        return self._board.counter(self._first + index, label)
+
+    def peek(self, index: int) -> int:
+        """See `SignalBoard`."""
+        return self._board.peek(self._first + index)
+
+    def poke(self, index: int, value: int) -> None:
+        """See `SignalBoard`."""
+        self._board.poke(self._first + index, value)
+
+    def close(self) -> None:
+        """Nothing: the row's owner closes it."""
 
 
 class DeviceBoard:
