@@ -193,3 +193,20 @@ def test_values_with_tensors_in_them_take_one_slot_each(num_slots: int, num_kept
     assert 0 < received["num_held"] + (num_slots == 1) <= num_slots
     assert (received["num_copied_out"] > 0) == (num_kept >= num_slots - 1)
     assert sent["held"] == received["held"] == []
+
+
+def test_what_is_captured_is_done_at_each_launch(driver: HostDriver) -> None:
+    one, other = driver.allocate(8, "one"), driver.allocate(8, "other")
+    driver.begin_capture(0)
+    assert driver.is_capturing(0)
+    driver.copy(other, one, 8, 0)
+    graph = driver.end_capture(0)
+    assert not driver.is_capturing(0)
+    for number in range(3):
+        driver.poke(one, number)
+        driver.launch(graph, 0)
+        assert driver.peek(other) == number
+    driver.destroy_graph(graph)
+    driver.free(one)
+    driver.free(other)
+    assert driver.ledger.held() == []

@@ -291,6 +291,9 @@ class ClockedDriver:
     def poke(self, address: int, value: int) -> None:
         self.machine.store(address, value, self.machine.now_us)
 
+    def is_capturing(self, stream: int) -> bool:
+        return self._capture is not None
+
     def begin_capture(self, stream: int) -> None:
         self._capture = []
 

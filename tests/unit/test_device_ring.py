@@ -443,6 +443,36 @@ def test_a_board_may_be_shared_by_rings() -> None:
         BoardPart(board, 4, 7)
 
 
+def test_a_lease_that_ends_within_a_capture_ends_behind_it() -> None:
+    """In the graph, ``free`` would be set at each replay, and not before the first."""
+    ends = Ends(num_slots=2)
+    assert ends.sender.try_send(ends.source, 8)
+    assert ends.sender.try_send(ends.source, 8)
+    first, second = ends.accept_all()
+    ends.driver.begin_capture(ends.use)
+    assert ends.driver.is_capturing(ends.use)
+    assert not ends.driver.is_capturing(ends.copies)
+    first.release()
+    first.release()
+    ends.receiver.collect()
+    assert ends.to_sender == []
+    assert ends.receiver.statistics().num_leased == 2
+    graph = ends.driver.end_capture(ends.use)
+    second.release()
+    ends.receiver.collect()
+    ends.receiver.collect()
+    assert ends.to_sender == [FreeEnqueued(0, 1), FreeEnqueued(0, 0)]
+    ends.deliver()
+    ends.run()
+    for _ in range(3):
+        ends.driver.launch(graph, ends.use)
+        assert ends.sender.try_send(ends.source, 8)
+        ends.accept_all()[0].release()
+        ends.deliver()
+        ends.run()
+    ends.driver.destroy_graph(graph)
+
+
 @pytest.mark.timeout(20)
 def test_a_lease_that_two_threads_end_ends_once() -> None:
     ends = Ends(num_slots=1)

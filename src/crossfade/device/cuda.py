@@ -319,6 +319,15 @@ class CudaDriver:
 
     # capture
 
+    def is_capturing(self, stream: int) -> bool:
+        """See `Driver`. The default stream cannot be captured."""
+        if not stream:
+            return False
+        result = self._cu.cuStreamIsCapturing(stream)
+        if result[0]:
+            result = self._again(result, self._cu.cuStreamIsCapturing, stream)
+        return bool(result[1] != self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
     def begin_capture(self, stream: int) -> None:
         """See `Driver`."""
         mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

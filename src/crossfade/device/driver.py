@@ -135,6 +135,9 @@ class Driver(Protocol):
 
     # capture
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what is enqueued on the stream now is collected, and not run."""
+
     def begin_capture(self, stream: int) -> None:
         """What is enqueued on the stream from now on, and on streams that wait for its events, is collected and not run."""
 

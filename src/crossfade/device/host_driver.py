@@ -248,8 +248,8 @@ class HostDriver:
 
     # capture
 
-    def is_capturing(self) -> bool:
-        """Whether this thread's calls are collected."""
+    def is_capturing(self, stream: int) -> bool:
+        """See `Driver`. So it is on all streams of this thread, or on none."""
         return getattr(self._capture, "actions", None) is not None
 
     def begin_capture(self, stream: int) -> None:

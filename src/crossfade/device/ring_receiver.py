@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from crossfade.device.driver import Driver
@@ -69,7 +70,11 @@ class Lease:
             self._streams.append(stream)
 
     def release(self) -> None:
-        """Enqueues ``free`` behind the last use and gives the credit back. Any thread may call it, once or more."""
+        """Enqueues ``free`` behind the last use and gives the credit back. Any thread may call it, once or more.
+
+        While one of its streams is captured it is left to the next `RingReceiver.collect`: in the graph it would happen at each
+        replay, and not now.
+        """
         self._ring._end(self, self._streams)
 
 
@@ -116,6 +121,7 @@ class RingReceiver:
         self._last: dict[int, int] = {}  # once ended: for each stream, the event of the last thing it was given
         self._is_marked = False  # once ended: those events stand for all that came before the end
         self._streams: set[int] = set()
+        self._postponed: deque[tuple[Lease, list[int]]] = deque()
         if slot_bytes:
             self._offer(slot_bytes)
 
@@ -203,6 +209,12 @@ class RingReceiver:
     def _end(self, lease: Lease, streams: list[int]) -> None:
         if not self.driver.ledger.drop(lease._number):
             return
+        if any(map(self.driver.is_capturing, streams)):
+            self._postponed.append((lease, streams))
+        else:
+            self._end_now(lease, streams)
+
+    def _end_now(self, lease: Lease, streams: list[int]) -> None:
         stream = streams[0]
         for other in streams[1:]:
             self._join(stream, other)
@@ -234,7 +246,9 @@ class RingReceiver:
         self.driver.destroy_event(event)
 
     def collect(self) -> None:
-        """Gives slots back that nobody uses any more, and offers what was asked for."""
+        """Ends leases that ended within a capture, gives slots back that nobody uses any more, and offers what was asked for."""
+        while self._postponed and not any(map(self.driver.is_capturing, self._postponed[0][1])):
+            self._end_now(*self._postponed.popleft())
         for generation, slots in list(self._generations.items()):
             if slots.is_unused(self._has_ended):
                 del self._generations[generation]

@@ -223,8 +223,7 @@ class PeerGroup:
     def is_capturing(self) -> bool:
         """Whether what this thread enqueues now is captured."""
         if self.device_type == "cpu":
-            driver: Any = self.home.driver
-            return bool(driver.is_capturing())
+            return self.home.driver.is_capturing(self.current_stream())
         return bool(torch_or_raise().cuda.is_current_stream_capturing())
 
     def do(self, action: Callable[[], Any]) -> None:

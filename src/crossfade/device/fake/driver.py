@@ -276,6 +276,10 @@ class FakeDriver:
 
     # capture
 
+    def is_capturing(self, stream: int) -> bool:
+        """See `Driver`."""
+        return self._capture is not None and self._capture.has(stream)
+
     def begin_capture(self, stream: int) -> None:
         """See `Driver`."""
         self._capture = Capture(stream, f"graph {len(self._graphs)} of {self.process}")

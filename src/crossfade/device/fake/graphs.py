@@ -25,6 +25,10 @@ class Capture:
         self._streams = {origin}
         self._operations: list[tuple[int, Operation]] = []
 
+    def has(self, stream: int) -> bool:
+        """Whether the stream belongs to it by now."""
+        return stream in self._streams
+
     def take(self, stream: int, operation: Operation) -> bool:
         """Collects the operation if it belongs to the capture."""
         after = operation.after
