@@ -26,6 +26,18 @@ def content(index: int, size_bytes: int) -> bytes:
     return bytes([index + 1]) * size_bytes
 
 
+class Scratch(Memory):
+    """Shared memory of one run, which may end anywhere."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def scratch(size_bytes: int) -> Memory:
+    """New memory for a run."""
+    return Scratch.create("scratch", size_bytes)
+
+
 @dataclass
 class RingWorld:
     """A ring and what is sent through it.
@@ -63,7 +75,7 @@ class RingWorld:
         names = ("both", "both") if self.is_one_process else ("sender", "receiver")
         there = FakeDriver(machine, names[1], 1, num_queues=self.num_queues)
         here = there if self.is_one_process else FakeDriver(machine, names[0], 0, num_queues=self.num_queues)
-        memory = Memory.create("signals", 4096)
+        memory = scratch(4096)
         ahead, back = FakeLink(machine, *names), FakeLink(machine, *reversed(names))
         programs = {
             "sending host": self._send(here, memory, ahead, back),
@@ -186,7 +198,7 @@ class StagedWorld:
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         layout = StagedLayout(self.num_chunks, 4096, self.cut, self.chunks_per_free)
-        memory = Memory.create("staged", layout.size_bytes)
+        memory = scratch(layout.size_bytes)
         machine.at_end.append(memory.close)
         here = FakeDriver(machine, "sender", 0, num_queues=self.num_queues)
         there = FakeDriver(machine, "receiver", 1, num_queues=self.num_queues)
@@ -266,7 +278,7 @@ class TwoWaitsWorld:
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         driver = FakeDriver(machine, "process")
         sets, first, second = (driver.create_stream(name) for name in ("sets", "first", "second"))
-        board = HostBoard(driver, Memory.create("signals", 4096), 3, "test")
+        board = HostBoard(driver, scratch(4096), 3, "test")
         signal, answer, counter = (
             board.signal(0, "a signal"),
             board.signal(1, "an answer"),
@@ -304,7 +316,7 @@ class ReplayWorld:
         main, side = driver.create_stream("main"), driver.create_stream("side")
         pool = Pool(driver)
         source, target = pool.take(16, "source", "test"), pool.take(16, "target", "test")
-        memory = Memory.create("signals", 4096)
+        memory = scratch(4096)
         board = HostBoard(driver, memory, 2, "test")
         full = board.signal(0, "full")
         seen: list[bytes] = []

@@ -9,9 +9,8 @@ from crossfade.device.fake.explore import World
 from crossfade.device.fake.machine import Program, Range
 from crossfade.device.memory import Pool
 from crossfade.device.signals import HostBoard
-from crossfade.host.memory import Memory
 from tests.helpers import device_faults as faults
-from tests.helpers.device_worlds import ReplayWorld, RingWorld, StagedWorld, TwoWaitsWorld
+from tests.helpers.device_worlds import ReplayWorld, RingWorld, StagedWorld, TwoWaitsWorld, scratch
 
 SEEDS = range(30)
 
@@ -74,7 +73,7 @@ def test_a_wait_in_front_of_its_producer_in_one_hardware_queue_is_a_deadlock() -
     def world(machine: Machine) -> dict[str, Program]:
         driver = FakeDriver(machine, "process", num_queues=1)
         first, second = driver.create_stream("first"), driver.create_stream("second")
-        board = HostBoard(driver, Memory.create("signals", 4096), 1, "test")
+        board = HostBoard(driver, scratch(4096), 1, "test")
         signal = board.signal(0, "a signal")
 
         def host() -> Program:
@@ -97,7 +96,7 @@ def test_with_a_queue_for_each_stream_the_same_runs_and_only_pl5_is_against_it()
     def world(machine: Machine) -> dict[str, Program]:
         driver = FakeDriver(machine, "process")
         first, second = driver.create_stream("first"), driver.create_stream("second")
-        signal = HostBoard(driver, Memory.create("signals", 4096), 1, "test").signal(0, "a signal")
+        signal = HostBoard(driver, scratch(4096), 1, "test").signal(0, "a signal")
 
         def host() -> Program:
             signal.wait(first)
@@ -180,7 +179,7 @@ def test_words_wrap_around_as_on_a_gpu() -> None:
     def world(machine: Machine) -> dict[str, Program]:
         driver = FakeDriver(machine, "process")
         stream = driver.create_stream("stream")
-        counter = HostBoard(driver, Memory.create("signals", 4096), 1, "test").counter(0, "a counter")
+        counter = HostBoard(driver, scratch(4096), 1, "test").counter(0, "a counter")
 
         def host() -> Program:
             for value in ((1 << 31) - 1, (1 << 32) - 2, (1 << 32) + 1):
