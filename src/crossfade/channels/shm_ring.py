@@ -126,18 +126,8 @@ class ShmWriter(_End):
 
     def try_write(self, value: object) -> bool:
         """See the protocol."""
-        if self._state[_READER_GONE] or self._is_closed:
-            self._raise_if_ended()
-        while self._num_missing:
-            if not self._credits[self._num_missing - 1](False):
-                if self._is_wanting:
-                    return False
-                # A credit that came before this was seen has rung nobody: look once more.
-                self._state[_WANTED] = 1
-                self._is_wanting = True
-                full_fence()()
-                continue
-            self._num_missing -= 1
+        if not self.has_room():
+            return False
         data: bytes | Encoded
         if type(value) is bytes:
             data, kind = value, _BYTES
@@ -149,6 +139,46 @@ class ShmWriter(_End):
             self._words[self._at >> 3] = size << 8 | kind
         else:
             self._put_large(data, kind)
+        self.publish()
+        return True
+
+    def has_room(self) -> bool:
+        """Whether the next record may be written; if not, the readers ring when that changes.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
+        if self._state[_READER_GONE] or self._is_closed:
+            self._raise_if_ended()
+        while self._num_missing:
+            if not self._credits[self._num_missing - 1](False):
+                if self._is_wanting:
+                    return False
+                # A credit that came before this was seen has rung nobody: look once more.
+                self._ask_to_be_rung()
+                continue
+            self._num_missing -= 1
+        return True
+
+    def _ask_to_be_rung(self) -> None:
+        self._state[_WANTED] = 1
+        self._is_wanting = True
+        full_fence()()
+
+    def stage(self, message: Encoded) -> None:
+        """Writes a message where the next value goes; nobody sees it before `publish`. There must be room.
+
+        Raises:
+            Exception: there is no memory for it; nothing was written then.
+        """
+        if message.size_bytes <= _INLINE_BYTES:
+            message.copy_into(memoryview(self._board)[self._at + 8 : self._at + RECORD_BYTES])
+            self._words[self._at >> 3] = message.size_bytes << 8 | _MESSAGE
+        else:
+            self._put_in_slot(_SLOT_MESSAGE, message)
+
+    def publish(self) -> None:
+        """Gives what is staged to the readers. Cannot fail."""
         at = self._at + RECORD_BYTES
         self._at = self._first if at == self._end else at
         self._num_missing = len(self._credits)
@@ -162,19 +192,13 @@ class ShmWriter(_End):
                 self._fence()
             if flags[0]:
                 ring()
-        return True
 
     def _put_large(self, data: bytes | Encoded, kind: int) -> None:
         """Writes what is not one small piece."""
         if kind == _BYTES and isinstance(data, bytes):
             self._put_in_slot(_SLOT_BYTES, Encoded(data, (), len(data)))
             return
-        message = encode(Pickled(data, ())) if isinstance(data, bytes) else data
-        if message.size_bytes <= _INLINE_BYTES:
-            message.copy_into(memoryview(self._board)[self._at + 8 : self._at + RECORD_BYTES])
-            self._words[self._at >> 3] = message.size_bytes << 8 | _MESSAGE
-        else:
-            self._put_in_slot(_SLOT_MESSAGE, message)
+        self.stage(encode(Pickled(data, ())) if isinstance(data, bytes) else data)
 
     def _put_in_slot(self, kind: int, message: Encoded) -> None:
         try:

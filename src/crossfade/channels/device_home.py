@@ -1,0 +1,56 @@
+"""What the channels of one process share on one of its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crossfade.device.driver import HOST, Driver
+from crossfade.device.memory import Pool
+from crossfade.device.streams import Role, Streams
+from crossfade.device.tensors import current_stream
+
+__all__ = ["DeviceHome"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHome:
+    """A device as the channels of this process use it.
+
+    Attributes:
+        driver: the device; where it is the CPU (`HOST`), its tensors are CPU tensors.
+        pool: memory that other processes can open.
+        streams: what copies are enqueued on.
+    """
+
+    driver: Driver
+    pool: Pool
+    streams: Streams
+
+    @property
+    def device(self) -> int:
+        """The device's index as torch counts in this process, or `HOST`."""
+        return self.driver.device
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is the CPU."""
+        return self.driver.device == HOST
+
+    def compute_stream(self) -> int:
+        """The stream on which torch computes now, in this thread."""
+        return current_stream(self.driver.device)
+
+    @property
+    def push_stream(self) -> int:
+        """Copies to other devices."""
+        return self.streams.get(Role.PUSH)
+
+    @property
+    def up_stream(self) -> int:
+        """Copies to the host."""
+        return self.streams.get(Role.UP)
+
+    @property
+    def down_stream(self) -> int:
+        """Copies from the host."""
+        return self.streams.get(Role.DOWN)
