@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
+from crossfade.engines.board import has_lanes, peers_of
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
 from crossfade.engines.state import ActorState, PartState
-from crossfade.engines.board import has_lanes, peers_of
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from crossfade.channels.asking import any_of
 from crossfade.device.signals import Releasable
 from crossfade.engines.board import peers_of
 from crossfade.engines.device_ends import DeviceEnds
@@ -17,8 +18,8 @@ __all__ = ["ActorDevices"]
 class ActorDevices:
     """What an actor's loop has to do for its devices.
 
-    A plan goes three steps: it is *open*; once left, it *settles* until no value is on its way; then it is *left over* as long as the
-    program keeps tensors that came through it.
+    A plan goes three steps: it is *open*; once left, it *settles* until no value is on its way; then it is *left over* as long as
+    the program keeps tensors that came through it.
 
     Args:
         gpus: indices of its GPUs.
@@ -80,7 +81,7 @@ class ActorDevices:
 
     def serve(self) -> None:
         """Sees to records that no step waits for, and to plans that are being left."""
-        has_more = any([ends.serve() for ends in self._open.values()])
+        has_more = any_of(ends.serve() for ends in self._open.values())
         for number, (ends, on_left) in list(self._settling.items()):
             if ends.settle():
                 del self._settling[number]

@@ -119,9 +119,7 @@ def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
 
 def has_lanes(plan: Plan, party: str) -> bool:
     """Whether a party has an end of a lane."""
-    return any(
-        spec.transport is Transport.COPY and party in (spec.writer, *spec.readers) for spec in plan.channels
-    )
+    return any(spec.transport is Transport.COPY and party in (spec.writer, *spec.readers) for spec in plan.channels)
 
 
 def gloo_parties(plan: Plan) -> list[str]:

@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.engines.board import RingPlace, num_devices, signals_size_bytes
@@ -93,13 +94,26 @@ class DeviceEnds:
     def _part(self, place: RingPlace, device: int) -> SignalBoard:
         return BoardPart(self._boards[device], place.first_signal, _lanes_of(place).num_signals)
 
+    def break_off(self, peer: str, reason: str) -> None:
+        """A peer is gone. Any thread may call it."""
+        for spec, writer in self._writers:
+            for index, reader in enumerate(spec.readers):
+                if reader == peer:
+                    writer.lose(index, reason)
+        for spec, end in self._readers:
+            if spec.writer == peer:
+                end.break_off(reason)
+
     def serve(self) -> bool:
         """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again."""
-        return any([end.serve() for _, end in (*self._writers, *self._readers)])
+        return any_of(end.serve() for end in self._ends())
 
     def settle(self) -> bool:
         """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""
-        return all([end.settle() for _, end in (*self._writers, *self._readers)])
+        return all_of(end.settle() for end in self._ends())
+
+    def _ends(self) -> list[CopyWriter | CopyReader]:
+        return [*(writer for _, writer in self._writers), *(reader for _, reader in self._readers)]
 
     @property
     def is_empty(self) -> bool:

@@ -23,8 +23,8 @@ is copied out, so with a single one every value would be."""
 def ring_depth(transport: Transport, max_inflight: int) -> int:
     """How many executions' values a ring holds.
 
-    With as many slots as executions may be under way no shared-memory ring ever stops the pipeline; empty slots cost 1 KB each. A copy
-    channel's records lie in such a ring; its slots on the device are few.
+    With as many slots as executions may be under way no shared-memory ring ever stops the pipeline; empty slots cost 1 KB each. A
+    copy channel's records lie in such a ring; its slots on the device are few.
     """
     is_in_background = transport not in (Transport.SHM, Transport.COPY)
     return min(OVERLAP_DEPTH, max_inflight) if is_in_background else max_inflight
