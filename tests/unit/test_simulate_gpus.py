@@ -86,7 +86,7 @@ def times(span: Span) -> tuple[float, float]:
 
 
 def test_the_host_enqueues_and_the_streams_work() -> None:
-    """A: write 1, hop, read .5, host 1: kernels from 2.75 to 12.75, pushed for 5. B's host is done long before, its kernels wait."""
+    """A: write 1, hop, read .5, host 1: kernels from 2.75 to 12.75, pushed for 5. B's host is done long before; its GPU waits."""
     found = simulate(chain(), WORK, COSTS)
     assert times(only(found, "A", "compute", "compute")) == (2.75, 12.75)
     assert times(only(found, "A", "push", "communicate")) == (12.75, 17.75)
