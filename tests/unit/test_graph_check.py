@@ -256,15 +256,14 @@ def test_a_transport_that_does_not_exist(asked: str, meant: str) -> None:
     assert hint == f"did you mean '{meant}'? the transports are auto, gloo, shm"
 
 
-@pytest.mark.parametrize("asked", ["nccl", "accelerator", "copy"])
-def test_a_transport_for_gpus(asked: str) -> None:
-    inp = InputNode()
-    inp.x.with_tensor_transport(asked)
-    hint = mistake(
-        call(0, inp.x), rf"inp\.x asks .*'{asked}'.* this version moves values by gloo and shm", UnknownTransport
+def test_the_gpus_of_those_who_take_part_come_along() -> None:
+    methods = {"forward": 1}
+    first, second, third = (
+        ActorInfo(f"A{index}", "A", "s", methods, gpus=gpus) for index, gpus in enumerate(((1, 0), (), (2,)))
     )
-    assert "'gloo' moves CPU tensors" in hint
-    assert check(call(0, inp.x), session="s", transports=(*TRANSPORTS, asked)).input is inp
+    made = bind(first, "forward", (), {})
+    assert checked(bind(second, "forward", (made,), {})).devices == {"A0": (1, 0)}
+    assert checked(bind(third, "forward", (made,), {})).devices == {"A0": (1, 0), "A2": (2,)}
 
 
 def test_the_transport_of_one_value_of_several() -> None:
