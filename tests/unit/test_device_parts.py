@@ -156,6 +156,66 @@ def test_who_raises_when_it_hears_of_a_death_does_not_stop_the_watchdog(
 
 
 @pytest.mark.timeout(20)
+def test_a_death_is_told_before_the_first_signal_is_released(
+    driver: RunningDriver, board: HostBoard, killed: int
+) -> None:
+    """In the watchdog's thread, which holds no lock then: another thread may forget a peer meanwhile."""
+    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
+    signal.wait(stream)
+    seen: list[object] = []
+    died = threading.Event()
+
+    def before() -> None:
+        other = threading.Thread(target=watchdog.forget, args=(-1,))
+        other.start()
+        other.join(5)
+        seen.extend((other.is_alive(), driver.is_idle(stream), signal.is_set(), threading.current_thread().name))
+
+    watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set(), before)
+    assert died.wait(5)
+    watchdog.close()
+    assert seen == [False, False, False, "crossfade-watchdog"]
+    assert watchdog.reports[0].waited_for == ("a signal",)
+
+
+@pytest.mark.timeout(20)
+def test_streams_are_let_go_also_where_telling_raises(
+    driver: RunningDriver, board: HostBoard, killed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
+    signal.wait(stream)
+    died = threading.Event()
+
+    def fail() -> None:
+        raise KeyError("planted")
+
+    watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set(), fail)
+    assert died.wait(5)
+    watchdog.close()
+    assert [str(error) for error in raised] == ["'planted'"]
+    assert watchdog.reports[0].is_free
+
+
+@pytest.mark.timeout(20)
+def test_a_peer_that_is_forgotten_while_its_death_is_told_is_left_alone(
+    driver: RunningDriver, board: HostBoard, killed: int
+) -> None:
+    signal, watchdog, told = board.signal(0, "a signal"), Watchdog(driver), threading.Event()
+
+    def before() -> None:
+        watchdog.forget(killed)
+        told.set()
+
+    watchdog.watch("worker 7", killed, lambda: [signal], [], lambda report: None, before)
+    assert told.wait(5)
+    watchdog.close()
+    assert watchdog.reports == []
+    assert not signal.is_set()
+
+
+@pytest.mark.timeout(20)
 def test_a_peer_that_is_forgotten_may_end(driver: RunningDriver) -> None:
     peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     watchdog, pidfd = Watchdog(driver), open_pidfd(peer.pid)
