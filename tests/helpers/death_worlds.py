@@ -1,7 +1,7 @@
 """A chain A -> B -> C on the fake machine, in which A dies: do B and C take rubbish for a result?
 
-B computes with what comes from A and hands it on to C, all of it enqueued ahead. When A dies, B's watchdog lets B's streams go. They
-compute rubbish and give it to C with a correct ``full``; C's streams wait for nobody who is dead.
+B computes with what comes from A and hands it on to C, all of it enqueued ahead. When A dies, B's watchdog lets B's streams go.
+They compute rubbish and give it to C with a correct ``full``; C's streams wait for nobody who is dead.
 
 Races are not looked for here (`LooseMachine`): streams that were let go by force are in no order with anything.
 """
@@ -91,7 +91,6 @@ class _Ring:
             there, Pool(there), boards[1], self.back.send, self.label, num_slots=num_slots, slot_bytes=SIZE_BYTES
         )
         self.sender.on_record(self.back.take())
-
 
 
 @dataclass
@@ -195,15 +194,13 @@ class ChainWorld:
                 return
             self._publish(driver, index, target)
 
-    def _watch(
-        self, machine: Machine, first: _Ring, second: _Ring, told: dict[str, bool], ended: set[str]
-    ) -> Program:
+    def _watch(self, machine: Machine, first: _Ring, second: _Ring, told: dict[str, bool], ended: set[str]) -> Program:
         """B's watchdog: breaks its ends off, and lets its streams go."""
 
         def mark() -> None:
             told["B"] = True
             first.receiver.break_off("A died")
-            second.sender.break_off("A died")
+            second.sender.give_up("A died")
 
         def missing() -> list[Counter]:
             return [each for each in first.receiver.signals() if machine.word(each.address).value < each.awaited]

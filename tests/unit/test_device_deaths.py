@@ -5,7 +5,6 @@ Each world is followed through every order of steps that the fake machine can te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -16,10 +15,9 @@ from tests.helpers.peer_deaths import LooseMachine
 
 
 @pytest.fixture(autouse=True)
-def _no_search_for_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_search_for_races(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "touch", LooseMachine.touch)
     monkeypatch.setattr(Machine, "store", LooseMachine.store)
-    yield
 
 
 def followed(world: ChainWorld) -> Verdict:

@@ -64,6 +64,7 @@ class RingSender:
         self._events: list[int] = []  # spare ones
         self._tail = Tail(driver, [stream])
         self._ended: ChannelError | None = None
+        self._is_telling = True  # nobody listens any more when it is False
         self._num_values = self._num_bytes = 0
 
     def on_record(self, record: Record) -> None:
@@ -194,7 +195,7 @@ class RingSender:
 
     def _retire(self, target: _Target) -> None:
         target.memory.close()
-        if not isinstance(self._ended, ChannelBroken):
+        if self._is_telling:
             self._tell(Retired(target.offer.generation, sum(target.num_uses)))
 
     @property
@@ -215,7 +216,14 @@ class RingSender:
         return [signal for target in targets if target is not None for signal in target.free]
 
     def break_off(self, reason: str) -> None:
-        """The receiver is gone; calls raise `ChannelBroken` from now on."""
+        """The receiver is gone; calls raise `ChannelBroken` from now on. Any thread may call it."""
+        self._is_telling = False
+        self.give_up(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Somebody else is gone, and the receiver is not: calls raise `ChannelBroken` from now on, and `close` tells the receiver,
+        who waits for it before it gives the slots back. Any thread may call it.
+        """
         self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
 
     def close(self) -> None:
@@ -233,8 +241,9 @@ class RingSender:
         target, self._target = self._target, None
         if target is not None:
             self._retire(target)
-        if self._ended is None:
+        if self._is_telling:
             self._tell(Finished())
+            self._is_telling = False
         self._tail.close()
         while self._events:
             self._driver.destroy_event(self._events.pop())

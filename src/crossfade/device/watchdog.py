@@ -96,8 +96,8 @@ class Watchdog:
             signals: gives what the peer sets and streams here may wait for; any thread may call it.
             streams: those streams; none of them may wait for anybody else who is dead.
             on_death: called once, in the watchdog's thread, when the streams have been let go.
-            before_release: called once, in the watchdog's thread, before the first signal is set. It must not wait for a stream. If it
-                raises, that is printed, and the streams are let go all the same.
+            before_release: called once, in the watchdog's thread, before the first signal is set. It must not wait for a stream.
+                If it raises, that is printed, and the streams are let go all the same.
         """
         with self._lock:
             self._watched[pidfd] = _Watched(peer, signals, streams, on_death, before_release)

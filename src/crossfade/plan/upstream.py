@@ -22,8 +22,8 @@ DeviceEdge: TypeAlias = Callable[[ChannelSpec | CollectiveSpec], bool]
 def upstream(plan: Plan, party: str, is_device: DeviceEdge) -> frozenset[str]:
     """The other parties whose device data can reach what ``party`` gives to a host, directly or through others.
 
-    Actors are not looked into: what came to one at any time may have changed what all its methods return. In a collective everybody's
-    data reach everybody.
+    Actors are not looked into: what came to one at any time may have changed what all its methods return. In a collective
+    everybody's data reach everybody.
 
     Args:
         plan: the plan.

@@ -21,8 +21,8 @@ class Alive:
     """Parties whose deaths would spoil a value. One thread uses it.
 
     Args:
-        pidfds: by party, a descriptor that is readable once its process has ended. They stay the caller's, who may close them at any
-            time: a number that has become something else would hide a death.
+        pidfds: by party, a descriptor that is readable once its process has ended. They stay the caller's, who may close them at
+            any time: this keeps copies, since a number that has become something else would hide a death.
     """
 
     def __init__(self, pidfds: Mapping[str, int]) -> None:
@@ -33,7 +33,7 @@ class Alive:
         self._poll = poller.poll
 
     def check(self) -> list[str]:
-        """Who is dead, by name; nobody, as a rule. One system call that waits for nothing; none where there is nobody to ask about."""
+        """Who is dead, by name; nobody, as a rule. One system call, which waits for nothing; none where nobody is asked about."""
         parties = self._parties
         if not parties:
             return []
