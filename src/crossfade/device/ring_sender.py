@@ -39,6 +39,10 @@ class RingSender:
         tell: takes records to the receiver, in order.
         label: for reports.
         chunk_bytes: longest single copy; None for no limit.
+
+    Attributes:
+        around: called with the copy stream before a value's copies are enqueued, behind what they wait for; what it gives is called
+            behind them. None, the default, costs nothing.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class RingSender:
         self._tell = tell
         self._chunk_bytes = chunk_bytes
         self.label = label
+        self.around: Callable[[int], Callable[[], None]] | None = None
         self._target: _Target | None = None
         self._closing: deque[tuple[_Target, int]] = deque()  # earlier generations, each with the event of its last copy
         self._wanted_bytes = 0
@@ -174,8 +179,11 @@ class RingSender:
         if not target.free[slot].has(number - 1):  # often it is free already, which saves the stream an operation
             target.free[slot].wait(stream, number - 1)
         there = target.memory.address + slot * target.offer.slot_bytes
+        end = self.around(stream) if self.around is not None and parts else None
         for offset, address, size_bytes in parts:
             enqueue(self._driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
+        if end is not None:
+            end()
         target.full[slot].set(stream, number)
 
     def _mark(self) -> int:
