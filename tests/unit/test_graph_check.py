@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossfade.errors import GraphError, UnknownTransport
@@ -313,6 +313,7 @@ def test_a_sound_graph_comes_back_sorted_and_whole(graph: tuple[list[MethodNode]
     assert (result.input is inp) == bool(result.input_parts)
 
 
+@settings(max_examples=60)
 @given(graphs(), st.data())
 def test_one_end_left_out_is_found_if_it_hangs_on_the_rest(
     graph: tuple[list[MethodNode], list[Node], InputNode], data: st.DataObject
