@@ -172,12 +172,18 @@ class CopyWriter(ShmWriter):
         """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
         return any_of(lane.serve() for lane in self.lanes)
 
+    def give_up(self, reason: str) -> None:
+        """Somebody else is gone, and the readers are not: no value is written any more, and they are told how the channel ends."""
+        self.break_off(reason)
+        for lane in self.lanes:
+            lane.ring.give_up(reason)
+
     def lose(self, reader: int, reason: str) -> None:
         """A reader is gone: nothing is told to it any more. The others are still told how the channel ends."""
-        self.break_off(reason)
         num_sources = len(self._homes)
         for lane in self.lanes[reader * num_sources : (reader + 1) * num_sources]:
             lane.break_off(reason)
+        self.give_up(reason)
 
     def close(self) -> None:
         """See the protocol. The devices may be behind: go on with `settle`."""
@@ -293,6 +299,11 @@ class CopyReader(ShmReader):
         super().break_off(reason)
         for lane in self.lanes:
             lane.break_off(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Somebody else is gone, and the writer is not: no tensor is taken any more."""
+        for lane in self.lanes:
+            lane.ring.give_up(reason)
 
     def close(self) -> None:
         """See the protocol. The devices may be behind: go on with `settle`."""

@@ -60,7 +60,7 @@ class ActorDevices:
             MissingDependency, DeviceError: see `DeviceEnds`.
         """
         self._end_left_over()
-        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices)
+        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices, pidfds)
         for peer in peers_of(plan, party) & pidfds.keys():
             self._devices.watch(peer, pidfds[peer], number)
         return ends

@@ -12,7 +12,8 @@ from crossfade.device.signals import WORD_BYTES
 from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
-from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
+from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "has_lanes",
     "heap_owners",
     "heaps_of",
+    "is_on_devices",
     "link_parties",
     "num_devices",
     "peers_of",
@@ -149,8 +151,17 @@ def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
     )
 
 
+def is_on_devices(spec: ChannelSpec | CollectiveSpec) -> bool:
+    """Whether what goes through it is a matter of streams, so that hosts do not see it come (`crossfade.plan.upstream`)."""
+    return spec.transport in (Transport.COPY, Transport.STAGED, Transport.NCCL)
+
+
 def peers_of(plan: Plan, party: str) -> set[str]:
-    """Everybody at the other end of one of the party's channels, in its collectives, and in its gloo group."""
+    """Whose deaths a party has to know of: everybody at the other end of one of its channels, in its collectives, in its gloo
+    group, and those whose tensors may reach it through others' devices.
+    """
     both = [*((spec.writer, *spec.readers) for spec in plan.channels), *(spec.parties for spec in plan.collectives)]
     both.append(tuple(link_parties(plan)))
-    return {peer for parties in both if party in parties for peer in parties} - {party}
+    return (
+        {peer for parties in both if party in parties for peer in parties} | upstream(plan, party, is_on_devices)
+    ) - {party}

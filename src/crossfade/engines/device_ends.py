@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
-from crossfade.engines.board import RingPlace, num_devices, signals_size_bytes
+from crossfade.engines.board import RingPlace, is_on_devices, num_devices, signals_size_bytes
 from crossfade.engines.devices import Devices
 from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.upstream import upstream
+from crossfade.runtime.alive import Alive
 
 if TYPE_CHECKING:
     from crossfade.channels.copy_engine import CopyReader, CopyWriter
@@ -30,13 +32,17 @@ class DeviceEnds:
         party: who this is.
         memory: the plan's signals; owned by this object from now on.
         devices: of this process.
+        pidfds: of the plan's other parties; they stay the caller's.
+
+    Attributes:
+        alive: those whose tensors may reach this party.
 
     Raises:
         MissingDependency: torch or cuda-bindings is not installed.
         DeviceError: CUDA cannot start.
     """
 
-    def __init__(self, plan: Plan, party: str, memory: Memory, devices: Devices) -> None:
+    def __init__(self, plan: Plan, party: str, memory: Memory, devices: Devices, pidfds: Mapping[str, int]) -> None:
         self._plan = plan
         self._party = party
         self._homes = list(devices.homes)
@@ -48,6 +54,8 @@ class DeviceEnds:
                     self._boards[home.device] = HostBoard(home.driver, memory, num_signals, "a plan")
         finally:
             memory.close()
+        before = upstream(plan, party, is_on_devices)
+        self.alive = Alive({peer: pidfd for peer, pidfd in pidfds.items() if peer in before})
         self._writers: list[tuple[ChannelSpec, CopyWriter]] = []
         self._readers: list[tuple[ChannelSpec, CopyReader]] = []
 
@@ -95,14 +103,17 @@ class DeviceEnds:
         return BoardPart(self._boards[device], place.first_signal, _lanes_of(place).num_signals)
 
     def break_off(self, peer: str, reason: str) -> None:
-        """A peer is gone. Any thread may call it."""
+        """A party of the plan is gone, whether or not it is at the other end of a lane. Any thread may call it."""
         for spec, writer in self._writers:
-            for index, reader in enumerate(spec.readers):
-                if reader == peer:
-                    writer.lose(index, reason)
+            if peer in spec.readers:
+                writer.lose(spec.readers.index(peer), reason)
+            else:
+                writer.give_up(reason)
         for spec, end in self._readers:
             if spec.writer == peer:
                 end.break_off(reason)
+            else:
+                end.give_up(reason)
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again."""
@@ -122,6 +133,7 @@ class DeviceEnds:
 
     def release(self) -> None:
         """Once empty: takes the signals away from the devices."""
+        self.alive.close()
         for board in self._boards.values():
             board.close()
 

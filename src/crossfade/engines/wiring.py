@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.checked_writer import CheckedWriter
 from crossfade.channels.protocol import Collective, Reader, Writer
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.engines.board import RingPlace, link_parties, places
@@ -78,7 +79,10 @@ class Wiring:
         bells = [self._bells[reader] for reader in spec.readers]
         if place.lanes is not None and self.device_ends is not None:
             return self.device_ends.writer(place, board, heap, bells)
-        return ShmWriter(spec.id, board, place.offset, place.ring, heap, bells, buffer_bytes=spec.buffer_bytes)
+        args = spec.id, board, place.offset, place.ring, heap, bells
+        if self.device_ends is not None:
+            return CheckedWriter(*args, who_died=self.device_ends.alive.check, buffer_bytes=spec.buffer_bytes)
+        return ShmWriter(*args, buffer_bytes=spec.buffer_bytes)
 
     def _ring_reader(self, place: RingPlace, board: mmap.mmap) -> Reader:
         spec = place.spec
@@ -143,7 +147,7 @@ class Wiring:
         for name, collective in self.ends.collectives.items():
             if peer in self._plan.collective[name].parties:
                 collective.break_off(reason)
-        if self.device_ends is not None:
+        if self.device_ends is not None and peer in self._plan.programs:
             self.device_ends.break_off(peer, reason)
 
     def close(self) -> None:
