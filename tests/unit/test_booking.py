@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from crossfade.api.booking import CPU, GPU, Ledger, amounts
-from crossfade.engines.machine import count_gpus
+from crossfade.engines.machine import count_gpus, gpu_uuids
 from crossfade.errors import ActorStartError
 
 TENTHS = st.integers(0, 40).map(lambda tenths: tenths / 10)
@@ -183,6 +183,24 @@ def test_gpus_are_counted_by_their_files_and_what_is_visible(visible: str | None
     assert count_gpus(files, visible) == num_gpus
 
 
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, {0: "GPU-7a", 1: "GPU-7b", 2: "GPU-9"}),
+        ("2,0", {0: "GPU-9", 1: "GPU-7a"}),
+        ("1, 5", {0: "GPU-7b"}),
+        ("GPU-9,GPU-7,GPU-7b", {0: "GPU-9", 2: "GPU-7b"}),
+        ("-1,0", {}),
+        ("", {}),
+    ],
+)
+def test_gpus_are_known_by_the_numbers_that_cuda_gives_the_visible_ones(
+    visible: str | None, expected: dict[int, str]
+) -> None:
+    assert gpu_uuids(["GPU-7a", "GPU-7b", "GPU-9"], visible) == expected
+
+
 @given(visible=st.none() | st.text())
 def test_without_device_files_there_are_no_gpus(visible: str | None) -> None:
     assert count_gpus(["null", "nvidiactl"], visible) == 0
+    assert gpu_uuids([], visible) == {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any
@@ -271,7 +271,7 @@ class Workload:
     device_us: Mapping[str, float] = field(default_factory=dict)
     """The time of a method's kernels, on actors with GPUs, named likewise; 0 for others. They begin once the host has enqueued
     them."""
-    synchronous: frozenset[str] = frozenset()
+    synchronous: Collection[str] = ()
     """Methods, named likewise, that return only when their kernels have run, since they look at a result (``.item()``)."""
 
     def __post_init__(self) -> None:
@@ -294,7 +294,7 @@ class Workload:
 
     def is_synchronous(self, node: NodeSpec) -> bool:
         """Whether it returns only when they have run."""
-        return not self.synchronous.isdisjoint(_names(node))
+        return any(name in self.synchronous for name in _names(node))
 
     def size_bytes(self, value: str) -> int:
         """How large the value is."""
