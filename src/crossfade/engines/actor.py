@@ -250,7 +250,9 @@ class _Actor:
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
         guard = Guard(plan, self._name) if message.debug else None
-        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard)
+        gpus = self._own_devices() if recorder is not None and plan.devices.get(self._name) else None
+        recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else ()
+        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded)
         return _Part(plan, cursor, wiring, recorder, len(plan.programs), guard)
 
     def _close(self, number: int) -> None:
@@ -273,6 +275,8 @@ class _Actor:
             return
         statistics = ActorStatistics(part.cursor.position[0], channel_statistics(part.wiring.ends))
         spans = part.recorder.spans() if part.recorder is not None else []
+        if self._devices is not None:
+            spans += self._devices.spans(message.number)
         send(self._connection, control.Reported(message.query, spans, statistics))
 
     def describe(self) -> ActorState:

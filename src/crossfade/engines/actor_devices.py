@@ -11,6 +11,9 @@ from crossfade.engines.device_ends import DeviceEnds
 from crossfade.engines.devices import Devices, select_gpus
 from crossfade.host.memory import Memory
 from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Span
+from crossfade.runtime.device_record import DeviceRecorder
+from crossfade.runtime.record import Recorder
 
 __all__ = ["ActorDevices"]
 
@@ -36,6 +39,7 @@ class ActorDevices:
         self._open: dict[int, DeviceEnds] = {}
         self._settling: dict[int, tuple[DeviceEnds, Callable[[], None]]] = {}
         self._left_over: dict[int, DeviceEnds] = {}
+        self._recorders: dict[int, list[DeviceRecorder]] = {}
 
     def select(self) -> None:
         """See `select_gpus`."""
@@ -65,8 +69,22 @@ class ActorDevices:
             self._devices.watch(peer, pidfds[peer], number)
         return ends
 
+    def record(self, number: int, recorder: Recorder) -> list[tuple[DeviceRecorder, int]]:
+        """Begins to record what a plan does on this actor's GPUs: for each, with the stream on which its methods compute."""
+        homes = list({id(home): home for home in self._devices.homes}.values())
+        made = self._recorders[number] = [DeviceRecorder(home.driver, recorder) for home in homes]
+        if number in self._open:
+            self._open[number].record(made)
+        return [(device, home.compute_stream()) for device, home in zip(made, homes, strict=True)]
+
+    def spans(self, number: int) -> list[Span]:
+        """What ran on this actor's GPUs for a plan."""
+        return [span for recorder in self._recorders.get(number, ()) for span in recorder.spans()]
+
     def leave(self, number: int, on_left: Callable[[], None]) -> None:
         """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more."""
+        for recorder in self._recorders.pop(number, ()):
+            recorder.close()
         ends = self._open.pop(number, None)
         if ends is None:
             on_left()
