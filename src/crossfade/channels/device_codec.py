@@ -31,7 +31,7 @@ from crossfade.channels.layout import split as take_apart
 from crossfade.channels.tensors import TensorPickler, TensorReducer
 from crossfade.host.memory import align
 
-__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "OpenLanes", "Placed", "Split", "Splitter", "join", "split"]
+__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "OpenLanes", "Placed", "Split", "Splitter", "dense", "join", "split"]
 
 ALIGN_BYTES = 256
 
@@ -45,7 +45,6 @@ OpenLanes: TypeAlias = Callable[[memoryview], Make]
 """What the channel noted of the lanes' slots, to what makes tensors in them."""
 
 _ENTRY = struct.Struct("<IIQQ")
-_MOST_BARE = 256
 
 
 class Placed(NamedTuple):
@@ -102,12 +101,12 @@ class _Reducer(TensorReducer):
         lane = self._lane_of(tensor)
         if lane is None:
             return super().reduce(tensor)
-        dense = _dense(tensor)
-        placed = Placed(lane, align(self.lane_bytes.get(lane, 0), ALIGN_BYTES), dense)
+        whole = dense(tensor)
+        placed = Placed(lane, align(self.lane_bytes.get(lane, 0), ALIGN_BYTES), whole)
         self.lane_bytes[lane] = placed.offset + placed.size_bytes
         self.placed[len(self.buffers)] = placed
         nothing = pickle.PickleBuffer(bytearray())
-        return _rebuild, (nothing, dense.dtype, tuple(dense.shape), tensor.requires_grad)
+        return _rebuild, (nothing, whole.dtype, tuple(whole.shape), tensor.requires_grad)
 
 
 def _rebuild(
@@ -118,13 +117,6 @@ def _rebuild(
 ) -> torch.Tensor:
     tensor = make(dtype, shape)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
-
-
-class _Bare(NamedTuple):
-    """What the messages of all tensors of one type and shape have in common."""
-
-    message: Encoded
-    num_bytes: int
 
 
 class Splitter:
@@ -138,7 +130,6 @@ class Splitter:
     def __init__(self, lane_of: LaneOf, note_bytes: int = 0) -> None:
         self._lane_of = lane_of
         self._note_bytes = note_bytes
-        self._bare: dict[tuple[int, torch.dtype, torch.Size, bool], _Bare] = {}
 
     def split(self, value: object) -> Split:
         """Takes a value apart. Tensors that are not contiguous are copied, on torch's current stream.
@@ -146,28 +137,6 @@ class Splitter:
         Raises:
             Exception: what pickling raised.
         """
-        if type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
-            lane = self._lane_of(value)
-            if lane is not None:
-                return self._split_bare(value, lane)
-        return self._split_any(value)
-
-    def _split_bare(self, tensor: torch.Tensor, lane: int) -> Split:
-        """A tensor by itself: what most values are. Only the first of its kind is pickled."""
-        key = (lane, tensor.dtype, tensor.shape, tensor.requires_grad)
-        known = self._bare.get(key)
-        if known is None:
-            if len(self._bare) >= _MOST_BARE:
-                self._bare.clear()
-            parts = self._split_any(tensor)
-            self._bare[key] = _Bare(parts.message, parts.lane_bytes[lane])
-            return parts
-        notes = bytearray(self._note_bytes)
-        (first, _), *others = known.message.buffers
-        message = known.message._replace(buffers=((first, memoryview(notes)), *others))
-        return Split(message, notes, (Placed(lane, 0, _dense(tensor)),), {lane: known.num_bytes})
-
-    def _split_any(self, value: object) -> Split:
         try:
             data, reducer = _dump(value, self._lane_of)
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -195,7 +164,10 @@ def split(value: object, lane_of: LaneOf) -> Split:
     return Splitter(lane_of).split(value)
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or what is enqueued to become a contiguous copy of it on torch's current stream."""
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 

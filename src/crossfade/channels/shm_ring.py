@@ -35,9 +35,9 @@ from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory, address_of
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, open_semaphore
 
-__all__ = ["ShmReader", "ShmWriter"]
+__all__ = ["INLINE_BYTES", "ShmReader", "ShmWriter"]
 
-_INLINE_BYTES = RECORD_BYTES - 8
+INLINE_BYTES = RECORD_BYTES - 8
 _WRITER_GONE, _READER_GONE, _WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
 
 
@@ -133,7 +133,7 @@ class ShmWriter(_End):
             data, kind = value, _BYTES
         else:
             data, kind = prepare(value), _PICKLE
-        if type(data) is bytes and (size := len(data)) <= _INLINE_BYTES:
+        if type(data) is bytes and (size := len(data)) <= INLINE_BYTES:
             start = self._at + 8
             self._board[start : start + size] = data
             self._words[self._at >> 3] = size << 8 | kind
@@ -172,11 +172,17 @@ class ShmWriter(_End):
         Raises:
             Exception: there is no memory for it; nothing was written then.
         """
-        if message.size_bytes <= _INLINE_BYTES:
+        if message.size_bytes <= INLINE_BYTES:
             message.copy_into(memoryview(self._board)[self._at + 8 : self._at + RECORD_BYTES])
             self._words[self._at >> 3] = message.size_bytes << 8 | _MESSAGE
         else:
             self._put_in_slot(_SLOT_MESSAGE, message)
+
+    def stage_record(self, kind: int, payload: bytes) -> None:
+        """`stage` for what a subclass's reader understands; at most `INLINE_BYTES`."""
+        start = self._at + 8
+        self._board[start : start + len(payload)] = payload
+        self._words[self._at >> 3] = len(payload) << 8 | kind
 
     def publish(self) -> None:
         """Gives what is staged to the readers. Cannot fail."""
@@ -275,9 +281,9 @@ class ShmReader(_End):
         kind, size = word & 255, word >> 8
         try:
             if kind == _PICKLE:
-                value = pickle.loads(self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)])
+                value = pickle.loads(self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)])
             elif kind == _BYTES:
-                value = self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]
+                value = self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]
             else:
                 value = self._read_message(at, kind, size)
         except ChannelError:
@@ -308,7 +314,7 @@ class ShmReader(_End):
 
     def _read_message(self, at: int, kind: int, size: int) -> object:
         if kind == _MESSAGE:
-            return self._decode_copy(bytearray(self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]))
+            return self._decode_copy(bytearray(self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]))
         word = at >> 3
         slot, offset, capacity = self._words[word + 1 : word + 4]
         if kind not in (_SLOT_BYTES, _SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
