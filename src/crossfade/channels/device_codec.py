@@ -10,6 +10,9 @@ The message is one of ``channels.layout``. Its buffer 0 is a table with an entry
 The pickle asks for such a buffer like for any other, and is given what makes a tensor of a dtype and a shape. So nested containers,
 objects, and one tensor in two places work by pickle's own rules. Two views of one memory become two tensors, as on the CPU.
 
+For a reader on the host (`split_for_host`) they lie in the message itself, which has room for them: the reader takes it for any
+other message, and whoever splits the value copies the bytes.
+
 Imported only where torch already is.
 """
 
@@ -17,19 +20,18 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections import ChainMap
 from collections.abc import Callable, Iterator
 from io import BytesIO
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 
 from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.layout import split as take_apart
-from crossfade.channels.tensors import TensorPickler, TensorReducer
+from crossfade.channels.tensors import TensorPickler, TensorReducer, dump_by_cloudpickle, rebuild_device_tensor
 from crossfade.host.memory import align
 
-__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "Placed", "Split", "join", "split"]
+__all__ = ["ALIGN_BYTES", "HostSplit", "LaneOf", "Make", "Placed", "Split", "join", "split", "split_for_host"]
 
 ALIGN_BYTES = 256
 
@@ -40,14 +42,15 @@ Make: TypeAlias = Callable[[int, int, torch.dtype, tuple[int, ...]], torch.Tenso
 """A tensor at (lane, offset in bytes) of a dtype and a shape."""
 
 _ENTRY = struct.Struct("<IIQQ")
+_R = TypeVar("_R", bound=TensorReducer)
 
 
 class Placed(NamedTuple):
-    """A tensor that goes beside the message.
+    """A tensor that is not in the message, or not yet.
 
     Attributes:
-        lane: by which lane.
-        offset: where it lies in the lane's slot, in bytes.
+        lane: by which lane it goes; 0 if the message has room for it.
+        offset: where it lies in the lane's slot, or in the message, in bytes.
         tensor: dense and contiguous; it may be computed only by work that is enqueued now.
     """
 
@@ -118,13 +121,7 @@ def split(value: object, lane_of: LaneOf) -> Split:
     Raises:
         Exception: what pickling raised.
     """
-    try:
-        data, reducer = _dump(value, lane_of)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        data, reducer = _dump_by_cloudpickle(value, lane_of)
-    else:
-        if b"__main__" in data:  # a class or function that only this process's main module has
-            data, reducer = _dump_by_cloudpickle(value, lane_of)
+    data, reducer = _dump(value, lambda: _Reducer(lane_of))
     table = b"".join(
         _ENTRY.pack(placed.lane, place, placed.offset, placed.size_bytes) for place, placed in reducer.placed.items()
     )
@@ -135,25 +132,81 @@ def split(value: object, lane_of: LaneOf) -> Split:
     return Split(message, tuple(reducer.placed.values()), reducer.lane_bytes)
 
 
-def _dump(value: object, lane_of: LaneOf) -> tuple[bytes, _Reducer]:
-    file, reducer = BytesIO(), _Reducer(lane_of)
-    TensorPickler(file, reducer).dump(value)
-    return file.getvalue(), reducer
+def _dump(value: object, new_reducer: Callable[[], _R]) -> tuple[bytes, _R]:
+    """A value's pickle, and what was kept out of it."""
+    file, reducer = BytesIO(), new_reducer()
+    try:
+        TensorPickler(file, reducer).dump(value)
+        data = file.getvalue()
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data = None
+    if data is None or b"__main__" in data:  # a class or function that only this process's main module has
+        reducer = new_reducer()
+        data = dump_by_cloudpickle(value, reducer)
+    return data, reducer
 
 
-def _dump_by_cloudpickle(value: object, lane_of: LaneOf) -> tuple[bytes, _Reducer]:
-    import cloudpickle
+class HostSplit(NamedTuple):
+    """A value taken apart for a reader on the host.
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """With an entry for tensors. (The interpreter's pickler looks for its table once, when it is made.)"""
+    Attributes:
+        message: the pickle, if nothing lies outside of it; else a message whose ``buffers`` are what the host has to copy.
+        tensors: those whose bytes have to be copied into the message. Empty ones are not among them.
+    """
 
-        def __init__(self, file: BytesIO, reducer: _Reducer) -> None:
-            self.dispatch_table = ChainMap({torch.Tensor: reducer.reduce}, cloudpickle.Pickler.dispatch_table)
-            super().__init__(file, 5, reducer.buffers.append)
+    message: bytes | Encoded
+    tensors: tuple[Placed, ...]
 
-    file, reducer = BytesIO(), _Reducer(lane_of)
-    Pickler(file, reducer).dump(value)
-    return file.getvalue(), reducer
+
+class _Room(NamedTuple):
+    """Stands for a buffer that the device copies: `encode` looks at its length only."""
+
+    nbytes: int
+
+
+class _HostReducer(TensorReducer):
+    """Keeps device tensors apart from what the host copies.
+
+    Attributes:
+        rooms: those that are not empty, by their place among the buffers.
+    """
+
+    def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.rooms: dict[int, torch.Tensor] = {}
+        self._is_on_device = is_on_device
+
+    def reduce(self, tensor: torch.Tensor) -> Any:
+        if tensor.layout is not torch.strided or tensor.is_quantized or not self._is_on_device(tensor):
+            return super().reduce(tensor)
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        place = len(self.buffers)
+        self.private.add(place)
+        if dense.numel():
+            self.rooms[place] = dense
+        nothing = pickle.PickleBuffer(bytearray())
+        return rebuild_device_tensor, (nothing, dense.dtype, tuple(dense.shape), tensor.requires_grad)
+
+
+def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> HostSplit:
+    """Takes a value apart whose device tensors are to lie in the message. Copies as `split` does.
+
+    Args:
+        value: the value.
+        is_on_device: whether whoever calls copies this tensor's bytes; all others are in the message already.
+
+    Raises:
+        Exception: what pickling raised.
+    """
+    data, reducer = _dump(value, lambda: _HostReducer(is_on_device))
+    if not reducer.buffers:
+        return HostSplit(data, ())
+    rooms = {place: _Room(dense.nbytes) for place, dense in reducer.rooms.items()}
+    buffers = [rooms.get(place) or buffer.raw() for place, buffer in enumerate(reducer.buffers)]
+    whole = encode(Pickled(data, cast(list[memoryview], buffers), frozenset(reducer.private)))
+    tensors = tuple(Placed(0, whole.buffers[place][0], dense) for place, dense in reducer.rooms.items())
+    here = tuple(buffer for place, buffer in enumerate(whole.buffers) if place not in rooms)
+    return HostSplit(Encoded(whole.head, here, whole.size_bytes), tensors)
 
 
 def join(
