@@ -163,7 +163,8 @@ class _Arrival:
             raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {data.nbytes} bytes")
         if data.nbytes:
             source = data if self._is_pinned else self._copies.pinned(data)
-            self._sources.append(source)  # first: what is enqueued is kept
+            # Before the copy, so that what is enqueued is kept. The CPU's memory knows no streams: there the tensor is, too.
+            self._sources.append((source, tensor) if self._copies.home.is_host else source)
             self._copies.copy_in(tensor, source)
         return tensor
 

@@ -50,7 +50,7 @@ class _Job:
         try:
             return self.error is not None or all(moment.has_come() for moment in self.moments)
         except DeviceError as error:
-            self.error = error
+            self.error = error.with_traceback(None)  # which would hold this frame, and so this job, in a circle
             return True
 
     def wait(self) -> None:
@@ -58,7 +58,7 @@ class _Job:
             for moment in self.moments:
                 moment.wait()
         except DeviceError as error:
-            self.error = error
+            self.error = error.with_traceback(None)  # which would hold this frame, and so this job, in a circle
 
 
 class Publisher:
