@@ -17,15 +17,17 @@ from hypothesis import strategies as st
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import conformance  # noqa: E402
+from crossfade.channels import conformance, device_codec  # noqa: E402
 from crossfade.channels.device_codec import split_for_host  # noqa: E402
+from crossfade.channels.device_writer import DeviceToHostWriter  # noqa: E402
 from crossfade.channels.layout import Encoded  # noqa: E402
 from crossfade.channels.protocol import EMPTY, Reader, Writer  # noqa: E402
+from crossfade.channels.shm_ring import ShmWriter  # noqa: E402
 from crossfade.channels.tensors import bring_to_host  # noqa: E402
 from crossfade.device.driver import HOST  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.device.tensors import tensor_on  # noqa: E402
-from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError, Failure, TaskError  # noqa: E402
+from crossfade.errors import ActorDiedError, ChannelBroken, ChannelClosed, DeviceError, Failure, TaskError  # noqa: E402
 from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
 
@@ -53,6 +55,22 @@ def open_both(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[R
         yield ring.writer, ring.readers
 
 
+class AllPending(DeviceToHostWriter):
+    """Every value goes the way of one that has to be copied."""
+
+    def publish(self) -> None:
+        at = self._at
+        ShmWriter.publish(self)
+        self._submit(at, -1, (), ())
+
+
+@contextmanager
+def open_pending(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
+    with open_ring(HostDriver(1.0), depth=depth, num_readers=num_readers, writer_type=AllPending) as ring:
+        yield ring.writer, ring.readers
+
+
+TestPending = conformance.suite(open_pending)
 TestFromDevice = conformance.suite(open_from_device)
 TestToDevice = conformance.suite(open_to_device)
 TestBoth = conformance.suite(open_both)
@@ -159,6 +177,16 @@ def test_no_byte_of_a_device_tensor_is_copied_by_the_host() -> None:
     assert placed.data_ptr() == tensor.data_ptr()
     assert offset % 64 == 0
     assert offset + 1000 <= split.message.size_bytes
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5)])
+def test_a_tensor_by_itself_is_laid_out_as_any_value(shape: tuple[int, ...], requires_grad: bool) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+        tensor = sample(dtype, shape).requires_grad_(requires_grad)
+        short, general = (make(tensor, lambda each: True) for make in (split_for_host, device_codec._split_any))
+        assert short.message == general.message
+        assert short.tensors[0].offset == general.tensors[0].offset
 
 
 def test_without_tensors_a_value_is_a_pickle() -> None:
@@ -391,6 +419,26 @@ def test_an_event_that_fails_is_told_of_by_the_thread(late: LateDriver) -> None:
         until(lambda: late.num_blocked == 1)
         late.break_down(DeviceError("the GPU has fallen off the bus"))
         assert isinstance(take(ring.reader), Failure)
+
+
+def test_what_cannot_be_trusted_is_not_told_of(late: LateDriver) -> None:
+    """A stream that waited for the dead was let go: the copy is done, and what it copied is rubbish."""
+    with open_ring(late, spin_us=LONG_US) as ring:
+        late.hold(ring.home.up_stream)
+        reasons: list[ActorDiedError | None] = [None]
+        ring.writer._distrust = lambda: reasons[0]  # type: ignore[attr-defined]
+        assert ring.writer.try_write(torch.arange(10))
+        reasons[0] = ActorDiedError("actor B has died")
+        late.let_go(ring.home.up_stream)
+        assert ring.copies.poll()
+        failure = ring.reader.try_read()
+        assert isinstance(failure, Failure)
+        assert isinstance(failure.to_error(), ActorDiedError)
+        reasons[0] = None
+        for number in range(10):
+            assert ring.writer.try_write(torch.full((10,), number))
+            assert ring.copies.poll()
+            assert int(take(ring.reader)[0]) == number
 
 
 def test_no_pinned_memory_is_an_error_and_the_ring_goes_on(late: LateDriver) -> None:

@@ -16,7 +16,6 @@ from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.device.driver import Driver
-from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
 from crossfade.host.doorbell import Bell, Doorbell
@@ -78,7 +77,7 @@ class Ring:
 
 @contextmanager
 def open_ring(
-    driver: HostDriver,
+    driver: Driver,
     *,
     depth: int = 2,
     num_readers: int = 1,
@@ -86,6 +85,7 @@ def open_ring(
     reads_onto: str = "",
     spin_us: float = 0.0,
     buffer_bytes: int = 0,
+    writer_type: type[DeviceToHostWriter] = DeviceToHostWriter,
 ) -> Iterator[Ring]:
     """A ring whose writer has the device, or whose readers have it and bring tensors there as ``reads_onto`` says, or both."""
     layout = RingLayout(depth, num_readers)
@@ -97,7 +97,7 @@ def open_ring(
     copies = HostCopies([home], bells[0], spin_us)
     writer: ShmWriter
     if writes_from_device:
-        writer = DeviceToHostWriter(
+        writer = writer_type(
             "c",
             board,
             0,

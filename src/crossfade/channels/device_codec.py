@@ -21,6 +21,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from io import BytesIO
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -42,6 +43,7 @@ Make: TypeAlias = Callable[[int, int, torch.dtype, tuple[int, ...]], torch.Tenso
 """A tensor at (lane, offset in bytes) of a dtype and a shape."""
 
 _ENTRY = struct.Struct("<IIQQ")
+_MANY = 1024
 _R = TypeVar("_R", bound=TensorReducer)
 
 
@@ -78,6 +80,15 @@ class Split(NamedTuple):
     lane_bytes: dict[int, int]
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or what is enqueued to make it contiguous."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 class _Reducer(TensorReducer):
     """What the pickler does with tensors.
 
@@ -92,12 +103,12 @@ class _Reducer(TensorReducer):
         self._lane_of = lane_of
 
     def reduce(self, tensor: torch.Tensor) -> Any:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if not _is_plain(tensor):
             return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         lane = self._lane_of(tensor)
         if lane is None:
             return super().reduce(tensor)
-        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        dense = _dense(tensor)
         placed = Placed(lane, align(self.lane_bytes.get(lane, 0), ALIGN_BYTES), dense)
         self.lane_bytes[lane] = placed.offset + placed.size_bytes
         self.placed[len(self.buffers)] = placed
@@ -177,9 +188,9 @@ class _HostReducer(TensorReducer):
         self._is_on_device = is_on_device
 
     def reduce(self, tensor: torch.Tensor) -> Any:
-        if tensor.layout is not torch.strided or tensor.is_quantized or not self._is_on_device(tensor):
+        if not (_is_plain(tensor) and self._is_on_device(tensor)):
             return super().reduce(tensor)
-        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        dense = _dense(tensor)
         place = len(self.buffers)
         self.private.add(place)
         if dense.numel():
@@ -198,6 +209,15 @@ def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) 
     Raises:
         Exception: what pickling raised.
     """
+    if (
+        type(value) is torch.Tensor and value.numel() and _is_plain(value) and is_on_device(value)
+    ):  # what most values are
+        head, offset, size_bytes = _describe(value.dtype, value.shape, value.requires_grad)
+        return HostSplit(Encoded(head, (), size_bytes), (Placed(0, offset, _dense(value)),))
+    return _split_any(value, is_on_device)
+
+
+def _split_any(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> HostSplit:
     data, reducer = _dump(value, lambda: _HostReducer(is_on_device))
     if not reducer.buffers:
         return HostSplit(data, ())
@@ -207,6 +227,15 @@ def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) 
     tensors = tuple(Placed(0, whole.buffers[place][0], dense) for place, dense in reducer.rooms.items())
     here = tuple(buffer for place, buffer in enumerate(whole.buffers) if place not in rooms)
     return HostSplit(Encoded(whole.head, here, whole.size_bytes), tensors)
+
+
+@lru_cache(_MANY)
+def _describe(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> tuple[bytes, int, int]:
+    """(what stands before the bytes of a tensor by itself, where they start, length of the message)."""
+    blank = torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
+    message, tensors = _split_any(blank, lambda tensor: True)
+    head, _, size_bytes = cast(Encoded, message)
+    return head, tensors[0].offset, size_bytes
 
 
 def join(

@@ -6,7 +6,7 @@ import mmap
 import pickle
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from crossfade.channels.codec import PLAIN_TYPES
@@ -17,7 +17,7 @@ from crossfade.channels.pinned import PinnedWriterSlots
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, SLOT_MESSAGE, WRITER_GONE, ShmWriter
 from crossfade.device.moments import Moment
-from crossfade.errors import DeviceError, Failure
+from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap
 from crossfade.host.semaphore import FENCE_AFTER_POST
@@ -41,6 +41,8 @@ class DeviceToHostWriter(ShmWriter):
         buffer_bytes: see `ShmWriter`; these slots are pinned now.
         actor: who writes, for errors.
         node: what makes the values, for errors.
+        distrust: asked when the bytes of a value are there, before its readers are told, in any thread: why they cannot be
+            trusted, if so. (A stream that waited for the dead was let go, and computed rubbish.) Must not block or raise.
     """
 
     def __init__(
@@ -56,10 +58,12 @@ class DeviceToHostWriter(ShmWriter):
         buffer_bytes: int = 0,
         actor: str = "",
         node: str = "",
+        distrust: Callable[[], CrossfadeError | None] | None = None,
     ) -> None:
         super().__init__(name, board, offset, layout, heap, bells)
         self._copies = copies
         self._where = (actor, f"{node or f'the value of channel {name}'}, copying it from the GPU to the host,")
+        self._distrust = distrust
         self._pinned = PinnedWriterSlots(heap, self._base, layout, copies.pins, f"slots of {name}")
         self._slots = self._pinned
         self._readers, self._posts = self._posts, []  # so `publish` takes the record, and tells nobody
@@ -134,9 +138,13 @@ class DeviceToHostWriter(ShmWriter):
 
     def _finish(self, at: int, slot: int, start_ns: int, error: DeviceError | None) -> None:
         """The bytes of the record at ``at`` are there, or never will be. By any thread, one value after the other."""
-        if error is not None:
-            self._put_pickle(at, _short_failure(error, *self._where))
-            self._unused.append(slot)
+        reason: CrossfadeError | None = error
+        if slot >= 0:
+            if reason is None and self._distrust is not None:
+                reason = self._distrust()
+            if reason is not None:
+                self._put_pickle(at, _short_failure(reason, *self._where))
+                self._unused.append(slot)
         self._tell()
         self._num_told += 1
         if start_ns and self.on_moved is not None:
@@ -181,11 +189,11 @@ def _is_plain(value: object) -> bool:
     return numpy is not None and kind is numpy.ndarray and not value.dtype.hasobject  # type: ignore[attr-defined]
 
 
-def _short_failure(error: DeviceError, actor: str, node: str) -> bytes:
-    """The pickle of an error that fits into a record, for whoever waits for the value."""
+def _short_failure(error: CrossfadeError, actor: str, node: str) -> bytes:
+    """The pickle of an error of its kind that fits into a record, for whoever waits for the value."""
     num = _MOST_CHARACTERS
     while True:
-        failure = Failure.capture(DeviceError(str(error)[:num]), actor=actor, node=node[:num])
+        failure = Failure.capture(type(error)(str(error)[:num]), actor=actor, node=node[:num])
         data = pickle.dumps(failure, 5)
         if len(data) <= INLINE_BYTES:
             return data
