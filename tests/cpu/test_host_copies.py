@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -679,3 +682,38 @@ def test_a_value_that_does_not_unpickle_leaves_no_slot_held(late: LateDriver) ->
 class _Unreadable:
     def __reduce__(self) -> Any:
         return int, ("this is no number",)
+
+
+def test_views_that_die_in_another_thread_end_once() -> None:
+    """Slots are freed, used again and never short, whoever drops the last view."""
+    views: SimpleQueue[Any] = SimpleQueue()
+
+    def drop() -> None:
+        while views.get() is not None:
+            pass
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    try:
+        with open_ring(HostDriver(1.0), depth=2, writes_from_device=False, reads_onto="default") as ring:
+            for number in range(3000):
+                write(ring, torch.full((300,), number))
+                view = take(ring.reader)
+                assert int(view[-1]) == number
+                views.put(view)
+                del view
+            until(lambda: ring.reader.statistics().num_kept == 0, "the end of all views")
+            assert ring.writer.statistics().num_slots <= 4
+    finally:
+        views.put(None)
+        thread.join(10)
+
+
+def test_ends_without_a_device_know_nothing_of_it() -> None:
+    code = """
+import sys
+import crossfade.channels.shm_ring, crossfade.engines.wiring
+found = [name for name in sys.modules if name == "torch" or name.startswith("crossfade.device")]
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -170,13 +170,16 @@ class PinnedReaderSlots(ReaderSlots):
             super()._died(slot, exporter)
             return
         try:
-            self._ending[slot] = self._end_of(stream)
+            moment = self._end_of(stream)
         except DeviceError:  # it will never read anything again
             super()._died(slot, exporter)
             return
-        if self._ending[slot] is None:
+        if moment is None:
             self._streams[slot] = stream
-        del self._kept[slot]
+        self._ending[slot] = moment
+        del self._kept[
+            slot
+        ]  # last: it is kept or ending at any moment, whichever thread looks, and `collect` waits for this
 
     def _end_of(self, stream: int) -> Moment | None:
         """The end of all that the stream was given; None while it is captured: in the graph that would be at each replay."""
@@ -185,6 +188,8 @@ class PinnedReaderSlots(ReaderSlots):
     def collect(self) -> None:
         """Frees the slots from which the device has read."""
         for slot, moment in list(self._ending.items()):
+            if slot in self._kept:
+                continue
             try:
                 if moment is None:
                     moment = self._ending[slot] = self._end_of(self._streams[slot])
