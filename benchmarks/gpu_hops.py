@@ -47,15 +47,16 @@ def measure(book: Book, options: argparse.Namespace, device: str, sizes: dict[st
 
 
 def _measure_ray(book: Book, options: argparse.Namespace, device: str, sizes: dict[str, int]) -> None:
-    side = ray_side("Ray", options.ray, (device,))
-    try:
-        side.ask(book, "version", {"measure": "version"}, limit_s=30)
-        for size, size_bytes in sizes.items():
-            for what in WORDS:
+    """A worker for each case: an actor of Ray's takes part in one graph, and taking one down has hung."""
+    for size, size_bytes in sizes.items():
+        for what in WORDS:
+            side = ray_side("Ray", options.ray, (device,))
+            try:
+                side.ask(book, "version", {"measure": "version"}, limit_s=30)
                 request = {"measure": "hops", "what": what, "size_bytes": size_bytes, "num": max(10, options.num // 5)}
                 side.ask(book, f"{size}, {what}", request, limit_s=LIMIT_S)
-    finally:
-        side.close()
+            finally:
+                side.close()
 
 
 def limit_us(size: str, what: str, bare_us: float | None) -> float:

@@ -188,8 +188,6 @@ def hops(state: dict[str, Any], request: Request) -> Result:
     samples = [trip(number + each) for each in range(num)]
     if library.may_share:
         _check_whole(library, source, sink, graphs)
-    else:
-        _end_hops(library, *state.pop(key))
     return {"samples": samples}
 
 

@@ -1,7 +1,7 @@
 """Ray Compiled Graph's worker of ``gpu_overlap`` and ``gpu_hops``: ``python -m benchmarks.ray_gpu_worker DEVICE``.
 
-An actor of Ray's takes part in one compiled graph, so a worker has one way of running the overlap program, and each case of the
-hops has actors of its own. Its teardown has hung: whoever started this process ends it, and its group, after a while.
+An actor of Ray's takes part in one compiled graph, so a worker has one way of running the overlap program, or one case of the hops.
+Taking graphs down has hung: whoever started this process ends it, and its group, after a while.
 """
 
 from __future__ import annotations
