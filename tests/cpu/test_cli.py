@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
@@ -284,6 +285,25 @@ def test_demo_on_the_inline_engine(tmp_path: Path) -> None:
     done = crossfade_command("demo", "--engine", "inline", folder=tmp_path, before=QUICK)
     assert (done.returncode, done.stderr) == (0, "")
     assert "engine inline" in done.stdout
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_the_demos_program_on_gpus_is_right_also_on_the_cpu(inline: None) -> None:
+    from crossfade.cli import gpu_actors
+
+    size = 64
+    parts = replace(
+        gpu_actors.on_gpus(4),
+        sender_args=(size, "cpu"),
+        receiver_args=(size, "cpu"),
+        num_gpus=0,
+        expected=lambda number, execution: gpu_actors.expected(number, execution, size),
+    )
+    assert (parts.num_senders, gpu_actors.on_gpus(2).num_senders) == (3, 1)
+    program = FanIn(parts)
+    with program.compile() as graph:
+        (measured,) = measure(program, [graph], 1)  # raises if a result is wrong
+    assert len(measured.bursts) == 1
 
 
 def test_a_wrong_result_gives_exit_code_1(tmp_path: Path) -> None:
