@@ -87,7 +87,7 @@ class Sender:
     def reference(self) -> tuple[int, float]:
         """The column of the largest element of the first row of the product with itself, and that element in float64."""
         row = self._base[0].double()
-        product = torch.cat([row @ part.double() for part in self._base.split(1000, dim=1)])
+        product = torch.cat([row @ part.double() for part in torch.split(self._base, 1000, dim=1)])
         column = int(product.abs().argmax())
         return column, float(product[column])
 

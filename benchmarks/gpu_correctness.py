@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from benchmarks.gpu_steps import Book, Side, parser_of, publish
 PARTS = ("graphs", "poisoned", "kills")
 REPORT_LIMIT_S = 2.0
 CHUNK = 25
-SEED = 2026
 
 
 def measure(book: Book, options: argparse.Namespace, device: str) -> None:
@@ -43,10 +43,12 @@ def measure(book: Book, options: argparse.Namespace, device: str) -> None:
 def _graphs(book: Book, options: argparse.Namespace, side: Side, device: str) -> None:
     """In small steps, so that one that hangs costs little; transports take turns."""
     for number in range(options.graphs // CHUNK):
+        if time.monotonic() > options.end:
+            return
         transport = options.transports[number % len(options.transports)]
         request = {
             "measure": "random_graphs",
-            "seed": SEED + number,
+            "seed": options.seed + number,
             "num": CHUNK,
             "transports": [transport],
             "with_large": not options.quick,
@@ -70,9 +72,11 @@ def _poisoned(book: Book, options: argparse.Namespace, side: Side, device: str) 
 def _kills(book: Book, options: argparse.Namespace, side: Side, device: str) -> None:
     num_words = (32 << 20) if device == "cuda" else (1 << 18)
     for number in range(options.kills):
+        if time.monotonic() > options.end:
+            return
         request = {
             "measure": "kill",
-            "seed": SEED + number,
+            "seed": options.seed + number,
             "num_words": num_words,
             "transport": options.transport,
             "most_wait_s": 0.1,
@@ -86,6 +90,8 @@ def table_of(book: Book, options: argparse.Namespace) -> tuple[Table, bool]:
     is_right = True
     failures = book.failures()
     if "graphs" in options.only:
+        num_done = sum(row["graphs"] for row in book.rows if "graphs" in row)
+        is_right = num_done == options.graphs // CHUNK * CHUNK
         for transport in dict.fromkeys(options.transports):
             step = f"graphs, {transport}"
             rows, failed = book.of(step, "crossfade"), [text for text in failures if f", {step}: " in text]
@@ -111,7 +117,7 @@ def table_of(book: Book, options: argparse.Namespace) -> tuple[Table, bool]:
         if times_s:
             more += f"; reported after {statistics.median(times_s):.3f} s (at most {times_s[-1]:.3f})"
         table.add("kills", str(len(rows)), str(sum("WrongValue" in text for text in failed)), str(len(failed)), more)
-        is_right = is_right and not failed and not late and not lost
+        is_right = is_right and not failed and not late and not lost and len(rows) == options.kills
     return table, is_right
 
 
@@ -122,13 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--graphs", type=int, default=1000, help="random graphs")
     parser.add_argument("--executions", type=int, default=100_000, help="executions with poisoned slots")
     parser.add_argument("--kills", type=int, default=30, help="kills")
+    parser.add_argument("--seed", type=int, default=2026, help="of graphs and kills: another one gives others")
+    parser.add_argument("--seconds", type=float, default=540, help="no random graph and no kill begins later")
     parser.add_argument("--limit", type=float, default=120, help="seconds for a step")
-    parser.add_argument(
-        "--transports", nargs="+", help="of random graphs, in turn (auto, copy, copy, staged, shm, nccl on GPUs)"
-    )
+    parser.add_argument("--transports", nargs="+", help="of random graphs, in turn; on GPUs all that there are")
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.device_count() >= 2 else "cpu"
-    everywhere = ["auto", "copy", "copy", "staged", "auto", "copy", "shm", "nccl"]
+    options.end = time.monotonic() + options.seconds
+    everywhere = ["auto", "copy", "staged", "copy", "nccl", "auto", "copy", "shm", "copy", "staged"]
     options.transports = options.transports or (everywhere if device == "cuda" else ["auto", "shm"])
     if options.quick:
         options.graphs, options.executions, options.kills = 2 * CHUNK, 1000, 2

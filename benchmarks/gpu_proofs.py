@@ -21,8 +21,8 @@ from tests.helpers.graphs import (
     TENSOR_KINDS,
     TENSOR_METHODS,
     Bench,
+    check_engines_agree,
     graph_draws,
-    new_key,
 )
 from tests.helpers.tensor_workers import TensorWorker
 
@@ -52,7 +52,7 @@ def random_graphs(state: dict[str, Any], request: Request) -> Result:
     if "benches" not in state:
         books = {"num_gpus": gpus_for(device, NUM_ACTORS)} if device == "cuda" else None
         state["benches"] = Bench("inline", TensorWorker), Bench("local", TensorWorker, (device,), books)
-    inline, local = state["benches"]
+    benches = state["benches"]
     counts = {"graphs": 0, "executions": 0, "nodes": 0}
     draws = graph_draws(
         transports=request["transports"],
@@ -72,10 +72,10 @@ def random_graphs(state: dict[str, Any], request: Request) -> Result:
     )
     @given(draw=draws)
     def agree(draw: Any) -> None:
-        key = new_key()
-        wanted, got = inline.run([draw], key), local.run([draw], key)
-        if wanted != got:
-            raise WrongValue(f"{draw}: {got}, not {wanted}")
+        try:
+            check_engines_agree(benches, [draw])
+        except AssertionError as error:
+            raise WrongValue(str(error)) from None
         counts["graphs"] += 1
         counts["executions"] += draw.num_executions
         counts["nodes"] += len(draw.nodes)

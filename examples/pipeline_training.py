@@ -54,7 +54,7 @@ class Stage:
         x = x.to(self.device)
         if x.is_floating_point():
             x = x.detach().requires_grad_()
-        y = self.layers(x)
+        y: Tensor = self.layers(x)
         self.saved[micro] = x, y
         return y.detach()
 
@@ -137,7 +137,7 @@ Step = tuple[list[Tensor], list[Tensor]]
 def read_steps(num_steps: int) -> list[Step]:
     """Batches cut into micro-batches; the text is gone through again where it is too short."""
     batches = read_batches(documentation(), SHAPE[0], MICRO_BATCH * NUM_MICRO_BATCHES, num_steps)
-    pieces = [batch.split(MICRO_BATCH) for batch in batches]
+    pieces = [torch.split(batch, MICRO_BATCH) for batch in batches]
     steps = [([piece[:, :-1] for piece in each], [piece[:, 1:] for piece in each]) for each in pieces]
     return [steps[number % len(steps)] for number in range(num_steps)]
 

@@ -183,6 +183,13 @@ def check_against_plain_calls(benches: Benches, draws: Sequence[GraphDraw]) -> N
         assert bench.run(draws, key) == expected, bench.session.engine.name
 
 
+def check_engines_agree(benches: Benches, draws: Sequence[GraphDraw]) -> None:
+    """Both engines must give the same, bit for bit; for actors whose values plain calls cannot tell."""
+    key = new_key()
+    inline, local = (bench.run(draws, key) for bench in benches)
+    assert inline == local, draws
+
+
 def sources_of(draw: GraphDraw) -> list[list[tuple[int, str]]]:
     """For each node, which values it takes and how. Both parts of the input must be used by somebody."""
     sources = [list(node.sources) for node in draw.nodes]
