@@ -69,14 +69,23 @@ class Worker:
         return self.turn(x) - self.turn(y) + z
 
     def total(self, x: torch.Tensor) -> int:
-        return int(checksum(self.turn(x)).item())
+        return int(self.enqueue_total(x).item())
 
-    def alone_us(self, method: str, num_tensors: int) -> float:
-        """A method on an idle device, on the device's clock."""
+    def enqueue_total(self, x: torch.Tensor) -> torch.Tensor:
+        return checksum(self.turn(x))
+
+    def alone_us(self, method: str, num_tensors: int) -> tuple[float, float]:
+        """A method on an idle device: the host's time, which only enqueues, and that of its kernels, on the device's clock."""
         args: list[Any] = self._pictures[:num_tensors] if num_tensors else [1]
-        call = getattr(self, method)
-        times_us = [device_us(self._device, lambda: call(*args)) for _ in range(NUM_TIMED)]
-        return statistics.median(times_us[3:])
+        call = getattr(self, f"enqueue_{method}", None) or getattr(self, method)
+        host_us, kernels_us = [], []
+        for _ in range(NUM_TIMED):
+            kernels_us.append(device_us(self._device, lambda: call(*args)))
+            start_ns = time.perf_counter_ns()
+            call(*args)
+            host_us.append((time.perf_counter_ns() - start_ns) / 1e3)
+            synchronise(self._device)
+        return statistics.median(host_us[3:]), statistics.median(kernels_us[3:])
 
 
 class Reference:
@@ -228,14 +237,17 @@ def predict(state: State, request: Request) -> Result:
         name: crossfade.get(state.actors[0].alone_us.remote(name, num_tensors))
         for name, num_tensors in case.methods.items()
     }
+    host_us = {name: host for name, (host, _) in times_us.items()}
+    kernels_us = {name: kernels for name, (_, kernels) in times_us.items()}
     sizes = {
         output: 2 * state.size**2 for node in graph.plan.nodes for output in node.outputs if node.method != "total"
     }
-    workload = crossfade.Workload(times_us, sizes)
+    more: dict[str, Any] = {"device_us": kernels_us, "synchronous": ("total",)} if state.device == "cuda" else {}
+    workload = crossfade.Workload(host_us, sizes, **more)
     num = NUM_TIMED + case.inflight if case.inflight > 1 else 1
     predicted = graph.predicted_timeline(workload, state.costs, num_executions=num)
     predicted_us = predicted.makespan_us if num == 1 else predicted_steady_us(predicted, case.inflight)
-    return {"predicted_us": predicted_us, "methods_us": times_us}
+    return {"predicted_us": predicted_us, "methods_us": kernels_us}
 
 
 def measure(state: State, request: Request) -> Result:

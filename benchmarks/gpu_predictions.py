@@ -2,9 +2,9 @@
 
 Run ``python -m benchmarks.gpu_predictions`` from the root of the repository: ``--report``, ``--quick`` as for
 ``benchmarks.gpu_overlap``. First ``crossfade topology`` measures the links between the GPUs, and `crossfade.calibrate` what the
-host's steps cost; ``--topology`` takes a file that was measured before. Then every method is timed alone on an idle GPU, on the
-device's clock, and five graphs of four actors are predicted; only afterwards are they measured, in turn. No figure is fitted to
-them. Each result is compared with what indexing gives on the CPU.
+host's steps cost; ``--topology`` takes a file that was measured before. Then every method is timed alone on an idle GPU, its
+kernels on the device's clock and what the host takes to enqueue them, and five graphs of four actors are predicted; only
+afterwards are they measured, in turn. No figure is fitted to them. Each result is compared with what indexing gives on the CPU.
 """
 
 from __future__ import annotations
