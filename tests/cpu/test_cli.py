@@ -21,7 +21,7 @@ from crossfade.api import remote
 from crossfade.cli.actors import Echo
 from crossfade.cli.demo import fold_grid
 from crossfade.cli.exits import WrongResult
-from crossfade.cli.fan_in import FanIn, measure
+from crossfade.cli.fan_in import ON_CPU, Burst, FanIn, Measured, measure
 from crossfade.cli.measure import alone_us, in_flight_us, p99, show_us
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.picture import draw_timelines
@@ -304,6 +304,23 @@ def test_the_demos_program_on_gpus_is_right_also_on_the_cpu(inline: None) -> Non
     with program.compile() as graph:
         (measured,) = measure(program, [graph], 1)  # raises if a result is wrong
     assert len(measured.bursts) == 1
+
+
+def test_what_an_action_took_on_a_gpu_counts_before_what_its_host_took(inline: None) -> None:
+    plan = FanIn().compile().plan
+    spans = [
+        Span("Sender0", stream, label, "make", kind, 0, 10.0, 10.0 + duration_us)
+        for stream, label, kind, duration_us in (
+            ("main", "run n0", "compute", 20.0),
+            ("compute", "run n0", "compute", 500.0),
+            ("main", "write n0", "communicate", 9.0),
+            ("main", "write n0", "wait", 70.0),
+        )
+    ]
+    measured = Measured(ON_CPU, plan, (Burst(Timeline.of("measured", spans), (600.0,)),))
+    assert measured.took_us("run n0") == [500.0]
+    assert measured.durations_us("run n0") == [20.0]
+    assert measured.took_us("write n0") == [9.0]
 
 
 def test_a_wrong_result_gives_exit_code_1(tmp_path: Path) -> None:

@@ -153,14 +153,14 @@ def _print_times(console: Console, measured: Measured, round_trips_us: Sequence[
     for heading in ("median us", "p99 us", "MB/s"):
         table.add_column(heading, justify="right")
     first, last = measured.plan.nodes[0], measured.plan.nodes[-1]
-    writes_us = measured.durations_us(f"write {first.outputs[0]}")
+    writes_us = measured.took_us(f"write {first.outputs[0]}")
     parts, size_mb = measured.parts, measured.parts.value_bytes / 1e6
     what = "tensor" if parts.num_gpus else "array"
     rows = [
         ("one more execution, others in flight", measured.execution_us(), parts.num_senders * size_mb),
-        (f"  {first.method}: a sender makes its {what}", measured.durations_us(f"run {first.id}"), 0),
+        (f"  {first.method}: a sender makes its {what}", measured.took_us(f"run {first.id}"), 0),
         (f"  {'a' if parts.num_gpus else 'an'} {what} of {size_mb:.4g} MB into its slot", writes_us, size_mb),
-        (f"  {last.method}: the receiver works on one", measured.durations_us(f"run {last.id}"), 0),
+        (f"  {last.method}: the receiver works on one", measured.took_us(f"run {last.id}"), 0),
         ("1 byte, driver to actor and back", round_trips_us, 0),
         ("  per hop", [time_us / 2 for time_us in round_trips_us], 0),
     ]

@@ -37,6 +37,8 @@ NUM_WORDS = 500_000
 NUM_PASSES = 20
 NUM_IN_BURST = 6
 MAX_INFLIGHT = 3
+DEVICE_STREAMS = ("compute", "push", "up", "down")
+"""Names of spans' streams that are a GPU's."""
 NUM_WARM = 2
 """Bursts that are not counted: slots are made, and their memory touched, when the first values need them."""
 
@@ -168,10 +170,16 @@ class Measured:
         """The burst of median length."""
         return sorted(self.bursts, key=lambda burst: burst.length_us)[len(self.bursts) // 2]
 
-    def durations_us(self, label: str) -> list[float]:
-        """How long an action took, each time, without waiting."""
-        spans = [span for burst in self.bursts for span in burst.timeline.spans]
-        return [span.duration_us for span in spans if span.label == label and span.kind != WAIT]
+    def durations_us(self, label: str, *, on_device: bool = False) -> list[float]:
+        """How long an action took, each time, without waiting: its host, or what it enqueued on its device."""
+        spans = [span for burst in self.bursts for span in burst.timeline.spans if span.label == label]
+        return [
+            span.duration_us for span in spans if span.kind != WAIT and (span.stream in DEVICE_STREAMS) == on_device
+        ]
+
+    def took_us(self, label: str) -> list[float]:
+        """How long an action took where it did its work: on a GPU if it used one."""
+        return self.durations_us(label, on_device=True) or self.durations_us(label)
 
     def shares(self) -> dict[str, Shares]:
         """By party."""
@@ -190,11 +198,19 @@ class Measured:
         from crossfade.schedule.simulate import simulate
 
         compute_us = {node.id: median(self.durations_us(f"run {node.id}")) for node in self.plan.nodes}
+        on_device = {node.id: self.durations_us(f"run {node.id}", on_device=True) for node in self.plan.nodes}
+        kernels_us = {node: median(times_us) for node, times_us in on_device.items() if times_us}
+        synchronous = [node.id for node in self.plan.nodes if node.method == "work" and node.id in kernels_us]
+        for node in synchronous:  # the host's span ends with the kernels
+            compute_us[node] = max(0.0, compute_us[node] - kernels_us[node])
+        on_gpus: dict[str, Any] = {"device_us": kernels_us, "synchronous": synchronous} if kernels_us else {}
         arrays = [
             channel for channel in self.plan.channels if channel.writer != DRIVER and channel.readers != (DRIVER,)
         ]
         size_bytes = self.parts.value_bytes
-        workload = Workload(compute_us=compute_us, value_bytes={channel.value: size_bytes for channel in arrays})
+        workload = Workload(
+            compute_us=compute_us, value_bytes={channel.value: size_bytes for channel in arrays}, **on_gpus
+        )
         costs = CostModel(num_cores=os.cpu_count() or 1, topology=load_topology() or Topology())
         if not self.parts.num_gpus:
             write_us = median([time_us for channel in arrays for time_us in self.durations_us(f"write {channel.id}")])
