@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -151,7 +152,7 @@ def parser_of(module: str, document: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"benchmarks.{module}", description=document.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for the lines of JSON")
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a trial, also without GPUs")
-    parser.add_argument("--report", action="store_true", help="write the report into benchmarks/reports/")
+    parser.add_argument("--report", action="store_true", help="write the report into benchmarks/reports/ and --out")
     parser.add_argument("--transport", default="auto", help="of the edges between actors")
     return parser
 
@@ -218,4 +219,6 @@ def publish(
     parts = [f"# {title}", f"{words}; {today()}; `{command}`", text, *(table.markdown() for table in tables)]
     if failed:
         parts.append(f"Steps that failed:\n{failed}")
-    print(f"wrote {write_report(question, machine, chr(10).join(part + chr(10) for part in parts)).name}")
+    path = write_report(question, machine, "\n\n".join(parts) + "\n")
+    shutil.copy(path, options.out)
+    print(f"wrote {path.name}")
