@@ -94,7 +94,7 @@ def device_side(device: int) -> Iterator[tuple[DeviceHome, HostCopies] | None]:
     if device == NO_DEVICE:
         yield None
         return
-    driver = driver_of(device)
+    driver: Any = driver_of(device)
     home, bell = home_on(driver), new_bell()
     copies = HostCopies([home], bell)
     yield home, copies

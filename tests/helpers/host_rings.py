@@ -77,7 +77,7 @@ class Ring:
 
 @contextmanager
 def open_ring(
-    driver: Driver,
+    driver: TimedDriver,
     *,
     depth: int = 2,
     num_readers: int = 1,

@@ -77,8 +77,11 @@ class DeviceToHostWriter(ShmWriter):
         """See the protocol.
 
         Raises:
+            ChannelBroken: values cannot be trusted any more.
             DeviceError: no memory for it can be pinned, or the device refused. Nothing was written; the ring goes on.
         """
+        if self._distrust is not None and (error := self._distrust()) is not None:
+            self.break_off(str(error))
         if self._copies.is_pending:
             self._copies.poll()
         while self._unused:

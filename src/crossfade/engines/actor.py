@@ -84,7 +84,8 @@ class _Actor:
         wait_until, turn = self._doorbell.wait_until, self._turn
         while not self._is_stopped:
             limit_s = _SERVE_S if self._devices is not None and self._devices.is_busy else None
-            if len(self._running) == 1:
+            is_pending = self._devices is not None and self._devices.is_pending
+            if len(self._running) == 1 and not is_pending:
                 (part,) = self._running
                 wait_until(turn, limit_s, part.cursor.idle(), part.num_parties)
             else:
@@ -102,6 +103,8 @@ class _Actor:
                     has_moved = True
             except ChannelError as error:
                 part.fault = str(error)
+        if self._devices is not None and self._devices.is_pending and self._devices.poll():
+            has_moved = True
         if has_moved and not self._doorbell.flags[1]:
             return True
         return self._look_around() or has_moved
@@ -241,8 +244,12 @@ class _Actor:
         if signals is not None:
             device_ends = self._own_devices().open(message.number, plan, self._name, signals, self._pidfds)
 
+        copies = None
+        if plan.devices.get(self._name):
+            copies = self._own_devices().host_copies(self._bells[self._name], self._doorbell.spin_us)
+
         def make() -> Wiring:
-            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends)
+            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends, copies)
 
         peers = peers_of(plan, self._name)
         wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))

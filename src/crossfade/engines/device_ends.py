@@ -11,7 +11,7 @@ from crossfade.channels.device_layout import DeviceLayout
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.engines.board import RingPlace, is_on_devices, num_devices, signals_size_bytes
 from crossfade.engines.devices import Devices
-from crossfade.errors import MissingDependency
+from crossfade.errors import ChannelBroken, MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.actions import Action, Verb
@@ -103,6 +103,13 @@ class DeviceEnds:
 
     def _part(self, place: RingPlace, device: int) -> SignalBoard:
         return BoardPart(self._boards[device], place.first_signal, _lanes_of(place).num_signals)
+
+    def distrust(self) -> ChannelBroken | None:
+        """Why what was computed here cannot be trusted, if so. Any thread may ask."""
+        dead = self.alive.check()
+        if not dead:
+            return None
+        return ChannelBroken(f"{', '.join(dead)} died, and the value may have been made of what came from there")
 
     def record(self, devices: Sequence[DeviceRecorder]) -> None:
         """Records every copy from now on; ``devices`` are the recorders of this party's devices."""
