@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from crossfade.errors import Failure
 from crossfade.types import CollectiveKind, ReduceOp
 
 __all__ = [
+    "WHOLE_NUMBERS",
     "Meeting",
     "Offer",
     "conclude",
@@ -30,11 +32,24 @@ __all__ = [
     "layout_of",
     "make_offer",
     "pieces_of",
+    "reduce_in_order",
     "reduced_dtype",
     "reference",
+    "result_shape",
     "shard",
 ]
 
+_CPU = torch.device("cpu")
+WHOLE_NUMBERS = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+)
+"""Dtypes of whole numbers that can be reduced."""
 _DIRECT = {torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64}
 _WIDER = {
     torch.float16: torch.float32,
@@ -84,15 +99,20 @@ class Offer:
 
     def layout(self) -> bytes:
         """Dtypes and shapes, the same bytes for tensors that fit together."""
-        return json.dumps([[str(each.dtype), *each.shape] for each in self.tensors]).encode()
+        return _layout(tuple((each.dtype, each.shape) for each in self.tensors))
 
     def complaint(self) -> bytes:
         """The failure as a message."""
         return message_of(self.failure).to_bytes()
 
 
-def make_offer(meeting: Meeting, rank: int, values: Sequence[object]) -> Offer:
-    """What a party brings, given the values in its registers. Never raises."""
+@lru_cache(maxsize=1024)
+def _layout(tensors: tuple[tuple[torch.dtype, torch.Size], ...]) -> bytes:
+    return json.dumps([[str(dtype), *shape] for dtype, shape in tensors]).encode()
+
+
+def make_offer(meeting: Meeting, rank: int, values: Sequence[object], device: torch.device = _CPU) -> Offer:
+    """What a party brings, given the values in its registers and the device on which tensors are moved. Never raises."""
     for value in values:
         if isinstance(value, Failure):
             return Offer((), value)
@@ -100,7 +120,7 @@ def make_offer(meeting: Meeting, rank: int, values: Sequence[object]) -> Offer:
         return Offer(())
     party = meeting.parties[rank]
     for value in values:
-        problem = _problem(meeting, value)
+        problem = _problem(meeting, value, device)
         if problem is not None:
             kind, what, hint = problem
             return Offer((), _failure(kind(f"{party} brings {what}\nhint: {hint}"), party, meeting))
@@ -108,13 +128,13 @@ def make_offer(meeting: Meeting, rank: int, values: Sequence[object]) -> Offer:
     return Offer(tuple(tensors))
 
 
-def _problem(meeting: Meeting, value: object) -> tuple[type[Exception], str, str] | None:
+def _problem(meeting: Meeting, value: object, device: torch.device) -> tuple[type[Exception], str, str] | None:
     """What is wrong with a value by itself: the kind of error, what it is, a hint."""
     if not isinstance(value, torch.Tensor):
         return TypeError, f"a {type(value).__name__}", "return a torch tensor from the method; torch.from_numpy(array)"
-    if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
+    if value.device != device or value.layout is not torch.strided or value.is_quantized:
         kind = f"a {value.layout} tensor on {value.device}".replace("torch.", "")
-        return TypeError, kind, "this version takes dense tensors on the CPU: tensor.cpu(), tensor.to_dense()"
+        return TypeError, kind, f"this collective takes dense tensors on {_place(device)}, tensor.to_dense()"
     shape = tuple(value.shape)
     if meeting.kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and not shape:
         return ValueError, "a tensor without dimensions", "give it one: tensor.unsqueeze(0)"
@@ -133,6 +153,10 @@ def _problem(meeting: Meeting, value: object) -> tuple[type[Exception], str, str
     if meeting.op is ReduceOp.AVG and not value.dtype.is_floating_point:
         return TypeError, f"a tensor of {value.dtype}, which has no average", "reduce with SUM, or convert to a float"
     return None
+
+
+def _place(device: torch.device) -> str:
+    return "the CPU: tensor.cpu()" if device == _CPU else f"its actor's GPU: tensor.to('{device}')"
 
 
 def _failure(error: Exception, party: str, meeting: Meeting) -> Failure:
@@ -188,6 +212,17 @@ def finish_reduction(meeting: Meeting, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.div_(len(meeting.parties)) if meeting.op is ReduceOp.AVG else tensor
 
 
+def result_shape(meeting: Meeting, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what each rank gets for tensors of this shape (the root's)."""
+    match meeting.kind:
+        case CollectiveKind.ALLGATHER:
+            return (len(meeting.parties) * shape[0], *shape[1:])
+        case CollectiveKind.REDUCESCATTER:
+            return (shape[0] // len(meeting.parties), *shape[1:])
+        case _:
+            return tuple(shape)
+
+
 def shard(meeting: Meeting, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """Part ``rank`` of the equal parts of dim 0."""
     size = tensor.shape[0] // len(meeting.parties)
@@ -201,18 +236,19 @@ def reference(meeting: Meeting, offers: Sequence[Offer]) -> list[list[torch.Tens
     match meeting.kind:
         case CollectiveKind.ALLREDUCE:
             columns = zip(*(offer.tensors for offer in offers), strict=True)
-            reduced = [_reduce(meeting, column) for column in columns]
+            reduced = [reduce_in_order(meeting, column) for column in columns]
             return [[tensor.clone() for tensor in reduced] for _ in ranks]
         case CollectiveKind.ALLGATHER:
             return [[torch.cat(firsts)] for _ in ranks]
         case CollectiveKind.REDUCESCATTER:
-            whole = _reduce(meeting, firsts)
+            whole = reduce_in_order(meeting, firsts)
             return [[shard(meeting, whole, rank)] for rank in ranks]
         case CollectiveKind.BROADCAST:
             return [[offers[meeting.root].tensors[0].clone()] for _ in ranks]
 
 
-def _reduce(meeting: Meeting, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def reduce_in_order(meeting: Meeting, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor after another, in a dtype that is wide enough, rounded once."""
     wide = reduced_dtype(tensors[0].dtype)
     result = tensors[0].to(wide, copy=True, memory_format=torch.contiguous_format)
     for tensor in tensors[1:]:

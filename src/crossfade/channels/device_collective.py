@@ -1,0 +1,451 @@
+"""Collectives of device tensors: hosts meet in a table, then enqueue; nobody waits for a GPU.
+
+    start        allocate what comes out | record `ready` on the compute stream | say the offer to all
+    once all     have said theirs: wait `ready` | exchange | record `done`, on a stream of the group's own
+    try_finish   as soon as that is enqueued: the compute stream waits `done`, and the program gets the tensors
+
+Because everybody draws the same conclusion from the same offers, each party enqueues its part of an exchange only when it is known
+that all others enqueue theirs, or have done so (PL-5). Whoever comes last enqueues at once. For those who came early a
+thread of the group does, should their main thread be busy: what others send behind an exchange may be the very thing for
+which a method waits. A main thread that is at hand does it itself, which is quicker.
+
+Where the device is the CPU (`device.host_driver`) an exchange runs in whoever enqueues it, and waits for the others. So there it is
+always the thread that does it, and the program goes on (PL-2). That is the one difference between the two.
+
+**Memory.** What comes out is allocated in `start`, on the compute stream and before `ready`, so that no kernel that still uses that
+memory is overtaken. Only who receives a broadcast may learn the shape later: that memory belongs to the group's stream, and
+torch is told who uses it. What goes in is held until `done` has happened.
+
+**Ends.** A party that says that it has ended starts nothing more, and still does its part of what all have offered; others who
+hear of it end as well, so for each offer it becomes sure that it is met or that it is not. A party gives its buffers back when
+all others have said that their streams have done with them, or have died. All this is the thread's work: closing waits for no stream.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from crossfade.channels.collective import Meeting, Offer, conclude, layout_of, make_offer, result_shape
+from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.protocol import ChannelStatistics
+from crossfade.channels.table import Said, Status, Table
+from crossfade.device.cuda import relax_captures
+from crossfade.device.tensors import device_of
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, CrossfadeError, Failure
+from crossfade.host.doorbell import Bell
+from crossfade.types import CollectiveKind
+
+__all__ = ["DeviceCollective", "DeviceGroup", "Mover"]
+
+_SLICE_S = 0.05
+_PAUSE_S = 0.0005
+
+
+class Mover(Protocol):
+    """Moves the tensors of collectives in which all parties are known to take part."""
+
+    def move(self, meeting: Meeting, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        """Enqueues on torch's current stream. ``tensors`` lie in one piece each; who receives a broadcast has none."""
+
+    def let_go(self, why: str) -> None:
+        """Nobody can be waited for any more: streams here that do are released."""
+
+    def close(self) -> None:
+        """All parties have done with it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """One collective that was started.
+
+    Attributes:
+        end: whose.
+        offer: what this party brings.
+        number: of its record in the table.
+        outs: what comes out, if it is known already.
+        compute: the stream on which the program computes.
+        done: the event behind the exchange; 0 before it is enqueued.
+        is_taken: the program has what came out.
+    """
+
+    end: DeviceCollective
+    offer: Offer
+    number: int
+    outs: list[torch.Tensor] | None
+    compute: int
+    done: int = 0
+    is_taken: bool = False
+
+
+class DeviceGroup:
+    """One party's part in what a set of parties does together.
+
+    Args:
+        table: where they meet.
+        mover: moves their tensors.
+        home: the party's device.
+        parties: everybody, in the order of the table.
+        bells: everybody's doorbell.
+        pidfds: of the others' processes, by name.
+        give_back: closes all of these; called last of all.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        mover: Mover,
+        home: DeviceHome,
+        parties: Sequence[str],
+        bells: Mapping[str, Bell],
+        pidfds: Mapping[str, int],
+        give_back: Callable[[], None],
+    ) -> None:
+        self.home = home
+        self.device = device_of(home.device)
+        self._table = table
+        self._mover = mover
+        self._parties = tuple(parties)
+        me = next(party for party in parties if party not in pidfds)
+        self._bell = bells[me]
+        self._bells = [bells[party] for party in parties if party != me]
+        self._pidfds = dict(pidfds)
+        self._give_back = give_back
+        self._ends: list[DeviceCollective] = []
+        self._queue: deque[_Task] = deque()
+        self._kept: deque[_Task] = deque()
+        self._spare_events: list[int] = []
+        self._turn = threading.Lock()  # of who enqueues
+        self._guard = threading.Lock()  # of the queue's beginning and end
+        self._reason = ""
+        self._is_closing = self._is_ending = False
+        self._stream = home.driver.create_stream(f"collectives of {', '.join(parties)}", is_urgent=True)
+        self._torch_stream: Any = None if home.is_host else _as_torch(self._stream, home.device)
+        self._thread = threading.Thread(target=self._run, name="crossfade-collectives", daemon=True)
+        self._thread.start()
+
+    def collective(self, meeting: Meeting, number: int, rank: int, num_outputs: int) -> DeviceCollective:
+        """This party's end of collective ``number`` of the plan, in which it has the given rank and gets so many values."""
+        end = DeviceCollective(self, meeting, number, rank, num_outputs)
+        self._ends.append(end)
+        return end
+
+    # Starting
+
+    def start(self, end: DeviceCollective, values: Sequence[object]) -> None:
+        """Offers, and goes on as far as that is possible now."""
+        offer, outs = self._prepare(end, make_offer(end.meeting, end.rank, values, self.device))
+        compute = self.home.compute_stream()
+        if offer.failure is None:
+            said = Said(Status.OFFER, end.number, offer.layout())
+        else:
+            said = Said(Status.COMPLAINT, end.number, offer.complaint())
+        with self._guard:
+            if self._is_ending:
+                end.raise_if_ended()
+                raise ChannelBroken(f"{end.meeting.label} is broken: another party closed it")
+            self.home.driver.record_event(end.ready, compute)
+            self._queue.append(_Task(end, offer, self._table.say(said), outs, compute))
+            self._table.await_some(True)
+        if self.home.is_host:
+            if self.can_move():
+                self._table.own.wake.release()
+            return
+        for bell in self._bells:
+            bell.ring_if_asleep()
+        self.pump()
+
+    def _prepare(self, end: DeviceCollective, offer: Offer) -> tuple[Offer, list[torch.Tensor] | None]:
+        """In one piece each, with memory for what comes out; without that this party cannot take part."""
+        if offer.failure is not None:
+            return offer, None
+        meeting = end.meeting
+        is_given = meeting.kind is CollectiveKind.BROADCAST and end.rank != meeting.root
+        try:
+            if is_given:
+                return offer, [self._empty(*end.expected)] if end.expected else None
+            offer = Offer(tuple(tensor.contiguous() for tensor in offer.tensors))
+            return offer, [self._empty(t.dtype, result_shape(meeting, t.shape)) for t in offer.tensors]
+        except RuntimeError as error:  # out of memory
+            failure = Failure.capture(error, actor=meeting.parties[end.rank], node=meeting.label)
+            return Offer((), failure), None
+
+    def _empty(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    # Meeting and moving
+
+    def can_move(self) -> bool:
+        """A cheap look: whether everybody has come to what was started first."""
+        try:
+            return self._table.has_all(self._queue[0].number)
+        except IndexError:
+            return False
+
+    def pump(self) -> None:
+        """Enqueues all that everybody has come to, in the order in which it was started."""
+        while self.can_move() and not self._reason:
+            if not self._turn.acquire(False):
+                return  # whoever has the turn looks once more behind it
+            try:
+                while self.can_move() and not self._reason:
+                    self._do(self._queue[0])
+                    self._drop_first()
+            except Exception as error:
+                self._give_up(str(error) if isinstance(error, CrossfadeError) else f"{type(error).__name__}: {error}")
+            finally:
+                self._turn.release()
+
+    def _drop_first(self) -> None:
+        with self._guard:
+            self._queue.popleft()
+            if not self._queue:
+                self._table.await_some(False)
+
+    def _do(self, task: _Task) -> None:
+        end, meeting = task.end, task.end.meeting
+        said = self._table.read_all(task.number)
+        if any(each.number != end.number for each in said):
+            numbers = [each.number for each in said]
+            raise ChannelError(f"PL-1: {meeting.label} met with collectives number {numbers}")
+        by_rank = [said[self._parties.index(party)] for party in meeting.parties]
+        complaints = [each.text if each.status == Status.COMPLAINT else None for each in by_rank]
+        failure = conclude(meeting, [each.text for each in by_rank], complaints)
+        self._collect()
+        start_ns = time.monotonic_ns()
+        if failure is not None:
+            end.give(None, [failure] * end.num_outputs)
+        else:
+            if meeting.kind is CollectiveKind.BROADCAST:
+                end.expected = layout_of(by_rank[meeting.root].text)
+            end.give(task, self._enqueue(task))
+        end.count(task.offer, start_ns)
+
+    def _enqueue(self, task: _Task) -> list[torch.Tensor]:
+        end, driver = task.end, self.home.driver
+        with self._on_stream():
+            driver.wait_event(self._stream, end.ready)
+            outs = task.outs = self._outs(task)
+            self._mover.move(end.meeting, end.rank, task.offer.tensors, outs)
+            task.done = self._spare_events.pop() if self._spare_events else driver.create_event()
+            driver.record_event(task.done, self._stream)
+        self._kept.append(task)
+        return outs
+
+    def _outs(self, task: _Task) -> list[torch.Tensor]:
+        """The memory that was made in `start`, if the shape is as it was expected there."""
+        end = task.end
+        if end.meeting.kind is not CollectiveKind.BROADCAST or end.expected is None:
+            return task.outs or []
+        dtype, shape = end.expected
+        if task.outs and (task.outs[0].dtype, tuple(task.outs[0].shape)) == (dtype, shape):
+            return task.outs
+        out = self._empty(dtype, shape)
+        if not self.home.is_host:
+            out.record_stream(_as_torch(task.compute, self.home.device))
+        return [out]
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._torch_stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self._torch_stream):
+                yield
+
+    def _collect(self) -> None:
+        """Lets go of what exchanges have done with."""
+        while self._kept and self._kept[0].is_taken and self.home.driver.has_happened(self._kept[0].done):
+            self._spare_events.append(self._kept.popleft().done)
+
+    def take(self, task: _Task) -> None:
+        """The program takes what came out: its stream waits for it."""
+        with self._guard:
+            if task.done:
+                self.home.driver.wait_event(self.home.compute_stream(), task.done)
+            task.is_taken = True
+
+    # Ending
+
+    def break_off(self, reason: str) -> None:
+        """A party is gone."""
+        self._end_with(reason)
+        self._table.own.wake.release()
+
+    def _end_with(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        for end in self._ends:
+            end.broken = end.broken or reason
+
+    def _give_up(self, reason: str) -> None:
+        """This party has not done its part: the others must not wait for it."""
+        self._end_with(f"{reason} (in the group of {', '.join(self._parties)})")
+        self._table.give_up()
+        self._mover.let_go(reason)
+        self._table.own.wake.release()
+
+    def ask_to_end(self) -> None:
+        """Nothing more is started here; others hear of it."""
+        self._is_closing = True
+        self._table.own.wake.release()
+
+    def close(self, deadline: float) -> None:
+        """Waits for the thread, up to a moment of the monotonic clock; `ask_to_end` comes before. It goes on if it has to."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        if not self.home.is_host:
+            torch.cuda.set_device(self.home.device)
+            relax_captures()
+        wake = self._table.own.wake
+        while not (self._is_closing or self._reason or self._table.has_ended()):
+            wake.acquire()
+            self._pump_and_ring()
+        self._leave()
+
+    def _pump_and_ring(self) -> None:
+        if self.can_move():
+            self.pump()
+            self._ring()
+
+    def _ring(self) -> None:
+        self._table.fence()
+        self._bell.ring_if_asleep()
+
+    def _leave(self) -> None:
+        """The thread's last work. A main thread may still take results, and is told that there are no more."""
+        with self._guard:
+            self._is_ending = True
+        self._table.end()
+        poller = select.poll()
+        for pidfd in self._pidfds.values():
+            poller.register(pidfd, select.POLLIN)
+        while self._queue and not self._reason:
+            self._pump_and_ring()
+            if self._table.has_given_up() or self._is_first_over() or poller.poll(0):
+                break
+            if not self.can_move():
+                self._table.own.wake.acquire(True, _SLICE_S)
+        if self._table.has_given_up() and not self._reason:
+            self._give_up("another party could not go on")
+        self._end_with("another party closed it")
+        self._ring()
+        with self._turn:
+            self._finish(poller)
+
+    def _is_first_over(self) -> bool:
+        """Whether it is sure that not everybody comes to what was started first."""
+        with self._guard:
+            return bool(self._queue) and self._table.is_over(self._queue[0].number)
+
+    def _finish(self, poller: Any) -> None:
+        """Waits for this party's stream, then for the others'; gives everything back."""
+        driver, names = self.home.driver, {pidfd: name for name, pidfd in self._pidfds.items()}
+        while not all(driver.has_happened(task.done) for task in self._kept):
+            time.sleep(_PAUSE_S)
+        self._table.finish()
+        while True:
+            dead = {names[pidfd] for pidfd, _ in poller.poll(0)}
+            if not [party for party in self._table.unfinished(self._parties) if party not in dead]:
+                break
+            self._table.own.wake.acquire(True, _SLICE_S)
+        self._mover.close()
+        with self._guard:
+            events = [*self._spare_events, *(task.done for task in self._kept), *(end.ready for end in self._ends)]
+            for task in self._kept:
+                task.done = 0  # it has happened
+            self._kept.clear()
+            self._queue.clear()
+        for event in events:
+            driver.destroy_event(event)
+        driver.destroy_stream(self._stream)
+        self._give_back()
+
+
+def _as_torch(stream: int, device: int) -> Any:
+    return torch.cuda.ExternalStream(stream, device=device)  # type: ignore[no-untyped-call]
+
+
+class DeviceCollective:
+    """One party's end of one collective; made by `DeviceGroup.collective`.
+
+    Attributes:
+        ready: the event behind which this party's tensors are there.
+        expected: what was broadcast last: dtype and shape.
+        broken: why it cannot be used any more; empty if it can.
+    """
+
+    on_moved: Callable[[int, int], None] | None = None
+
+    def __init__(self, group: DeviceGroup, meeting: Meeting, number: int, rank: int, num_outputs: int) -> None:
+        self.meeting = meeting
+        self.number = number
+        self.rank = rank
+        self.num_outputs = num_outputs
+        self.ready = group.home.driver.create_event()
+        self.expected: tuple[torch.dtype, tuple[int, ...]] | None = None
+        self.broken = ""
+        self._group = group
+        self._result: tuple[_Task | None, Sequence[object]] | None = None
+        self._num_values = 0
+        self._num_bytes = 0
+        self._is_closed = False
+
+    def start(self, values: Sequence[object]) -> None:
+        """See the protocol."""
+        self.raise_if_ended()
+        self._group.start(self, values)
+
+    def give(self, task: _Task | None, result: Sequence[object]) -> None:
+        """What comes out, with what it came from if that is a device's work."""
+        self._result = (task, result)
+
+    def count(self, offer: Offer, start_ns: int) -> None:
+        """One more was done."""
+        self._num_values += 1
+        self._num_bytes += sum(tensor.nbytes for tensor in offer.tensors)
+        if self.on_moved is not None:
+            self.on_moved(start_ns, time.monotonic_ns())
+
+    def try_finish(self) -> Sequence[object] | None:
+        """See the protocol. What comes out is ready on the compute stream, and perhaps not yet computed."""
+        if self._result is None and not self._group.home.is_host:
+            self._group.pump()
+        if self._result is None:
+            self.raise_if_ended()
+            return None
+        (task, result), self._result = self._result, None
+        if task is not None:
+            self._group.take(task)
+        return result
+
+    def is_idle(self) -> bool:
+        """See the protocol."""
+        return self._result is None and (self._group.home.is_host or not self._group.can_move())
+
+    def raise_if_ended(self) -> None:
+        """See CH-2."""
+        if self._is_closed:
+            raise ChannelClosed(f"{self.meeting.label} was closed by this side")
+        if self.broken and self._result is None:
+            raise ChannelBroken(f"{self.meeting.label} is broken: {self.broken}")
+
+    def break_off(self, reason: str) -> None:
+        """See the protocol."""
+        self._group.break_off(reason)
+
+    def close(self) -> None:
+        """See the protocol. The thread belongs to the group, which tells the others."""
+        self._is_closed = True
+
+    def statistics(self) -> ChannelStatistics:
+        """See the protocol."""
+        return ChannelStatistics(self._num_values, self._num_bytes)
