@@ -1,10 +1,10 @@
-"""Words that every room shares: names of things, transports, collectives."""
+"""Words that every room shares: names of things, transports, devices, collectives."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["DRIVER", "CollectiveKind", "ReduceOp", "Transport"]
+__all__ = ["DRIVER", "CollectiveKind", "ReduceOp", "TargetDevice", "Transport"]
 
 DRIVER = "driver"
 """The name of the driving process in plans; no actor may have it."""
@@ -13,14 +13,41 @@ DRIVER = "driver"
 class Transport(StrEnum):
     """How a channel moves bytes.
 
-    ``auto`` is a request, the others are what a plan shows.
+    ``auto`` and ``accelerator`` are requests, the others are what a plan shows.
     """
 
     AUTO = "auto"
+    ACCELERATOR = "accelerator"
+    """Any of those that move device tensors. The string ``"nccl"``, as Ray's programs write it, means this too."""
     SHM = "shm"
     """A ring in shared memory, for processes of one host."""
     GLOO = "gloo"
     """torch.distributed's gloo, for CPU tensors; moves bytes in the background of both sides."""
+    COPY = "copy"
+    """The copy engine of the sender's GPU writes into memory of the receiver's; everything else goes by a ring in shared memory.
+
+    Between two actors that have no GPU, memory of the host stands for that of GPUs.
+    """
+    STAGED = "staged"
+    """From GPU to GPU through pinned memory of the host, where GPUs cannot reach each other."""
+    NCCL = "nccl"
+    """NCCL's send and receive; only where this member itself is asked for."""
+
+    @property
+    def moves_device_memory(self) -> bool:
+        """Whether it takes device tensors from GPU to GPU."""
+        return self in (Transport.COPY, Transport.STAGED, Transport.NCCL)
+
+
+class TargetDevice(StrEnum):
+    """Where the readers of a value want its tensors."""
+
+    DEFAULT = "default"
+    """Device tensors on the reader's GPU if it has one, else on the CPU; CPU tensors on the CPU."""
+    CPU = "cpu"
+    """All of them on the CPU."""
+    CUDA = "cuda"
+    """All of them on the reader's GPU."""
 
 
 class CollectiveKind(StrEnum):

@@ -11,7 +11,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.device_codec import ALIGN_BYTES, Split, join, split  # noqa: E402
+from crossfade.channels.device_codec import ALIGN_BYTES, Split, Splitter, join, split  # noqa: E402
 from crossfade.device.driver import HOST  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.device.tensors import tensor_on  # noqa: E402
@@ -34,6 +34,9 @@ class Slots:
             assert tensor.is_contiguous()
             self.driver.copy(self.addresses[lane] + offset, tensor.data_ptr(), size_bytes, 0)
 
+    def opened(self, notes: memoryview) -> Any:
+        return self.make
+
     def make(self, lane: int, offset: int, dtype: Any, shape: tuple[int, ...]) -> Any:
         return tensor_on(self.addresses[lane] + offset, shape, dtype, HOST, keep=self)
 
@@ -41,7 +44,7 @@ class Slots:
 def there_and_back(value: object, lane_of: Callable[[Any], int | None] = all_in_one) -> Any:
     parts = split(value, lane_of)
     message = memoryview(bytearray(parts.message.to_bytes()))
-    return join(message, Slots(parts).make, shared=memoryview.toreadonly)
+    return join(message, Slots(parts).opened, shared=memoryview.toreadonly)
 
 
 @dataclass
@@ -142,6 +145,25 @@ def test_without_device_tensors_nothing_lies_beside() -> None:
     assert torch.equal(got["tensor"], value["tensor"])
 
 
+def test_tensors_by_themselves_are_pickled_once_for_each_type_and_shape() -> None:
+    splitter = Splitter(all_in_one, note_bytes=8)
+    for index in range(3):
+        for tensor in (torch.full((5,), index), torch.full((2, 3), index * 1.5, requires_grad=True).t()):
+            parts = splitter.split(tensor)
+            parts.notes[:] = index.to_bytes(8, "little")
+            message = memoryview(bytearray(parts.message.to_bytes()))
+            noted: list[bytes] = []
+
+            def opened(notes: memoryview, slots: Slots = Slots(parts), noted: list[bytes] = noted) -> Any:
+                noted.append(bytes(notes))
+                return slots.make
+
+            got = join(message, opened, shared=memoryview.toreadonly)
+            assert torch.equal(got, tensor)
+            assert got.requires_grad == tensor.requires_grad
+            assert noted == [index.to_bytes(8, "little")]
+
+
 def test_modules_and_parameters() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     got = there_and_back(module)
@@ -190,7 +212,7 @@ def test_views_keep_what_makes_them() -> None:
     message = memoryview(bytearray(parts.message.to_bytes()))
     first, second = join(
         message,
-        lambda lane, offset, dtype, shape, lease=lease: tensor_on(  # type: ignore[misc]
+        lambda notes, lease=lease: lambda lane, offset, dtype, shape: tensor_on(  # type: ignore[misc]
             slots.addresses[lane] + offset, shape, dtype, HOST, keep=lease
         ),
         shared=memoryview.toreadonly,
@@ -209,10 +231,10 @@ def test_a_damaged_message_is_refused() -> None:
     parts = split([torch.arange(5)], all_in_one)
     slots = Slots(parts)
     whole = bytearray(parts.message.to_bytes())
-    at = parts.message.buffers[0][0]
+    at = parts.message.buffers[1][0]
     whole[at + 16] += 8  # the length in the table
     with pytest.raises(ValueError, match="does not have 48 bytes"):
-        join(memoryview(whole), slots.make, shared=memoryview.toreadonly)
+        join(memoryview(whole), slots.opened, shared=memoryview.toreadonly)
     for broken in (b"", b"\0" * 16, whole[:40]):
-        with pytest.raises(ValueError, match="message"):
-            join(memoryview(bytearray(broken)), slots.make, shared=memoryview.toreadonly)
+        with pytest.raises((ValueError, EOFError)):
+            join(memoryview(bytearray(broken)), slots.opened, shared=memoryview.toreadonly)

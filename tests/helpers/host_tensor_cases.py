@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.device_codec import Make, join, split
+from crossfade.channels.device_codec import Make, OpenLanes, join, split
 from crossfade.device.driver import HOST
 from crossfade.device.records import Enqueued
 from crossfade.device.ring_receiver import RingReceiver
@@ -142,7 +142,7 @@ def receives_values(peers: dict[int, Peer], other: int, num: int, num_slots: int
     for index in range(num):
         is_beside, message = _message(peer, ring)
         is_short = ring.is_short
-        value = join(memoryview(bytearray(message)), _maker(peer, ring, is_beside), shared=memoryview.toreadonly)
+        value = join(memoryview(bytearray(message)), _opener(peer, ring), shared=memoryview.toreadonly)
         if is_short and is_beside:
             num_copied_out += 1
             value = copy.deepcopy(value)
@@ -198,11 +198,13 @@ def _see_to(peer: Peer, ring: RingReceiver) -> None:
             ring.on_record(record)
 
 
-def _maker(peer: Peer, ring: RingReceiver, is_beside: bool) -> Make:
+def _opener(peer: Peer, ring: RingReceiver) -> OpenLanes:
     """What makes the tensors of the next value; all of them hold its lease."""
-    if not is_beside:
-        return lambda lane, offset, dtype, shape: torch.empty(0)
-    until(lambda: bool(_early), "the record of a value", lambda: _see_to(peer, ring))
-    lease = ring.accept(_early.pop(0), current_stream(HOST))
-    keep = Leased(lease)
-    return lambda lane, offset, dtype, shape: tensor_on(lease.address + offset, shape, dtype, HOST, keep=keep)
+
+    def opened(notes: memoryview) -> Make:
+        until(lambda: bool(_early), "the record of a value", lambda: _see_to(peer, ring))
+        lease = ring.accept(_early.pop(0), current_stream(HOST))
+        keep = Leased(lease)
+        return lambda lane, offset, dtype, shape: tensor_on(lease.address + offset, shape, dtype, HOST, keep=keep)
+
+    return opened

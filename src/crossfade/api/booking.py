@@ -1,6 +1,9 @@
 """What a session has, and which actor holds how much of it. Pure bookkeeping: nobody is kept from using more than was booked.
 
 Amounts are kept as whole ten-thousandths, so that ten times 0.1 is 1.
+
+GPUs are booked one by one, by index. Who asks for k has k of them alone; a part is of one GPU, which others may hold other
+parts of. A part goes to the GPU with the least room that is enough, so that as many as possible stay whole.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class Ledger:
     def __init__(self, totals: Mapping[str, float]) -> None:
         self._totals = {name: _units(amount) for name, amount in totals.items()}
         self._held: dict[str, dict[str, int]] = {}
+        self._gpus: dict[str, dict[int, int]] = {}  # how much of which GPU, by holder
 
     @property
     def holders(self) -> tuple[str, ...]:
@@ -88,12 +92,20 @@ class Ledger:
         for name, units in wanted.items():
             if units > self._free(name):
                 raise self._refusal(holder, name, units)
+        gpus = self._place(holder, wanted.get(GPU, 0))
         if wanted:
             self._held[holder] = wanted
+        if gpus:
+            self._gpus[holder] = gpus
+
+    def gpus(self, holder: str) -> tuple[int, ...]:
+        """Indices of the GPUs of which somebody holds all or a part."""
+        return tuple(sorted(self._gpus.get(holder, ())))
 
     def give_back(self, holder: str) -> None:
         """Frees what somebody holds; nothing happens if that is nothing."""
         self._held.pop(holder, None)
+        self._gpus.pop(holder, None)
 
     def give_back_if(self, is_gone: Callable[[str], bool]) -> None:
         """Frees what is held by those who are gone."""
@@ -103,6 +115,39 @@ class Ledger:
 
     def _free(self, name: str) -> int:
         return self._totals.get(name, 0) - sum(held.get(name, 0) for held in self._held.values())
+
+    def _room(self) -> dict[int, int]:
+        """How much of each GPU nobody holds. The last one is a part of a GPU where the session has no whole number."""
+        total = self._totals.get(GPU, 0)
+        room = {index: min(_UNITS, total - start) for index, start in enumerate(range(0, total, _UNITS))}
+        for held in self._gpus.values():
+            for index, units in held.items():
+                room[index] -= units
+        return room
+
+    def _place(self, holder: str, units: int) -> dict[int, int]:
+        """How much of which GPU a new holder of so many gets."""
+        room, gpus = self._room(), {}
+        num_whole, part = divmod(units, _UNITS)
+        if part:
+            index = min((index for index in room if room[index] >= part), key=room.__getitem__, default=None)
+            if index is None:
+                raise self._scattered(holder, units, room)
+            gpus[index] = part
+        whole = [index for index in room if room[index] == _UNITS and index not in gpus][:num_whole]
+        if len(whole) < num_whole:
+            raise self._scattered(holder, units, room)
+        return {**gpus, **dict.fromkeys(whole, _UNITS)}
+
+    def _scattered(self, holder: str, units: int, room: Mapping[int, int]) -> ActorStartError:
+        """There is as much, but in pieces of several GPUs."""
+        parts = ", ".join(f"{_shown(rest)} of GPU {index}" for index, rest in room.items() if rest)
+        error = ActorStartError(
+            f"actor {holder} asks for {GPU}={_shown(units)}, and what is free is in pieces: {parts}",
+            hint="whole GPUs are for one actor, and a part is of one GPU; crossfade.kill(actor) gives back what an actor holds",
+        )
+        error.actor = holder
+        return error
 
     def _refusal(self, holder: str, name: str, units: int) -> ActorStartError:
         total = self._totals.get(name, 0)

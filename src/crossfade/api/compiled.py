@@ -22,6 +22,7 @@ from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
+from crossfade.topology import load_topology
 from crossfade.types import DRIVER, Transport
 
 if TYPE_CHECKING:
@@ -245,8 +246,14 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     if session is None:
         raise SessionError("there is no session, so the graph's actors are gone", hint="make them anew")
     checked = check(output, session=session.id, transports=_transports())
+    topology = load_topology() if len(checked.devices) > 1 else None
     plan, calls = compile_plan(
-        checked, max_inflight=chosen.max_inflight, buffer_bytes=chosen.buffer_bytes, overlap=chosen.overlap
+        checked,
+        max_inflight=chosen.max_inflight,
+        buffer_bytes=chosen.buffer_bytes,
+        overlap=chosen.overlap,
+        topology=topology,
+        uuids=dict(enumerate(device.uuid for device in topology.devices)) if topology is not None else None,
     )
     session.bury_orphans()
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)

@@ -53,8 +53,8 @@ def remote(cls: type | None = None, /, **options: Any) -> ActorClass | Callable[
     Args:
         cls: the class.
         **options: ``name`` is what plans, errors and `get_actor` call the actor. ``get_if_exists`` takes the living actor of that
-            name instead of starting one. ``num_cpus``, ``num_gpus`` and ``resources`` are booked while it lives. Others that Ray
-            has are accepted and decide nothing.
+            name instead of starting one. ``num_cpus``, ``num_gpus`` and ``resources`` are booked while it lives: whole GPUs for it
+            alone, a part of a GPU beside other actors' parts. Others that Ray has are accepted and decide nothing.
     """
     _check_options(options)
     if cls is None:
@@ -125,11 +125,11 @@ class ActorClass:
             return ActorHandle(found)
         booked = amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
         values = resolve(args), resolve(kwargs)
-        actor = session.enter_actor(cls.__name__, name, booked)
+        actor, gpus = session.enter_actor(cls.__name__, name, booked)
         methods = _methods_of(cls)
-        info = ActorInfo(actor, cls.__name__, session.id, methods, _coroutines_of(cls, methods))
+        info = ActorInfo(actor, cls.__name__, session.id, methods, _coroutines_of(cls, methods), gpus)
         try:
-            session.engine.start_actor(actor, cls, *values)
+            session.engine.start_actor(actor, cls, *values, gpus)
         except BaseException:
             session.forget_actor(actor, name)
             raise

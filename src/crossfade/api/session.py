@@ -64,8 +64,11 @@ class Session:
         self._counters: dict[str, itertools.count[int]] = {}
         self._lock = threading.Lock()
 
-    def enter_actor(self, class_name: str, asked: str | None, booked: Mapping[str, float]) -> str:
-        """An id for a new actor, for which ``booked`` is set aside: the asked name, else the class's with a number.
+    def enter_actor(
+        self, class_name: str, asked: str | None, booked: Mapping[str, float]
+    ) -> tuple[str, tuple[int, ...]]:
+        """An id for a new actor, for which ``booked`` is set aside: the asked name, else the class's with a number. Also the
+        indices of its GPUs.
 
         A name is free again once its actor has died; the next one of that name has the id ``name-2``.
 
@@ -81,12 +84,16 @@ class Session:
                 )
             actor = self._new_id(class_name, asked)
             if booked:
-                self._ledger.give_back_if(self.engine.has_ended)
+                self._ledger.give_back_if(self._is_gone)
                 self._ledger.book(actor, booked)
             self._names.add(actor)
             if asked is not None:
                 self._ids[asked] = actor
-            return actor
+            return actor, self._ledger.gpus(actor)
+
+    def _is_gone(self, actor: str) -> bool:
+        """Whether an actor has ended; one that another thread is about to start has not."""
+        return actor in self.actors and self.engine.has_ended(actor)
 
     def _new_id(self, class_name: str, asked: str | None) -> str:
         if asked is not None:

@@ -106,7 +106,9 @@ def decode(
     Raises:
         Exception: what unpickling raised, or ValueError when the message is not one.
     """
-    is_array, data, places = split(message)
+    is_array, is_apart, data, places = split(message)
+    if is_apart:
+        raise ValueError("tensors of this value lie on a device that this channel does not know")
     buffers = [private(place) if is_private else shared(place) for place, is_private in places]
     if is_array and len(buffers) == 1:
         return _arrays().rebuild_array(bytes(data), buffers[0])

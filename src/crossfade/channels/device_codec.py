@@ -3,7 +3,8 @@
 Which *lane* a tensor takes (to one reader, into one device) is the caller's choice; what takes none stays in the message, as arrays
 do. Within a lane tensors lie behind each other, each on a boundary of `ALIGN_BYTES`; that is the layout of a slot.
 
-The message is one of ``channels.layout``. Its buffer 0 is a table with an entry for each tensor that was taken out:
+The message is one of ``channels.layout``, marked APART if any tensor was taken out. Then its buffer 0 belongs to the channel, which
+notes there where each lane's slot is, and buffer 1 is a table with an entry for each tensor that was taken out:
 
     u32 lane | u32 place among the pickle's out-of-band buffers | u64 offset in the lane | u64 length
 
@@ -24,12 +25,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from crossfade.channels.codec import decode
 from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.layout import split as take_apart
 from crossfade.channels.tensors import TensorPickler, TensorReducer
 from crossfade.host.memory import align
 
-__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "Placed", "Split", "join", "split"]
+__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "OpenLanes", "Placed", "Split", "Splitter", "join", "split"]
 
 ALIGN_BYTES = 256
 
@@ -39,7 +41,11 @@ LaneOf: TypeAlias = Callable[[torch.Tensor], int | None]
 Make: TypeAlias = Callable[[int, int, torch.dtype, tuple[int, ...]], torch.Tensor]
 """A tensor at (lane, offset in bytes) of a dtype and a shape."""
 
+OpenLanes: TypeAlias = Callable[[memoryview], Make]
+"""What the channel noted of the lanes' slots, to what makes tensors in them."""
+
 _ENTRY = struct.Struct("<IIQQ")
+_MOST_BARE = 256
 
 
 class Placed(NamedTuple):
@@ -66,11 +72,13 @@ class Split(NamedTuple):
 
     Attributes:
         message: everything but the tensors beside it.
+        notes: buffer 0 of the message, for the channel; empty if no tensor lies beside it.
         tensors: those, in the order in which the pickle met them.
         lane_bytes: of each lane that is used, the length of the slot that it takes.
     """
 
     message: Encoded
+    notes: bytearray
     tensors: tuple[Placed, ...]
     lane_bytes: dict[int, int]
 
@@ -94,7 +102,7 @@ class _Reducer(TensorReducer):
         lane = self._lane_of(tensor)
         if lane is None:
             return super().reduce(tensor)
-        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        dense = _dense(tensor)
         placed = Placed(lane, align(self.lane_bytes.get(lane, 0), ALIGN_BYTES), dense)
         self.lane_bytes[lane] = placed.offset + placed.size_bytes
         self.placed[len(self.buffers)] = placed
@@ -112,27 +120,83 @@ def _rebuild(
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
-def split(value: object, lane_of: LaneOf) -> Split:
-    """Takes a value apart. Tensors that are not contiguous are copied, on torch's current stream.
+class _Bare(NamedTuple):
+    """What the messages of all tensors of one type and shape have in common."""
 
-    Raises:
-        Exception: what pickling raised.
+    message: Encoded
+    num_bytes: int
+
+
+class Splitter:
+    """Takes values apart.
+
+    Args:
+        lane_of: which lane a tensor takes.
+        note_bytes: what the channel has to note of a value's lanes takes so much room.
     """
-    try:
-        data, reducer = _dump(value, lane_of)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        data, reducer = _dump_by_cloudpickle(value, lane_of)
-    else:
-        if b"__main__" in data:  # a class or function that only this process's main module has
-            data, reducer = _dump_by_cloudpickle(value, lane_of)
-    table = b"".join(
-        _ENTRY.pack(placed.lane, place, placed.offset, placed.size_bytes) for place, placed in reducer.placed.items()
-    )
-    here = [place for place in range(len(reducer.buffers)) if place not in reducer.placed]
-    buffers = [memoryview(table), *(reducer.buffers[place].raw() for place in here)]
-    private = frozenset(1 + number for number, place in enumerate(here) if place in reducer.private)
-    message = encode(Pickled(data, buffers, private))
-    return Split(message, tuple(reducer.placed.values()), reducer.lane_bytes)
+
+    def __init__(self, lane_of: LaneOf, note_bytes: int = 0) -> None:
+        self._lane_of = lane_of
+        self._note_bytes = note_bytes
+        self._bare: dict[tuple[int, torch.dtype, torch.Size, bool], _Bare] = {}
+
+    def split(self, value: object) -> Split:
+        """Takes a value apart. Tensors that are not contiguous are copied, on torch's current stream.
+
+        Raises:
+            Exception: what pickling raised.
+        """
+        if type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
+            lane = self._lane_of(value)
+            if lane is not None:
+                return self._split_bare(value, lane)
+        return self._split_any(value)
+
+    def _split_bare(self, tensor: torch.Tensor, lane: int) -> Split:
+        """A tensor by itself: what most values are. Only the first of its kind is pickled."""
+        key = (lane, tensor.dtype, tensor.shape, tensor.requires_grad)
+        known = self._bare.get(key)
+        if known is None:
+            if len(self._bare) >= _MOST_BARE:
+                self._bare.clear()
+            parts = self._split_any(tensor)
+            self._bare[key] = _Bare(parts.message, parts.lane_bytes[lane])
+            return parts
+        notes = bytearray(self._note_bytes)
+        (first, _), *others = known.message.buffers
+        message = known.message._replace(buffers=((first, memoryview(notes)), *others))
+        return Split(message, notes, (Placed(lane, 0, _dense(tensor)),), {lane: known.num_bytes})
+
+    def _split_any(self, value: object) -> Split:
+        try:
+            data, reducer = _dump(value, self._lane_of)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            data, reducer = _dump_by_cloudpickle(value, self._lane_of)
+        else:
+            if b"__main__" in data:  # a class or function that only this process's main module has
+                data, reducer = _dump_by_cloudpickle(value, self._lane_of)
+        if not reducer.placed:
+            buffers = [buffer.raw() for buffer in reducer.buffers]
+            return Split(encode(Pickled(data, buffers, frozenset(reducer.private))), bytearray(), (), {})
+        table = b"".join(
+            _ENTRY.pack(placed.lane, place, placed.offset, placed.size_bytes)
+            for place, placed in reducer.placed.items()
+        )
+        here = [place for place in range(len(reducer.buffers)) if place not in reducer.placed]
+        notes = bytearray(self._note_bytes)
+        buffers = [memoryview(notes), memoryview(table), *(reducer.buffers[place].raw() for place in here)]
+        private = frozenset(2 + number for number, place in enumerate(here) if place in reducer.private)
+        message = encode(Pickled(data, buffers, private, is_apart=True))
+        return Split(message, notes, tuple(reducer.placed.values()), reducer.lane_bytes)
+
+
+def split(value: object, lane_of: LaneOf) -> Split:
+    """`Splitter.split`, once."""
+    return Splitter(lane_of).split(value)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _dump(value: object, lane_of: LaneOf) -> tuple[bytes, _Reducer]:
@@ -158,7 +222,7 @@ def _dump_by_cloudpickle(value: object, lane_of: LaneOf) -> tuple[bytes, _Reduce
 
 def join(
     message: memoryview,
-    make: Make,
+    open_lanes: OpenLanes,
     *,
     private: Callable[[memoryview], object] = bytearray,
     shared: Callable[[memoryview], object],
@@ -167,19 +231,22 @@ def join(
 
     Args:
         message: the whole message, writable.
-        make: gives the tensors beside it; must be right about how long each lane's slot is.
+        open_lanes: is given what the channel noted, if tensors lie beside the message, and gives what makes them; that must be right
+            about how long each lane's slot is.
         private: what to make of a buffer in the message that only this reader may see.
         shared: what to make of every other one. (`crossfade.channels.codec.decode` has the same two.)
 
     Raises:
         Exception: what unpickling raised, or ValueError when the message is not one.
     """
-    is_array, data, places = take_apart(message)
-    if is_array or not places:
+    _, is_apart, data, places = take_apart(message)
+    if not is_apart:
+        return decode(message, private=private, shared=shared)
+    if len(places) < 2 or places[1][0].nbytes % _ENTRY.size:
         raise ValueError("a message has no table of tensors")
-    table = places.pop(0)[0]
-    if table.nbytes % _ENTRY.size:
-        raise ValueError(f"a table of tensors of {table.nbytes} bytes")
+    (notes, _), (table, _) = places[:2]
+    del places[:2]
+    make = open_lanes(notes)
     beside = {place: _maker(make, *where) for place, *where in _entries(table)}
     here = iter([private(place) if is_private else shared(place) for place, is_private in places])
     buffers = (beside[n] if n in beside else next(here) for n in range(len(places) + len(beside)))

@@ -6,11 +6,12 @@ All offsets count from the message's first byte, numbers are little-endian u64::
     ┌────────┬──────────┬─────────────────────┬────────┬─ 64-byte aligned ─┬─...
     │ pickle │ number n │ n x (offset, length │ pickle │ buffer 0          │
     │ bytes  │ of bufs  │      | PRIVATE)     │        │                   │
-    │ | ARRAY│          │                     │        │                   │
+    │ | ARRAY│ | APART  │                     │        │                   │
     └────────┴──────────┴─────────────────────┴────────┴───────────────────┴─...
 
 A numpy array by itself is marked ARRAY: its pickle holds dtype and shape only (``channels.arrays``). A buffer marked PRIVATE
-must not be shared by two readers (``channels.tensors``).
+must not be shared by two readers (``channels.tensors``). A message marked APART is not the whole value: tensors of it lie on a
+device (``channels.device_codec``).
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class Pickled(NamedTuple):
         buffers: contiguous byte views, in the order in which the pickle asks for them.
         private: which of them a reader must not share (positions).
         is_array: the pickle is the description of a numpy array, the buffer its memory.
+        is_apart: tensors of the value lie elsewhere.
     """
 
     pickle: bytes
     buffers: Sequence[memoryview]
     private: frozenset[int] = frozenset()
     is_array: bool = False
+    is_apart: bool = False
 
 
 class Encoded(NamedTuple):
@@ -76,12 +79,13 @@ class Parts(NamedTuple):
     """A message taken apart.
 
     Attributes:
-        is_array: see `Pickled`.
+        is_array, is_apart: see `Pickled`.
         pickle: where the pickle lies.
         buffers: (memory, whether it is private) of each buffer.
     """
 
     is_array: bool
+    is_apart: bool
     pickle: memoryview
     buffers: list[tuple[memoryview, bool]]
 
@@ -95,7 +99,9 @@ def encode(pickled: Pickled) -> Encoded:
         entries.append(_ENTRY.pack(offset, data.nbytes | (_FLAG if index in pickled.private else 0)))
         placed.append((offset, data))
         offset += data.nbytes
-    start = _HEAD.pack(len(pickled.pickle) | (_FLAG if pickled.is_array else 0), len(placed))
+    start = _HEAD.pack(
+        len(pickled.pickle) | (_FLAG if pickled.is_array else 0), len(placed) | (_FLAG if pickled.is_apart else 0)
+    )
     return Encoded(b"".join((start, *entries, pickled.pickle)), tuple(placed), offset)
 
 
@@ -109,6 +115,7 @@ def split(message: memoryview) -> Parts:
         raise ValueError(f"a message of {message.nbytes} bytes has no room for its head")
     pickle_bytes, num_buffers = _HEAD.unpack_from(message)
     is_array, pickle_bytes = pickle_bytes >= _FLAG, pickle_bytes & ~_FLAG
+    is_apart, num_buffers = num_buffers >= _FLAG, num_buffers & ~_FLAG
     start, end = _HEAD.size + _ENTRY.size * num_buffers, message.nbytes
     if start + pickle_bytes > end:
         raise ValueError(
@@ -121,7 +128,7 @@ def split(message: memoryview) -> Parts:
         if offset + length > end:
             raise ValueError(f"buffer {index} of a message ends at byte {offset + length} of {end}")
         buffers.append((message[offset : offset + length], is_private))
-    return Parts(is_array, message[start : start + pickle_bytes], buffers)
+    return Parts(is_array, is_apart, message[start : start + pickle_bytes], buffers)
 
 
 def buffer_places(head: memoryview, size_bytes: int) -> list[tuple[int, int]]:
@@ -130,7 +137,7 @@ def buffer_places(head: memoryview, size_bytes: int) -> list[tuple[int, int]]:
     Raises:
         ValueError: it is none.
     """
-    num_buffers = _HEAD.unpack_from(head)[1] if head.nbytes >= _HEAD.size else 0
+    num_buffers = _HEAD.unpack_from(head)[1] & ~_FLAG if head.nbytes >= _HEAD.size else 0
     if head.nbytes < _HEAD.size + _ENTRY.size * num_buffers:
         raise ValueError(f"the first {head.nbytes} bytes of a message say that it has {num_buffers} buffers")
     entries = (_ENTRY.unpack_from(head, _HEAD.size + _ENTRY.size * index) for index in range(num_buffers))

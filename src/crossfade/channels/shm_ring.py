@@ -30,7 +30,7 @@ from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import HEAD_BYTES, RECORD_BYTES, RingLayout
 from crossfade.channels.slots import ReaderSlots, WriterSlots
-from crossfade.errors import ChannelBroken, ChannelClosed
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory, address_of
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, open_semaphore
@@ -155,12 +155,13 @@ class ShmWriter(_End):
                 if self._is_wanting:
                     return False
                 # A credit that came before this was seen has rung nobody: look once more.
-                self._ask_to_be_rung()
+                self.ask_to_be_rung()
                 continue
             self._num_missing -= 1
         return True
 
-    def _ask_to_be_rung(self) -> None:
+    def ask_to_be_rung(self) -> None:
+        """The readers wake this process from now on when they give anything back; look once more before it sleeps."""
         self._state[_WANTED] = 1
         self._is_wanting = True
         full_fence()()
@@ -279,6 +280,8 @@ class ShmReader(_End):
                 value = self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]
             else:
                 value = self._read_message(at, kind, size)
+        except ChannelError:
+            raise
         except Exception as error:
             value = undecodable(error, self.name)
         at += RECORD_BYTES
@@ -291,9 +294,16 @@ class ShmReader(_End):
             self._ring()
         return value
 
+    def ring_if_wanted(self) -> None:
+        """Wakes the writer if it sleeps until it gets something from this side; what that is must have been posted before."""
+        if FENCE_AFTER_POST:
+            self._fence()
+        if self._state[_WANTED] and self._bell_flags[0]:
+            self._ring()
+
     def _read_message(self, at: int, kind: int, size: int) -> object:
         if kind == _MESSAGE:
-            return _decode_copy(bytearray(self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]))
+            return self._decode_copy(bytearray(self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]))
         word = at >> 3
         slot, offset, capacity = self._words[word + 1 : word + 4]
         if kind not in (_SLOT_BYTES, _SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
@@ -305,9 +315,16 @@ class ShmReader(_End):
             return self._slots.copied(bytes, slot, offset, capacity, size)
         if self._slots.num_kept >= self.layout.depth:
             self._num_copied_out += 1
-            return _decode_copy(self._slots.copied(bytearray, slot, offset, capacity, size))
+            return self._decode_copy(self._slots.copied(bytearray, slot, offset, capacity, size))
         view = self._slots.view(slot, offset, capacity, size)
-        return decode(view, private=bytearray if self._shares else _itself, shared=memoryview.toreadonly)
+        return self._decode(view, bytearray if self._shares else _itself)
+
+    def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
+        return decode(message, private=private, shared=memoryview.toreadonly)
+
+    def _decode_copy(self, message: bytearray) -> object:
+        """The value of a message that belongs to nobody else."""
+        return self._decode(memoryview(message), _itself)
 
     def release(self) -> None:
         """Nothing to do: a slot is free when its last view dies."""
@@ -325,11 +342,6 @@ class ShmReader(_End):
             num_copied_out=self._num_copied_out,
             num_kept=self._slots.num_kept,
         )
-
-
-def _decode_copy(message: bytearray) -> object:
-    """The value of a message that belongs to nobody else."""
-    return decode(memoryview(message), private=_itself, shared=memoryview.toreadonly)
 
 
 def _itself(view: memoryview) -> memoryview:

@@ -298,6 +298,11 @@ class RingReceiver:
             self._is_marked = True
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the sender's side is closed: no more values come."""
+        return self._is_finished
+
+    @property
     def is_empty(self) -> bool:
         """Whether all slots have been given back, and everything else that this end took."""
         return not self._generations and not self._last

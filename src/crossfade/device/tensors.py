@@ -10,6 +10,7 @@ waits for a signal of a host that is busy loading: `load_kernels` does it before
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections.abc import Iterable
 from math import prod
@@ -69,9 +70,11 @@ class Leased:
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
+        self._pid = os.getpid()
 
     def __del__(self) -> None:
-        self._lease.release()
+        if os.getpid() == self._pid:  # a forked child drops copies of tensors: the slot is still its parent's
+            self._lease.release()
 
 
 def tensor_on(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: int, keep: Any = None) -> torch.Tensor:

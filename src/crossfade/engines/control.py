@@ -36,11 +36,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """To the actor, first of all: become this. ``payload`` holds (class, args, kwargs)."""
+    """To the actor, first of all: become this. ``payload`` holds (class, args, kwargs), ``gpus`` the indices of its GPUs."""
 
     actor: str
     spin_us: float
     payload: bytes
+    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

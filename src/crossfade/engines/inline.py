@@ -60,7 +60,9 @@ class InlineEngine:
         self._plans: list[_InlinePlan] = []
         self._numbers = itertools.count()
 
-    def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def start_actor(
+        self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
+    ) -> None:
         """See the protocol."""
         try:
             self._instances[actor] = cls(*_copied(tuple(args)), **_copied(dict(kwargs)))

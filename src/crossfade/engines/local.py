@@ -105,7 +105,9 @@ class LocalEngine:
         self._introducing = threading.Lock()
         self._output = Output() if log_to_driver else None
 
-    def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def start_actor(
+        self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
+    ) -> None:
         """See the protocol."""
         payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
         try:
@@ -123,7 +125,7 @@ class LocalEngine:
         process.on_message = lambda: self._received_early(process)
         self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
         self.doorbell.watch(process.pidfd, lambda: self._ended(process))
-        process.send(control.Create(actor, self._spin_us, payload))
+        process.send(control.Create(actor, self._spin_us, payload, gpus))
 
     def _process(self, actor: str) -> ActorProcess:
         process = self._processes[actor]

@@ -148,8 +148,10 @@ class Engine(Protocol):
 
     name: str
 
-    def start_actor(self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Starts an actor; does not wait for its constructor."""
+    def start_actor(
+        self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
+    ) -> None:
+        """Starts an actor, which has the GPUs of these indices; does not wait for its constructor."""
 
     def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
         """Calls a method, after the calls that were made before."""

@@ -12,7 +12,7 @@ from crossfade.channels.protocol import Collective, Reader, Writer
 from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.engines.state import RingState
-from crossfade.errors import MissingDependency
+from crossfade.errors import MissingDependency, UnknownTransport
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory, address_of
 from crossfade.host.semaphore import open_semaphore
@@ -127,6 +127,11 @@ class Wiring:
         bells: Mapping[str, Bell],
         store: Memory | None = None,
     ) -> None:
+        for spec in plan.channels:
+            if spec.transport not in (Transport.SHM, Transport.GLOO) and party in (spec.writer, *spec.readers):
+                raise UnknownTransport(
+                    f"channel {spec.id} goes by {spec.transport}, which the local engine does not have yet"
+                )
         self.ends = Ends()
         self._plan = plan
         self._party = party

@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import gc
 import heapq
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
@@ -29,12 +29,9 @@ from crossfade.graph.nodes import (
     unknown_method,
 )
 from crossfade.graph.walk import inputs_of, parts_of, walk
-from crossfade.types import DRIVER, Transport
+from crossfade.types import DRIVER
 
 __all__ = ["CheckedGraph", "check"]
-
-GPU_TRANSPORTS = ("accelerator", "copy", "nccl", "staged")
-"""Transports that move memory of GPUs, in Ray's words and in ours."""
 
 MAX_SHOWN_NODES = 6
 
@@ -50,6 +47,7 @@ class CheckedGraph:
         outputs: the values that an execution gives: method calls with one value, or single values of the others.
         returns_list: whether an execution gives a list of them, or the only one.
         collectives: what actors do together, likewise sorted.
+        devices: indices of the GPUs of the actors that have any, by the actor's id.
     """
 
     input: InputNode | None
@@ -58,6 +56,7 @@ class CheckedGraph:
     outputs: tuple[Node, ...]
     returns_list: bool
     collectives: tuple[CollectiveNode, ...] = ()
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[MethodNode | CollectiveNode]:
@@ -98,7 +97,16 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
     used = dict.fromkeys(source for node in methods for source in node.inputs)
     parts = sorted((node for node in used if isinstance(node, InputNode | InputPart)), key=lambda part: part.order)
     collectives = tuple(node for node in nodes if isinstance(node, CollectiveNode))
-    return CheckedGraph(whole, tuple(parts), methods, outputs, isinstance(output, MultiOutputNode), collectives)
+    actors = [*(node.actor for node in methods), *(actor for node in collectives for actor in node.parties)]
+    return CheckedGraph(
+        input=whole,
+        input_parts=tuple(parts),
+        methods=methods,
+        outputs=outputs,
+        returns_list=isinstance(output, MultiOutputNode),
+        collectives=collectives,
+        devices={actor.id: actor.gpus for actor in actors if actor.gpus},
+    )
 
 
 # The outputs
@@ -247,17 +255,10 @@ def _check_transport(node: Node, asked: str, transports: Collection[str]) -> Non
     if asked in transports:
         return
     names = sorted(transports)
-    asks = f"{describe(node)} asks for the transport {asked!r}"
-    if asked in GPU_TRANSPORTS:
-        moves = " and ".join(name for name in names if name != Transport.AUTO)
-        raise UnknownTransport(
-            f"{asks}, which moves memory of GPUs; this version moves values by {moves}",
-            hint="'shm' is quickest on one host; 'gloo' moves CPU tensors while both sides compute; 'auto' chooses",
-        )
     close = difflib.get_close_matches(asked.lower(), names, n=1)
     valid = f"the transports are {', '.join(names)}"
     hint = f"did you mean {close[0]!r}? {valid}" if close else valid
-    raise UnknownTransport(f"{asks}, which does not exist", hint=hint)
+    raise UnknownTransport(f"{describe(node)} asks for the transport {asked!r}, which does not exist", hint=hint)
 
 
 def _check_readers(nodes: Iterable[Node]) -> None:

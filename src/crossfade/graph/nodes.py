@@ -27,6 +27,7 @@ from weakref import WeakSet
 from crossfade.errors import GraphError
 from crossfade.graph.arguments import brief, find_hidden, leaves, snapshot
 from crossfade.graph.hook import compiler
+from crossfade.types import TargetDevice, Transport
 
 __all__ = [
     "ActorInfo",
@@ -43,7 +44,13 @@ __all__ = [
     "unknown_method",
 ]
 
-DEVICES = ("default", "cpu", "cuda", "gpu")
+DEVICES = {
+    "default": TargetDevice.DEFAULT,
+    "cpu": TargetDevice.CPU,
+    "cuda": TargetDevice.CUDA,
+    "gpu": TargetDevice.CUDA,
+}
+"""Devices as users write them."""
 
 _orders = itertools.count()
 
@@ -58,6 +65,7 @@ class ActorInfo:
         session: the id of the session that started it.
         methods: the number of values that each method returns, by the method's name.
         coroutines: the names of those declared with ``async def``, which cannot be called here.
+        gpus: indices of the GPUs that it has booked.
     """
 
     id: str
@@ -65,6 +73,7 @@ class ActorInfo:
     session: str
     methods: Mapping[str, int]
     coroutines: frozenset[str] = frozenset()
+    gpus: tuple[int, ...] = ()
 
 
 class Node:
@@ -75,6 +84,8 @@ class Node:
         users: the method calls that take this node, as far as they are still alive.
         transport: how the value should move; ``auto`` leaves it to crossfade.
         transport_to: how it should move to some of its readers, by the id of the actor, where that differs.
+        target_device: where readers want the tensors in it.
+        target_device_to: the same for some of its readers, where that differs.
         static_shape: the user promises that every execution's tensors have the same shapes and dtypes.
         direct_return: the user promises that the value is a tensor itself.
     """
@@ -84,6 +95,8 @@ class Node:
         self.users: WeakSet[Node] = WeakSet()
         self.transport = "auto"
         self.transport_to: dict[str, str] = {}
+        self.target_device = TargetDevice.DEFAULT
+        self.target_device_to: dict[str, TargetDevice] = {}
         self.static_shape = False
         self.direct_return = False
 
@@ -101,8 +114,10 @@ class Node:
         """Says how the node's value should move. Changes the node and returns it.
 
         Args:
-            transport: its name; an unknown one is found when the graph is compiled.
-            device: where readers want the tensors; they stay on the CPU in this version, so ``default`` or ``cpu``.
+            transport: its name; an unknown one is found when the graph is compiled. The string ``nccl`` means, as in Ray, any
+                transport for device tensors (``accelerator``); ``Transport.NCCL`` means NCCL.
+            device: where readers want the tensors: ``default``, ``cpu``, ``cuda`` or ``gpu``, which is the same. By default those
+                that readers with a GPU want on it are the ones that come from a GPU.
             _static_shape: Ray's spelling of ``static_shape``.
             _direct_return: Ray's spelling of ``direct_return``.
             static_shape: every execution's tensors have the same shapes and dtypes.
@@ -112,15 +127,16 @@ class Node:
         Raises:
             TypeError: the transport is not given by name, or the reader is no actor.
             ValueError: there is no such device.
-            GraphError: the device is a GPU.
         """
         if not isinstance(transport, str):
             raise TypeError(f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo'")
-        _check_device(device, self)
+        asked, target_device = _asked(transport), _target_device(device)
         if reader is None:
-            self.transport, self.transport_to = str(transport), {}
+            self.transport, self.transport_to = asked, {}
+            self.target_device, self.target_device_to = target_device, {}
         else:
-            self.transport_to[_id_of(reader)] = str(transport)
+            self.transport_to[_id_of(reader)] = asked
+            self.target_device_to[_id_of(reader)] = target_device
         self.static_shape = bool(_static_shape if static_shape is None else static_shape)
         self.direct_return = bool(_direct_return if direct_return is None else direct_return)
         return self
@@ -390,14 +406,16 @@ def _id_of(reader: Any) -> str:
     return info.id
 
 
-def _check_device(device: str, node: Node) -> None:
-    if device not in DEVICES:
+def _asked(transport: str) -> str:
+    """The name of what is asked for; the bare string ``nccl`` is Ray's name of any transport for device tensors."""
+    is_rays_name = transport == Transport.NCCL and not isinstance(transport, Transport)
+    return str(Transport.ACCELERATOR if is_rays_name else transport)
+
+
+def _target_device(device: str) -> TargetDevice:
+    if device not in tuple(DEVICES):
         raise ValueError(f"there is no device {device!r}\nhint: it is one of {', '.join(DEVICES)}")
-    if device in ("cuda", "gpu"):
-        raise GraphError(
-            f"{describe(node)} asks for its tensors on the device {device!r}, and this version moves CPU tensors only",
-            hint="leave `device` out, and move the tensor in the method that uses it",
-        )
+    return DEVICES[device]
 
 
 def _check_hidden(node: MethodNode) -> None:

@@ -5,8 +5,8 @@ action handles execution t + ahead, and does nothing where that is negative.
 
 Each action is an event of each round. That event b waits for event a is an edge with a *lag*: b of round t waits for a
 of round t - lag. Program order has lag 0, and 1 from the end of a round to the start of the next. Messages have lag 0,
-credit has the ring's depth, and a receive that runs k ahead comes k rounds before its execution's: edges out of it gain
-k, edges into it lose k.
+credit has the ring's depth (over ``copy``, where a value with device tensors takes a slot of the device too, no more than
+these), and a receive that runs k ahead comes k rounds before its execution's: edges out of it gain k, edges into it lose k.
 
 What moves in the background has events of its own, one per execution. The *arrival* of a value over an ordered transport
 waits for its send, its receive, and the arrival before it at the same party: a party has one receiving thread (decision
@@ -93,7 +93,7 @@ def _add_channel(
     freed = ends[book.frees[channel.value, reader]]
     if not channel.is_ordered:
         waits.add(ends[put], starts[take])
-        waits.add(freed, starts[put], channel.depth)
+        waits.add(freed, starts[put], channel.credit)
         return
     arrival = arrivals[take] = waits.event(take, 0)
     waits.add(freed, starts[take], channel.depth)

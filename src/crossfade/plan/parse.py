@@ -9,7 +9,7 @@ from collections.abc import Callable
 from crossfade.errors import PlanSyntaxError
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
-from crossfade.types import CollectiveKind, ReduceOp, Transport
+from crossfade.types import CollectiveKind, ReduceOp, TargetDevice, Transport
 
 __all__ = ["parse_plan"]
 
@@ -25,7 +25,9 @@ _INPUT = re.compile(rf"input\s+({_ID})\s*=\s*(\*|go|\[{_INT}\]|\.\S+|\[(\"(?:[^\
 _NODE = re.compile(rf"node\s+({_ID})\s*=\s*({_NAME})\.(\w+)\(({_LIST})\)\s*->({_LIST})")
 _CHANNEL = re.compile(
     rf"channel\s+({_ID})(?:\s+of\s+({_ID}))?\s*:\s*({_NAME})\s*->({_LIST})\|\s*(\w+)\s+depth=({_INT})\s+buffer_bytes=({_INT})"
+    rf"(?:\s+slots=({_INT}))?(?:\s+turn=({_INT}))?(?:\s+device=(\w+))?"
 )
+_DEVICES = re.compile(rf"device\s+({_NAME})\s*=((?:\s*{_INT}\s*,)*\s*{_INT})?")
 _COLLECTIVE = re.compile(rf"collective\s+({_ID})\s*=\s*(\w+)\((?:(\w+)|root=({_INT}))?\)\s+over\s+(\w+)\s*:([^|]*)")
 _PARTY = re.compile(rf"\s*({_NAME})\(({_LIST})\)\s*->({_LIST})")
 _OUTPUT = re.compile(rf"output\s+({_ID})")
@@ -34,6 +36,7 @@ _ACTION = re.compile(rf"({'|'.join(Verb)})\s+({_ID})(?:\s+@({_NAME}))?(?:\s+\+({
 
 _FORMS = {
     "plan": "plan max_inflight=10 returns=value",
+    "device": "device Actor = 0, 1",
     "input": 'input i0 = KEY, where KEY is *, go, [0], ["text"] or .name',
     "node": "node n0 = Actor.method(i0) -> n0",
     "collective": "collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1",
@@ -63,6 +66,7 @@ class _Parser:
     def __init__(self) -> None:
         self._number, self._line = 1, ""
         self._header: tuple[int, bool] | None = None
+        self._devices: dict[str, tuple[int, ...]] = {}
         self._inputs: list[InputSpec] = []
         self._nodes: list[NodeSpec] = []
         self._channels: list[ChannelSpec] = []
@@ -74,6 +78,7 @@ class _Parser:
             (_NODE, self._take_node),
             (_CHANNEL, self._take_channel),
             (_COLLECTIVE, self._take_collective),
+            (_DEVICES, self._take_devices),
             (_INPUT, self._take_input),
             (_OUTPUT, self._take_output),
             (_HEADER, self._take_header),
@@ -109,6 +114,7 @@ class _Parser:
             returns_list=returns_list,
             max_inflight=max_inflight,
             collectives=tuple(self._collectives),
+            devices=self._devices,
         )
 
     def _expected(self, what: str, hint: str) -> PlanSyntaxError:
@@ -130,6 +136,12 @@ class _Parser:
             raise self._expected("one header only", "a text holds one plan")
         self._header = int(match[1]), match[2] == "list"
 
+    def _take_devices(self, match: re.Match[str]) -> None:
+        party, gpus = match.groups()
+        if party in self._devices:
+            raise self._expected("another party's GPUs", f"{party} has its GPUs already; each party has one list")
+        self._devices[party] = tuple(map(int, gpus.split(","))) if gpus else ()
+
     def _take_input(self, match: re.Match[str]) -> None:
         value, key, quoted = match.groups()
         if quoted is not None:
@@ -145,9 +157,11 @@ class _Parser:
         self._nodes.append(NodeSpec(node_id, actor, method, self._ids(inputs, form), self._ids(outputs, form)))
 
     def _take_channel(self, match: re.Match[str]) -> None:
-        channel_id, value, writer, readers, transport, depth, buffer_bytes = match.groups()
+        channel_id, value, writer, readers, transport, depth, buffer_bytes, slots, turn, device = match.groups()
         if transport not in set(Transport):
             raise self._expected(_FORMS["channel"], f"transports are {', '.join(Transport)}")
+        if (device or TargetDevice.DEFAULT) not in set(TargetDevice):
+            raise self._expected(_FORMS["channel"], f"devices are {', '.join(TargetDevice)}")
         ids = self._ids(readers, _FORMS["channel"])
         self._channels.append(
             ChannelSpec(
@@ -158,6 +172,9 @@ class _Parser:
                 transport=Transport(transport),
                 depth=int(depth),
                 buffer_bytes=int(buffer_bytes),
+                device=TargetDevice(device or TargetDevice.DEFAULT),
+                slots=int(slots or 0),
+                turn=int(turn or 0),
             )
         )
 

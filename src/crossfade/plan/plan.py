@@ -7,12 +7,12 @@ equal when they move the same values in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from crossfade.plan.actions import Action
 from crossfade.plan.text import format_plan
-from crossfade.types import CollectiveKind, ReduceOp, Transport
+from crossfade.types import CollectiveKind, ReduceOp, TargetDevice, Transport
 
 __all__ = ["ChannelSpec", "CollectiveSpec", "InputSpec", "NodeSpec", "Plan"]
 
@@ -55,13 +55,19 @@ class ChannelSpec:
     """What carries one value from the actor that makes it to the actors that need it.
 
     Attributes:
-        id: the id of the value, followed by ``~transport`` when the value also leaves by another transport.
+        id: the id of the value; where the value has a channel already, followed by ``~transport``, or ``~transport-device`` if the
+            readers want the tensors somewhere else than by default.
         value: the id of the value.
         writer: the actor that makes the value.
         readers: the actors that need it.
         transport: how the bytes move.
         depth: slots of the ring: how many executions' values it holds.
         buffer_bytes: memory set aside for each slot in advance, 0 for none (slots grow when a value needs it).
+        device: where the readers want the tensors in it.
+        slots: for ``copy``, slots of each reader in device memory, which only values with device tensors take, and whose size
+            ``buffer_bytes`` then is; 0 for others.
+        turn: for ``copy``, the place of its first use among what comes to the same reader by ``copy``: who writes several channels
+            at once pushes those of low turns first.
     """
 
     id: str
@@ -71,11 +77,21 @@ class ChannelSpec:
     transport: Transport
     depth: int
     buffer_bytes: int = 0
+    device: TargetDevice = TargetDevice.DEFAULT
+    slots: int = 0
+    turn: int = 0
 
     @property
     def is_ordered(self) -> bool:
-        """Whether values of several channels between the same two actors arrive in one order (PL-1)."""
-        return self.transport is Transport.GLOO
+        """Whether it has ``send`` and ``recv``, which need both hosts: values of several such channels between the same two actors
+        arrive in one order (PL-1). Others have ``write`` and ``read``, and a value is there once it is written.
+        """
+        return self.transport in (Transport.GLOO, Transport.STAGED, Transport.NCCL)
+
+    @property
+    def credit(self) -> int:
+        """How many executions a writer may be ahead of the releases that it waits for: the slots that every value needs."""
+        return min(self.depth, self.slots) if self.transport is Transport.COPY else self.depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,7 @@ class Plan:
         returns_list: whether the user asked for several outputs (a list) or for one value.
         max_inflight: how many executions may be under way.
         collectives: what several actors do together, in the order that every actor keeps to.
+        devices: indices of the GPUs of the actors that have any.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -139,6 +156,7 @@ class Plan:
     returns_list: bool
     max_inflight: int
     collectives: tuple[CollectiveSpec, ...] = ()
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def node(self) -> Mapping[str, NodeSpec]:

@@ -20,6 +20,8 @@ be over before it, so that messages run from left to right; plans with a cycle, 
 cells, are written without gaps. A channel whose id is not its value's is written ``channel n0~gloo of n0: ...``. Lines
 that start with ``#`` are for people: the parser skips them.
 Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
+Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda``, and comments say of
+each channel between GPUs what it does on which stream.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.types import CollectiveKind
+from crossfade.types import CollectiveKind, TargetDevice, Transport
 
 if TYPE_CHECKING:
     from crossfade.plan.plan import ChannelSpec, CollectiveSpec, NodeSpec, Plan
@@ -73,12 +75,19 @@ def format_plan(plan: Plan, mark: Mark | None = None) -> str:
             not exist is not pointed at.
     """
     lines = [f"plan max_inflight={plan.max_inflight} returns={'list' if plan.returns_list else 'value'}"]
+    lines += [f"device {party} = {', '.join(map(str, gpus))}".rstrip() for party, gpus in plan.devices.items()]
     lines += [f"input {each.value} = {each.key}" for each in plan.inputs]
     lines += map(_format_node, plan.nodes)
     lines += map(_format_collective, plan.collectives)
     lines += map(_format_channel, plan.channels)
     lines += [f"output {value}" for value in plan.outputs]
     lines += _format_rings(plan.channels)
+    lines += [
+        f"# {_on_devices(plan, each, reader)}"
+        for each in plan.channels
+        if each.transport.moves_device_memory
+        for reader in each.readers
+    ]
     lines += _format_grid(plan, _columns(plan), mark)
     return "\n".join(lines)
 
@@ -119,7 +128,28 @@ def _format_channel(channel: ChannelSpec) -> str:
     of = "" if channel.id == channel.value else f" of {channel.value}"
     ends = f"{channel.writer} -> {', '.join(channel.readers)}".rstrip()
     how = f"{channel.transport} depth={channel.depth} buffer_bytes={channel.buffer_bytes}"
+    how += "".join(f" {name}={number}" for name in ("slots", "turn") if (number := getattr(channel, name)))
+    how += f" device={channel.device}" if channel.device is not TargetDevice.DEFAULT else ""
     return f"channel {channel.id}{of}: {ends} | {how}"
+
+
+_STREAMS = {
+    Transport.COPY: "pushed on {}'s stream push, waited for on {}'s stream compute",
+    Transport.STAGED: "sent on {}'s stream push, received on {}'s stream push, through the host",
+    Transport.NCCL: "sent on {}'s stream push, received on {}'s stream push",
+}
+
+
+def _on_devices(plan: Plan, channel: ChannelSpec, reader: str) -> str:
+    """What a channel between two GPUs does to bring a value to one reader, in words."""
+    ends = " -> ".join(f"{party}{_gpus(plan.devices.get(party, ()))}" for party in (channel.writer, reader))
+    size = f"of {_human(channel.buffer_bytes)}" if channel.buffer_bytes else "as large as its values"
+    slots = f"{channel.slots or channel.depth} slots {size}"
+    return f"{channel.id}: {ends} by {channel.transport}: {_STREAMS[channel.transport].format(channel.writer, reader)}; {slots}"
+
+
+def _gpus(gpus: tuple[int, ...]) -> str:
+    return f" (GPU {', '.join(map(str, gpus))})" if gpus else ""
 
 
 def _format_rings(channels: Iterable[ChannelSpec]) -> list[str]:

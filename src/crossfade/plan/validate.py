@@ -177,8 +177,9 @@ def _check_completeness(plan: Plan, book: Book) -> Iterator[Fault]:
     for channel in plan.channels:
         for reason, actor, step in _wrong_channel(channel, book):
             yield _fault_near("PL-1", reason, actor, step or _producer(plan, book, channel.value))
-        if channel.depth < 1:
-            reason = f"the ring of channel {channel.id} has depth {channel.depth}, so nothing ever fits"
+        if channel.credit < 1:
+            slots = f" and {channel.slots} slots on devices" if channel.transport is Transport.COPY else ""
+            reason = f"the ring of channel {channel.id} has depth {channel.depth}{slots}, so nothing ever fits"
             yield Fault("PL-2", *book.puts[channel.id], reason)
     read = {channel.value for channel in plan.channels if DRIVER in channel.readers}
     for value in plan.outputs:

@@ -2,65 +2,93 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import ChannelSpec, InputSpec
 from crossfade.schedule.draft import Draft
-from crossfade.types import DRIVER, Transport
+from crossfade.schedule.transports import Gpus, Way, choose
+from crossfade.types import DRIVER, TargetDevice, Transport
 
-__all__ = ["OVERLAP_DEPTH", "add_channels", "add_start_signal", "choose_transport", "ring_depth"]
+__all__ = ["DEVICE_SLOTS", "OVERLAP_DEPTH", "add_channels", "add_start_signal", "order_turns", "ring_depth"]
 
 OVERLAP_DEPTH = 2
 """Slots of a ring whose transport moves bytes in the background: one is being used while the next one is filled."""
-
-
-def choose_transport(asked: str, writer: str, reader: str) -> Transport:
-    """How a value goes from one party to another.
-
-    On one host shared memory needs no second copy and no core in between, so that is what ``auto`` means. Values from and to
-    the driver go that way too, whatever was asked: the wish is about edges between actors.
-    """
-    if asked == Transport.GLOO and DRIVER not in (writer, reader):
-        return Transport.GLOO
-    return Transport.SHM
+DEVICE_SLOTS = 2
+"""Slots in device memory of each reader of a copy channel, however few executions are under way: a value in the last free slot
+is copied out, so with a single one every value would be."""
 
 
 def ring_depth(transport: Transport, max_inflight: int) -> int:
     """How many executions' values a ring holds.
 
-    With as many slots as executions may be under way no shared-memory ring ever stops the pipeline; empty slots cost 1 KB each.
+    With as many slots as executions may be under way no shared-memory ring ever stops the pipeline; empty slots cost 1 KB each. A copy
+    channel's records lie in such a ring; its slots on the device are few.
     """
-    return max_inflight if transport is Transport.SHM else min(OVERLAP_DEPTH, max_inflight)
+    is_in_background = transport not in (Transport.SHM, Transport.COPY)
+    return min(OVERLAP_DEPTH, max_inflight) if is_in_background else max_inflight
 
 
-def add_channels(draft: Draft, *, buffer_bytes: int) -> Draft:
-    """One channel for each value and transport, with every party that needs the value as a reader."""
-    readers: dict[str, dict[Transport, dict[str, None]]] = {}
+def add_channels(draft: Draft, gpus: Gpus, *, buffer_bytes: int) -> Draft:
+    """One channel for each value and way, with every party that needs the value that way as a reader.
+
+    Raises:
+        GraphError: a node asks for what its readers cannot have.
+    """
+    ways: dict[str, dict[Way, dict[str, None]]] = {}
     needs = [(value, node.actor) for node in draft.nodes for value in node.inputs]
     needs += [(value, DRIVER) for value in draft.outputs]
     for value, reader in needs:
         maker = draft.maker[value]
         if reader != maker:
-            asked = draft.transport_to.get((value, reader), draft.transport[value])
-            transport = choose_transport(asked, maker, reader)
-            readers.setdefault(value, {}).setdefault(transport, {})[reader] = None
+            way = choose(draft.wish(value, reader), maker, reader, gpus, size_bytes=buffer_bytes)
+            ways.setdefault(value, {}).setdefault(way, {})[reader] = None
     for value in draft.maker:  # the order in which the values are made
-        for index, (transport, names) in enumerate(readers.get(value, {}).items()):
-            draft.channels.append(_channel(draft, value, transport, tuple(names), index > 0, buffer_bytes))
+        for index, (way, names) in enumerate(ways.get(value, {}).items()):
+            draft.channels.append(_channel(draft, value, way, tuple(names), index > 0, buffer_bytes))
     return draft
 
 
 def _channel(
-    draft: Draft, value: str, transport: Transport, readers: tuple[str, ...], is_second: bool, buffer_bytes: int
+    draft: Draft, value: str, way: Way, readers: tuple[str, ...], is_second: bool, buffer_bytes: int
 ) -> ChannelSpec:
+    where = "" if way.device is TargetDevice.DEFAULT else f"-{way.device}"
+    has_own_slots = way.transport in (Transport.SHM, Transport.COPY)
     return ChannelSpec(
-        id=f"{value}~{transport}" if is_second else value,
+        id=f"{value}~{way.transport}{where}" if is_second else value,
         value=value,
         writer=draft.maker[value],
         readers=readers,
-        transport=transport,
-        depth=ring_depth(transport, draft.max_inflight),
-        buffer_bytes=buffer_bytes if transport is Transport.SHM else 0,
+        transport=way.transport,
+        depth=ring_depth(way.transport, draft.max_inflight),
+        buffer_bytes=buffer_bytes if has_own_slots else 0,
+        device=way.device,
+        slots=DEVICE_SLOTS if way.transport is Transport.COPY else 0,
     )
+
+
+def order_turns(draft: Draft) -> Draft:
+    """Gives each copy channel its turn: among what comes to a reader that way, the place of its first use.
+
+    Copies to one reader share its link, and the value that is needed first should come first. A channel with several readers has
+    the lowest of its turns. What a writer makes at one step it pushes in that order.
+    """
+    steps: dict[str, dict[str, int]] = {}
+    for node in draft.nodes:
+        seen = steps.setdefault(node.actor, {})
+        for value in node.inputs:
+            seen.setdefault(value, len(seen))
+    num_before: Counter[str] = Counter()
+    copies = [(index, spec) for index, spec in enumerate(draft.channels) if spec.transport is Transport.COPY]
+    uses = [(steps[reader][spec.value], reader, index) for index, spec in copies for reader in spec.readers]
+    turns: dict[int, int] = {}
+    for _, reader, index in sorted(uses):
+        turns[index] = min(turns.get(index, num_before[reader]), num_before[reader])
+        num_before[reader] += 1
+    for index, turn in turns.items():
+        draft.channels[index] = replace(draft.channels[index], turn=turn)
+    return draft
 
 
 def add_start_signal(draft: Draft) -> Draft:
@@ -71,7 +99,7 @@ def add_start_signal(draft: Draft) -> Draft:
         value = f"i{len(draft.inputs)}"
         draft.inputs.append(InputSpec(value, "go"))
         draft.maker[value] = DRIVER
-        draft.channels.insert(0, _channel(draft, value, Transport.SHM, tuple(unasked), False, 0))
+        draft.channels.insert(0, _channel(draft, value, Way(Transport.SHM), tuple(unasked), False, 0))
         draft.programs[DRIVER].insert(0, Action(Verb.WRITE, value))
         for name in unasked:
             draft.programs[name].insert(0, Action(Verb.READ, value))

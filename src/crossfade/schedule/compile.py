@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from crossfade.graph.check import CheckedGraph
 from crossfade.plan.actions import Verb
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.validate import find_fault, validate
-from crossfade.schedule.channels import add_channels, add_start_signal
+from crossfade.schedule.channels import add_channels, add_start_signal, order_turns
 from crossfade.schedule.collectives import start_collectives
 from crossfade.schedule.draft import Draft
 from crossfade.schedule.lower import lower
 from crossfade.schedule.messages import add_frees, add_messages, hoist_receives, trail_sends
+from crossfade.schedule.transports import Gpus
+from crossfade.topology import Topology
 
 __all__ = ["compile_plan"]
 
 
 def compile_plan(
-    graph: CheckedGraph, *, max_inflight: int, buffer_bytes: int = 0, overlap: bool = False
+    graph: CheckedGraph,
+    *,
+    max_inflight: int,
+    buffer_bytes: int = 0,
+    overlap: bool = False,
+    topology: Topology | None = None,
+    uuids: Mapping[int, str] | None = None,
 ) -> tuple[Plan, dict[str, Call]]:
     """A validated plan, and the arguments of its nodes by node id.
 
@@ -26,12 +36,16 @@ def compile_plan(
         max_inflight: how many executions may be under way.
         buffer_bytes: memory to set aside for each slot.
         overlap: start receives and collectives early and let sends trail, where a transport works in the background.
+        topology: what is known of the host's GPUs.
+        uuids: of the GPUs, by index, as far as they are known.
 
     Raises:
+        GraphError: a node asks for a way that there is not.
         PlanError: a bug in a pass.
     """
     draft = lower(graph, max_inflight=max_inflight)
-    draft = add_channels(draft, buffer_bytes=buffer_bytes)
+    draft = add_channels(draft, Gpus(graph.devices, topology, uuids or {}), buffer_bytes=buffer_bytes)
+    draft = order_turns(draft)
     draft = add_messages(draft)
     if overlap:
         draft = start_collectives(draft)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
+from crossfade.schedule.transports import Wish
 
 __all__ = ["Draft"]
 
@@ -16,11 +17,11 @@ class Draft:
     """Everything that a plan has, still open to change, and what only the passes need.
 
     Attributes:
-        inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight: as in `Plan`.
+        inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices: as in `Plan`.
         calls: the arguments of each node, by id.
         maker: who makes each value, by value id.
-        transport: what the user asked for, by value id.
-        transport_to: the same for one reader, where it differs, by value id and actor.
+        wishes: what the user asked for, by value id.
+        wishes_to: the same for one reader, where it differs, by value id and actor.
     """
 
     max_inflight: int
@@ -33,8 +34,13 @@ class Draft:
     returns_list: bool = False
     calls: dict[str, Call] = field(default_factory=dict)
     maker: dict[str, str] = field(default_factory=dict)
-    transport: dict[str, str] = field(default_factory=dict)
-    transport_to: dict[tuple[str, str], str] = field(default_factory=dict)
+    devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    wishes: dict[str, Wish] = field(default_factory=dict)
+    wishes_to: dict[tuple[str, str], Wish] = field(default_factory=dict)
+
+    def wish(self, value: str, reader: str) -> Wish:
+        """What the user asked for on a value's way to a reader."""
+        return self.wishes_to.get((value, reader), self.wishes[value])
 
     def values(self) -> dict[str, dict[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]]:
         """Ids of the values that each ``run`` and ``coll`` of each party takes and makes, by party, verb and target."""
@@ -58,4 +64,5 @@ class Draft:
             returns_list=self.returns_list,
             max_inflight=self.max_inflight,
             collectives=tuple(self.collectives),
+            devices=self.devices,
         )

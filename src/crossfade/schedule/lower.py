@@ -16,14 +16,15 @@ from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call, Hole
 from crossfade.plan.plan import CollectiveSpec, InputSpec, NodeSpec
 from crossfade.schedule.draft import Draft
-from crossfade.types import DRIVER, Transport
+from crossfade.schedule.transports import Wish
+from crossfade.types import DRIVER, TargetDevice, Transport
 
 __all__ = ["lower"]
 
 
 def lower(graph: CheckedGraph, *, max_inflight: int) -> Draft:
     """One ``run`` for each node, in order, on its actor, and one ``coll`` for each collective on each of its actors."""
-    draft = Draft(max_inflight=max_inflight, returns_list=graph.returns_list)
+    draft = Draft(max_inflight=max_inflight, returns_list=graph.returns_list, devices=dict(graph.devices))
     draft.programs[DRIVER] = []
     value_of: dict[Node, str] = {}
     for index, part in enumerate(graph.input_parts):
@@ -78,11 +79,13 @@ def _add_collective(draft: Draft, value_of: dict[Node, str], collective_id: str,
 
 def _add_wishes(draft: Draft, value: str, *nodes: Node) -> None:
     """How the value should move: what the last of the nodes asks for, else what the one before does."""
-    draft.transport[value] = next(
-        (n.transport for n in reversed(nodes) if n.transport != Transport.AUTO), Transport.AUTO
-    )
+    transport = next((n.transport for n in reversed(nodes) if n.transport != Transport.AUTO), Transport.AUTO)
+    devices = (n.target_device for n in reversed(nodes) if n.target_device is not TargetDevice.DEFAULT)
+    draft.wishes[value] = Wish(nodes[-1], transport, next(devices, TargetDevice.DEFAULT))
     for node in nodes:
-        draft.transport_to.update(((value, reader), asked) for reader, asked in node.transport_to.items())
+        for reader, asked in node.transport_to.items():
+            device = node.target_device_to.get(reader, TargetDevice.DEFAULT)
+            draft.wishes_to[value, reader] = Wish(node, asked, device)
 
 
 def _with_holes(template: Any, holes: Mapping[Node, Hole]) -> Any:

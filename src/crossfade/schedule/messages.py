@@ -8,13 +8,16 @@ from collections.abc import Iterable
 from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec
 from crossfade.schedule.draft import Draft
-from crossfade.types import DRIVER
+from crossfade.types import DRIVER, Transport
 
 __all__ = ["add_frees", "add_messages", "hoist_receives", "trail_sends"]
 
 
 def add_messages(draft: Draft) -> Draft:
     """Writes and sends right after the value is made, reads and receives right before its first use.
+
+    Copies between GPUs, which the device goes on with alone, come before what the host does itself, by their turns. A read of one
+    stays at its use: it makes the compute stream wait.
 
     On ordered transports the receives of one pair of actors must come in the order of the sends (PL-1), so one may come
     earlier than its use; never later, and never before the sends it depends on.
@@ -52,8 +55,13 @@ def _with_moves(
             here.add(value)
         program.append(action)
         here.update(outputs)
-        program += [_move_out(spec) for value in outputs for spec in outgoing[value]]
+        leaving = (spec for value in outputs for spec in outgoing[value])
+        program += map(_move_out, sorted(leaving, key=_push_order))
     return program
+
+
+def _push_order(spec: ChannelSpec) -> tuple[bool, int]:
+    return spec.transport is not Transport.COPY, spec.turn
 
 
 def _made_order(draft: Draft, values: Iterable[str]) -> list[str]:
@@ -119,7 +127,8 @@ def add_frees(draft: Draft) -> Draft:
 def hoist_receives(draft: Draft) -> Draft:
     """Starts every receive at the beginning of the round, and as many executions ahead as its ring has slots to spare.
 
-    Only receives that transports carry out in the background move: reading shared memory is looking at it.
+    Only receives that transports carry out in the background move: reading shared memory is looking at it, and what a GPU pushes
+    comes without being asked for.
     """
     spare = {spec.id: spec.depth - 1 for spec in draft.channels}
     for party, actions in draft.programs.items():

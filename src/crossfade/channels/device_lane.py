@@ -1,0 +1,221 @@
+"""Lanes: a ring of ``device/`` from one device of a channel's writer to one of its readers, with its records in shared memory.
+
+That a value is enqueued is told by the channel's own record, which comes in any case. That a slot's ``free`` is enqueued is a post of
+the slot's semaphore, which is safe wherever the last view of a value dies. The few other records (offers of slots, and what leads to
+them) go through two mailboxes; whoever puts one in wakes the other process, which sees to it in its loop (`serve`) wherever its
+program stands: a mailbox is never waited for.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.device_layout import DeviceLayout, Mailbox
+from crossfade.device.records import Enqueued, FreeEnqueued, Offer, Record
+from crossfade.device.ring import NUM_GROUPS
+from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_sender import RingSender
+from crossfade.device.signals import BoardPart, SignalBoard
+from crossfade.host.doorbell import Bell
+from crossfade.host.memory import address_of
+from crossfade.host.semaphore import open_semaphore
+
+__all__ = ["LaneReader", "LaneWriter"]
+
+
+class _Post:
+    """What this side tells the other, as far as there is room for it."""
+
+    def __init__(self, board: mmap.mmap, offset: int, bell: Bell) -> None:
+        self._mailbox = Mailbox(board, offset)
+        self._bell = bell
+        self._unsent: deque[Record] = deque()
+
+    def put(self, record: Record) -> None:
+        self._unsent.append(record)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Whether everything has been told."""
+        has_sent = False
+        while self._unsent and self._mailbox.try_put(self._unsent[0]):
+            self._unsent.popleft()
+            has_sent = True
+        if has_sent:
+            self._bell.announce_mail()
+            self._bell.ring()
+        return not self._unsent
+
+    def drop(self) -> None:
+        """Nobody is there to be told any more."""
+        self._unsent.clear()
+
+
+class LaneWriter:
+    """The writing end of a lane.
+
+    Args:
+        home: the writer's device.
+        board, offset, layout: where the channel's lanes lie.
+        lane: which one this is.
+        signals: of all lanes of the channel.
+        bell: the reader's doorbell.
+        label: for reports.
+
+    Attributes:
+        ring: the sending end.
+    """
+
+    def __init__(
+        self,
+        home: DeviceHome,
+        board: mmap.mmap,
+        offset: int,
+        layout: DeviceLayout,
+        lane: int,
+        signals: SignalBoard,
+        bell: Bell,
+        label: str,
+    ) -> None:
+        base = address_of(board, offset)
+        self._mail = Mailbox(board, offset + layout.to_writer(lane))
+        self._post = _Post(board, offset + layout.to_reader(lane), bell)
+        self._freed = [
+            [open_semaphore(base + layout.freed(lane, group, slot)).acquire for slot in range(layout.num_slots)]
+            for group in range(NUM_GROUPS)
+        ]
+        self._offer: Offer | None = None
+        self._is_closing = self._is_closed = self._is_broken = False
+        part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
+        self.ring = RingSender(home.driver, part, home.push_stream, self._tell, label)
+
+    def _tell(self, record: Record) -> None:
+        if not isinstance(record, Enqueued):  # the channel's own record tells that
+            self._post.put(record)
+
+    def can_send(self, size_bytes: int) -> bool:
+        """`RingSender.can_send`, with what the reader has told until now."""
+        self._take_mail()
+        if self._offer is not None and self.ring.next_place is None:
+            self._take_freed(self._offer)
+        return self.ring.can_send(size_bytes)
+
+    def _take_mail(self) -> None:
+        while (record := self._mail.take()) is not None:
+            if isinstance(record, Offer):
+                for acquire in self._freed[record.group]:  # the posts of an earlier generation
+                    while acquire(False):
+                        pass
+                self._offer = record
+            self.ring.on_record(record)
+
+    def _take_freed(self, offer: Offer) -> None:
+        for slot, acquire in enumerate(self._freed[offer.group]):
+            while acquire(False):
+                self.ring.on_record(FreeEnqueued(offer.generation, slot))
+
+    def serve(self) -> bool:
+        """Sees to what is not on a value's way. Whether it should soon be called again."""
+        self._take_mail()
+        self.ring.collect()
+        return not self._post.flush() or self.ring.is_growing
+
+    def break_off(self, reason: str) -> None:
+        """The reader is gone."""
+        self._is_broken = True
+        self.ring.break_off(reason)
+
+    def settle(self) -> bool:
+        """Goes on with closing; whether it is done. The reader's process goes on with `serve` or `settle` meanwhile."""
+        if not self._is_closed:
+            self._take_mail()
+            if not self.ring.is_done:
+                return False
+            self.ring.close()
+            self._is_closed = True
+        if self._is_broken:
+            self._post.drop()
+        return self._post.flush()
+
+
+class LaneReader:
+    """The reading end of a lane.
+
+    Args:
+        home: the reader's device.
+        board, offset, layout: where the channel's lanes lie.
+        lane: which one this is.
+        signals: of all lanes of the channel.
+        bell: the writer's doorbell.
+        on_freed: called, in any thread, when the writer may want to know that a slot is free.
+        label: for reports.
+
+    Attributes:
+        ring: the receiving end.
+    """
+
+    def __init__(
+        self,
+        home: DeviceHome,
+        board: mmap.mmap,
+        offset: int,
+        layout: DeviceLayout,
+        lane: int,
+        signals: SignalBoard,
+        bell: Bell,
+        on_freed: Callable[[], None],
+        label: str,
+    ) -> None:
+        base = address_of(board, offset)
+        self._board = board  # a lease may end after the channel
+        self._home = home
+        self._mail = Mailbox(board, offset + layout.to_reader(lane))
+        self._post = _Post(board, offset + layout.to_writer(lane), bell)
+        self._freed: list[list[Any]] = [
+            [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
+            for group in range(NUM_GROUPS)
+        ]
+        self._groups: dict[int, int] = {}  # of each generation
+        self._on_freed = on_freed
+        part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
+        self.ring = RingReceiver(
+            home.driver, home.pool, part, self._tell, label, num_slots=layout.num_slots, slot_bytes=0
+        )
+
+    def _tell(self, record: Record) -> None:
+        if isinstance(record, FreeEnqueued):
+            self._freed[self._groups[record.generation]][record.slot]()
+            self._on_freed()
+            return
+        if isinstance(record, Offer):
+            self._groups[record.generation] = record.group
+        self._post.put(record)
+
+    def accept(self, generation: int, slot: int, size_bytes: int) -> Lease:
+        """`RingReceiver.accept`, on torch's current stream."""
+        return self.ring.accept(Enqueued(generation, slot, size_bytes), self._home.compute_stream())
+
+    def serve(self) -> bool:
+        """Sees to what is not on a value's way. Whether it should soon be called again."""
+        while (record := self._mail.take()) is not None:
+            self.ring.on_record(record)
+        self.ring.collect()
+        return not self._post.flush() or self.ring.is_growing
+
+    def break_off(self, reason: str) -> None:
+        """The writer is gone."""
+        self.ring.break_off(reason)
+        self._post.drop()
+
+    def settle(self) -> bool:
+        """Goes on with closing; whether the writer's side is closed and this side's device has done everything.
+
+        Leases may be left then: `serve` gives their slots back when they have ended.
+        """
+        self.ring.close()
+        self.serve()
+        return self.ring.is_empty or (self.ring.is_finished and self.ring.statistics().num_leased > 0)

@@ -1,0 +1,185 @@
+"""Which transport carries a value from one party to another: what was asked, against the GPUs of both and what lies between them.
+
+==================================================  ========================================================================
+parties                                             ``auto``
+==================================================  ========================================================================
+one has no GPU, or is the driver                    ``shm``
+both have one, and the readers want CPU tensors     ``shm``
+both have one, and copies reach from one to the     ``copy``, or ``staged`` where that was measured to be faster
+other
+both have one, and copies do not                    ``staged``
+==================================================  ========================================================================
+
+The driver's values go by ``shm`` whatever was asked: a wish is about edges between actors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from crossfade.errors import GraphError
+from crossfade.graph.nodes import Node, describe
+from crossfade.schedule import links
+from crossfade.topology import Link, LinkKind, Topology
+from crossfade.types import DRIVER, TargetDevice, Transport
+
+__all__ = ["TYPICAL_BYTES", "Gpus", "Way", "Wish", "choose", "gpu_pairs"]
+
+TYPICAL_BYTES = 16_000_000
+"""The size that is reckoned with where none is declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a node asks for one of its readers.
+
+    Attributes:
+        node: the node, for messages.
+        transport: the name of a transport, ``auto`` and ``accelerator`` included.
+        device: where the reader wants the tensors.
+    """
+
+    node: Node
+    transport: str = Transport.AUTO
+    device: TargetDevice = TargetDevice.DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a value goes to a reader; values that go to several readers the same way share a channel."""
+
+    transport: Transport
+    device: TargetDevice = TargetDevice.DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """Who has which GPUs, and what is known of them.
+
+    Attributes:
+        of: indices of the GPUs of the actors that have any.
+        topology: what lies between them. Links without rates decide by their kind; where nothing is known, copies are taken to
+            reach.
+        uuids: of the GPUs by index, as far as they are known.
+    """
+
+    of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    topology: Topology | None = None
+    uuids: Mapping[int, str] = field(default_factory=dict)
+
+    def links(self, writer: str, reader: str) -> Iterator[Link]:
+        """What is known of the ways that tensors take between two actors; a way within one GPU is none."""
+        for source, target in gpu_pairs(self.of.get(writer, ()), self.of.get(reader, ())):
+            ends = self.uuids.get(source, ""), self.uuids.get(target, "")
+            for link in self.topology.links if self.topology is not None else ():
+                if (link.source, link.target) == ends and source != target:
+                    yield link
+
+
+def gpu_pairs(sources: tuple[int, ...], targets: tuple[int, ...]) -> list[tuple[int, int]]:
+    """From which GPU of a writer to which of a reader tensors go: to that of the same position where both have as many, else to
+    the first.
+    """
+    pairs = zip(sources, targets if len(sources) == len(targets) else targets[:1] * len(sources), strict=False)
+    return list(dict.fromkeys(pairs))
+
+
+def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int = 0) -> Way:
+    """How a value goes from one party to another.
+
+    Args:
+        wish: what was asked.
+        writer: whose value it is.
+        reader: who needs it.
+        gpus: who has which.
+        size_bytes: declared size of the value; 0 for none.
+
+    Raises:
+        GraphError: the wish cannot be met.
+    """
+    if DRIVER in (writer, reader):
+        return Way(Transport.SHM)
+    has_gpu = bool(gpus.of.get(writer)), bool(gpus.of.get(reader))
+    transport = Transport(wish.transport)
+    if transport is Transport.ACCELERATOR or transport.moves_device_memory:
+        _check_ends(wish, writer, reader, has_gpu)
+        if transport is Transport.ACCELERATOR:
+            transport = _between(writer, reader, gpus, size_bytes)
+        elif transport is Transport.COPY:
+            _check_reach(wish, writer, reader, gpus)
+    elif transport is Transport.AUTO:
+        is_direct = all(has_gpu) and wish.device is not TargetDevice.CPU
+        transport = _between(writer, reader, gpus, size_bytes) if is_direct else Transport.SHM
+    return Way(transport, _device(wish, transport, reader, has_gpu[1]))
+
+
+def _between(writer: str, reader: str, gpus: Gpus, size_bytes: int) -> Transport:
+    """The quickest transport between two actors that have GPUs."""
+    known = list(gpus.links(writer, reader))
+    if not all(map(_is_reached_by_copies, known)):
+        return Transport.STAGED
+    if gpus.topology is None or not known:
+        return Transport.COPY
+    of = size_bytes or TYPICAL_BYTES
+    times_us = {
+        transport: [_alone_us(gpus.topology, transport, link, of) for link in known]
+        for transport in (Transport.COPY, Transport.STAGED)
+    }
+    measured = {transport: sum(each) for transport, each in times_us.items() if None not in each}  # type: ignore[arg-type]
+    return min(measured, key=measured.__getitem__) if len(measured) > 1 else Transport.COPY
+
+
+def _alone_us(topology: Topology, transport: Transport, link: Link, size_bytes: int) -> float | None:
+    if link.duration_us(transport, size_bytes) is None:
+        return None
+    return links.alone_us(topology, transport, link.source, link.target, size_bytes)
+
+
+def _is_reached_by_copies(link: Link) -> bool:
+    """Signals are trusted to arrive behind the data over NVLink only."""
+    return link.kind is LinkKind.NVLINK
+
+
+def _check_ends(wish: Wish, writer: str, reader: str, has_gpu: tuple[bool, bool]) -> None:
+    """Both actors have a GPU; for a copy, which memory of the host can stand in for, both or neither."""
+    asks = _asks(wish, writer, reader)
+    if wish.device is TargetDevice.CPU:
+        raise GraphError(
+            f"{asks}, which moves device tensors, and for tensors on the CPU",
+            hint="leave one of both out: 'auto' takes tensors from a GPU to a CPU",
+        )
+    if all(has_gpu) or (wish.transport == Transport.COPY and not any(has_gpu)):
+        return
+    without = [party for party, has in zip((writer, reader), has_gpu, strict=True) if not has]
+    rays = " (Ray's 'nccl' means that too)" if wish.transport == Transport.ACCELERATOR else ""
+    raise GraphError(
+        f"{asks}{rays}, which goes from GPU to GPU, and {' and '.join(without)} {'have' if without[1:] else 'has'} none",
+        hint="options(num_gpus=1) gives an actor a GPU; with_tensor_transport('auto', reader=...) asks for nothing to one reader",
+    )
+
+
+def _asks(wish: Wish, writer: str, reader: str) -> str:
+    return f"{describe(wish.node)} asks for the transport {wish.transport!r} from {writer} to {reader}"
+
+
+def _check_reach(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
+    for link in gpus.links(writer, reader):
+        if not _is_reached_by_copies(link):
+            raise GraphError(
+                f"{_asks(wish, writer, reader)}, and their GPUs, {link.source} and {link.target}, are not connected by NVLink "
+                f"but by {link.kind}",
+                hint="'staged' goes through the host; 'auto' chooses; `crossfade topology` shows the links",
+            )
+
+
+def _device(wish: Wish, transport: Transport, reader: str, has_gpu: bool) -> TargetDevice:
+    """Where the reader gets the tensors, said only where that is not what it gets by default."""
+    if wish.device is TargetDevice.CPU:
+        return TargetDevice.CPU if has_gpu else TargetDevice.DEFAULT
+    if wish.device is TargetDevice.CUDA and not has_gpu and transport is not Transport.COPY:
+        raise GraphError(
+            f"{describe(wish.node)} asks for its tensors on the GPU of {reader}, which has none",
+            hint="options(num_gpus=1) gives an actor a GPU; or leave `device` out, also for this reader alone: reader=...",
+        )
+    return wish.device

@@ -1,0 +1,197 @@
+"""The copy-engine channel, over drivers whose device is the CPU: CPU tensors stand for device ones."""
+
+from __future__ import annotations
+
+import gc
+from random import Random
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from crossfade.channels import conformance  # noqa: E402
+from crossfade.channels.protocol import EMPTY  # noqa: E402
+from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
+from tests.helpers.copy_pair import open_copy_ends, open_copy_pair, settle  # noqa: E402
+
+TestCopyEngine = conformance.suite(open_copy_pair)
+
+
+class Pair:
+    """Writes and reads as two loops do that take turns."""
+
+    def __init__(self, writer: Any, readers: list[Any]) -> None:
+        self.writer = writer
+        self.readers = readers
+
+    def write(self, value: object, limit: int = 20) -> bool:
+        for _ in range(limit):
+            for end in (self.writer, *self.readers):
+                end.serve()
+            if self.writer.try_write(value):
+                return True
+        return False
+
+    def read(self) -> list[Any]:
+        values = [reader.try_read() for reader in self.readers]
+        assert EMPTY not in values
+        return values
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(other, torch.Tensor):
+        return one.dtype is other.dtype and torch.equal(one, other)
+    if isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in other)
+    if isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def draw_value(random: Random) -> Any:
+    """A number, a tensor, or a container of several, now and then much longer than those before."""
+    kind = random.randrange(5)
+    if kind == 0:
+        return random.random()
+    tensors = [
+        torch.randint(0, 100, (random.choice((0, 1, 7, 1000, 40_000)),)).to(random.choice((torch.int64, torch.bfloat16)))
+        for _ in range(random.randrange(1, 4))
+    ]
+    return tensors[0] if kind < 3 else {"tensors": tensors, "number": random.random(), "again": (tensors[0],)}
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_readers", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_values_arrive_whole_and_stay_so_while_they_are_kept(num_slots: int, num_readers: int, seed: int) -> None:
+    random = Random(seed)
+    torch.manual_seed(seed)
+    with open_copy_ends(4, num_readers, num_slots) as (writer, readers):
+        pair = Pair(writer, readers)
+        sent: list[Any] = []
+        kept: list[tuple[Any, Any]] = []
+        for _ in range(150):
+            value = draw_value(random)
+            if len(sent) < 4 and pair.write(value):
+                sent.append(value)
+            while sent and (len(sent) == 4 or random.random() < 0.5):
+                expected = sent.pop(0)
+                for got in pair.read():
+                    assert same(got, expected)
+                    kept.append((got, expected))
+                    del got
+            random.shuffle(kept)
+            while len(kept) > random.choice((0, 2, 10)):
+                got, expected = kept.pop()
+                assert same(got, expected)
+                del got
+        for expected in sent:
+            assert all(same(got, expected) for got in pair.read())
+        kept.clear()
+        gc.collect()
+
+
+def test_a_tensor_goes_beside_the_message_and_its_slot_is_free_when_the_last_view_dies() -> None:
+    with open_copy_ends(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        tensor = torch.arange(1000)
+        assert pair.write({"a": tensor, "b": tensor[:3]})
+        (value,) = pair.read()
+        assert reader.statistics().num_kept == 1
+        assert writer.statistics().num_bytes == 0
+        view = value["b"][1:]
+        del value
+        assert reader.statistics().num_kept == 1
+        assert view.tolist() == [1, 2]
+        del view
+        assert reader.statistics().num_kept == 0
+
+
+def test_a_slow_reader_stops_the_writer_and_nobody_else_and_wakes_it() -> None:
+    with open_copy_ends(8, 2) as (writer, readers):
+        pair = Pair(writer, readers)
+        for number in range(2):
+            assert pair.write(torch.full((10,), number))
+        waiting = torch.full((10,), 2)
+        assert not pair.write(waiting)
+        first = readers[0].try_read()
+        assert first.tolist() == [0] * 10
+        del first
+        assert not pair.write(waiting)  # the other reader has not let go
+        other = readers[1].try_read()
+        assert not pair.write(waiting)
+        del other
+        assert pair.write(waiting)
+        for reader in readers:
+            assert [reader.try_read()[0].item() for _ in range(2)] == [1, 2]
+
+
+def test_who_has_no_memory_refuses_the_value_and_the_channel_goes_on() -> None:
+    with open_copy_ends(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        assert pair.write(torch.arange(10))
+        assert pair.read()[0].sum() == 45
+        driver = reader.lanes[0]._home.driver
+        allocate = driver.allocate
+
+        def refuse(size_bytes: int, label: str) -> int:
+            raise DeviceError("out of memory")
+
+        driver.allocate = refuse
+        with pytest.raises(DeviceError, match=r"no memory for slots of 8000000 bytes: out of memory"):
+            pair.write(torch.ones(1_000_000, dtype=torch.float64))
+        assert pair.write(torch.arange(5))
+        assert pair.read()[0].sum() == 10
+        driver.allocate = allocate
+        assert pair.write(torch.ones(1_000_000, dtype=torch.float64))
+        assert pair.read()[0].sum() == 1_000_000
+
+
+def test_a_value_that_does_not_unpickle_holds_no_slot() -> None:
+    with open_copy_ends(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        for _ in range(5):
+            assert pair.write([torch.arange(10), Unpicklable()])
+            (failure,) = pair.read()
+            assert type(failure) is Failure
+            assert reader.statistics().num_kept == 0
+        assert pair.write(torch.arange(3))
+        assert pair.read()[0].tolist() == [0, 1, 2]
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        return int, ("this is no number",)
+
+
+def test_tensors_outlive_their_channel() -> None:
+    with open_copy_ends(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        assert pair.write(torch.arange(1000))
+        (tensor,) = pair.read()
+        writer.close()
+        reader.close()
+        settle([writer, reader])
+        assert not reader.is_empty
+        assert tensor.sum() == 499_500
+        del tensor
+        reader.serve()
+        assert reader.is_empty
+
+
+def test_the_tensors_of_a_dead_writer_are_not_given_out_and_its_slots_come_back() -> None:
+    """Its copies may have been cut off, so only what lies in the message can be trusted."""
+    with open_copy_ends(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        assert pair.write("a message")
+        assert pair.write(torch.arange(4))
+        reader.break_off("the writer died")
+        assert reader.try_read() == "a message"
+        with pytest.raises(ChannelBroken, match="the writer died"):
+            reader.try_read()
+        writer.break_off("the reader died")
+        with pytest.raises(ChannelBroken, match="the reader died"):
+            writer.try_write(torch.arange(4))
+        settle([reader, writer])
+        assert reader.is_empty
