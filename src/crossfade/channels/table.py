@@ -179,10 +179,8 @@ class Part:
         return Said(status, meant, bytes(text))
 
     def close(self) -> None:
-        """Lets go of it; nothing of it may be used any more. Idempotent."""
+        """Gives the descriptor back; the mapping stays as long as this object, for a thread may still wake another. Idempotent."""
         self.memory.close()
-        self._bytes = memoryview(bytearray(PAGE_BYTES))
-        self._words = self._bytes.cast("Q")  # late looks find nothing said
 
 
 class Table:
@@ -276,6 +274,6 @@ class Table:
             part.wake.release()
 
     def close(self) -> None:
-        """Lets go of all parts. Idempotent."""
+        """Closes all parts. Idempotent."""
         for part in self.parts:
             part.close()
