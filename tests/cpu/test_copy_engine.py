@@ -15,6 +15,8 @@ from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from tests.helpers.copy_pair import open_copy_ends, open_copy_pair, settle  # noqa: E402
 
+torch.set_num_threads(1)
+
 TestCopyEngine = conformance.suite(open_copy_pair)
 
 

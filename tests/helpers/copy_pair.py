@@ -78,12 +78,12 @@ def open_copy_ends(
     boards = [HostBoard(home.driver, signal_memory, lanes.num_signals, "c") for home in homes]
     writer = CopyWriter(
         "c", board, 0, ring, Heap(heap), bells[1:],
-        lanes_offset=ring.size_bytes, layout=lanes, homes=homes[:1], signals=boards[0],
+        lanes_offset=ring.size_bytes, layout=lanes, homes=homes[:1], signals=boards[:1],
     )  # fmt: skip
     readers = [
         CopyReader(
             "c", board, 0, ring, index, heap, bells[0],
-            lanes_offset=ring.size_bytes, layout=lanes, homes=[homes[1 + index]], signals=boards[1 + index],
+            lanes_offset=ring.size_bytes, layout=lanes, homes=[homes[1 + index]], signals=[boards[1 + index]],
         )
         for index in range(num_readers)
     ]  # fmt: skip

@@ -54,7 +54,7 @@ class CopyWriter(ShmWriter):
         bells: the readers' doorbells, in the order of the readers.
         lanes_offset, layout: where the lanes' blocks lie on the board.
         homes: the devices of this process, in their order.
-        signals: of all lanes.
+        signals: of all lanes, as each of those devices sees them.
     """
 
     def __init__(
@@ -69,11 +69,13 @@ class CopyWriter(ShmWriter):
         lanes_offset: int,
         layout: DeviceLayout,
         homes: Sequence[DeviceHome],
-        signals: SignalBoard,
+        signals: Sequence[SignalBoard],
     ) -> None:
         super().__init__(name, board, offset, ring, heap, bells)
         self._homes = homes
-        self._source_of = {home.device: index for index, home in enumerate(homes)}
+        self._source_of: dict[int, int] = {}
+        for source, home in enumerate(homes):
+            self._source_of.setdefault(home.device, source)
         self.lanes = [
             LaneWriter(
                 homes[lane % layout.num_sources],
@@ -81,7 +83,7 @@ class CopyWriter(ShmWriter):
                 lanes_offset,
                 layout,
                 lane,
-                signals,
+                signals[lane % layout.num_sources],
                 bells[lane // layout.num_sources],
                 f"{name} to reader {lane // layout.num_sources}",
             )
@@ -204,7 +206,8 @@ class CopyReader(ShmReader):
         bell: the writer's doorbell.
         lanes_offset, layout: where the lanes' blocks lie on the board.
         homes: for each of the writer's devices, the device of this process on which its tensors arrive.
-        signals: of all lanes.
+        signals: of all lanes, as each of those devices sees them.
+        slot_bytes: length of the slots to set aside now; 0 to make none before the first tensor comes.
     """
 
     def __init__(
@@ -220,7 +223,8 @@ class CopyReader(ShmReader):
         lanes_offset: int,
         layout: DeviceLayout,
         homes: Sequence[DeviceHome],
-        signals: SignalBoard,
+        signals: Sequence[SignalBoard],
+        slot_bytes: int = 0,
     ) -> None:
         super().__init__(name, board, offset, ring, index, heap_memory, bell)
         self._homes = homes
@@ -232,10 +236,11 @@ class CopyReader(ShmReader):
                 lanes_offset,
                 layout,
                 self._first_lane + source,
-                signals,
+                signals[source],
                 bell,
                 self.ring_if_wanted,
                 f"{name} at reader {index}",
+                slot_bytes if source == 0 else 0,
             )
             for source, home in enumerate(homes)
         ]

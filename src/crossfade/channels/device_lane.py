@@ -153,6 +153,7 @@ class LaneReader:
         bell: the writer's doorbell.
         on_freed: called, in any thread, when the writer may want to know that a slot is free.
         label: for reports.
+        slot_bytes: length of the first slots; 0 to make none before the first tensor comes.
 
     Attributes:
         ring: the receiving end.
@@ -169,6 +170,7 @@ class LaneReader:
         bell: Bell,
         on_freed: Callable[[], None],
         label: str,
+        slot_bytes: int = 0,
     ) -> None:
         base = address_of(board, offset)
         self._board = board  # a lease may end after the channel
@@ -183,7 +185,7 @@ class LaneReader:
         self._on_freed = on_freed
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
         self.ring = RingReceiver(
-            home.driver, home.pool, part, self._tell, label, num_slots=layout.num_slots, slot_bytes=0
+            home.driver, home.pool, part, self._tell, label, num_slots=layout.num_slots, slot_bytes=slot_bytes
         )
 
     def _tell(self, record: Record) -> None:

@@ -4,6 +4,8 @@ A wait on a stream has no time limit. When a peer's process ends, everything tha
 and again, until the streams have run dry: what they compute on the way is rubbish, which the error says, but the device is usable
 afterwards. The peer's signals are then kept set until it is forgotten, for waits that were enqueued before the program had heard of
 the death, or that stand behind long computations.
+
+First mark, then release: who must not take rubbish for a result is told before the first signal is set (``before_release``).
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class _Watched:
     signals: Callable[[], Sequence[Releasable]]
     streams: Sequence[int]
     on_death: Callable[[DeathReport], None]
+    before_release: Callable[[], None]
+
+
+def _nothing() -> None: ...
 
 
 class Watchdog:
@@ -80,6 +86,7 @@ class Watchdog:
         signals: Callable[[], Sequence[Releasable]],
         streams: Sequence[int],
         on_death: Callable[[DeathReport], None],
+        before_release: Callable[[], None] = _nothing,
     ) -> None:
         """Watches one peer.
 
@@ -89,16 +96,21 @@ class Watchdog:
             signals: gives what the peer sets and streams here may wait for; any thread may call it.
             streams: those streams; none of them may wait for anybody else who is dead.
             on_death: called once, in the watchdog's thread, when the streams have been let go.
+            before_release: called once, in the watchdog's thread, before the first signal is set. It must not wait for a stream. If it
+                raises, that is printed, and the streams are let go all the same.
         """
         with self._lock:
-            self._watched[pidfd] = _Watched(peer, signals, streams, on_death)
+            self._watched[pidfd] = _Watched(peer, signals, streams, on_death, before_release)
             self._poller.register(pidfd, select.EPOLLIN)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="crossfade-watchdog", daemon=True)
                 self._thread.start()
 
     def forget(self, pidfd: int) -> None:
-        """The peer may go, or has gone; its signals are not touched any more when this returns, so they may be closed."""
+        """The peer may go, or has gone; its signals are not touched any more when this returns, so they may be closed.
+
+        Its streams are not let go any more either, if that has not begun yet.
+        """
         with self._lock:
             self._dead.pop(pidfd, None)
             if self._watched.pop(pidfd, None) is not None:
@@ -121,13 +133,13 @@ class Watchdog:
                 return
             self._poller.unregister(pidfd)
             self._dead[pidfd] = watched
+        _call(watched.before_release)  # without the lock: whoever it has to wait for may be about to forget a peer
+        with self._lock:
+            if self._dead.get(pidfd) is not watched:  # forgotten meanwhile
+                return
             report = release(self._driver, watched.peer, watched.signals, watched.streams)
             self.reports.append(report)
-        try:
-            watched.on_death(report)
-        except Exception as error:  # other peers must be watched all the same
-            what = threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
-            threading.excepthook(what)
+        _call(lambda: watched.on_death(report))
 
     def close(self) -> None:
         """Ends the thread, and lets go nobody any more. Idempotent."""
@@ -140,6 +152,15 @@ class Watchdog:
         os.close(self._wake_read)
         os.close(self._wake_write)
         self._wake_write = -1
+
+
+def _call(function: Callable[[], None]) -> None:
+    """Calls it; what it raises is printed, since other peers must be watched all the same."""
+    try:
+        function()
+    except Exception as error:
+        what = threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+        threading.excepthook(what)
 
 
 def _release_all(signals: Sequence[Releasable]) -> list[str]:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
 from crossfade.engines.control import dump_user, send
@@ -20,7 +20,8 @@ from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
 from crossfade.engines.state import ActorState, PartState
-from crossfade.engines.wiring import Wiring, peers_of
+from crossfade.engines.board import has_lanes, peers_of
+from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import KEY_BYTES, FrameError
@@ -34,7 +35,13 @@ from crossfade.runtime.cursor import Cursor
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 
+if TYPE_CHECKING:
+    from crossfade.engines.actor_devices import ActorDevices
+
 __all__ = ["main"]
+
+_SERVE_S = 0.001
+"""How often to look after devices while something is to be done that no doorbell tells of."""
 
 
 @dataclass(slots=True)
@@ -66,6 +73,8 @@ class _Actor:
         self._has_mail = False
         self._is_stopped = False
         self.is_forked = False
+        self._devices: ActorDevices | None = None
+        self._gpus: tuple[int, ...] = ()
         self._doing = ""  # what is not an action of a plan
         os.register_at_fork(after_in_child=self._forked)
         doorbell.watch(connection.fileno(), self._mail_came)
@@ -74,11 +83,12 @@ class _Actor:
         """Runs until told to stop or until the driver is gone."""
         wait_until, turn = self._doorbell.wait_until, self._turn
         while not self._is_stopped:
+            limit_s = _SERVE_S if self._devices is not None and self._devices.is_busy else None
             if len(self._running) == 1:
                 (part,) = self._running
-                wait_until(turn, None, part.cursor.idle(), part.num_parties)
+                wait_until(turn, limit_s, part.cursor.idle(), part.num_parties)
             else:
-                wait_until(turn)
+                wait_until(turn, limit_s)
 
     def _mail_came(self) -> None:
         self._has_mail = True
@@ -100,7 +110,10 @@ class _Actor:
         """Sees to what is not on a value's way: faults and messages."""
         if any(part.fault for part in self._running):
             self._running = [part for part in self._running if not part.fault]
-        if not (self._doorbell.take_mail_flag() or self._has_mail):
+        has_rung = self._doorbell.take_mail_flag()
+        if self._devices is not None and (has_rung or self._devices.is_busy):
+            self._devices.serve()
+        if not (has_rung or self._has_mail):
             return self._is_stopped
         self._has_mail = False
         while not self._is_stopped:
@@ -130,9 +143,12 @@ class _Actor:
 
     def _create(self, message: control.Create) -> None:
         self._name = message.actor
+        self._gpus = message.gpus
         self._bells[message.actor] = self._doorbell.bell()
         self._doing = f"runs {message.actor}.__init__"
         try:
+            if message.gpus:
+                self._own_devices().select()
             cls, args, kwargs = pickle.loads(message.payload)
             self._instance = cls(*args, **kwargs)
         except Exception as error:
@@ -165,14 +181,26 @@ class _Actor:
         self._pidfds[peer] = pidfd
         self._doorbell.watch(pidfd, lambda: self._peer_died(peer))
 
+    def _own_devices(self) -> ActorDevices:
+        """The devices of this process; what knows them is imported when first needed."""
+        if self._devices is None:
+            from crossfade.engines.actor_devices import ActorDevices
+
+            self._devices = ActorDevices(self._gpus, self._break_off)
+        return self._devices
+
+    def _break_off(self, peer: str) -> None:
+        """A peer has died: no step takes anything from it any more. Any thread may call it."""
+        for part in list(self._parts.values()):
+            part.wiring.break_off(peer, f"the process of {peer} is gone")
+
     def _peer_died(self, peer: str) -> None:
         self._gone.add(peer)
         pidfd = self._pidfds.pop(peer)
         self._doorbell.unwatch(pidfd)
         os.close(pidfd)
         self._bells.pop(peer).close()
-        for part in self._parts.values():
-            part.wiring.break_off(peer, f"the process of {peer} is gone")
+        self._break_off(peer)
 
     def _open(self, message: control.OpenPlan, fds: tuple[int, ...]) -> None:
         try:
@@ -188,22 +216,33 @@ class _Actor:
         board = board_memory.map(board_memory.size_bytes, populate=True)
         board_memory.close()
         store = Memory(fds.pop(0)) if message.has_store else None
+        signals = Memory(fds.pop(0)) if has_lanes(message.plan, self._name) else None
         heaps = {owner: Memory(fd) for owner, fd in zip(message.heaps, fds, strict=True)}
         try:
-            return self._wired(message, board, heaps, store)
+            return self._wired(message, board, heaps, store, signals)
         except BaseException:
-            for memory in (*heaps.values(), *((store,) if store else ())):
+            for memory in (*heaps.values(), *filter(None, (store, signals))):
                 memory.close()
+            if self._devices is not None:
+                self._devices.abandon(message.number)
             raise
 
     def _wired(
-        self, message: control.OpenPlan, board: mmap.mmap, heaps: dict[str, Memory], store: Memory | None
+        self,
+        message: control.OpenPlan,
+        board: mmap.mmap,
+        heaps: dict[str, Memory],
+        store: Memory | None,
+        signals: Memory | None,
     ) -> _Part:
         plan = message.plan
         calls = pickle.loads(message.calls)  # first of all, since it may raise
+        device_ends = None
+        if signals is not None:
+            device_ends = self._own_devices().open(message.number, plan, self._name, signals, self._pidfds)
 
         def make() -> Wiring:
-            return Wiring(plan, self._name, board, heaps, self._bells, store)
+            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends)
 
         peers = peers_of(plan, self._name)
         wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))
@@ -222,7 +261,10 @@ class _Actor:
             part.wiring.close()
             if part.guard is not None:
                 part.guard.close()
-        send(self._connection, control.Closed(number))
+        if self._devices is not None:
+            self._devices.leave(number, lambda: send(self._connection, control.Closed(number)))
+        else:
+            send(self._connection, control.Closed(number))
 
     def _report(self, message: control.Report) -> None:
         part = self._parts.get(message.number)

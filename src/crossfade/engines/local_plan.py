@@ -9,20 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
-from crossfade.engines.control import dump_user
-from crossfade.engines.driver import DriverEnds
-from crossfade.engines.protocol import ActorStatistics
-from crossfade.engines.state import RingState
-from crossfade.engines.wiring import (
-    Wiring,
+from crossfade.engines.board import (
     board_size_bytes,
     format_board,
     gloo_parties,
+    has_lanes,
     heap_owners,
     heaps_of,
     peers_of,
     ring_states,
+    signals_size_bytes,
 )
+from crossfade.engines.control import dump_user
+from crossfade.engines.driver import DriverEnds
+from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.state import RingState
+from crossfade.engines.wiring import Wiring
 from crossfade.errors import ActorError, ChannelError, Failure, TeardownTimeout
 from crossfade.host.memory import Memory
 from crossfade.plan.call import Call
@@ -87,6 +89,7 @@ class LocalPlan:
         heaps = {owner: Memory.create(f"heap-{owner}", 0) for owner in heap_owners(plan)}
         meeting = gloo_parties(plan)
         store = Memory.create("store", 0) if meeting else None
+        signals = Memory.create("signals", size) if (size := signals_size_bytes(plan)) else None
         for actor in self._actors:
             for peer in sorted(peers_of(plan, actor)):
                 engine.introduce(actor, peer)
@@ -94,6 +97,7 @@ class LocalPlan:
             fds = (
                 board_memory.fd,
                 *((store.fd,) if store and actor in meeting else ()),
+                *((signals.fd,) if signals and has_lanes(plan, actor) else ()),
                 *(heaps[owner].fd for owner in needed),
             )
             message = control.OpenPlan(
@@ -108,7 +112,7 @@ class LocalPlan:
             )
             engine.send(actor, message, fds)
         kept = {owner: heaps.pop(owner) for owner in heaps_of(plan, DRIVER)}
-        for memory in (board_memory, *heaps.values(), *((store,) if store else ())):
+        for memory in (board_memory, *heaps.values(), *filter(None, (store, signals))):
             memory.close()
         self._board = board
         bells = {actor: engine.bell(actor) for actor in self._actors}

@@ -1,4 +1,4 @@
-"""Where a plan's channels lie in memory, and how one party opens its ends of them."""
+"""How one party opens its ends of a plan's channels, and closes them."""
 
 from __future__ import annotations
 
@@ -6,104 +6,25 @@ import mmap
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.protocol import Collective, Reader, Writer
-from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
-from crossfade.engines.state import RingState
+from crossfade.engines.board import RingPlace, link_parties, places
 from crossfade.errors import MissingDependency, UnknownTransport
 from crossfade.host.doorbell import Bell
-from crossfade.host.memory import Heap, Memory, address_of
-from crossfade.host.semaphore import open_semaphore
+from crossfade.host.memory import Heap, Memory
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.runtime.bind import Ends
 from crossfade.types import Transport
 
-__all__ = [
-    "Wiring",
-    "board_size_bytes",
-    "format_board",
-    "gloo_parties",
-    "heap_owners",
-    "heaps_of",
-    "peers_of",
-    "ring_states",
-]
+if TYPE_CHECKING:
+    from crossfade.engines.device_ends import DeviceEnds
+
+__all__ = ["Wiring"]
 
 
 _JOIN_S = 5.0
-
-
-def _rings(plan: Plan) -> list[tuple[ChannelSpec, int, RingLayout]]:
-    """Each shared-memory channel with the offset of its block on the board. The same list in every process."""
-    rings, offset = [], 0
-    for spec in plan.channels:
-        if spec.transport is Transport.SHM:
-            layout = RingLayout(spec.depth, len(spec.readers))
-            rings.append((spec, offset, layout))
-            offset += layout.size_bytes
-    return rings
-
-
-def board_size_bytes(plan: Plan) -> int:
-    """Memory that the blocks of all rings need."""
-    return sum(layout.size_bytes for _, _, layout in _rings(plan)) or 1
-
-
-def format_board(plan: Plan, board: mmap.mmap) -> None:
-    """Makes zeroed memory the empty rings of a plan."""
-    for _, offset, layout in _rings(plan):
-        format_ring(board, offset, layout)
-
-
-def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
-    """What lies in each ring at this moment, from the counters on the board."""
-    return tuple(
-        RingState(
-            spec.id,
-            spec.writer,
-            reader,
-            spec.depth,
-            open_semaphore(address_of(board, offset) + layout.items(index))._get_value(),
-        )
-        for spec, offset, layout in _rings(plan)
-        for index, reader in enumerate(spec.readers)
-    )
-
-
-def gloo_parties(plan: Plan) -> list[str]:
-    """Who meets others over gloo, for channels or for collectives."""
-    return sorted({*_link_parties(plan), *(party for spec in plan.collectives for party in spec.parties)})
-
-
-def _link_parties(plan: Plan) -> list[str]:
-    """Who takes part in the group for the plan's gloo channels, in rank order."""
-    channels = [spec for spec in plan.channels if spec.transport is Transport.GLOO]
-    return sorted({party for spec in channels for party in (spec.writer, *spec.readers)})
-
-
-def heap_owners(plan: Plan) -> list[str]:
-    """Who writes to a shared-memory ring."""
-    return list(dict.fromkeys(spec.writer for spec in plan.channels if spec.transport is Transport.SHM))
-
-
-def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
-    """Whose heaps a party needs: its own, and those of the writers that it reads from."""
-    return tuple(
-        dict.fromkeys(
-            spec.writer
-            for spec in plan.channels
-            if spec.transport is Transport.SHM and (party == spec.writer or party in spec.readers)
-        )
-    )
-
-
-def peers_of(plan: Plan, party: str) -> set[str]:
-    """Everybody at the other end of one of the party's channels, in its collectives, and in its gloo group."""
-    both = [*((spec.writer, *spec.readers) for spec in plan.channels), *(spec.parties for spec in plan.collectives)]
-    both.append(tuple(_link_parties(plan)))
-    return {peer for parties in both if party in parties for peer in parties} - {party}
 
 
 class Wiring:
@@ -116,6 +37,7 @@ class Wiring:
         heaps: the heaps that the party needs, by owner.
         bells: the doorbells of its peers, and its own.
         store: where the parties of the gloo group meet, if there are any; owned by the wiring from now on.
+        device_ends: opens its ends of copy channels, if it has any.
     """
 
     def __init__(
@@ -126,13 +48,15 @@ class Wiring:
         heaps: Mapping[str, Memory],
         bells: Mapping[str, Bell],
         store: Memory | None = None,
+        device_ends: DeviceEnds | None = None,
     ) -> None:
         for spec in plan.channels:
-            if spec.transport not in (Transport.SHM, Transport.GLOO) and party in (spec.writer, *spec.readers):
+            if spec.transport in (Transport.STAGED, Transport.NCCL) and party in (spec.writer, *spec.readers):
                 raise UnknownTransport(
                     f"channel {spec.id} goes by {spec.transport}, which the local engine does not have yet"
                 )
         self.ends = Ends()
+        self.device_ends = device_ends
         self._plan = plan
         self._party = party
         self._heaps = heaps
@@ -140,25 +64,31 @@ class Wiring:
         self._groups = self._open_groups(store)  # in one order everywhere: each waits for its parties
         self._link = self._open_link(store)
         own_heap = Heap(heaps[party]) if party in heaps else None
-        for spec, offset, layout in _rings(plan):
-            if spec.writer == party and own_heap is not None:
-                self.ends.writers[spec.id] = self._ring_writer(spec, board, offset, layout, own_heap)
-            if party in spec.readers:
-                self.ends.readers[spec.id] = self._ring_reader(spec, board, offset, layout)
+        for place in places(plan):
+            if place.spec.writer == party and own_heap is not None:
+                self.ends.writers[place.spec.id] = self._ring_writer(place, board, own_heap)
+            if party in place.spec.readers:
+                self.ends.readers[place.spec.id] = self._ring_reader(place, board)
         for index, spec in enumerate(plan.channels):
             if spec.transport is Transport.GLOO:
                 self._open_gloo(spec, index)
 
-    def _ring_writer(self, spec: ChannelSpec, board: mmap.mmap, offset: int, layout: RingLayout, heap: Heap) -> Writer:
+    def _ring_writer(self, place: RingPlace, board: mmap.mmap, heap: Heap) -> Writer:
+        spec = place.spec
         bells = [self._bells[reader] for reader in spec.readers]
-        return ShmWriter(spec.id, board, offset, layout, heap, bells, buffer_bytes=spec.buffer_bytes)
+        if place.lanes is not None and self.device_ends is not None:
+            return self.device_ends.writer(place, board, heap, bells)
+        return ShmWriter(spec.id, board, place.offset, place.ring, heap, bells, buffer_bytes=spec.buffer_bytes)
 
-    def _ring_reader(self, spec: ChannelSpec, board: mmap.mmap, offset: int, layout: RingLayout) -> Reader:
-        index = spec.readers.index(self._party)
-        return ShmReader(spec.id, board, offset, layout, index, self._heaps[spec.writer], self._bells[spec.writer])
+    def _ring_reader(self, place: RingPlace, board: mmap.mmap) -> Reader:
+        spec = place.spec
+        heap, bell = self._heaps[spec.writer], self._bells[spec.writer]
+        if place.lanes is not None and self.device_ends is not None:
+            return self.device_ends.reader(place, board, heap, bell)
+        return ShmReader(spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell)
 
     def _open_link(self, store: Memory | None) -> Any:
-        parties = _link_parties(self._plan)
+        parties = link_parties(self._plan)
         if store is None or self._party not in parties:
             if store is not None:
                 store.close()

@@ -1,0 +1,102 @@
+"""The device side of an actor: its devices, and the plans that use them, until nothing of them is in use any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from crossfade.device.signals import Releasable
+from crossfade.engines.board import peers_of
+from crossfade.engines.device_ends import DeviceEnds
+from crossfade.engines.devices import Devices, select_gpus
+from crossfade.host.memory import Memory
+from crossfade.plan.plan import Plan
+
+__all__ = ["ActorDevices"]
+
+
+class ActorDevices:
+    """What an actor's loop has to do for its devices.
+
+    A plan goes three steps: it is *open*; once left, it *settles* until no value is on its way; then it is *left over* as long as the
+    program keeps tensors that came through it.
+
+    Args:
+        gpus: indices of its GPUs.
+        on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
+
+    Attributes:
+        is_busy: whether `serve` should be called now and then, and not only when the doorbell was rung.
+    """
+
+    def __init__(self, gpus: Sequence[int], on_death: Callable[[str], None]) -> None:
+        self.is_busy = False
+        self._gpus = gpus
+        self._devices = Devices(gpus, self._signals, on_death)
+        self._open: dict[int, DeviceEnds] = {}
+        self._settling: dict[int, tuple[DeviceEnds, Callable[[], None]]] = {}
+        self._left_over: dict[int, DeviceEnds] = {}
+
+    def select(self) -> None:
+        """See `select_gpus`."""
+        select_gpus(self._gpus)
+
+    def _signals(self, peer: str) -> Sequence[Releasable]:
+        settling = [ends for ends, _ in list(self._settling.values())]
+        every = [*list(self._open.values()), *settling, *list(self._left_over.values())]
+        return [signal for ends in every for signal in ends.signals(peer)]
+
+    def open(self, number: int, plan: Plan, party: str, signals: Memory, pidfds: Mapping[str, int]) -> DeviceEnds:
+        """Prepares the device ends of a plan.
+
+        Args:
+            number: of the plan.
+            plan: the plan.
+            party: who this is.
+            signals: the plan's; owned by the ends from now on.
+            pidfds: of the peers that live.
+
+        Raises:
+            MissingDependency, DeviceError: see `DeviceEnds`.
+        """
+        self._end_left_over()
+        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices)
+        for peer in peers_of(plan, party) & pidfds.keys():
+            self._devices.watch(peer, pidfds[peer], number)
+        return ends
+
+    def leave(self, number: int, on_left: Callable[[], None]) -> None:
+        """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more."""
+        ends = self._open.pop(number, None)
+        if ends is None:
+            on_left()
+            return
+        self._settling[number] = (ends, on_left)
+        self.is_busy = True
+        self.serve()
+
+    def abandon(self, number: int) -> None:
+        """The plan could not be opened."""
+        self.leave(number, lambda: None)
+
+    def serve(self) -> None:
+        """Sees to records that no step waits for, and to plans that are being left."""
+        has_more = any([ends.serve() for ends in self._open.values()])
+        for number, (ends, on_left) in list(self._settling.items()):
+            if ends.settle():
+                del self._settling[number]
+                self._left_over[number] = ends
+                on_left()
+        self._end_left_over()
+        self.is_busy = has_more or bool(self._settling)
+
+    def _end_left_over(self) -> None:
+        has_ended = False
+        for number, ends in list(self._left_over.items()):
+            ends.serve()
+            if ends.is_empty:
+                del self._left_over[number]
+                self._devices.forget(number)
+                ends.release()
+                has_ended = True
+        if has_ended and not (self._open or self._settling or self._left_over):
+            self._devices.trim()

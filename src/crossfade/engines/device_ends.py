@@ -1,0 +1,141 @@
+"""One party's ends of a plan's lanes, on the devices of its process."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from crossfade.channels.device_layout import DeviceLayout
+from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
+from crossfade.engines.board import RingPlace, num_devices, signals_size_bytes
+from crossfade.engines.devices import Devices
+from crossfade.errors import MissingDependency
+from crossfade.host.doorbell import Bell
+from crossfade.host.memory import Heap, Memory
+from crossfade.plan.plan import ChannelSpec, Plan
+
+if TYPE_CHECKING:
+    from crossfade.channels.copy_engine import CopyReader, CopyWriter
+
+__all__ = ["DeviceEnds"]
+
+
+class DeviceEnds:
+    """The ends of copy channels of one party in one plan.
+
+    Args:
+        plan: the plan.
+        party: who this is.
+        memory: the plan's signals; owned by this object from now on.
+        devices: of this process.
+
+    Raises:
+        MissingDependency: torch or cuda-bindings is not installed.
+        DeviceError: CUDA cannot start.
+    """
+
+    def __init__(self, plan: Plan, party: str, memory: Memory, devices: Devices) -> None:
+        self._plan = plan
+        self._party = party
+        self._homes = list(devices.homes)
+        num_signals = signals_size_bytes(plan) // WORD_BYTES
+        self._boards: dict[int, HostBoard] = {}  # by device, as each sees the signals
+        try:
+            for home in self._homes:
+                if home.device not in self._boards:
+                    self._boards[home.device] = HostBoard(home.driver, memory, num_signals, "a plan")
+        finally:
+            memory.close()
+        self._writers: list[tuple[ChannelSpec, CopyWriter]] = []
+        self._readers: list[tuple[ChannelSpec, CopyReader]] = []
+
+    def writer(self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Sequence[Bell]) -> CopyWriter:
+        """Opens the writing end of a channel."""
+        layout = _lanes_of(place)
+        writer: CopyWriter = _module().CopyWriter(
+            place.spec.id,
+            board,
+            place.offset,
+            place.ring,
+            heap,
+            bells,
+            lanes_offset=place.lanes_offset,
+            layout=layout,
+            homes=self._homes,
+            signals=[self._part(place, home.device) for home in self._homes],
+        )
+        self._writers.append((place.spec, writer))
+        return writer
+
+    def reader(self, place: RingPlace, board: mmap.mmap, heap: Memory, bell: Bell) -> CopyReader:
+        """Opens a reading end of a channel."""
+        layout = _lanes_of(place)
+        has_same = num_devices(self._plan, place.spec.writer) == len(self._homes)
+        homes = self._homes if has_same else self._homes[:1] * layout.num_sources
+        reader: CopyReader = _module().CopyReader(
+            place.spec.id,
+            board,
+            place.offset,
+            place.ring,
+            place.spec.readers.index(self._party),
+            heap,
+            bell,
+            lanes_offset=place.lanes_offset,
+            layout=layout,
+            homes=homes,
+            signals=[self._part(place, home.device) for home in homes],
+            slot_bytes=place.spec.buffer_bytes,
+        )
+        self._readers.append((place.spec, reader))
+        return reader
+
+    def _part(self, place: RingPlace, device: int) -> SignalBoard:
+        return BoardPart(self._boards[device], place.first_signal, _lanes_of(place).num_signals)
+
+    def serve(self) -> bool:
+        """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again."""
+        return any([end.serve() for _, end in (*self._writers, *self._readers)])
+
+    def settle(self) -> bool:
+        """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""
+        return all([end.settle() for _, end in (*self._writers, *self._readers)])
+
+    @property
+    def is_empty(self) -> bool:
+        """Once settled: whether no tensor of this plan is kept any more."""
+        return all(reader.is_empty for _, reader in self._readers)
+
+    def release(self) -> None:
+        """Once empty: takes the signals away from the devices."""
+        for board in self._boards.values():
+            board.close()
+
+    def signals(self, peer: str) -> list[Releasable]:
+        """What a peer sets and streams of this process may wait for. Any thread may ask."""
+        found: list[Releasable] = []
+        for spec, writer in self._writers:
+            for reader, name in enumerate(spec.readers):
+                if name == peer:
+                    first = reader * len(self._homes)
+                    for lane in writer.lanes[first : first + len(self._homes)]:
+                        found += lane.ring.signals()
+        for spec, end in self._readers:
+            if spec.writer == peer:
+                for arriving in end.lanes:
+                    found += arriving.ring.signals()
+        return found
+
+
+def _lanes_of(place: RingPlace) -> DeviceLayout:
+    if place.lanes is None:
+        raise ValueError(f"channel {place.spec.id} has no lanes")
+    return place.lanes
+
+
+def _module() -> Any:
+    try:
+        from crossfade.channels import copy_engine
+    except ImportError as error:
+        raise MissingDependency("torch", extra="torch", needed_for="the transport 'copy'") from error
+    return copy_engine

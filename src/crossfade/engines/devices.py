@@ -1,0 +1,127 @@
+"""The devices of an actor's process, as the channels of all its plans share them.
+
+Nothing of it is made before a plan needs it. An actor that has no GPU has the CPU in its place, and so has one whose session claims
+GPUs that this machine does not have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from crossfade.channels.device_home import DeviceHome
+from crossfade.device.driver import Driver
+from crossfade.device.host_driver import HostDriver
+from crossfade.device.memory import Pool
+from crossfade.device.signals import Releasable
+from crossfade.device.streams import Streams
+from crossfade.device.watchdog import DeathReport, Watchdog
+from crossfade.engines.machine import num_visible_gpus
+
+__all__ = ["Devices", "select_gpus"]
+
+_HOST_LIMIT_S = 60.0
+
+Signals = Callable[[str], Sequence[Releasable]]
+"""What a peer sets and streams of this process may wait for."""
+
+
+def select_gpus(gpus: Sequence[int]) -> None:
+    """Makes an actor's first GPU torch's current one, and on each of them a stream that is not the default one.
+
+    The default stream waits for all others and cannot be captured. Done before the actor's class is made.
+    """
+    if not gpus or not num_visible_gpus():
+        return
+    try:
+        import torch
+    except ImportError:  # the program reaches its GPUs in another way
+        return
+    for gpu in reversed(gpus):
+        torch.cuda.set_device(gpu)
+        torch.cuda.set_stream(torch.cuda.Stream(gpu))
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A peer whose death lets streams of this process go."""
+
+    pidfd: int
+    users: set[int] = field(default_factory=set)  # plans, by number
+
+
+class Devices:
+    """The devices of this process.
+
+    Args:
+        gpus: indices of its GPUs; empty if it has none.
+        signals: what a peer sets; any thread may call it.
+        on_death: called, in the watchdog's thread, when a peer has died and before anything that waits for it is let go.
+    """
+
+    def __init__(self, gpus: Sequence[int], signals: Signals, on_death: Callable[[str], None]) -> None:
+        self._gpus = tuple(gpus)
+        self._signals = signals
+        self._on_death = on_death
+        self._homes: list[DeviceHome] = []
+        self._watchdogs: list[Watchdog] = []
+        self._watched: dict[str, _Watched] = {}
+
+    @property
+    def homes(self) -> Sequence[DeviceHome]:
+        """One for each of its GPUs, in order, or one for the CPU. Opened with the first call.
+
+        Raises:
+            MissingDependency: cuda-bindings is not installed.
+            DeviceError: CUDA cannot start.
+        """
+        if not self._homes:
+            drivers: list[Driver] = [_host_driver()] * max(1, len(self._gpus))
+            if self._gpus and num_visible_gpus():
+                from crossfade.device.cuda import CudaDriver
+
+                drivers = [CudaDriver(gpu) for gpu in self._gpus]
+            made = {id(driver): DeviceHome(driver, Pool(driver), Streams(driver)) for driver in drivers}
+            self._homes = [made[id(driver)] for driver in drivers]
+            self._watchdogs = [Watchdog(home.driver) for home in made.values()]
+        return self._homes
+
+    def watch(self, peer: str, pidfd: int, plan: int) -> None:
+        """Lets streams go when the peer's process ends, as long as the plan is open. ``pidfd`` stays the caller's."""
+        if peer not in self._watched:
+            self._watched[peer] = _Watched(os.dup(pidfd))
+            for index, watchdog in enumerate(self._watchdogs):
+                self._watch_on(index, watchdog, peer, self._watched[peer].pidfd)
+        self._watched[peer].users.add(plan)
+
+    def _watch_on(self, index: int, watchdog: Watchdog, peer: str, pidfd: int) -> None:
+        home = self._homes[index]
+
+        def signals() -> Sequence[Releasable]:
+            return self._signals(peer)
+
+        def done(report: DeathReport) -> None:
+            pass
+
+        streams = [home.compute_stream(), home.push_stream]
+        watchdog.watch(peer, pidfd, signals, streams, done, before_release=lambda: self._on_death(peer))
+
+    def forget(self, plan: int) -> None:
+        """A plan is closed: its streams wait for nobody any more."""
+        for peer, watched in list(self._watched.items()):
+            watched.users.discard(plan)
+            if not watched.users:
+                del self._watched[peer]
+                for watchdog in self._watchdogs:
+                    watchdog.forget(watched.pidfd)
+                os.close(watched.pidfd)
+
+    def trim(self) -> None:
+        """Gives memory that no channel uses back to the devices. They may wait for their streams."""
+        for home in {id(home): home for home in self._homes}.values():
+            home.pool.trim()
+
+
+def _host_driver() -> HostDriver:
+    return HostDriver(_HOST_LIMIT_S)
