@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,3 +40,154 @@ def random_work(peers: Peers, rank: int, seed: int, num_rounds: int, buffer_byte
         party.close()
     ring.close()
     return wrong
+
+
+def what_goes_wrong(peers: Peers, rank: int) -> list[str]:
+    """One party brings something that does not do: all get the same error, and the next one is right again."""
+    num_parties = len(peers) + 1
+    ring, said = Ring(peers, rank), []
+    party = Party(peers, ring, rank, sums(num_parties))
+
+    def bring(value: Any) -> None:
+        said.append(str(failure_of(party.do(0, [value]))))
+        (total,) = party.do(0, [torch.full((3,), float(rank))])
+        assert total.tolist() == [sum(range(num_parties))] * 3
+
+    error = Failure.capture(KeyError("x" * 5000), actor="A1", node="n1")
+    bring(error if rank == 1 else torch.ones(3))
+    bring(torch.ones(3 + rank))
+    bring("text" if rank == 0 else torch.ones(3))
+    bring(torch.ones(3, dtype=torch.bool))
+    party.close()
+    ring.close()
+    return said
+
+
+def broadcasts(peers: Peers, rank: int) -> list[bool]:
+    """Shapes that nobody but the root knows, some of them twice in a row."""
+    ring, num_parties = Ring(peers, rank), len(peers) + 1
+    meeting = Meeting("c0", CollectiveKind.BROADCAST, None, 1, names(num_parties))
+    party, good = Party(peers, ring, rank, [meeting], buffer_bytes=1 << 12), []
+    for k, shape in enumerate([(3,), (3,), (), (5, 2000), (5, 2000), (0,), (3,)]):
+        wanted = torch.full(shape, float(k))
+        (got,) = party.do(0, [wanted] if rank == 1 else [])
+        good.append(torch.equal(got, wanted))
+    party.close()
+    ring.close()
+    return good
+
+
+def one_is_busy(peers: Peers, rank: int) -> float:
+    """Rank 0 starts, and then waits outside of the group for what rank 1 sends after the exchange (PL-2, PL-5)."""
+    ring = Ring(peers, rank)
+    party = Party(peers, ring, rank, sums(len(peers) + 1, 2))
+    for end in party.ends:
+        end.start([torch.ones(50_000)])
+    if rank == 0:
+        peers[1].get(10.0)
+    totals = [party.finish(end)[0] for end in party.ends]
+    if rank == 1:
+        peers[0].put("it is done")
+    party.close()
+    ring.close()
+    return float(sum(total.sum() for total in totals))
+
+
+def one_gives_up(peers: Peers, rank: int) -> str:
+    """Something breaks in rank 0 after all have met: the others do not wait for it."""
+    ring = Ring(peers, rank)
+    party = Party(peers, ring, rank, sums(len(peers) + 1))
+    party.do(0, [torch.ones(4)])
+    if rank == 0:
+
+        def fail(*args: Any) -> None:
+            raise RuntimeError("no memory for this")
+
+        party.group._mover.move = fail  # type: ignore[method-assign]
+    begin, said = time.monotonic(), ""
+    try:
+        party.do(0, [torch.ones(4)])
+    except ChannelBroken as error:
+        said = str(error)
+    assert time.monotonic() - begin < 4
+    party.close()
+    ring.close()
+    return said
+
+
+def one_closes(peers: Peers, rank: int) -> str:
+    """Rank 0 has started one and closes; the others start two and are told."""
+    ring = Ring(peers, rank)
+    party = Party(peers, ring, rank, sums(len(peers) + 1, 2))
+    party.ends[0].start([torch.ones(4)])
+    if rank == 0:
+        party.close()
+    else:
+        said = "nothing"
+        for end in party.ends:
+            try:
+                if end is not party.ends[0]:
+                    end.start([torch.ones(4)])
+                party.finish(end)
+            except ChannelBroken as error:
+                said = str(error)
+        party.close()
+    for peer in peers.values():
+        peer.meet()
+    ring.close()
+    return "" if rank == 0 else said
+
+
+def leaves_nothing(peers: Peers, rank: int) -> dict[str, int]:
+    """What a process holds more after groups were opened, used and closed, in another order on each."""
+    torch.set_num_threads(1)
+    ring, num_parties = Ring(peers, rank), len(peers) + 1
+
+    def use() -> None:
+        parties = [
+            Party(peers, ring, rank, sums(num_parties), number=number, buffer_bytes=1 << 14) for number in range(3)
+        ]
+        for party in parties:
+            party.do(0, [torch.ones(10_000)])
+        for party in parties[:: 1 if rank % 2 else -1]:
+            party.close()
+
+    for _ in range(2):
+        use()
+    before = footprint(os.getpid())
+    for _ in range(5):
+        use()
+    deadline = time.monotonic() + 2.0
+    while "num_threads" in (grown := growth(before, footprint(os.getpid()))) and time.monotonic() < deadline:
+        time.sleep(0.01)  # a thread that was joined is still counted for a moment
+    assert [thread.name for thread in threading.enumerate() if "crossfade" in thread.name] == []
+    for peer in peers.values():
+        peer.meet()
+    ring.close()
+    return {key: value for key, value in grown.items() if key not in ("private_bytes", "shared_bytes")}
+
+
+CASES: dict[str, Callable[..., Any]] = {
+    "random": random_work,
+    "wrong": what_goes_wrong,
+    "broadcasts": broadcasts,
+    "busy": one_is_busy,
+    "gives up": one_gives_up,
+    "closes": one_closes,
+    "leaves nothing": leaves_nothing,
+}
+
+
+def several(peers: Peers, rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What each of several cases says; one set of processes for all."""
+    torch.set_num_threads(1)
+    said = []
+    for case, *args in cases:
+        try:
+            said.append(CASES[case](peers, rank, *args))
+        except BaseException as error:
+            error.add_note(f"case {case} {args}")
+            raise
+        for peer in peers.values():
+            peer.meet()
+    return said

@@ -125,8 +125,9 @@ class DeviceGroup:
         self._spare_events: list[int] = []
         self._turn = threading.Lock()  # of who enqueues
         self._guard = threading.Lock()  # of the queue's beginning and end
+        self._release = threading.Lock()  # of who lets streams go, or gives back what they wait on
         self._reason = ""
-        self._is_closing = self._is_ending = False
+        self._is_closing = self._is_ending = self._is_let_go = False
         self._stream = home.driver.create_stream(f"collectives of {', '.join(parties)}", is_urgent=True)
         self._torch_stream: Any = None if home.is_host else _as_torch(self._stream, home.device)
         self._thread = threading.Thread(target=self._run, name="crossfade-collectives", daemon=True)
@@ -289,8 +290,18 @@ class DeviceGroup:
         """This party has not done its part: the others must not wait for it."""
         self._end_with(f"{reason} (in the group of {', '.join(self._parties)})")
         self._table.give_up()
-        self._mover.let_go(reason)
+        with self._release:
+            if not self._is_let_go:
+                self._is_let_go = True
+                self._mover.let_go(reason)
         self._table.own.wake.release()
+        for bell in self._bells:  # their thread may wait in the exchange
+            bell.ring()
+
+    def look_for_faults(self) -> None:
+        """Gives up if another party has: it does not do its part of an exchange that this one may be in."""
+        if self._table.has_given_up() and not self._reason:
+            self._give_up("another party could not go on")
 
     def ask_to_end(self) -> None:
         """Nothing more is started here; others hear of it."""
@@ -334,8 +345,7 @@ class DeviceGroup:
                 break
             if not self.can_move():
                 self._table.own.wake.acquire(True, _SLICE_S)
-        if self._table.has_given_up() and not self._reason:
-            self._give_up("another party could not go on")
+        self.look_for_faults()
         self._end_with("another party closed it")
         self._ring()
         with self._turn:
@@ -357,7 +367,9 @@ class DeviceGroup:
             if not [party for party in self._table.unfinished(self._parties) if party not in dead]:
                 break
             self._table.own.wake.acquire(True, _SLICE_S)
-        self._mover.close()
+        with self._release:
+            self._is_let_go = True
+            self._mover.close()
         with self._guard:
             events = [*self._spare_events, *(task.done for task in self._kept), *(end.ready for end in self._ends)]
             for task in self._kept:
@@ -420,6 +432,7 @@ class DeviceCollective:
         if self._result is None and not self._group.home.is_host:
             self._group.pump()
         if self._result is None:
+            self._group.look_for_faults()
             self.raise_if_ended()
             return None
         (task, result), self._result = self._result, None
