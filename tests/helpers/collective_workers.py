@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +15,13 @@ import torch
 from crossfade.channels.collective import Meeting
 from crossfade.errors import ChannelBroken, Failure
 from crossfade.types import CollectiveKind, ReduceOp
-from tests.helpers.collective_cases import Party, Peers, Ring, draw_meeting, failure_of, names, random_calls
+from tests.helpers.collective_cases import Party, Peers, Ring, draw_meeting, failure_of, name, names, random_calls
+from tests.helpers.device_pair import die
 from tests.helpers.footprint import footprint, growth
 
 
 def sums(num_parties: int, count: int = 1) -> list[Meeting]:
-    return [
-        Meeting(f"c{k}", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, names(num_parties)) for k in range(count)
-    ]
+    return [Meeting(f"c{k}", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, names(num_parties)) for k in range(count)]
 
 
 def random_work(peers: Peers, rank: int, seed: int, num_rounds: int, buffer_bytes: int) -> list[str]:
@@ -103,7 +103,7 @@ def one_gives_up(peers: Peers, rank: int) -> str:
         def fail(*args: Any) -> None:
             raise RuntimeError("no memory for this")
 
-        party.group._mover.move = fail  # type: ignore[method-assign]
+        party.group._mover.move = fail  # type: ignore[method-assign,assignment]
     begin, said = time.monotonic(), ""
     try:
         party.do(0, [torch.ones(4)])
@@ -119,23 +119,19 @@ def one_closes(peers: Peers, rank: int) -> str:
     """Rank 0 has started one and closes; the others start two and are told."""
     ring = Ring(peers, rank)
     party = Party(peers, ring, rank, sums(len(peers) + 1, 2))
-    party.ends[0].start([torch.ones(4)])
-    if rank == 0:
-        party.close()
-    else:
-        said = "nothing"
-        for end in party.ends:
-            try:
-                if end is not party.ends[0]:
-                    end.start([torch.ones(4)])
-                party.finish(end)
-            except ChannelBroken as error:
-                said = str(error)
-        party.close()
+    said = "nothing"
+    try:
+        for end in party.ends[: 1 if rank == 0 else 2]:
+            end.start([torch.ones(4)])
+        if rank:
+            party.finish(party.ends[1])
+    except ChannelBroken as error:
+        said = str(error)
+    party.close()
     for peer in peers.values():
         peer.meet()
     ring.close()
-    return "" if rank == 0 else said
+    return said
 
 
 def leaves_nothing(peers: Peers, rank: int) -> dict[str, int]:
@@ -191,3 +187,54 @@ def several(peers: Peers, rank: int, cases: Sequence[tuple[Any, ...]]) -> list[A
         for peer in peers.values():
             peer.meet()
     return said
+
+
+def dies(peers: Peers, rank: int, moment: str, delay_s: float) -> dict[str, Any]:
+    """The last party kills itself; the others say how long it took until they were told, what, and what they hold after."""
+    torch.set_num_threads(1)
+    num_parties = len(peers) + 1
+    ring = Ring(peers, rank)
+    before = footprint(os.getpid())
+    party = Party(peers, ring, rank, sums(num_parties, 2))
+    watched: list[int] = []
+    for other, peer in peers.items():
+        watched.append(pidfd := os.pidfd_open(peer.pid))
+        ring.doorbell.watch(pidfd, partial(_gone, party, ring, pidfd, other))
+    party.do(0, [torch.ones(10)])
+    for peer in peers.values():
+        peer.meet()
+    if rank == num_parties - 1:
+        if moment == "in an exchange":
+            threading.Timer(delay_s, die).start()
+            while True:
+                party.do(0, [torch.ones(1 << 20)])
+        if moment == "after its offer":
+            party.group._mover.move = lambda *args: die()  # type: ignore[method-assign]
+            party.do(0, [torch.ones(10)])
+        time.sleep(delay_s)  # the moment itself is what is tried
+        die()
+    said = ""
+    try:
+        while True:
+            (total,) = party.do(0, [torch.ones(1 << 20 if moment == "in an exchange" else 10)])
+            assert total[0] == total[-1] == num_parties, "a wrong result was given"
+    except ChannelBroken as error:
+        said = str(error)
+    told = time.time()
+    party.close()
+    for pidfd in watched:
+        ring.doorbell.unwatch(pidfd)
+        os.close(pidfd)
+    deadline = time.monotonic() + 2.0
+    while "num_threads" in (grown := growth(before, footprint(os.getpid()))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ring.close()
+    kept = {key: value for key, value in grown.items() if key not in ("private_bytes", "shared_bytes")}
+    return {"said": said, "told": told, "held": kept}
+
+
+def _gone(party: Party, ring: Ring, pidfd: int, other: int) -> None:
+    """As an actor does it."""
+    ring.doorbell.unwatch(pidfd)
+    for end in party.ends:
+        end.break_off(f"the process of {name(other)} is gone")

@@ -18,7 +18,8 @@ torch is told who uses it. What goes in is held until `done` has happened.
 
 **Ends.** A party that says that it has ended starts nothing more, and still does its part of what all have offered; others who
 hear of it end as well, so for each offer it becomes sure that it is met or that it is not. A party gives its buffers back when
-all others have said that their streams have done with them, or have died. All this is the thread's work: closing waits for no stream.
+all others have said that their streams have done with them, or have died. All this is the thread's work, which closing does not
+wait for beyond a time limit.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class DeviceGroup:
             self._table.await_some(True)
         if self.home.is_host:
             if self.can_move():
-                self._table.own.wake.release()
+                self._table.own.wake.post()
             return
         for bell in self._bells:
             bell.ring_if_asleep()
@@ -279,7 +280,7 @@ class DeviceGroup:
     def break_off(self, reason: str) -> None:
         """A party is gone."""
         self._end_with(reason)
-        self._table.own.wake.release()
+        self._table.own.wake.post()
 
     def _end_with(self, reason: str) -> None:
         self._reason = self._reason or reason
@@ -294,7 +295,7 @@ class DeviceGroup:
             if not self._is_let_go:
                 self._is_let_go = True
                 self._mover.let_go(reason)
-        self._table.own.wake.release()
+        self._table.own.wake.post()
         for bell in self._bells:  # their thread may wait in the exchange
             bell.ring()
 
@@ -306,7 +307,7 @@ class DeviceGroup:
     def ask_to_end(self) -> None:
         """Nothing more is started here; others hear of it."""
         self._is_closing = True
-        self._table.own.wake.release()
+        self._table.own.wake.post()
 
     def close(self, deadline: float) -> None:
         """Waits for the thread, up to a moment of the monotonic clock; `ask_to_end` comes before. It goes on if it has to."""
@@ -316,9 +317,8 @@ class DeviceGroup:
         if not self.home.is_host:
             torch.cuda.set_device(self.home.device)
             relax_captures()
-        wake = self._table.own.wake
         while not (self._is_closing or self._reason or self._table.has_ended()):
-            wake.acquire()
+            self._table.own.wake.wait()
             self._pump_and_ring()
         self._leave()
 
@@ -344,7 +344,7 @@ class DeviceGroup:
             if self._table.has_given_up() or self._is_first_over() or poller.poll(0):
                 break
             if not self.can_move():
-                self._table.own.wake.acquire(True, _SLICE_S)
+                self._table.own.wake.wait(_SLICE_S)
         self.look_for_faults()
         self._end_with("another party closed it")
         self._ring()
@@ -366,7 +366,7 @@ class DeviceGroup:
             dead = {names[pidfd] for pidfd, _ in poller.poll(0)}
             if not [party for party in self._table.unfinished(self._parties) if party not in dead]:
                 break
-            self._table.own.wake.acquire(True, _SLICE_S)
+            self._table.own.wake.wait(_SLICE_S)
         with self._release:
             self._is_let_go = True
             self._mover.close()

@@ -14,12 +14,14 @@ from crossfade.channels.table import Part
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Block, Pool
 from crossfade.device.streams import Streams
+from crossfade.device.tensors import device_of
+from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.exported_home import Rank, Shape, open_exported
 
-__all__ = ["host_home", "open_copy_group"]
+__all__ = ["host_home", "open_copy_group", "open_nccl_group"]
 
 _HOST_WAIT_S = 60.0
 _NUM_LANES = 2
@@ -87,6 +89,37 @@ def open_copy_group(
 
     blocks: list[Block] = []
     return _open(store, number, parties, me, bells, meetings, device, shape.signal_bytes, handle, mover)
+
+
+def open_nccl_group(
+    store: Memory,
+    number: int,
+    parties: Sequence[str],
+    me: str,
+    bells: Mapping[str, Bell],
+    meetings: Sequence[Meeting],
+    home: DeviceHome | None = None,
+) -> DeviceGroup:
+    """A group whose tensors NCCL moves (see `open_copy_group`).
+
+    Raises:
+        ChannelError: the parties could not connect, or another one cannot take part.
+        DeviceError, MissingDependency: this one cannot.
+    """
+
+    def nothing(opened: ExitStack) -> str:
+        if home is None or home.is_host:
+            raise DeviceError(f"{me} has no GPU, which NCCL needs", hint="give its actor one: num_gpus=1")
+        return ""
+
+    def mover(opened: ExitStack, place: Place, parts: Sequence[Part], told: Sequence[tuple[int, str]]) -> Mover:
+        from crossfade.channels.nccl_mover import GroupMover, open_nccl
+
+        group = open_nccl(place.store, place.rank, len(parties), device_of(device.device))
+        return GroupMover(group, parties, group.abort)
+
+    device = host_home() if home is None else home
+    return _open(store, number, parties, me, bells, meetings, device, 0, nothing, mover)
 
 
 _MakeMover = Callable[[ExitStack, Place, Sequence[Part], Sequence[tuple[int, str]]], Mover]

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from crossfade.errors import ChannelError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
-from crossfade.host.semaphore import Semaphore, full_fence, init_semaphore, open_semaphore
+from crossfade.host.semaphore import full_fence, init_semaphore, open_semaphore
 
 __all__ = ["RECORD_BYTES", "End", "Part", "Said", "Status", "Table", "part_bytes"]
 
@@ -74,6 +74,30 @@ class Said(NamedTuple):
     text: bytes
 
 
+class Wake:
+    """What a thread of a party sleeps on; holds the memory in which it lies, for it may be posted while that is given back.
+
+    Args:
+        memory: in which it lies; None for one that nobody sleeps on.
+        offset: where.
+    """
+
+    def __init__(self, memory: memoryview | None = None, offset: int = 0) -> None:
+        self._memory = memory
+        self.address = 0 if memory is None else ctypes.addressof(ctypes.c_char.from_buffer(memory, offset))
+        self._semaphore = open_semaphore(self.address) if memory is not None else None
+
+    def post(self) -> None:
+        """Wakes the thread."""
+        if self._semaphore is not None:
+            self._semaphore.release()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Sleeps until it is posted, or the time has passed."""
+        if self._semaphore is not None:
+            self._semaphore.acquire(True, timeout_s)
+
+
 def part_bytes(signal_bytes: int, num_slots: int) -> int:
     """The size of one party's part, without its long texts."""
     return PAGE_BYTES + align(signal_bytes, PAGE_BYTES) + align(num_slots * RECORD_BYTES, PAGE_BYTES)
@@ -86,6 +110,9 @@ class Part:
         memory: at least `part_bytes` long; owned by this object from now on.
         signal_bytes: room for signals; they begin at `SIGNALS_AT`.
         num_slots: records that it keeps.
+
+    Attributes:
+        wake: wakes a thread of the party.
     """
 
     SIGNALS_AT = PAGE_BYTES
@@ -98,14 +125,13 @@ class Part:
         self._num_slots = num_slots
         self._records_at = PAGE_BYTES + align(signal_bytes, PAGE_BYTES)
         self._long_at = align(size_bytes, _LONG_BYTES)
-        self._wake_at = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes, _WAKE * _WORD_BYTES))
-        self.wake: Semaphore = open_semaphore(self._wake_at)
+        self.wake = Wake(self._bytes, _WAKE * _WORD_BYTES)
 
     @classmethod
     def create(cls, label: str, key: int, signal_bytes: int, num_slots: int) -> Part:
         """A new one, for its party."""
         part = cls(Memory.create(label, part_bytes(signal_bytes, num_slots)), signal_bytes, num_slots)
-        init_semaphore(part._wake_at, 0)
+        init_semaphore(part.wake.address, 0)
         part._words[_KEY] = key
         return part
 
@@ -179,8 +205,11 @@ class Part:
         return Said(status, meant, bytes(text))
 
     def close(self) -> None:
-        """Gives the descriptor back; the mapping stays as long as this object, for a thread may still wake another. Idempotent."""
+        """Lets go of it: from now on nobody has said anything. Other threads may look, or wake, meanwhile. Idempotent."""
         self.memory.close()
+        self._bytes = memoryview(bytearray(PAGE_BYTES))
+        self._words = self._bytes.cast("Q")
+        self.wake = Wake()
 
 
 class Table:
@@ -212,7 +241,7 @@ class Table:
         self.fence()
         for part in self.others:
             if part.is_waiting:
-                part.wake.release()
+                part.wake.post()
         return number
 
     def has_all(self, number: int) -> bool:
@@ -271,7 +300,7 @@ class Table:
     def _tell(self) -> None:
         self.fence()
         for part in self.others:
-            part.wake.release()
+            part.wake.post()
 
     def close(self) -> None:
         """Closes all parts. Idempotent."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
+from crossfade.engines.board import has_lanes, peers_of
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
 from crossfade.engines.state import ActorState, PartState
-from crossfade.engines.board import has_lanes, peers_of
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
@@ -242,7 +242,8 @@ class _Actor:
             device_ends = self._own_devices().open(message.number, plan, self._name, signals, self._pidfds)
 
         def make() -> Wiring:
-            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends)
+            home = self._own_devices().home
+            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends, home)
 
         peers = peers_of(plan, self._name)
         wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from crossfade.channels.device_home import DeviceHome
 from crossfade.device.signals import Releasable
 from crossfade.engines.board import peers_of
 from crossfade.engines.device_ends import DeviceEnds
@@ -39,6 +40,14 @@ class ActorDevices:
     def select(self) -> None:
         """See `select_gpus`."""
         select_gpus(self._gpus)
+
+    def home(self) -> DeviceHome:
+        """The device on which collectives are done: the first.
+
+        Raises:
+            MissingDependency, DeviceError: see `Devices.homes`.
+        """
+        return self._devices.homes[0]
 
     def _signals(self, peer: str) -> Sequence[Releasable]:
         settling = [ends for ends, _ in list(self._settling.values())]

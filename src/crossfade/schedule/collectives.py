@@ -16,9 +16,22 @@ from dataclasses import dataclass
 
 from crossfade.plan.actions import COLL_STREAM, Action, Verb
 from crossfade.schedule.draft import Draft
-from crossfade.types import DRIVER
+from crossfade.types import DRIVER, Transport
 
-__all__ = ["start_collectives"]
+__all__ = ["start_collectives", "transport_of_collective"]
+
+
+def transport_of_collective(asked: str, parties: Sequence[str], devices: Mapping[str, tuple[int, ...]]) -> Transport:
+    """How a collective's tensors move: by copy engines where all parties have GPUs, unless something else is asked for.
+
+    Args:
+        asked: the name of a transport, ``auto`` and ``accelerator`` included.
+        parties: who takes part.
+        devices: indices of the GPUs of the actors that have any.
+    """
+    if asked == Transport.ACCELERATOR or (asked == Transport.AUTO and all(devices.get(party) for party in parties)):
+        return Transport.COPY
+    return Transport.GLOO if asked == Transport.AUTO else Transport(asked)
 
 
 def start_collectives(draft: Draft) -> Draft:
