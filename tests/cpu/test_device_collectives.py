@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,9 +81,7 @@ def test_groups_leave_nothing_behind(said: dict[str, list[Any]]) -> None:
 @pytest.mark.parametrize("moment", ["before its offer", "after its offer", "in an exchange"])
 def test_ch3_when_a_party_dies_the_others_are_told(moment: str) -> None:
     """By name, within two seconds; nothing of the group stays in their processes."""
-    before = time.time()
     *left, _ = run_workers([dies] * 3, [(rank, moment, 0.1) for rank in range(3)], timeout_s=60, dying={2})
-    times = [each["told"] for each in left]
-    assert max(times) - min(times) < 2 < 60 + before
+    assert all(each["told_s"] < 2 for each in left), left
     assert all("A2" in each["said"] for each in left), left
     assert [each["held"] for each in left] == [{}, {}]

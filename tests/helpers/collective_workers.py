@@ -205,14 +205,14 @@ def dies(peers: Peers, rank: int, moment: str, delay_s: float) -> dict[str, Any]
         peer.meet()
     if rank == num_parties - 1:
         if moment == "in an exchange":
-            threading.Timer(delay_s, die).start()
+            threading.Timer(delay_s, _die, [peers]).start()
             while True:
                 party.do(0, [torch.ones(1 << 20)])
         if moment == "after its offer":
-            party.group._mover.move = lambda *args: die()  # type: ignore[method-assign]
+            party.group._mover.move = lambda *args: _die(peers)  # type: ignore[method-assign]
             party.do(0, [torch.ones(10)])
         time.sleep(delay_s)  # the moment itself is what is tried
-        die()
+        _die(peers)
     said = ""
     try:
         while True:
@@ -220,7 +220,7 @@ def dies(peers: Peers, rank: int, moment: str, delay_s: float) -> dict[str, Any]
             assert total[0] == total[-1] == num_parties, "a wrong result was given"
     except ChannelBroken as error:
         said = str(error)
-    told = time.time()
+    told_s = time.monotonic() - peers[num_parties - 1].get()
     party.close()
     for pidfd in watched:
         ring.doorbell.unwatch(pidfd)
@@ -229,8 +229,15 @@ def dies(peers: Peers, rank: int, moment: str, delay_s: float) -> dict[str, Any]
     while "num_threads" in (grown := growth(before, footprint(os.getpid()))) and time.monotonic() < deadline:
         time.sleep(0.01)
     ring.close()
-    kept = {key: value for key, value in grown.items() if key not in ("private_bytes", "shared_bytes")}
-    return {"said": said, "told": told, "held": kept}
+    counts = ("num_descriptors", "num_threads", "num_ring_mappings", "num_watched")
+    kept = {key: value for key, value in grown.items() if key in counts}
+    return {"said": said, "told_s": told_s, "held": kept}
+
+
+def _die(peers: Peers) -> None:
+    for peer in peers.values():
+        peer.put(time.monotonic())
+    die()
 
 
 def _gone(party: Party, ring: Ring, pidfd: int, other: int) -> None:

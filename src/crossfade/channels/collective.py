@@ -24,6 +24,7 @@ from crossfade.errors import Failure
 from crossfade.types import CollectiveKind, ReduceOp
 
 __all__ = [
+    "STAGED",
     "WHOLE_NUMBERS",
     "Meeting",
     "Offer",
@@ -37,9 +38,12 @@ __all__ = [
     "reference",
     "result_shape",
     "shard",
+    "staged_in",
 ]
 
 _CPU = torch.device("cpu")
+STAGED = " on the CPU"
+"""What a layout says of a tensor that has to be brought to the device, and its result back."""
 WHOLE_NUMBERS = (
     torch.uint8,
     torch.int8,
@@ -97,9 +101,11 @@ class Offer:
     tensors: tuple[torch.Tensor, ...]
     failure: Failure | None = None
 
-    def layout(self) -> bytes:
-        """Dtypes and shapes, the same bytes for tensors that fit together."""
-        return _layout(tuple((each.dtype, each.shape) for each in self.tensors))
+    def layout(self, device: torch.device = _CPU) -> bytes:
+        """Dtypes and shapes, the same bytes for tensors that fit together; which of them are not on the device but on the CPU."""
+        if device == _CPU:
+            return _layout(tuple((each.dtype, each.shape, False) for each in self.tensors))
+        return _layout(tuple((each.dtype, each.shape, not each.is_cuda) for each in self.tensors))
 
     def complaint(self) -> bytes:
         """The failure as a message."""
@@ -107,12 +113,21 @@ class Offer:
 
 
 @lru_cache(maxsize=1024)
-def _layout(tensors: tuple[tuple[torch.dtype, torch.Size], ...]) -> bytes:
-    return json.dumps([[str(dtype), *shape] for dtype, shape in tensors]).encode()
+def _layout(tensors: tuple[tuple[torch.dtype, torch.Size, bool], ...]) -> bytes:
+    return json.dumps(
+        [[f"{dtype}{STAGED if is_staged else ''}", *shape] for dtype, shape, is_staged in tensors]
+    ).encode()
 
 
-def make_offer(meeting: Meeting, rank: int, values: Sequence[object], device: torch.device = _CPU) -> Offer:
-    """What a party brings, given the values in its registers and the device on which tensors are moved. Never raises."""
+def make_offer(meeting: Meeting, rank: int, values: Sequence[object], device: torch.device | None = _CPU) -> Offer:
+    """What a party brings, given the values in its registers. Never raises.
+
+    Args:
+        meeting: what is done.
+        rank: the party's.
+        values: in its registers.
+        device: where tensors are moved (CPU tensors may be brought to it); None for anywhere.
+    """
     for value in values:
         if isinstance(value, Failure):
             return Offer((), value)
@@ -128,11 +143,12 @@ def make_offer(meeting: Meeting, rank: int, values: Sequence[object], device: to
     return Offer(tuple(tensors))
 
 
-def _problem(meeting: Meeting, value: object, device: torch.device) -> tuple[type[Exception], str, str] | None:
+def _problem(meeting: Meeting, value: object, device: torch.device | None) -> tuple[type[Exception], str, str] | None:
     """What is wrong with a value by itself: the kind of error, what it is, a hint."""
     if not isinstance(value, torch.Tensor):
         return TypeError, f"a {type(value).__name__}", "return a torch tensor from the method; torch.from_numpy(array)"
-    if value.device != device or value.layout is not torch.strided or value.is_quantized:
+    is_near = device is None or value.device == device or value.device == _CPU
+    if not is_near or value.layout is not torch.strided or value.is_quantized:
         kind = f"a {value.layout} tensor on {value.device}".replace("torch.", "")
         return TypeError, kind, f"this collective takes dense tensors on {_place(device)}, tensor.to_dense()"
     shape = tuple(value.shape)
@@ -155,8 +171,8 @@ def _problem(meeting: Meeting, value: object, device: torch.device) -> tuple[typ
     return None
 
 
-def _place(device: torch.device) -> str:
-    return "the CPU: tensor.cpu()" if device == _CPU else f"its actor's GPU: tensor.to('{device}')"
+def _place(device: torch.device | None) -> str:
+    return "the CPU: tensor.cpu()" if device in (_CPU, None) else f"its actor's GPU or the CPU: tensor.to('{device}')"
 
 
 def _failure(error: Exception, party: str, meeting: Meeting) -> Failure:
@@ -184,14 +200,20 @@ def conclude(meeting: Meeting, layouts: Sequence[bytes], complaints: Sequence[by
 
 
 def _shown(layout: bytes) -> str:
-    return ", ".join(f"{dtype.removeprefix('torch.')} {tuple(shape)}" for dtype, *shape in json.loads(layout))
+    shown = [(dtype.removeprefix("torch."), tuple(shape)) for dtype, *shape in json.loads(layout)]
+    return ", ".join(f"{d.removesuffix(STAGED)} {shape}{STAGED if d.endswith(STAGED) else ''}" for d, shape in shown)
 
 
 def layout_of(layout: bytes) -> tuple[torch.dtype, tuple[int, ...]]:
     """Dtype and shape of the first tensor of a layout."""
     dtype, *shape = json.loads(layout)[0]
-    found: Any = getattr(torch, dtype.removeprefix("torch."))
+    found: Any = getattr(torch, dtype.removeprefix("torch.").removesuffix(STAGED))
     return found, tuple(shape)
+
+
+def staged_in(layout: bytes) -> list[bool]:
+    """Which tensors of a layout are on the CPU, and not on the device."""
+    return [dtype.endswith(STAGED) for dtype, *_ in json.loads(layout)]
 
 
 def reduced_dtype(dtype: torch.dtype) -> torch.dtype:

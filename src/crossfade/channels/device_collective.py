@@ -12,6 +12,8 @@ which a method waits. A main thread that is at hand does it itself, which is qui
 Where the device is the CPU (`device.host_driver`) an exchange runs in whoever enqueues it, and waits for the others. So there it is
 always the thread that does it, and the program goes on (PL-2). That is the one difference between the two.
 
+CPU tensors, where the device is a GPU, are brought to it and back by the thread: nobody can use them before they are there.
+
 **Memory.** What comes out is allocated in `start`, on the compute stream and before `ready`, so that no kernel that still uses that
 memory is overtaken. Only who receives a broadcast may learn the shape later: that memory belongs to the group's stream, and
 torch is told who uses it. What goes in is held until `done` has happened.
@@ -35,7 +37,16 @@ from typing import Any, Protocol
 
 import torch
 
-from crossfade.channels.collective import Meeting, Offer, conclude, layout_of, make_offer, result_shape
+from crossfade.channels.collective import (
+    STAGED,
+    Meeting,
+    Offer,
+    conclude,
+    layout_of,
+    make_offer,
+    result_shape,
+    staged_in,
+)
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.table import Said, Status, Table
@@ -47,6 +58,7 @@ from crossfade.types import CollectiveKind
 
 __all__ = ["DeviceCollective", "DeviceGroup", "Mover"]
 
+_STAGED = STAGED.encode()
 _SLICE_S = 0.05
 _PAUSE_S = 0.0005
 
@@ -147,7 +159,7 @@ class DeviceGroup:
         offer, outs = self._prepare(end, make_offer(end.meeting, end.rank, values, self.device))
         compute = self.home.compute_stream()
         if offer.failure is None:
-            said = Said(Status.OFFER, end.number, offer.layout())
+            said = Said(Status.OFFER, end.number, offer.layout(self.device))
         else:
             said = Said(Status.COMPLAINT, end.number, offer.complaint())
         with self._guard:
@@ -199,7 +211,9 @@ class DeviceGroup:
                 return  # whoever has the turn looks once more behind it
             try:
                 while self.can_move() and not self._reason:
-                    self._do(self._queue[0])
+                    if not self._do(self._queue[0]):
+                        self._table.own.wake.post()
+                        return
                     self._drop_first()
             except Exception as error:
                 self._give_up(str(error) if isinstance(error, CrossfadeError) else f"{type(error).__name__}: {error}")
@@ -212,7 +226,8 @@ class DeviceGroup:
             if not self._queue:
                 self._table.await_some(False)
 
-    def _do(self, task: _Task) -> None:
+    def _do(self, task: _Task) -> bool:
+        """Does one; False if it is not for this thread."""
         end, meeting = task.end, task.end.meeting
         said = self._table.read_all(task.number)
         if any(each.number != end.number for each in said):
@@ -222,14 +237,21 @@ class DeviceGroup:
         complaints = [each.text if each.status == Status.COMPLAINT else None for each in by_rank]
         failure = conclude(meeting, [each.text for each in by_rank], complaints)
         self._collect()
-        start_ns = time.monotonic_ns()
+        layout, start_ns = by_rank[meeting.root].text, time.monotonic_ns()
+        is_staged = _STAGED in layout
         if failure is not None:
             end.give(None, [failure] * end.num_outputs)
+        elif is_staged and threading.current_thread() is not self._thread:
+            return False
         else:
             if meeting.kind is CollectiveKind.BROADCAST:
-                end.expected = layout_of(by_rank[meeting.root].text)
-            end.give(task, self._enqueue(task))
+                end.expected = layout_of(layout)
+            if is_staged:
+                end.give(None, self._stage(task, layout))
+            else:
+                end.give(task, self._enqueue(task))
         end.count(task.offer, start_ns)
+        return True
 
     def _enqueue(self, task: _Task) -> list[torch.Tensor]:
         end, driver = task.end, self.home.driver
@@ -241,6 +263,15 @@ class DeviceGroup:
             driver.record_event(task.done, self._stream)
         self._kept.append(task)
         return outs
+
+    def _stage(self, task: _Task, layout: bytes) -> list[torch.Tensor]:
+        """CPU tensors are brought to the device and what comes out of them back, which this thread waits for."""
+        with self._on_stream():
+            task.offer = Offer(tuple(tensor.to(self.device) for tensor in task.offer.tensors))
+            outs = self._enqueue(task)
+            task.is_taken = True
+            torch.cuda.current_stream(self.device).synchronize()
+            return [o.cpu() if is_staged else o for o, is_staged in zip(outs, staged_in(layout), strict=True)]
 
     def _outs(self, task: _Task) -> list[torch.Tensor]:
         """The memory that was made in `start`, if the shape is as it was expected there."""

@@ -245,7 +245,7 @@ class Table:
         return number
 
     def has_all(self, number: int) -> bool:
-        """Whether everybody has said so many and one."""
+        """Whether all others have said so many and one."""
         for part in self.others:
             if part.num_said <= number:
                 return False

@@ -28,7 +28,7 @@ from crossfade.types import CollectiveKind, ReduceOp, Transport
 
 __all__ = ["CollectiveNode", "CollectiveOutput", "bind_collective"]
 
-TRANSPORTS = (Transport.AUTO, Transport.ACCELERATOR, Transport.GLOO, Transport.COPY, Transport.NCCL)
+TRANSPORTS = (Transport.AUTO, Transport.GLOO, Transport.COPY, Transport.ACCELERATOR, Transport.NCCL)
 MAX_SHOWN_ACTORS = 4
 
 Member = Node | ActorInfo

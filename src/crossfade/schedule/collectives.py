@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from crossfade.errors import GraphError
 from crossfade.plan.actions import COLL_STREAM, Action, Verb
 from crossfade.schedule.draft import Draft
 from crossfade.types import DRIVER, Transport
@@ -28,10 +29,22 @@ def transport_of_collective(asked: str, parties: Sequence[str], devices: Mapping
         asked: the name of a transport, ``auto`` and ``accelerator`` included.
         parties: who takes part.
         devices: indices of the GPUs of the actors that have any.
+
+    Raises:
+        GraphError: not all parties have what is asked for. (``copy`` of actors without GPUs moves CPU tensors.)
     """
-    if asked == Transport.ACCELERATOR or (asked == Transport.AUTO and all(devices.get(party) for party in parties)):
-        return Transport.COPY
-    return Transport.GLOO if asked == Transport.AUTO else Transport(asked)
+    without = [party for party in parties if not devices.get(party)]
+    if asked == Transport.AUTO:
+        return Transport.GLOO if without else Transport.COPY
+    is_by_copies = asked in (Transport.ACCELERATOR, Transport.COPY)
+    transport = Transport.COPY if is_by_copies else Transport(asked)
+    is_on_the_host = asked == Transport.COPY and len(without) == len(parties)
+    if without and transport.moves_device_memory and not is_on_the_host:
+        raise GraphError(
+            f"a collective asks for the transport {str(asked)!r}, and {', '.join(without)} has no GPU",
+            hint="give each of its actors one, with num_gpus=1, or leave the transport out",
+        )
+    return transport
 
 
 def start_collectives(draft: Draft) -> Draft:
