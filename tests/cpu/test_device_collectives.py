@@ -37,6 +37,11 @@ def test_random_collectives_of_two_groups_give_what_plain_torch_gives(num_partie
     assert [wrong for said in run(num_parties, cases) for each in said for wrong in each] == []
 
 
+@pytest.mark.timeout(120)
+def test_a_process_group_in_the_place_of_nccls() -> None:
+    assert run(3, [("process group", seed, 3) for seed in range(3)]) == [[[], [], []]] * 3
+
+
 @pytest.fixture(scope="module")
 def said() -> dict[str, list[Any]]:
     """What three parties say to each case."""

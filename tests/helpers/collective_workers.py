@@ -6,14 +6,22 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from crossfade.channels import device_group
 from crossfade.channels.collective import Meeting
+from crossfade.channels.device_collective import DeviceGroup
+from crossfade.channels.device_place import Place
+from crossfade.channels.nccl_mover import GroupMover
 from crossfade.errors import ChannelBroken, Failure
+from crossfade.host.doorbell import Bell
+from crossfade.host.memory import Memory
 from crossfade.types import CollectiveKind, ReduceOp
 from tests.helpers.collective_cases import Party, Peers, Ring, draw_meeting, failure_of, name, names, random_calls
 from tests.helpers.device_pair import die
@@ -38,6 +46,38 @@ def random_work(peers: Peers, rank: int, seed: int, num_rounds: int, buffer_byte
             wrong += random_calls(party, meetings, seed + number, num_rounds)
     for party, _ in groups:
         party.close()
+    ring.close()
+    return wrong
+
+
+def _open_gloo(
+    store: Memory,
+    number: int,
+    parties: Sequence[str],
+    me: str,
+    bells: Mapping[str, Bell],
+    meetings: Sequence[Meeting],
+    home: Any,
+) -> DeviceGroup:
+    """gloo in the place of NCCL."""
+
+    def mover(opened: ExitStack, place: Place, parts: Any, told: Any) -> GroupMover:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return GroupMover(dist.ProcessGroupGloo(place.store, place.rank, len(parties), options), parties)
+
+    return device_group._open(
+        store, number, parties, me, bells, meetings, device_group.host_home(), 0, lambda opened: "", mover
+    )
+
+
+def of_a_process_group(peers: Peers, rank: int, seed: int, num_rounds: int) -> list[str]:
+    """Random meetings over a process group of torch.distributed."""
+    ring, draw = Ring(peers, rank), random.Random(seed)
+    meetings = [draw_meeting(draw, k, len(peers) + 1) for k in range(6)]
+    party = Party(peers, ring, rank, meetings, opener=_open_gloo)
+    wrong = random_calls(party, meetings, seed, num_rounds)
+    party.close()
     ring.close()
     return wrong
 
@@ -165,6 +205,7 @@ def leaves_nothing(peers: Peers, rank: int) -> dict[str, int]:
 
 CASES: dict[str, Callable[..., Any]] = {
     "random": random_work,
+    "process group": of_a_process_group,
     "wrong": what_goes_wrong,
     "broadcasts": broadcasts,
     "busy": one_is_busy,

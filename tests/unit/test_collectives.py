@@ -334,4 +334,4 @@ def test_a_transport_that_not_all_parties_can_use(asked: str, gpus: dict[str, tu
 @pytest.mark.parametrize(("asked", "taken"), [("nccl", "accelerator"), (Transport.NCCL, "nccl"), ("copy", "copy")])
 def test_rays_name_of_any_device_transport(asked: str, taken: str) -> None:
     output, _ = bind_collective(ALLREDUCE, [call(A, "grad"), call(B, "grad")], transport=asked)
-    assert output.collective.transport == taken
+    assert output.parent.transport == taken

@@ -236,7 +236,8 @@ class DeviceGroup:
         by_rank = [said[self._parties.index(party)] for party in meeting.parties]
         complaints = [each.text if each.status == Status.COMPLAINT else None for each in by_rank]
         failure = conclude(meeting, [each.text for each in by_rank], complaints)
-        self._collect()
+        with self._guard:
+            self._collect()
         layout, start_ns = by_rank[meeting.root].text, time.monotonic_ns()
         is_staged = _STAGED in layout
         if failure is not None:
@@ -295,7 +296,7 @@ class DeviceGroup:
                 yield
 
     def _collect(self) -> None:
-        """Lets go of what exchanges have done with."""
+        """Lets go of what exchanges have done with; the caller holds the guard."""
         while self._kept and self._kept[0].is_taken and self.home.driver.has_happened(self._kept[0].done):
             self._spare_events.append(self._kept.popleft().done)
 
@@ -305,6 +306,7 @@ class DeviceGroup:
             if task.done:
                 self.home.driver.wait_event(self.home.compute_stream(), task.done)
             task.is_taken = True
+            self._collect()
 
     # Ending
 

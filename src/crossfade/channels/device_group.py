@@ -116,7 +116,7 @@ def open_nccl_group(
         from crossfade.channels.nccl_mover import GroupMover, open_nccl
 
         group = open_nccl(place.store, place.rank, len(parties), device_of(device.device))
-        return GroupMover(group, parties, group.abort)
+        return GroupMover(group, parties)
 
     device = host_home() if home is None else home
     return _open(store, number, parties, me, bells, meetings, device, 0, nothing, mover)

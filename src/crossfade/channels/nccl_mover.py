@@ -10,7 +10,7 @@ that is the thread which may wait, so a gloo group does here as well.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -65,13 +65,11 @@ class GroupMover:
     Args:
         group: a process group of c10d; owned by this object from now on.
         parties: everybody, in the order of its ranks.
-        abort: ends its collectives when nobody can be waited for any more.
     """
 
-    def __init__(self, group: Any, parties: Sequence[str], abort: Callable[[], None]) -> None:
+    def __init__(self, group: Any, parties: Sequence[str]) -> None:
         self._group: Any = group
         self._parties = tuple(parties)
-        self._abort = abort
 
     def move(self, meeting: Meeting, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         """Enqueues on torch's current stream; ``tensors`` lie in one piece each."""
@@ -128,11 +126,11 @@ class GroupMover:
 
     def let_go(self, why: str) -> None:
         """Nobody can be waited for any more: what is under way is ended."""
-        self._abort()
+        self._group.abort()
 
     def close(self) -> None:
         """All parties have done with it."""
-        self._group = None
+        self._group.shutdown()
 
 
 def _options(options: Any, meeting: Meeting) -> Any:
