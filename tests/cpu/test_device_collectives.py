@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="collectives need torch")
 from tests.helpers.collective_workers import dies, several
 from tests.helpers.device_pair import run_workers
 
-CASES = ("wrong", "broadcasts", "busy", "gives up", "closes", "leaves nothing")
+CASES = ("wrong", "broadcasts", "busy", "cannot open", "gives up", "closes", "leaves nothing")
 
 
 def run(num_parties: int, cases: Sequence[Any], timeout_s: float = 100.0) -> list[Any]:
@@ -65,6 +65,12 @@ def test_broadcasts_of_shapes_that_only_the_root_knows(said: dict[str, list[Any]
 
 def test_pl2_a_party_that_is_busy_holds_up_nobody(said: dict[str, list[Any]]) -> None:
     assert said["busy"] == [300_000.0] * 3
+
+
+def test_a_party_that_cannot_open_the_group_tells_the_others(said: dict[str, list[Any]]) -> None:
+    first, *others = said["cannot open"]
+    assert first == "allocating memory failed"
+    assert set(others) == {"A0 cannot take part in a collective: allocating memory failed"}
 
 
 def test_a_party_that_cannot_do_its_part_tells_the_others(said: dict[str, list[Any]]) -> None:

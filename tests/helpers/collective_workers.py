@@ -19,7 +19,7 @@ from crossfade.channels.collective import Meeting
 from crossfade.channels.device_collective import DeviceGroup
 from crossfade.channels.device_place import Place
 from crossfade.channels.nccl_mover import GroupMover
-from crossfade.errors import ChannelBroken, Failure
+from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 from crossfade.types import CollectiveKind, ReduceOp
@@ -155,6 +155,27 @@ def one_gives_up(peers: Peers, rank: int) -> str:
     return said
 
 
+def one_cannot_open(peers: Peers, rank: int) -> str:
+    """Rank 0 has no memory for the group's buffers: nobody has a group, and nothing stays."""
+    ring, num_descriptors = Ring(peers, rank), footprint(os.getpid()).num_descriptors
+    home = device_group.host_home()
+    if rank == 0:
+
+        def refuse(*args: Any) -> Any:
+            raise DeviceError("allocating memory failed")
+
+        home.pool.take = refuse  # type: ignore[method-assign]
+    said = ""
+    try:
+        Party(peers, ring, rank, sums(len(peers) + 1), home)
+    except (ChannelError, DeviceError) as error:
+        said = str(error)
+    home.pool.close()
+    assert footprint(os.getpid()).num_descriptors == num_descriptors
+    ring.close()
+    return said
+
+
 def one_closes(peers: Peers, rank: int) -> str:
     """Rank 0 has started one and closes; the others start two and are told."""
     ring = Ring(peers, rank)
@@ -209,6 +230,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "wrong": what_goes_wrong,
     "broadcasts": broadcasts,
     "busy": one_is_busy,
+    "cannot open": one_cannot_open,
     "gives up": one_gives_up,
     "closes": one_closes,
     "leaves nothing": leaves_nothing,

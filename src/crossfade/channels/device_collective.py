@@ -322,7 +322,7 @@ class DeviceGroup:
 
     def _give_up(self, reason: str) -> None:
         """This party has not done its part: the others must not wait for it."""
-        self._end_with(f"{reason} (in the group of {', '.join(self._parties)})")
+        self._end_with(reason)
         self._table.give_up()
         with self._release:
             if not self._is_let_go:
@@ -379,6 +379,8 @@ class DeviceGroup:
             if not self.can_move():
                 self._table.own.wake.wait(_SLICE_S)
         self.look_for_faults()
+        if self._reason:
+            self._give_up(self._reason)
         self._end_with("another party closed it")
         self._ring()
         with self._turn:

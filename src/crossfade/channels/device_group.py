@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from crossfade.channels.collective import Meeting
 from crossfade.channels.device_collective import DeviceGroup, Mover
@@ -43,6 +43,7 @@ def open_copy_group(
     bells: Mapping[str, Bell],
     meetings: Sequence[Meeting],
     home: DeviceHome | None = None,
+    on_death: Callable[[str], None] | None = None,
     *,
     buffer_bytes: int | None = None,
 ) -> DeviceGroup:
@@ -56,6 +57,7 @@ def open_copy_group(
         bells: the doorbells of all of them.
         meetings: what they do together.
         home: this party's device; None for the CPU in its place.
+        on_death: is given the name of a party that has died, in another thread, before any stream that waits for it is let go.
         buffer_bytes: of each of the group's four buffers on each device; longer tensors go in pieces.
 
     Raises:
@@ -81,7 +83,9 @@ def open_copy_group(
             Rank(party, pid, part.memory, bytes.fromhex(text))
             for party, part, (pid, text) in zip(parties, parts, told, strict=True)
         ]
-        group = open_exported(device.driver, blocks[0], ranks, place.rank, shape, signals_at=Part.SIGNALS_AT)
+        group = open_exported(
+            device.driver, blocks[0], ranks, place.rank, shape, signals_at=Part.SIGNALS_AT, on_death=on_death
+        )
         opened.callback(group.close, have_met=True)
         made = CopyMover(group, parties)
         made.load(meetings)
@@ -99,6 +103,7 @@ def open_nccl_group(
     bells: Mapping[str, Bell],
     meetings: Sequence[Meeting],
     home: DeviceHome | None = None,
+    on_death: Callable[[str], None] | None = None,
 ) -> DeviceGroup:
     """A group whose tensors NCCL moves (see `open_copy_group`).
 
@@ -139,7 +144,7 @@ def _open(
 ) -> DeviceGroup:
     """In two steps: each tells of its part, and a text of its own; each makes what moves tensors of what all told."""
     num_slots = 2 * len(meetings)
-    with ExitStack() as opened:
+    with _current(home), ExitStack() as opened:
         opened.callback(store.close)
         place = Place(store, number, parties, me)
         opened.callback(place.close)
@@ -160,3 +165,12 @@ def _open(
             place.tell("ready", None)
         place.hear("ready")
         return DeviceGroup(table, mover, home, parties, bells, pidfds, opened.pop_all().close)
+
+
+def _current(home: DeviceHome) -> AbstractContextManager[object]:
+    """Makes the device torch's current one: this may be a thread in which another one is."""
+    if home.is_host:
+        return nullcontext()
+    import torch
+
+    return torch.cuda.device(home.device)

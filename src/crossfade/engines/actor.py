@@ -243,7 +243,7 @@ class _Actor:
 
         def make() -> Wiring:
             home = self._own_devices().home
-            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends, home)
+            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends, home, self._break_off)
 
         peers = peers_of(plan, self._name)
         wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))

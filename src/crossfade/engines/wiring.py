@@ -41,6 +41,7 @@ class Wiring:
         store: where the parties of the gloo group meet, if there are any; owned by the wiring from now on.
         device_ends: opens its ends of copy channels, if it has any.
         device_home: gives the device on which its collectives of device tensors are done.
+        on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Wiring:
         store: Memory | None = None,
         device_ends: DeviceEnds | None = None,
         device_home: Callable[[], DeviceHome] | None = None,
+        on_death: Callable[[str], None] | None = None,
     ) -> None:
         for spec in plan.channels:
             if spec.transport in (Transport.STAGED, Transport.NCCL) and party in (spec.writer, *spec.readers):
@@ -62,6 +64,7 @@ class Wiring:
         self.ends = Ends()
         self.device_ends = device_ends
         self._device_home = device_home
+        self._on_death = on_death
         self._plan = plan
         self._party = party
         self._heaps = heaps
@@ -143,7 +146,7 @@ class Wiring:
         meetings = [_meeting(s) for s in self._plan.collectives if (s.group, s.transport) == (parties, transport)]
         bells = {party: self._bells[party] for party in parties}
         home = self._device_home() if self._device_home is not None else None
-        return opener(store, number, parties, self._party, bells, meetings, home)
+        return opener(store, number, parties, self._party, bells, meetings, home, self._on_death)
 
     def break_off(self, peer: str, reason: str) -> None:
         """A peer is gone: the ends of all channels with it say so from now on."""

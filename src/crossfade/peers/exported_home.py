@@ -6,7 +6,7 @@ process, a memory with room for its signals, and a handle of its buffers. Over `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -73,7 +73,14 @@ class Shape(NamedTuple):
 
 
 def open_exported(
-    driver: Driver, block: Block, ranks: Sequence[Rank], rank: int, shape: Shape, *, signals_at: int
+    driver: Driver,
+    block: Block,
+    ranks: Sequence[Rank],
+    rank: int,
+    shape: Shape,
+    *,
+    signals_at: int,
+    on_death: Callable[[str], None] | None = None,
 ) -> PeerGroup:
     """Opens all that the ranks share, and loads every kernel. All of them do it; no stream of this device may be waiting.
 
@@ -84,6 +91,7 @@ def open_exported(
         rank: this one.
         shape: how large.
         signals_at: where in each rank's memory its signals begin.
+        on_death: is given the name of a rank that has died, in another thread, before any stream that waits for it is let go.
 
     Raises:
         DeviceError: the machine cannot do it.
@@ -108,9 +116,9 @@ def open_exported(
         device = device_of(driver.device)
         torch = torch_or_raise()
         memory_view = tensor_on(block.address, (shape.data_bytes,), torch.uint8, driver.device)
-        give_back = opened.pop_all().close
+        give_back, names = opened.pop_all().close, [each.name for each in ranks]
         parts = OpenedHome(home, [each.pid for each in ranks], memory_view, give_back)
-        return PeerGroup(parts, lanes, device.type, shape.data_bytes, names=[each.name for each in ranks])
+        return PeerGroup(parts, lanes, device.type, shape.data_bytes, names=names, before_release=on_death)
 
 
 def _kernels(driver: Driver, rank: int, num_ranks: int) -> Kernels:

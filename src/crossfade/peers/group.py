@@ -7,6 +7,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.signals import Signal
@@ -127,6 +128,7 @@ class PeerGroup:
         heap_begin: int,
         *,
         names: Sequence[str] | None = None,
+        before_release: Callable[[str], None] | None = None,
     ) -> None:
         home = self.home = opened.home
         self.rank = home.rank
@@ -144,9 +146,14 @@ class PeerGroup:
         self._lock = threading.Lock()
         self._first_dead = ""
         self._is_closed = False
-        for pidfd, name in self._names.items():
+        for rank, pidfd in self._pidfds.items():
+            name, tell = (
+                self._names[pidfd],
+                _nothing if before_release is None else partial(before_release, called[rank]),
+            )
             self._poller.register(pidfd, select.EPOLLIN)
-            self._watchdog.watch(name, pidfd, self._make_release(name), _Streams(lanes), self._on_death)
+            release_signals, streams = self._make_release(name), _Streams(lanes)
+            self._watchdog.watch(name, pidfd, release_signals, streams, self._on_death, before_release=tell)
 
     @property
     def reports(self) -> list[DeathReport]:
@@ -322,6 +329,9 @@ class PeerGroup:
             lane.close()
         self._memory = None
         self._give_back()
+
+
+def _nothing() -> None: ...
 
 
 class _Streams(Sequence[int]):
