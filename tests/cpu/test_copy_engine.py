@@ -17,6 +17,7 @@ from tests.helpers.copy_pair import open_copy_ends, open_copy_pair, settle  # no
 
 torch.set_num_threads(1)
 
+open_copy: Any = open_copy_ends
 TestCopyEngine = conformance.suite(open_copy_pair)
 
 
@@ -57,7 +58,9 @@ def draw_value(random: Random) -> Any:
     if kind == 0:
         return random.random()
     tensors = [
-        torch.randint(0, 100, (random.choice((0, 1, 7, 1000, 40_000)),)).to(random.choice((torch.int64, torch.bfloat16)))
+        torch.randint(0, 100, (random.choice((0, 1, 7, 1000, 40_000)),)).to(
+            random.choice((torch.int64, torch.bfloat16))
+        )
         for _ in range(random.randrange(1, 4))
     ]
     return tensors[0] if kind < 3 else {"tensors": tensors, "number": random.random(), "again": (tensors[0],)}
@@ -95,7 +98,7 @@ def test_values_arrive_whole_and_stay_so_while_they_are_kept(num_slots: int, num
 
 
 def test_a_tensor_goes_beside_the_message_and_its_slot_is_free_when_the_last_view_dies() -> None:
-    with open_copy_ends(2, 1) as (writer, (reader,)):
+    with open_copy(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
         tensor = torch.arange(1000)
         assert pair.write({"a": tensor, "b": tensor[:3]})
@@ -111,7 +114,7 @@ def test_a_tensor_goes_beside_the_message_and_its_slot_is_free_when_the_last_vie
 
 
 def test_a_slow_reader_stops_the_writer_and_nobody_else_and_wakes_it() -> None:
-    with open_copy_ends(8, 2) as (writer, readers):
+    with open_copy(8, 2) as (writer, readers):
         pair = Pair(writer, readers)
         for number in range(2):
             assert pair.write(torch.full((10,), number))
@@ -130,7 +133,7 @@ def test_a_slow_reader_stops_the_writer_and_nobody_else_and_wakes_it() -> None:
 
 
 def test_who_has_no_memory_refuses_the_value_and_the_channel_goes_on() -> None:
-    with open_copy_ends(2, 1) as (writer, (reader,)):
+    with open_copy(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
         assert pair.write(torch.arange(10))
         assert pair.read()[0].sum() == 45
@@ -151,7 +154,7 @@ def test_who_has_no_memory_refuses_the_value_and_the_channel_goes_on() -> None:
 
 
 def test_a_value_that_does_not_unpickle_holds_no_slot() -> None:
-    with open_copy_ends(2, 1) as (writer, (reader,)):
+    with open_copy(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
         for _ in range(5):
             assert pair.write([torch.arange(10), Unpicklable()])
@@ -168,7 +171,7 @@ class Unpicklable:
 
 
 def test_tensors_outlive_their_channel() -> None:
-    with open_copy_ends(2, 1) as (writer, (reader,)):
+    with open_copy(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
         assert pair.write(torch.arange(1000))
         (tensor,) = pair.read()
@@ -184,7 +187,7 @@ def test_tensors_outlive_their_channel() -> None:
 
 def test_the_tensors_of_a_dead_writer_are_not_given_out_and_its_slots_come_back() -> None:
     """Its copies may have been cut off, so only what lies in the message can be trusted."""
-    with open_copy_ends(2, 1) as (writer, (reader,)):
+    with open_copy(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
         assert pair.write("a message")
         assert pair.write(torch.arange(4))
@@ -192,8 +195,23 @@ def test_the_tensors_of_a_dead_writer_are_not_given_out_and_its_slots_come_back(
         assert reader.try_read() == "a message"
         with pytest.raises(ChannelBroken, match="the writer died"):
             reader.try_read()
-        writer.break_off("the reader died")
+        writer.lose(0, "the reader died")
         with pytest.raises(ChannelBroken, match="the reader died"):
             writer.try_write(torch.arange(4))
         settle([reader, writer])
         assert reader.is_empty
+
+
+def test_a_dead_reader_does_not_keep_the_others_from_ending() -> None:
+    with open_copy(2, 2) as (writer, (first, second)):
+        pair = Pair(writer, [first, second])
+        assert pair.write(torch.arange(4))
+        assert [value.sum() for value in pair.read()] == [6, 6]
+        writer.lose(0, "the first reader died")
+        with pytest.raises(ChannelBroken, match="the first reader died"):
+            writer.try_write(torch.arange(4))
+        writer.close()
+        second.close()
+        settle([writer, second])
+        assert second.is_empty
+        first.break_off("the writer died")

@@ -152,9 +152,10 @@ def test_tensors_by_themselves_are_pickled_once_for_each_type_and_shape() -> Non
             parts = splitter.split(tensor)
             parts.notes[:] = index.to_bytes(8, "little")
             message = memoryview(bytearray(parts.message.to_bytes()))
+            slots = Slots(parts)
             noted: list[bytes] = []
 
-            def opened(notes: memoryview, slots: Slots = Slots(parts), noted: list[bytes] = noted) -> Any:
+            def opened(notes: memoryview, slots: Slots = slots, noted: list[bytes] = noted) -> Any:
                 noted.append(bytes(notes))
                 return slots.make
 
@@ -212,8 +213,10 @@ def test_views_keep_what_makes_them() -> None:
     message = memoryview(bytearray(parts.message.to_bytes()))
     first, second = join(
         message,
-        lambda notes, lease=lease: lambda lane, offset, dtype, shape: tensor_on(  # type: ignore[misc]
-            slots.addresses[lane] + offset, shape, dtype, HOST, keep=lease
+        lambda notes, lease=lease: (
+            lambda lane, offset, dtype, shape: tensor_on(  # type: ignore[misc]
+                slots.addresses[lane] + offset, shape, dtype, HOST, keep=lease
+            )
         ),
         shared=memoryview.toreadonly,
     )

@@ -1,4 +1,4 @@
-"""Ten thousand nodes, and a thousand actors: the time to compile, run, predict and print grows as their number does, not faster."""
+"""Ten thousand nodes, and a thousand actors. That the time grows as their number does, not faster, is for tests/soak."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import crossfade
 pytestmark = pytest.mark.timeout(120)
 
 SMALL, LARGE = 1_000, 10_000
-MAX_RATIO = 30.0
-"""Between ten times the nodes: 10 if the time is linear, 100 if it is quadratic."""
 
 
 class Counter:
@@ -29,7 +27,7 @@ class Counter:
 
 
 @contextmanager
-def _actors(engine: str, num_actors: int) -> Iterator[list[Any]]:
+def actors_of(engine: str, num_actors: int) -> Iterator[list[Any]]:
     """The actors of a session of its own."""
     crossfade.init(engine=engine)
     try:
@@ -72,8 +70,8 @@ SHAPES: dict[str, tuple[Callable[[list[Any], int], Any], Callable[[int], Any]]] 
 }
 
 
-def _cpu_s(output: Any, expected: Any) -> float:
-    """The driver's time for everything that can be done with a graph."""
+def check_all(output: Any, expected: Any) -> float:
+    """Everything that can be done with a graph; the driver's time for it."""
     start_s = time.process_time()
     with output.compile() as graph:
         assert crossfade.get(graph.execute(0), timeout=100) == expected
@@ -84,25 +82,23 @@ def _cpu_s(output: Any, expected: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    ("engine", "num_actors", "shape"),
+    ("engine", "num_actors", "shape", "num_nodes"),
     [
-        *(("inline", 1, shape) for shape in SHAPES),
-        *(("inline", 1_000, shape) for shape in SHAPES),
-        ("local", 8, "layers"),
+        *(("inline", 1, shape, SMALL) for shape in SHAPES),
+        *(("inline", 1_000, shape, SMALL) for shape in SHAPES),
+        ("inline", 1_000, "layers", LARGE),
+        ("local", 8, "layers", SMALL),
     ],
 )
-def test_time_grows_with_the_number_of_nodes(engine: str, num_actors: int, shape: str) -> None:
+def test_many_nodes_and_actors(engine: str, num_actors: int, shape: str, num_nodes: int) -> None:
     make, expected = SHAPES[shape]
-    with _actors(engine, num_actors) as actors:
-        _cpu_s(make(actors, 100), expected(100))
-        small_s = min(_cpu_s(make(actors, SMALL), expected(SMALL)) for _ in range(2))
-        large_s = _cpu_s(make(actors, LARGE), expected(LARGE))
-    assert large_s < MAX_RATIO * max(small_s, 0.1)
+    with actors_of(engine, num_actors) as actors:
+        check_all(make(actors, num_nodes), expected(num_nodes))
 
 
 def test_a_chain_of_two_thousand_edges_with_ten_slots_each() -> None:
     """A process may have 65,530 mappings, and each slot takes one in its writer and in its reader."""
-    with _actors("local", 2) as actors:
+    with actors_of("local", 2) as actors:
         value: Any = crossfade.InputNode()
         for index in range(2_000):
             value = actors[index % 2].same.bind(value)

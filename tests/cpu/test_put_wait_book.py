@@ -255,6 +255,30 @@ def test_what_does_not_fit_is_refused_and_comes_back(engine: str) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["local", "inline"])
+def test_the_gpus_of_actors_are_in_the_plan_and_free_again_after_their_death(name: str) -> None:
+    crossfade.init(engine=name, num_gpus=3)
+    try:
+        one, half, other_half = (Actor.options(num_gpus=amount).remote() for amount in (1, 0.5, 0.5))
+        two = Actor.options(num_gpus=1).remote()
+        assert [actor._info.gpus for actor in (one, half, other_half, two)] == [(0,), (1,), (1,), (2,)]
+        with _graph(one, "echo") as graph:
+            assert graph.plan.devices == {one._info.id: (0,)}
+            assert graph.execute(3).get() == 3
+        with pytest.raises(crossfade.ActorStartError, match="and 0 of 3 is free"):
+            Actor.options(num_gpus=0.5).remote()
+        crossfade.kill(half)
+        with pytest.raises(crossfade.ActorStartError, match=r"asks for num_gpus=1, and 0\.5 of 3 is free"):
+            Actor.options(num_gpus=1).remote()
+        assert Actor.options(num_gpus=0.5).remote()._info.gpus == (1,)
+        crossfade.kill(one)
+        assert Actor.options(num_gpus=1).remote()._info.gpus == (0,)
+        assert Actor.remote()._info.gpus == ()
+    finally:
+        crossfade.shutdown()
+
+
+@pytest.mark.timeout(60)
 def test_what_a_dead_actor_held_is_found_free_though_nobody_looked(local: None) -> None:
     whole = Actor.options(num_cpus=2)
     for _ in range(3):

@@ -37,18 +37,21 @@ class Echo:
 
     def write_to_sockets(self, data: bytes) -> int:
         """What a program does that writes to wrong descriptors."""
-        num_written = 0
-        for fd in range(3, 60):
-            with suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
-                    num_written += os.write(fd, data) > 0
-        return num_written
+        return sum(os.write(fd, data) > 0 for fd in _sockets())
 
     def close_sockets(self) -> None:
-        for fd in range(3, 60):
-            with suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
-                    os.close(fd)
+        for fd in _sockets():
+            os.close(fd)
+
+
+def _sockets() -> list[int]:
+    """The descriptors of this process that are sockets, whatever their numbers."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # that of the folder itself is gone
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                found.append(fd)
+    return sorted(found)
 
 
 RemoteEcho = crossfade.remote(Echo)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from crossfade.channels.asking import all_of
 from crossfade.channels.copy_engine import CopyReader, CopyWriter
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, format_lanes
@@ -57,7 +58,7 @@ class Served:
 
 def settle(ends: Sequence[Any]) -> None:
     deadline = time.monotonic() + LIMIT_S
-    while not all([end.settle() for end in ends]):
+    while not all_of(end.settle() for end in ends):
         assert time.monotonic() < deadline, "the ends did not settle"
 
 
@@ -90,7 +91,7 @@ def open_copy_ends(
     try:
         yield writer, readers
     finally:
-        ends = [writer, *readers]
+        ends: list[Any] = [writer, *readers]
         for end in ends:
             end.close()
         settle(ends)
@@ -113,5 +114,6 @@ def open_copy_ends(
 def open_copy_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
     """For the conformance suite."""
     with open_copy_ends(depth, num_readers) as (writer, readers):
-        ends = [writer, *readers]
-        yield Served(writer, ends), [Served(reader, ends) for reader in readers]  # type: ignore[misc]
+        ends: list[Any] = [writer, *readers]
+        served: list[Any] = [Served(end, ends) for end in ends]
+        yield served[0], served[1:]

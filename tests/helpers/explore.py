@@ -5,7 +5,9 @@ interleaving, until all are at their end or none can go on:
 
 - A ring in shared memory has cells, each with the execution whose value lies in it. Per reader it has two semaphores
   (values put in, values released) and a mark on each cell that this reader has not released.
-- An ordered transport has, for each pair of parties, a line of sends, and for each reader one line of receives, whoever
+- Where the copy engine pushes, each reader has a second ring of fewer cells, its slots, with a semaphore and marks of its own: a
+  write takes a cell of both, a release gives both back.
+- Each ordered transport has, for each pair of parties, a line of sends, and for each reader one line of receives, whoever
   they are from: a party has one receiving thread. The head of that line is matched with the head of its writer's line of
   sends whatever that is, as gloo does. A receive brings its value into a cell of the reader's own ring.
 - The parties of a collective have, for each set of parties, a line each of what they have started. When all lines have a
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
-from crossfade.types import DRIVER
+from crossfade.types import DRIVER, Transport
 
 __all__ = ["Exploration", "Stop", "explore", "num_executions"]
 
@@ -117,7 +119,7 @@ class _Machine:
         self.memory: Memory = []
         self.num_executions = num_executions(plan)
         self.most_ahead = max((action.ahead for actions in plan.programs.values() for action in actions), default=0)
-        self.lines: dict[tuple[str, str], int] = {}
+        self.lines: dict[tuple[str, str, str], int] = {}
         self.permits: dict[str, int] = {}
         self.rings = {channel.id: self._ring(channel) for channel in plan.channels}
         self.over = {collective.id: self._cells(1, 0) for collective in plan.collectives}
@@ -136,7 +138,10 @@ class _Machine:
             ring.credit[reader] = self._cells(1, ring.depth)
             ring.busy[reader] = self._cells(ring.depth, EMPTY)
             ring.own[reader] = self._cells(ring.depth, EMPTY)
-            pair = (channel.writer, reader)
+            if channel.transport is Transport.COPY:
+                ring.slot_credit[reader] = self._cells(1, max(channel.slots, 0))
+                ring.slots[reader] = self._cells(max(channel.slots, 0), EMPTY)
+            pair = (channel.transport, channel.writer, reader)
             if channel.is_ordered and pair not in self.lines:
                 self.lines[pair] = self._cells(1, ())
             if channel.is_ordered and reader not in self.permits:
@@ -150,7 +155,14 @@ class _Machine:
         def step(memory: Memory) -> bool:
             if not all(memory[ring.credit[reader]] for reader in channel.readers):
                 return False
+            if not all(memory[credit] for credit in ring.slot_credit.values()):
+                return False
             place = execution % ring.depth
+            for reader, slots in ring.slots.items():
+                if memory[slots + execution % channel.slots] != EMPTY:
+                    raise Stop("overwrite", f"{channel.id} of {execution} into a slot that {reader} has not released")
+                memory[slots + execution % channel.slots] = execution
+                _add(memory, ring.slot_credit[reader], -1)
             for reader in channel.readers:
                 if memory[ring.busy[reader] + place] != EMPTY:
                     raise Stop("overwrite", f"{channel.id} of {execution} into a cell that {reader} has not released")
@@ -173,6 +185,8 @@ class _Machine:
             found = memory[ring.shared + execution % ring.depth]
             if found != execution:
                 raise Stop("mismatch", f"{reader} reads {channel.id} of {found} for {execution}")
+            if reader in ring.slots and memory[ring.slots[reader] + execution % channel.slots] != execution:
+                raise Stop("mismatch", f"{reader} finds another value than {channel.id} of {execution} in its slot")
             return True
 
         return step
@@ -187,6 +201,9 @@ class _Machine:
                 raise Stop("overwrite", f"{reader} releases {channel.id} of {execution}, which is not there")
             memory[ring.busy[reader] + place] = EMPTY
             _add(memory, ring.credit[reader], 1)
+            if reader in ring.slots:
+                memory[ring.slots[reader] + execution % channel.slots] = EMPTY
+                _add(memory, ring.slot_credit[reader], 1)
             return True
 
         return step
@@ -217,7 +234,7 @@ class _Machine:
             if any(_number(memory[ring.put[reader]]) <= earlier for reader in channel.readers):
                 return False
             for reader in channel.readers:
-                line = self.lines[channel.writer, reader]
+                line = self.lines[channel.transport, channel.writer, reader]
                 memory[line] = (*_line(memory[line]), (channel.id, execution))
                 self._serve(memory, reader)
             return True
@@ -241,7 +258,7 @@ class _Machine:
         while waiting := _line(memory[permits]):
             channel_id, execution = waiting[0]
             ring = self.rings[channel_id]
-            line = self.lines[ring.channel.writer, reader]
+            line = self.lines[ring.channel.transport, ring.channel.writer, reader]
             sent = _line(memory[line])
             if not sent:
                 return
@@ -286,7 +303,8 @@ class _Machine:
 @dataclass
 class _Ring:
     """Where a channel's memory is: ``shared`` cells, and for each reader its ``own`` cells, marks on cells that are
-    ``busy``, a semaphore ``credit``, and a semaphore ``put`` (ordered transports: the number of values brought so far).
+    ``busy``, a semaphore ``credit``, and a semaphore ``put`` (ordered transports: the number of values brought so far); for
+    the copy engine its ``slots`` and their semaphore ``slot_credit``.
     """
 
     channel: ChannelSpec
@@ -296,6 +314,8 @@ class _Ring:
     credit: dict[str, int] = field(default_factory=dict)
     busy: dict[str, int] = field(default_factory=dict)
     own: dict[str, int] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
+    slot_credit: dict[str, int] = field(default_factory=dict)
 
 
 def _number(cell: Cell) -> int:

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.crowded import limit_s
+
 __all__ = ["kill_once"]
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +157,7 @@ def _choose_victim(program: _Program, chooser: random.Random) -> tuple[str, int]
 def _check_all_gone(program: _Program, since: float) -> None:
     program.popen.wait(timeout=20)
     while alive := [pid for pid, state in program.processes().items() if state not in "ZX"]:
-        assert time.monotonic() - since < LIMIT_S, f"processes {alive} are still there"
+        assert time.monotonic() - since < limit_s(LIMIT_S), f"processes {alive} are still there"
         time.sleep(0.01)
 
 
@@ -176,7 +178,7 @@ def _check_errors(program: _Program, victim: str, killed_at: float) -> None:
             assert "SIGKILL" in said["message"], said
             if said["graph"] == "start" and victim in "cd":
                 return  # the driver was opening a graph that does not need it
-            assert said["at"] - killed_at < LIMIT_S, said
+            assert said["at"] - killed_at < limit_s(LIMIT_S), said
             if said["graph"] == "start":
                 return
             missing.discard(said["graph"])

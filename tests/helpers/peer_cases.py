@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import time
@@ -334,8 +335,11 @@ def _statistics(rank: int, num_ranks: int) -> None:
 
 
 def held_more(before: Footprint) -> dict[str, int]:
-    """What this process holds more than before. (A thread that was joined is still counted for a moment.)"""
+    """What this process holds more than before. (A thread that was joined is still counted for a moment, and memory that was freed
+    until the allocator gives it back.)
+    """
     deadline = time.monotonic() + 1.0
+    ctypes.CDLL(None).malloc_trim(0)
     while True:
         grown = growth(before, footprint(os.getpid()))
         if "num_threads" not in grown or time.monotonic() > deadline:

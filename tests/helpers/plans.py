@@ -14,7 +14,7 @@ from random import Random
 
 from crossfade.plan.actions import COLL_STREAM, MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
-from crossfade.types import DRIVER, CollectiveKind, ReduceOp, Transport
+from crossfade.types import DRIVER, CollectiveKind, ReduceOp, TargetDevice, Transport
 
 __all__ = ["MUTATIONS", "Size", "any_plan", "chain_plan", "mutated", "sound_plan"]
 
@@ -22,6 +22,14 @@ START, END = -2.0, 100.0
 """Moments before and after all runs; node number i runs at i + 0.5."""
 TICK = 1e-6
 """Between moments that belong together."""
+TRANSPORTS = (
+    *[Transport.SHM] * 2,
+    *[Transport.GLOO] * 3,
+    *[Transport.COPY] * 2,
+    Transport.STAGED,
+    Transport.NCCL,
+)
+"""Of the channels of sound plans."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +172,15 @@ class _Draft:
         have = [party for party, what in self.has_at if what == value and self.has_at[party, what] < needed_at]
         writer = rng.choice([self.maker[value], *have])
         taken = sum(channel.value == value for channel in self.channels)
+        transport = rng.choice(TRANSPORTS)
         channel = ChannelSpec(
             id=f"{value}~{taken}" if taken else value,
             value=value,
             writer=writer,
             readers=tuple(readers),
-            transport=rng.choice([Transport.SHM, Transport.GLOO]),
+            transport=transport,
             depth=rng.randint(1, self.size.depth),
+            slots=rng.randint(1, self.size.depth) if transport is Transport.COPY else 0,
         )
         self.channels.append(channel)
         put_at = rng.uniform(self.has_at[writer, value], needed_at)
@@ -324,7 +334,8 @@ def _other_party(plan: Plan, rng: Random) -> Plan | None:
 
 
 def _depth_one(plan: Plan, rng: Random) -> Plan | None:
-    return replace(plan, channels=tuple(replace(channel, depth=1) for channel in plan.channels))
+    channels = (replace(channel, depth=1, slots=min(channel.slots, 1)) for channel in plan.channels)
+    return replace(plan, channels=tuple(channels))
 
 
 def _further_ahead(plan: Plan, rng: Random) -> Plan | None:
@@ -380,6 +391,9 @@ def any_plan(rng: Random) -> Plan:
                 transport=rng.choice(list(Transport)),
                 depth=rng.randint(-1, 9),
                 buffer_bytes=rng.choice([0, 1, 10**6, 10**17]),
+                device=rng.choice(list(TargetDevice)),
+                slots=rng.choice([0, 2, 10**6, -1]),
+                turn=rng.choice([0, 0, 1, 700]),
             )
             for channel in few[3]
         ),
@@ -388,6 +402,7 @@ def any_plan(rng: Random) -> Plan:
         returns_list=rng.random() < 0.5,
         max_inflight=rng.randint(-1, 1000),
         collectives=tuple(_any_collective(rng, names, ids) for _ in range(rng.randint(0, 2))),
+        devices={name: rng.choice([(0,), (3, 1), (), (0, 1, 2, 77)]) for name in rng.sample(names, rng.randint(0, 2))},
     )
 
 

@@ -8,13 +8,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from crossfade.api.booking import CPU, GPU, Ledger, amounts
-from crossfade.engines.machine import count_gpus
+from crossfade.engines.machine import count_gpus, gpu_uuids
 from crossfade.errors import ActorStartError
 
 TENTHS = st.integers(0, 40).map(lambda tenths: tenths / 10)
 NAMES = st.sampled_from([CPU, GPU, "license"])
 ASKED = st.dictionaries(NAMES, TENTHS)
 HOLDERS = st.sampled_from([f"A{number}" for number in range(8)])
+
+
+def fits(asked: int, room: list[int]) -> bool:
+    """Whether so many tenths find a place: the part on any one GPU, then enough others that are whole and free."""
+    num_whole, part = divmod(asked, 10)
+    places = [at for at, tenths in enumerate(room) if tenths >= part] if part else [-1]
+    return any(sum(t == 10 for at, t in enumerate(room) if at != place) >= num_whole for place in places)
 
 
 class Booking(RuleBasedStateMachine):
@@ -34,7 +41,7 @@ class Booking(RuleBasedStateMachine):
         if holder in self.held:
             return
         wanted = {name: round(amount * 10) for name, amount in asked.items() if amount}
-        if all(tenths <= self.free(name) for name, tenths in wanted.items()):
+        if all(tenths <= self.free(name) for name, tenths in wanted.items()) and fits(wanted.get(GPU, 0), self.room()):
             self.ledger.book(holder, asked)
             if wanted:
                 self.held[holder] = wanted
@@ -51,6 +58,26 @@ class Booking(RuleBasedStateMachine):
     def some_die(self, gone: set[str]) -> None:
         self.ledger.give_back_if(gone.__contains__)
         self.held = {holder: mine for holder, mine in self.held.items() if holder not in gone}
+
+    def room(self) -> list[int]:
+        """What is free of each GPU, in tenths."""
+        total = self.totals.get(GPU, 0)
+        room = [min(10, total - start) for start in range(0, total, 10)]
+        for holder in self.held:
+            for index, share in self.ledger.gpu_shares(holder).items():
+                room[index] -= round(share * 10)
+        return room
+
+    @invariant()
+    def a_whole_gpu_has_one_holder_and_a_part_is_of_one(self) -> None:
+        if hasattr(self, "ledger"):
+            for holder, mine in self.held.items():
+                num_whole, part = divmod(mine.get(GPU, 0), 10)
+                shares = [round(share * 10) for share in self.ledger.gpu_shares(holder).values()]
+                assert sorted(shares) == sorted([10] * num_whole + [part] * (part > 0))
+                assert self.ledger.gpus(holder) == tuple(sorted(self.ledger.gpu_shares(holder)))
+            assert all(0 <= tenths <= 10 for tenths in self.room())
+            assert sum(self.room()) == self.free(GPU)
 
     @invariant()
     def nothing_is_lost_or_made(self) -> None:
@@ -86,6 +113,26 @@ def test_a_refusal_says_what_was_asked_what_is_free_and_who_holds_the_rest() -> 
     assert caught.value.actor == "C0"
     with pytest.raises(ActorStartError, match=r"the session has 0; crossfade\.init\(resources=\{'license': \.\.\.\}\)"):
         ledger.book("C0", {"license": 1})
+
+
+def test_parts_share_a_gpu_and_whole_ones_are_alone() -> None:
+    ledger = Ledger({GPU: 4})
+    for holder, asked in (("A", 0.5), ("B", 2), ("C", 0.5), ("D", 0.3), ("E", 0)):
+        ledger.book(holder, {GPU: asked})
+    assert [ledger.gpus(holder) for holder in "ABCDE"] == [(0,), (1, 2), (0,), (3,), ()]
+    with pytest.raises(ActorStartError) as caught:
+        ledger.book("F", {GPU: 1})
+    assert "and 0.7 of 4 is free" in str(caught.value)
+    ledger.give_back("A")
+    with pytest.raises(ActorStartError) as caught:
+        ledger.book("F", {GPU: 1})
+    assert str(caught.value).startswith(
+        "actor F asks for num_gpus=1, and what is free is in pieces: 0.5 of GPU 0, 0.7 of GPU 3\nhint: whole GPUs"
+    )
+    assert (caught.value.actor, ledger.gpus("F"), ledger.free(GPU)) == ("F", (), 1.2)
+    ledger.give_back_if({"B"}.__contains__)
+    ledger.book("F", {GPU: 1.6})
+    assert ledger.gpus("F") == (1, 3)
 
 
 def test_a_refused_booking_holds_nothing() -> None:
@@ -136,6 +183,24 @@ def test_gpus_are_counted_by_their_files_and_what_is_visible(visible: str | None
     assert count_gpus(files, visible) == num_gpus
 
 
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, {0: "GPU-7a", 1: "GPU-7b", 2: "GPU-9"}),
+        ("2,0", {0: "GPU-9", 1: "GPU-7a"}),
+        ("1, 5", {0: "GPU-7b"}),
+        ("GPU-9,GPU-7,GPU-7b", {0: "GPU-9", 2: "GPU-7b"}),
+        ("-1,0", {}),
+        ("", {}),
+    ],
+)
+def test_gpus_are_known_by_the_numbers_that_cuda_gives_the_visible_ones(
+    visible: str | None, expected: dict[int, str]
+) -> None:
+    assert gpu_uuids(["GPU-7a", "GPU-7b", "GPU-9"], visible) == expected
+
+
 @given(visible=st.none() | st.text())
 def test_without_device_files_there_are_no_gpus(visible: str | None) -> None:
     assert count_gpus(["null", "nvidiactl"], visible) == 0
+    assert gpu_uuids([], visible) == {}

@@ -24,7 +24,7 @@ from crossfade.device.streams import Role, Streams
 from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
 from crossfade.host.memory import Memory
-from crossfade.host.processes import open_pidfd
+from crossfade.host.processes import await_end, open_pidfd
 
 
 class RunningDriver(FakeDriver):
@@ -153,6 +153,111 @@ def test_who_raises_when_it_hears_of_a_death_does_not_stop_the_watchdog(
     os.close(second)
     assert [str(error) for error in raised] == ["'planted'"]
     assert {report.peer for report in watchdog.reports} == {"worker 7", "worker 8"}
+
+
+@pytest.mark.timeout(20)
+def test_a_death_is_told_before_the_first_signal_is_released(
+    driver: RunningDriver, board: HostBoard, killed: int
+) -> None:
+    """In the watchdog's thread, which holds no lock then: another thread may forget a peer meanwhile."""
+    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
+    signal.wait(stream)
+    seen: list[object] = []
+    died = threading.Event()
+
+    def before() -> None:
+        other = threading.Thread(target=watchdog.forget, args=(-1,))
+        other.start()
+        other.join(5)
+        seen.extend((other.is_alive(), driver.is_idle(stream), signal.is_set(), threading.current_thread().name))
+
+    watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set(), before)
+    assert died.wait(5)
+    watchdog.close()
+    assert seen == [False, False, False, "crossfade-watchdog"]
+    assert watchdog.reports[0].waited_for == ("a signal",)
+
+
+@pytest.mark.timeout(20)
+def test_streams_are_let_go_also_where_telling_raises(
+    driver: RunningDriver, board: HostBoard, killed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
+    signal.wait(stream)
+    died = threading.Event()
+
+    def fail() -> None:
+        raise KeyError("planted")
+
+    watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set(), fail)
+    assert died.wait(5)
+    watchdog.close()
+    assert [str(error) for error in raised] == ["'planted'"]
+    assert watchdog.reports[0].is_free
+
+
+@pytest.mark.timeout(20)
+def test_a_peer_that_is_forgotten_while_its_death_is_told_is_left_alone(
+    driver: RunningDriver, board: HostBoard, killed: int
+) -> None:
+    signal, watchdog, told = board.signal(0, "a signal"), Watchdog(driver), threading.Event()
+
+    def before() -> None:
+        watchdog.forget(killed)
+        told.set()
+
+    watchdog.watch("worker 7", killed, lambda: [signal], [], lambda report: None, before)
+    assert told.wait(5)
+    watchdog.close()
+    assert watchdog.reports == []
+    assert not signal.is_set()
+
+
+@pytest.mark.timeout(20)
+def test_a_stream_that_waits_for_two_who_died_together_is_let_go_at_once(
+    driver: RunningDriver, board: HostBoard, killed: int
+) -> None:
+    """And the first death is told before any signal is set."""
+    stream, first, second = driver.create_stream("use"), board.signal(0, "the first"), board.signal(1, "the second")
+    for signal in (first, second, first):
+        signal.wait(stream)
+    told: list[bool] = []
+    watchdog, died, other = Watchdog(driver), threading.Semaphore(0), os.dup(killed)
+    for name, pidfd, signal in (("worker 7", killed, first), ("worker 8", other, second)):
+        await_end(pidfd, 10)
+        signals = [signal]
+        watchdog.watch(
+            name,
+            pidfd,
+            lambda signals=signals: signals,  # type: ignore[misc]
+            [stream],
+            lambda report: died.release(),
+            lambda: told.append(first.is_set() or second.is_set()),
+        )
+    assert died.acquire(timeout=5)
+    assert died.acquire(timeout=5)
+    watchdog.close()
+    os.close(other)
+    assert told[0] is False
+    assert all(report.is_free and report.release_s < 1 for report in watchdog.reports)
+    assert {report.waited_for for report in watchdog.reports} == {("the first",), ("the second",)}
+
+
+@pytest.mark.timeout(20)
+def test_who_forgets_a_peer_that_has_just_died_waits_until_streams_are_let_go(
+    driver: RunningDriver, board: HostBoard, killed: int
+) -> None:
+    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
+    signal.wait(stream)
+    told = threading.Event()
+    watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: None, told.set)
+    assert told.wait(5)
+    watchdog.forget(killed)
+    assert driver.is_idle(stream)
+    assert watchdog.reports[0].is_free
+    watchdog.close()
 
 
 @pytest.mark.timeout(20)

@@ -187,6 +187,41 @@ def test_the_slots_of_a_dead_sender_come_back_when_the_last_lease_ends() -> None
     assert ends.driver.ledger.held("lease") == []
 
 
+def test_who_gives_up_for_somebody_else_s_death_waits_for_a_sender_that_lives() -> None:
+    """It may still be copying into slots of which this side has heard nothing."""
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    ends.receiver.give_up("a third one died")
+    with pytest.raises(ChannelBroken, match="a third one died"):
+        ends.receiver.accept(Enqueued(0, 0, 8), ends.use)
+    ends.receiver.collect()
+    assert not ends.receiver.is_empty, "the copy has not run"
+    ends.run()
+    ends.sender.give_up("a third one died")
+    with pytest.raises(ChannelBroken, match="a third one died"):
+        ends.sender.try_send(ends.source, 8)
+    ends.sender.close()
+    ends.sender.close()
+    assert [type(record) for record in ends.to_receiver] == [Enqueued, Retired, Finished]
+    for record in ends.to_receiver[1:]:
+        ends.receiver.on_record(record)
+    assert ends.receiver.is_empty
+
+
+def test_who_has_given_up_does_not_wait_for_a_sender_that_dies_afterwards() -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    ends.receiver.give_up("a third one died")
+    ends.receiver.break_off("the sender died")
+    ends.receiver.collect()
+    assert ends.receiver.is_empty
+    ends.run()
+    ends.sender.give_up("a third one died")
+    ends.sender.break_off("the receiver died")
+    ends.sender.close()
+    assert [type(record) for record in ends.to_receiver] == [Enqueued]
+
+
 def test_values_that_nobody_accepted_do_not_hold_the_slots() -> None:
     ends = Ends()
     assert ends.sender.try_send(ends.source, 8)

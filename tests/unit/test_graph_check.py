@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossfade.errors import GraphError, UnknownTransport
@@ -256,15 +256,14 @@ def test_a_transport_that_does_not_exist(asked: str, meant: str) -> None:
     assert hint == f"did you mean '{meant}'? the transports are auto, gloo, shm"
 
 
-@pytest.mark.parametrize("asked", ["nccl", "accelerator", "copy"])
-def test_a_transport_for_gpus(asked: str) -> None:
-    inp = InputNode()
-    inp.x.with_tensor_transport(asked)
-    hint = mistake(
-        call(0, inp.x), rf"inp\.x asks .*'{asked}'.* this version moves values by gloo and shm", UnknownTransport
+def test_the_gpus_of_those_who_take_part_come_along() -> None:
+    methods = {"forward": 1}
+    first, second, third = (
+        ActorInfo(f"A{index}", "A", "s", methods, gpus=gpus) for index, gpus in enumerate(((1, 0), (), (2,)))
     )
-    assert "'gloo' moves CPU tensors" in hint
-    assert check(call(0, inp.x), session="s", transports=(*TRANSPORTS, asked)).input is inp
+    made = bind(first, "forward", (), {})
+    assert checked(bind(second, "forward", (made,), {})).devices == {"A0": (1, 0)}
+    assert checked(bind(third, "forward", (made,), {})).devices == {"A0": (1, 0), "A2": (2,)}
 
 
 def test_the_transport_of_one_value_of_several() -> None:
@@ -314,6 +313,7 @@ def test_a_sound_graph_comes_back_sorted_and_whole(graph: tuple[list[MethodNode]
     assert (result.input is inp) == bool(result.input_parts)
 
 
+@settings(max_examples=60)
 @given(graphs(), st.data())
 def test_one_end_left_out_is_found_if_it_hangs_on_the_rest(
     graph: tuple[list[MethodNode], list[Node], InputNode], data: st.DataObject

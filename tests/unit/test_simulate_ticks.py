@@ -142,13 +142,19 @@ class TickMachine:
             return execution < channel.depth or ("free", actor, channel.value, execution - channel.depth) in self.done
         if not all(self.is_there(actor, value, execution) for value in self.values_of(action)):
             return False
-        if action.verb in (Verb.WRITE, Verb.SEND) and execution >= self.plan.channel[action.target].depth:
+        if action.verb in (Verb.WRITE, Verb.SEND) and execution >= self.least_room(self.plan.channel[action.target]):
             channel = self.plan.channel[action.target]
             before = execution - channel.depth
             if action.verb is Verb.SEND:
                 return all(self.arrival.get((channel.id, r, before), 1 << 60) <= self.now for r in channel.readers)
+            if channel.transport is Transport.COPY:
+                before = max(before, execution - channel.slots)
             return self.is_seen(walker, [("free", reader, channel.value, before) for reader in channel.readers])
         return True
+
+    def least_room(self, channel: ChannelSpec) -> int:
+        """How many values may be under way in the narrower of a channel's ring and, where it has them, its slots."""
+        return min([channel.depth] + [channel.slots] * (channel.transport is Transport.COPY))
 
     def driver_may(self, action: Action, execution: int) -> bool:
         program = self.plan.programs[DRIVER]
@@ -217,7 +223,7 @@ class TickMachine:
 
 
 def random_plan(rng: random.Random) -> tuple[Plan, Workload]:
-    """One to three actors, one to six nodes, shm and gloo, rings of one to three slots; some plans stop for ever."""
+    """One to three actors, one to six nodes, rings of one to three slots; some plans stop for ever. There are no GPUs."""
     actors = [f"A{number}" for number in range(rng.randint(1, 3))]
     nodes, made = list[NodeSpec](), ["i0"]
     for number in range(rng.randint(1, 6)):
@@ -233,8 +239,12 @@ def random_plan(rng: random.Random) -> tuple[Plan, Workload]:
         if value in outputs:
             readers = [DRIVER]
         if readers:
-            kind = Transport.SHM if DRIVER in (maker[value], *readers) or rng.random() < 0.5 else Transport.GLOO
-            channels.append(ChannelSpec(value, value, maker[value], tuple(readers), kind, rng.randint(1, 3)))
+            kinds = [Transport.SHM, Transport.SHM, Transport.GLOO, Transport.GLOO, Transport.COPY]
+            kind = Transport.SHM if DRIVER in (maker[value], *readers) else rng.choice(kinds)
+            slots = rng.randint(1, 2) if kind is Transport.COPY else 0
+            channels.append(
+                ChannelSpec(value, value, maker[value], tuple(readers), kind, rng.randint(1, 3), slots=slots)
+            )
     driver = [Action(Verb.WRITE, c.id) for c in channels if c.writer == DRIVER]
     for value in outputs:
         driver += [Action(Verb.READ, value), Action(Verb.FREE, value)]

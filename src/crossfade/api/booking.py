@@ -102,6 +102,10 @@ class Ledger:
         """Indices of the GPUs of which somebody holds all or a part."""
         return tuple(sorted(self._gpus.get(holder, ())))
 
+    def gpu_shares(self, holder: str) -> dict[int, float]:
+        """How much of which GPU somebody holds, by index."""
+        return {index: units / _UNITS for index, units in self._gpus.get(holder, {}).items()}
+
     def give_back(self, holder: str) -> None:
         """Frees what somebody holds; nothing happens if that is nothing."""
         self._held.pop(holder, None)

@@ -12,6 +12,7 @@ from crossfade.api.executions import Execution, Executions
 from crossfade.api.options import CompileOptions
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import Session, current
+from crossfade.engines.machine import gpu_uuids, visible_gpus
 from crossfade.engines.protocol import GraphStatistics, OpenPlan
 from crossfade.errors import (
     GraphError,
@@ -253,7 +254,7 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
         buffer_bytes=chosen.buffer_bytes,
         overlap=chosen.overlap,
         topology=topology,
-        uuids=dict(enumerate(device.uuid for device in topology.devices)) if topology is not None else None,
+        uuids=gpu_uuids([device.uuid for device in topology.devices], visible_gpus()) if topology is not None else None,
     )
     session.bury_orphans()
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)

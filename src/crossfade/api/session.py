@@ -161,7 +161,8 @@ def init(
         spin_us: how long, in microseconds, a process that waits looks for work (yielding its core) before it sleeps. 0 sleeps at
             once, which suits machines with more processes than cores and calls that are far apart.
         num_cpus: how many CPUs actors may book; by default the cores that this process may use.
-        num_gpus: how many GPUs actors may book; by default those that this process may use.
+        num_gpus: how many GPUs actors may book; by default those that this process may use. They are numbered as CUDA numbers
+            them in this process and, as they inherit its environment, in actors.
         resources: how much of what else actors may book, by names of your own.
         log_to_driver: show what actors print, each line with the actor's name and process id. Otherwise they inherit the driver's
             stdout and stderr.

@@ -1,12 +1,12 @@
 """The copy-engine channel: a shared-memory ring, and beside it lanes that carry device tensors.
 
 The ring carries every value's message; the tensors in it that lie on a device of the writer's stay out of the message
-(``channels.device_codec``) and go through a *lane* to each reader, from device to device, as they are. So a value without such tensors (a
-number, a `Failure`) is what it is in shared memory, and costs no lane anything.
+(``channels.device_codec``) and go through a *lane* to each reader, from device to device, as they are. So a value without such
+tensors (a number, a `Failure`) is what it is in shared memory, and costs no lane anything.
 
-PL-5: the record is published after the copies into every reader's slot, and the settings of ``full`` behind them, are enqueued. What
-can fail comes before: room in the ring, a slot in every lane, memory for the message. A reader that has the record enqueues a wait for
-``full`` and gives the tensors away as views on their slots, computed or not. No host waits for a device.
+PL-5: the record is published after the copies into every reader's slot, and the settings of ``full`` behind them, are enqueued.
+What can fail comes before: room in the ring, a slot in every lane, memory for the message. A reader that has the record enqueues
+a wait for ``full`` and gives the tensors away as views on their slots, computed or not. No host waits for a device.
 
 Where the device is the CPU (`crossfade.device.driver.HOST`), CPU tensors go the same way.
 """
@@ -18,7 +18,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from crossfade.channels.device_codec import Make, Split, Splitter, join
+from crossfade.channels.asking import all_of, any_of
+from crossfade.channels.device_codec import LaneOf, Make, Split, Splitter, join
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_lane import LaneReader, LaneWriter
 from crossfade.channels.device_layout import DeviceLayout
@@ -73,9 +74,6 @@ class CopyWriter(ShmWriter):
     ) -> None:
         super().__init__(name, board, offset, ring, heap, bells)
         self._homes = homes
-        self._source_of: dict[int, int] = {}
-        for source, home in enumerate(homes):
-            self._source_of.setdefault(home.device, source)
         self.lanes = [
             LaneWriter(
                 homes[lane % layout.num_sources],
@@ -89,14 +87,10 @@ class CopyWriter(ShmWriter):
             )
             for lane in range(layout.num_lanes)
         ]
-        self._splitter = Splitter(self._lane_of, layout.num_lanes * _NOTE.size)
+        self._splitter = Splitter(_lanes_from(homes), layout.num_lanes * _NOTE.size)
         self._unused = _NOTE.pack(_UNUSED, 0, 0)
         self._ready = [home.driver.create_event() for home in homes]
         self._pending: tuple[object, Split] | None = None  # a value that there was no room for yet, taken apart
-
-    def _lane_of(self, tensor: torch.Tensor) -> int | None:
-        kind = tensor.device
-        return self._source_of.get(HOST if kind.type == "cpu" else kind.index) if kind.type in ("cpu", "cuda") else None
 
     def try_write(self, value: object) -> bool:
         """See the protocol. On a device, the tensors of the value may be computed only by what is enqueued now.
@@ -140,7 +134,7 @@ class CopyWriter(ShmWriter):
     def _has_slots(self, parts: Split) -> bool:
         """Whether every lane has a slot for its part; if not, the readers ring when that changes."""
         for is_last in (False, True):
-            if all([self.lanes[lane].can_send(parts.lane_bytes[source]) for lane, source in self._used(parts)]):
+            if all_of(self.lanes[lane].can_send(parts.lane_bytes[source]) for lane, source in self._used(parts)):
                 return True
             if not is_last:  # what came before this was seen has rung nobody: look once more
                 self.ask_to_be_rung()
@@ -160,7 +154,11 @@ class CopyWriter(ShmWriter):
     def _send(self, parts: Split) -> None:
         try:
             for lane, source in self._used(parts):
-                places = [(each.offset, each.tensor.data_ptr(), each.size_bytes) for each in parts.tensors if each.lane == source]
+                places = [
+                    (each.offset, each.tensor.data_ptr(), each.size_bytes)
+                    for each in parts.tensors
+                    if each.lane == source
+                ]
                 self.lanes[lane].ring.try_send_parts(places, ready=self._ready[source], keep=parts)
         except DeviceError as error:  # some lanes may have got it, so none can go on
             self.break_off(f"a copy could not be enqueued: {error}")
@@ -172,13 +170,20 @@ class CopyWriter(ShmWriter):
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
-        return any([lane.serve() for lane in self.lanes])
+        return any_of(lane.serve() for lane in self.lanes)
 
-    def break_off(self, reason: str) -> None:
-        """See the protocol."""
-        super().break_off(reason)
+    def give_up(self, reason: str) -> None:
+        """Somebody else is gone, and the readers are not: no value is written any more, and they are told how the channel ends."""
+        self.break_off(reason)
         for lane in self.lanes:
+            lane.ring.give_up(reason)
+
+    def lose(self, reader: int, reason: str) -> None:
+        """A reader is gone: nothing is told to it any more. The others are still told how the channel ends."""
+        num_sources = len(self._homes)
+        for lane in self.lanes[reader * num_sources : (reader + 1) * num_sources]:
             lane.break_off(reason)
+        self.give_up(reason)
 
     def close(self) -> None:
         """See the protocol. The devices may be behind: go on with `settle`."""
@@ -187,12 +192,27 @@ class CopyWriter(ShmWriter):
 
     def settle(self) -> bool:
         """Goes on with closing, without waiting. True once nothing here is used any more, by this process or by a device."""
-        if not all([lane.settle() for lane in self.lanes]):
+        if not all_of(lane.settle() for lane in self.lanes):
             return False
         for home, event in zip(self._homes, self._ready, strict=False):
             home.driver.destroy_event(event)
         self._ready = []
         return True
+
+
+def _lanes_from(homes: Sequence[DeviceHome]) -> LaneOf:
+    """By which of these devices a tensor goes: its own, if it is one of them."""
+    sources: dict[int, int] = {}
+    for source, home in enumerate(homes):
+        sources.setdefault(home.device, source)
+
+    def lane_of(tensor: torch.Tensor) -> int | None:
+        device = tensor.device
+        if device.type == "cpu":
+            return sources.get(HOST)
+        return sources.get(device.index) if device.type == "cuda" else None
+
+    return lane_of
 
 
 class CopyReader(ShmReader):
@@ -229,6 +249,7 @@ class CopyReader(ShmReader):
         super().__init__(name, board, offset, ring, index, heap_memory, bell)
         self._homes = homes
         self._first_lane = index * layout.num_sources
+        nudge = self.nudge()
         self.lanes = [
             LaneReader(
                 home,
@@ -238,7 +259,7 @@ class CopyReader(ShmReader):
                 self._first_lane + source,
                 signals[source],
                 bell,
-                self.ring_if_wanted,
+                nudge,
                 f"{name} at reader {index}",
                 slot_bytes if source == 0 else 0,
             )
@@ -271,13 +292,18 @@ class CopyReader(ShmReader):
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
-        return any([lane.serve() for lane in self.lanes])
+        return any_of(lane.serve() for lane in self.lanes)
 
     def break_off(self, reason: str) -> None:
         """See the protocol."""
         super().break_off(reason)
         for lane in self.lanes:
             lane.break_off(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Somebody else is gone, and the writer is not: no tensor is taken any more."""
+        for lane in self.lanes:
+            lane.ring.give_up(reason)
 
     def close(self) -> None:
         """See the protocol. The devices may be behind: go on with `settle`."""
@@ -286,11 +312,12 @@ class CopyReader(ShmReader):
             lane.ring.close()
 
     def settle(self) -> bool:
-        """Goes on with closing, without waiting. True once no value can come any more and the devices are done with those that came.
+        """Goes on with closing, without waiting. True once no value can come any more and the devices are done with those that
+        came.
 
         Tensors that the program kept stay good; `serve` gives their memory back when they are gone (`is_empty`).
         """
-        return all([lane.settle() for lane in self.lanes])
+        return all_of(lane.settle() for lane in self.lanes)
 
     @property
     def is_empty(self) -> bool:

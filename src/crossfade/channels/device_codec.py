@@ -231,8 +231,8 @@ def join(
 
     Args:
         message: the whole message, writable.
-        open_lanes: is given what the channel noted, if tensors lie beside the message, and gives what makes them; that must be right
-            about how long each lane's slot is.
+        open_lanes: is given what the channel noted, if tensors lie beside the message, and gives what makes them; that must be
+            right about how long each lane's slot is.
         private: what to make of a buffer in the message that only this reader may see.
         shared: what to make of every other one. (`crossfade.channels.codec.decode` has the same two.)
 

@@ -1,9 +1,9 @@
 """Lanes: a ring of ``device/`` from one device of a channel's writer to one of its readers, with its records in shared memory.
 
-That a value is enqueued is told by the channel's own record, which comes in any case. That a slot's ``free`` is enqueued is a post of
-the slot's semaphore, which is safe wherever the last view of a value dies. The few other records (offers of slots, and what leads to
-them) go through two mailboxes; whoever puts one in wakes the other process, which sees to it in its loop (`serve`) wherever its
-program stands: a mailbox is never waited for.
+That a value is enqueued is told by the channel's own record, which comes in any case. That a slot's ``free`` is enqueued is a
+post of the slot's semaphore, which is safe wherever the last view of a value dies. The few other records (offers of slots, and
+what leads to them) go through two mailboxes; whoever puts one in wakes the other process, which sees to it in its loop (`serve`)
+wherever its program stands: a mailbox is never waited for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, Mailbox
@@ -38,6 +37,11 @@ class _Post:
     def put(self, record: Record) -> None:
         self._unsent.append(record)
         self.flush()
+
+    def put_unless_enqueued(self, record: Record) -> None:
+        """What a sender tells. (The channel's own record tells what is enqueued.)"""
+        if not isinstance(record, Enqueued):
+            self.put(record)
 
     def flush(self) -> bool:
         """Whether everything has been told."""
@@ -91,11 +95,7 @@ class LaneWriter:
         self._offer: Offer | None = None
         self._is_closing = self._is_closed = self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
-        self.ring = RingSender(home.driver, part, home.push_stream, self._tell, label)
-
-    def _tell(self, record: Record) -> None:
-        if not isinstance(record, Enqueued):  # the channel's own record tells that
-            self._post.put(record)
+        self.ring = RingSender(home.driver, part, home.push_stream, self._post.put_unless_enqueued, label)
 
     def can_send(self, size_bytes: int) -> bool:
         """`RingSender.can_send`, with what the reader has told until now."""
@@ -142,6 +142,28 @@ class LaneWriter:
         return self._post.flush()
 
 
+class _ReaderTells:
+    """What a receiver tells, also after its channel is closed, when the last leases end."""
+
+    def __init__(
+        self, board: mmap.mmap, post: _Post, freed: list[list[Callable[[], None]]], on_freed: Callable[[], None]
+    ) -> None:
+        self._board = board  # semaphores point into it
+        self._post = post
+        self._freed = freed
+        self._on_freed = on_freed
+        self._groups: dict[int, int] = {}  # of each generation
+
+    def tell(self, record: Record) -> None:
+        if isinstance(record, FreeEnqueued):
+            self._freed[self._groups[record.generation]][record.slot]()
+            self._on_freed()
+            return
+        if isinstance(record, Offer):
+            self._groups[record.generation] = record.group
+        self._post.put(record)
+
+
 class LaneReader:
     """The reading end of a lane.
 
@@ -173,29 +195,18 @@ class LaneReader:
         slot_bytes: int = 0,
     ) -> None:
         base = address_of(board, offset)
-        self._board = board  # a lease may end after the channel
         self._home = home
         self._mail = Mailbox(board, offset + layout.to_reader(lane))
         self._post = _Post(board, offset + layout.to_writer(lane), bell)
-        self._freed: list[list[Any]] = [
+        freed: list[list[Callable[[], None]]] = [
             [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
         ]
-        self._groups: dict[int, int] = {}  # of each generation
-        self._on_freed = on_freed
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
+        tell = _ReaderTells(board, self._post, freed, on_freed).tell
         self.ring = RingReceiver(
-            home.driver, home.pool, part, self._tell, label, num_slots=layout.num_slots, slot_bytes=slot_bytes
+            home.driver, home.pool, part, tell, label, num_slots=layout.num_slots, slot_bytes=slot_bytes
         )
-
-    def _tell(self, record: Record) -> None:
-        if isinstance(record, FreeEnqueued):
-            self._freed[self._groups[record.generation]][record.slot]()
-            self._on_freed()
-            return
-        if isinstance(record, Offer):
-            self._groups[record.generation] = record.group
-        self._post.put(record)
 
     def accept(self, generation: int, slot: int, size_bytes: int) -> Lease:
         """`RingReceiver.accept`, on torch's current stream."""

@@ -294,12 +294,17 @@ class ShmReader(_End):
             self._ring()
         return value
 
-    def ring_if_wanted(self) -> None:
-        """Wakes the writer if it sleeps until it gets something from this side; what that is must have been posted before."""
-        if FENCE_AFTER_POST:
-            self._fence()
-        if self._state[_WANTED] and self._bell_flags[0]:
-            self._ring()
+    def nudge(self) -> Callable[[], None]:
+        """What wakes the writer, if it waits for something of this side that was posted before. It outlives this end."""
+        state, bell, fence = self._state, self._bell, self._fence
+
+        def nudge() -> None:
+            if FENCE_AFTER_POST:
+                fence()
+            if state[_WANTED] and bell.flags[0]:
+                bell.ring()
+
+        return nudge
 
     def _read_message(self, at: int, kind: int, size: int) -> object:
         if kind == _MESSAGE:

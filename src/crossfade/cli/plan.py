@@ -16,11 +16,9 @@ from crossfade.cli.exits import UsersMistake
 from crossfade.errors import ActorStartError, GraphError, MissingDependency
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.picture import draw_timelines
-from crossfade.plan.plan import Plan
+from crossfade.plan.text import ring_bytes
 
-__all__ = ["load_graph", "ring_bytes", "show_plan"]
-
-SMALLEST_SLOT_BYTES = 1024
+__all__ = ["load_graph", "show_plan"]
 
 
 def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None) -> None:
@@ -37,7 +35,8 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
         one = graph.predicted_timeline()
         num_actors = len(graph.plan.programs) - 1
         print(f"\n{len(graph.plan.nodes)} method calls on {num_actors} actors, {len(graph.plan.channels)} channels")
-        print(f"rings take at least {ring_bytes(graph.plan):,} bytes; larger values make larger slots when they come")
+        num_bytes = sum(map(ring_bytes, graph.plan.channels))
+        print(f"rings take at least {num_bytes:,} bytes; larger values make larger slots when they come")
         print(f"predicted: {one.makespan_us:.1f} us for one execution, with methods that take no time and small values")
         if svg is not None:
             _write(svg, draw_timelines([timeline], f"{target}: methods take no time"))
@@ -67,11 +66,6 @@ def load_graph(target: str) -> Node | MultiOutputNode:
     if isinstance(made, Node | MultiOutputNode):
         return made
     raise UsersMistake(f"{target}() returned {_describe(made)}, which is no node of a graph", hint=_hint_for(made))
-
-
-def ring_bytes(plan: Plan) -> int:
-    """What the rings of a plan take when no value is large."""
-    return sum(each.depth * max(each.buffer_bytes, SMALLEST_SLOT_BYTES) for each in plan.channels)
 
 
 def _import(name: str) -> Any:

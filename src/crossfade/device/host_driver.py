@@ -59,7 +59,7 @@ class SharedRange:
 
 
 class HostDriver:
-    """A CPU in the place of a device (see `crossfade.device.driver.Driver`).
+    """A CPU in the place of a device (see `crossfade.device.driver.TimedDriver`).
 
     Args:
         timeout_s: the longest that a wait may take.
@@ -72,6 +72,7 @@ class HostDriver:
         self._timeout_s = timeout_s
         self._hint = hint
         self._labels: dict[int, str] = {}
+        self._times_ns: dict[int, int] = {}  # of timers, 0 before the first recording
         self._waiting: Counter[int] = Counter()
         self._numbers = count(1)
         self._memory: dict[int, HostMemory] = {}
@@ -139,8 +140,15 @@ class HostDriver:
         """See `Driver`."""
         return self._new("event")
 
+    def create_timer(self) -> int:
+        """See `TimedDriver`."""
+        timer = self._new("event")
+        self._times_ns[timer] = 0
+        return timer
+
     def destroy_event(self, event: int) -> None:
         """See `Driver`."""
+        self._times_ns.pop(event, None)
         self.ledger.drop_at("event", event)
 
     def name_range(self, address: int, size_bytes: int, label: str) -> None:
@@ -223,7 +231,12 @@ class HostDriver:
             self.wait_and_reset(stream, address, value, reset)
 
     def record_event(self, event: int, stream: int) -> None:
-        """Nothing: what was enqueued has happened."""
+        """What was enqueued has happened; a timer notes when."""
+        if event in self._times_ns:
+            self.do(lambda: self._note(event))
+
+    def _note(self, timer: int) -> None:
+        self._times_ns[timer] = time.monotonic_ns()
 
     def wait_event(self, stream: int, event: int) -> None:
         """Nothing: it has happened."""
@@ -237,6 +250,10 @@ class HostDriver:
     def has_happened(self, event: int) -> bool:
         """See `Driver`."""
         return True
+
+    def elapsed_us(self, first: int, last: int) -> float:
+        """See `TimedDriver`."""
+        return (self._times_ns[last] - self._times_ns[first]) / 1e3
 
     def peek(self, address: int) -> int:
         """See `Driver`."""

@@ -283,6 +283,13 @@ class RingReceiver:
         self._end_with(ChannelBroken(f"{self.label}: {reason}"))
         self._finish(None)
 
+    def give_up(self, reason: str) -> None:
+        """Somebody else is gone, and the sender is not: calls raise `ChannelBroken` from now on. Leases stay good.
+
+        The sender may still be copying, so slots go back when it has closed its side, as after `close`. Any thread may call it.
+        """
+        self._end_with(ChannelBroken(f"{self.label}: {reason}"))
+
     def close(self) -> None:
         """Closes this end; leases stay good. Idempotent.
 

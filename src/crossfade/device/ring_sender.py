@@ -39,6 +39,10 @@ class RingSender:
         tell: takes records to the receiver, in order.
         label: for reports.
         chunk_bytes: longest single copy; None for no limit.
+
+    Attributes:
+        around: called with the copy stream before a value's copies are enqueued, behind what they wait for; what it gives is called
+            behind them. None, the default, costs nothing.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class RingSender:
         self._tell = tell
         self._chunk_bytes = chunk_bytes
         self.label = label
+        self.around: Callable[[int], Callable[[], None]] | None = None
         self._target: _Target | None = None
         self._closing: deque[tuple[_Target, int]] = deque()  # earlier generations, each with the event of its last copy
         self._wanted_bytes = 0
@@ -64,6 +69,7 @@ class RingSender:
         self._events: list[int] = []  # spare ones
         self._tail = Tail(driver, [stream])
         self._ended: ChannelError | None = None
+        self._is_telling = True  # nobody listens any more when it is False
         self._num_values = self._num_bytes = 0
 
     def on_record(self, record: Record) -> None:
@@ -173,8 +179,11 @@ class RingSender:
         if not target.free[slot].has(number - 1):  # often it is free already, which saves the stream an operation
             target.free[slot].wait(stream, number - 1)
         there = target.memory.address + slot * target.offer.slot_bytes
+        end = self.around(stream) if self.around is not None and parts else None
         for offset, address, size_bytes in parts:
             enqueue(self._driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
+        if end is not None:
+            end()
         target.full[slot].set(stream, number)
 
     def _mark(self) -> int:
@@ -194,7 +203,7 @@ class RingSender:
 
     def _retire(self, target: _Target) -> None:
         target.memory.close()
-        if not isinstance(self._ended, ChannelBroken):
+        if self._is_telling:
             self._tell(Retired(target.offer.generation, sum(target.num_uses)))
 
     @property
@@ -215,7 +224,14 @@ class RingSender:
         return [signal for target in targets if target is not None for signal in target.free]
 
     def break_off(self, reason: str) -> None:
-        """The receiver is gone; calls raise `ChannelBroken` from now on."""
+        """The receiver is gone; calls raise `ChannelBroken` from now on. Any thread may call it."""
+        self._is_telling = False
+        self.give_up(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Somebody else is gone, and the receiver is not: calls raise `ChannelBroken` from now on, and `close` tells the receiver,
+        who waits for it before it gives the slots back. Any thread may call it.
+        """
         self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
 
     def close(self) -> None:
@@ -233,8 +249,9 @@ class RingSender:
         target, self._target = self._target, None
         if target is not None:
             self._retire(target)
-        if self._ended is None:
+        if self._is_telling:
             self._tell(Finished())
+            self._is_telling = False
         self._tail.close()
         while self._events:
             self._driver.destroy_event(self._events.pop())

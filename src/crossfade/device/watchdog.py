@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from crossfade.device.driver import Driver
 from crossfade.device.signals import Releasable
@@ -73,7 +74,8 @@ class Watchdog:
         self._driver = driver
         self._watched: dict[int, _Watched] = {}
         self._dead: dict[int, _Watched] = {}
-        self._lock = threading.RLock()  # held while signals are set, so that they can be closed after `forget`
+        self._releases: dict[int, _Release] = {}  # of the dead whose streams here have not run dry yet
+        self._lock = threading.Condition()  # held while signals are set, so that they can be closed after `forget`
         self._poller = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
         self._poller.register(self._wake_read, select.EPOLLIN)
@@ -94,10 +96,10 @@ class Watchdog:
             peer: its name, for the report.
             pidfd: readable once its process has ended; stays the caller's.
             signals: gives what the peer sets and streams here may wait for; any thread may call it.
-            streams: those streams; none of them may wait for anybody else who is dead.
+            streams: those streams.
             on_death: called once, in the watchdog's thread, when the streams have been let go.
-            before_release: called once, in the watchdog's thread, before the first signal is set. It must not wait for a stream. If it
-                raises, that is printed, and the streams are let go all the same.
+            before_release: called once, in the watchdog's thread, before the first signal is set. It must not wait for a stream.
+                If it raises, that is printed, and the streams are let go all the same.
         """
         with self._lock:
             self._watched[pidfd] = _Watched(peer, signals, streams, on_death, before_release)
@@ -109,37 +111,58 @@ class Watchdog:
     def forget(self, pidfd: int) -> None:
         """The peer may go, or has gone; its signals are not touched any more when this returns, so they may be closed.
 
-        Its streams are not let go any more either, if that has not begun yet.
+        If streams are being let go because it died, this waits for the end of that; in the watchdog's own thread it stops it.
         """
         with self._lock:
-            self._dead.pop(pidfd, None)
             if self._watched.pop(pidfd, None) is not None:
                 self._poller.unregister(pidfd)
+            if threading.current_thread() is not self._thread:
+                self._lock.wait_for(lambda: pidfd not in self._releases, 2 * _LIMIT_S)
+            self._releases.pop(pidfd, None)
+            self._dead.pop(pidfd, None)
 
     def _run(self) -> None:
+        is_closing = False
         while True:
-            for fd, _ in self._poller.poll(_KEEP_S if self._dead else None):
+            for fd, _ in self._poller.poll(_PAUSE_S if self._releases else _KEEP_S if self._dead else None):
                 if fd == self._wake_read:
-                    return
-                self._bury(fd)
-            with self._lock:
-                for watched in self._dead.values():
-                    _release_all(watched.signals())
+                    self._poller.unregister(fd)
+                    is_closing = True
+                else:
+                    self._tell(fd)
+            for watched, report in self._let_go():
+                _call(partial(watched.on_death, report))
+            if is_closing and not self._releases:
+                return
 
-    def _bury(self, pidfd: int) -> None:
+    def _tell(self, pidfd: int) -> None:
+        """A peer has died. Nothing is released before it is told, and it is told without the lock: whoever that has to wait for
+        may be about to watch or forget a peer.
+        """
         with self._lock:
             watched = self._watched.pop(pidfd, None)
             if watched is None:  # forgotten in this very moment
                 return
             self._poller.unregister(pidfd)
             self._dead[pidfd] = watched
-        _call(watched.before_release)  # without the lock: whoever it has to wait for may be about to forget a peer
+            self._releases[pidfd] = _Release(self._driver, watched.peer, watched.signals, watched.streams)
+        _call(watched.before_release)
+
+    def _let_go(self) -> list[tuple[_Watched, DeathReport]]:
+        """Sets what each of the dead would have set; gives those for whom nothing waits any more, with their reports."""
+        done: list[tuple[_Watched, DeathReport]] = []
         with self._lock:
-            if self._dead.get(pidfd) is not watched:  # forgotten meanwhile
-                return
-            report = release(self._driver, watched.peer, watched.signals, watched.streams)
-            self.reports.append(report)
-        _call(lambda: watched.on_death(report))
+            for pidfd, watched in self._dead.items():
+                release = self._releases.get(pidfd)
+                if release is None:
+                    _release_all(watched.signals())
+                elif (report := release.step()) is not None:
+                    del self._releases[pidfd]
+                    self.reports.append(report)
+                    done.append((watched, report))
+            if done:
+                self._lock.notify_all()
+        return done
 
     def close(self) -> None:
         """Ends the thread, and lets go nobody any more. Idempotent."""
@@ -171,6 +194,45 @@ def _release_all(signals: Sequence[Releasable]) -> list[str]:
     return [signal.label for signal in found]
 
 
+class _Release:
+    """Streams that are being let go after a death.
+
+    A signal counts as waited for when a stream takes it away again after it was set here; a counter, when it is behind what was
+    waited for.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        peer: str,
+        signals: Callable[[], Sequence[Releasable]],
+        streams: Sequence[int],
+        limit_s: float = _LIMIT_S,
+    ) -> None:
+        self._driver = driver
+        self._peer = peer
+        self._signals = signals
+        self._streams = streams
+        self._limit_s = limit_s
+        self._begin = time.monotonic()
+        self._released: set[str] = set()
+        self._waited_for: dict[str, None] = {}
+        self._is_dry = False
+
+    def step(self) -> DeathReport | None:
+        """Sets what is not set; the report once the streams had run dry before that, or the time is over."""
+        current = self._signals()
+        for signal in current:
+            if signal.is_missed(signal.label in self._released):
+                self._waited_for[signal.label] = None
+        self._released.update(_release_all(current))
+        passed_s = time.monotonic() - self._begin
+        if self._is_dry or passed_s > self._limit_s:
+            return DeathReport(self._peer, tuple(self._waited_for), passed_s, self._is_dry)
+        self._is_dry = all(map(self._driver.is_idle, self._streams))
+        return None
+
+
 def release(
     driver: Driver,
     peer: str,
@@ -178,24 +240,8 @@ def release(
     streams: Sequence[int],
     limit_s: float = _LIMIT_S,
 ) -> DeathReport:
-    """Sets what the peer would have set until the streams have run dry, or for at most ``limit_s`` seconds.
-
-    A signal counts as waited for when a stream takes it away again after it was set here; a counter, when it is behind what was
-    waited for.
-    """
-    begin = time.monotonic()
-    released: set[str] = set()
-    waited_for: dict[str, None] = {}
-    is_free = False
-    while time.monotonic() - begin < limit_s:
-        current = signals()
-        for signal in current:
-            if signal.is_missed(signal.label in released):
-                waited_for[signal.label] = None
-        released.update(_release_all(current))
-        if is_free:
-            break
-        is_free = all(map(driver.is_idle, streams))
-        if not is_free:
-            time.sleep(_PAUSE_S)
-    return DeathReport(peer, tuple(waited_for), time.monotonic() - begin, is_free)
+    """Sets what the peer would have set until the streams have run dry, or for at most ``limit_s`` seconds."""
+    step = _Release(driver, peer, signals, streams, limit_s).step
+    while (report := step()) is None:
+        time.sleep(_PAUSE_S)
+    return report

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
-from crossfade.engines.board import has_lanes, peers_of
+from crossfade.engines.board import peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.meeting import meet
@@ -216,7 +216,7 @@ class _Actor:
         board = board_memory.map(board_memory.size_bytes, populate=True)
         board_memory.close()
         store = Memory(fds.pop(0)) if message.has_store else None
-        signals = Memory(fds.pop(0)) if has_lanes(message.plan, self._name) else None
+        signals = Memory(fds.pop(0)) if uses_devices(message.plan, self._name) else None
         heaps = {owner: Memory(fd) for owner, fd in zip(message.heaps, fds, strict=True)}
         try:
             return self._wired(message, board, heaps, store, signals)
@@ -242,8 +242,7 @@ class _Actor:
             device_ends = self._own_devices().open(message.number, plan, self._name, signals, self._pidfds)
 
         def make() -> Wiring:
-            home = self._own_devices().home
-            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends, home, self._break_off)
+            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends, self._break_off)
 
         peers = peers_of(plan, self._name)
         wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))

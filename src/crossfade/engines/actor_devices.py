@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.asking import any_of
 from crossfade.device.signals import Releasable
 from crossfade.engines.board import peers_of
 from crossfade.engines.device_ends import DeviceEnds
@@ -18,8 +18,8 @@ __all__ = ["ActorDevices"]
 class ActorDevices:
     """What an actor's loop has to do for its devices.
 
-    A plan goes three steps: it is *open*; once left, it *settles* until no value is on its way; then it is *left over* as long as the
-    program keeps tensors that came through it.
+    A plan goes three steps: it is *open*; once left, it *settles* until no value is on its way; then it is *left over* as long as
+    the program keeps tensors that came through it.
 
     Args:
         gpus: indices of its GPUs.
@@ -41,14 +41,6 @@ class ActorDevices:
         """See `select_gpus`."""
         select_gpus(self._gpus)
 
-    def home(self) -> DeviceHome:
-        """The device on which collectives are done: the first.
-
-        Raises:
-            MissingDependency, DeviceError: see `Devices.homes`.
-        """
-        return self._devices.homes[0]
-
     def _signals(self, peer: str) -> Sequence[Releasable]:
         settling = [ends for ends, _ in list(self._settling.values())]
         every = [*list(self._open.values()), *settling, *list(self._left_over.values())]
@@ -68,7 +60,7 @@ class ActorDevices:
             MissingDependency, DeviceError: see `DeviceEnds`.
         """
         self._end_left_over()
-        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices)
+        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices, pidfds)
         for peer in peers_of(plan, party) & pidfds.keys():
             self._devices.watch(peer, pidfds[peer], number)
         return ends
@@ -89,7 +81,7 @@ class ActorDevices:
 
     def serve(self) -> None:
         """Sees to records that no step waits for, and to plans that are being left."""
-        has_more = any([ends.serve() for ends in self._open.values()])
+        has_more = any_of(ends.serve() for ends in self._open.values())
         for number, (ends, on_left) in list(self._settling.items()):
             if ends.settle():
                 del self._settling[number]

@@ -12,7 +12,8 @@ from crossfade.device.signals import WORD_BYTES
 from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
-from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
+from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
 
 __all__ = [
@@ -20,15 +21,16 @@ __all__ = [
     "board_size_bytes",
     "format_board",
     "gloo_parties",
-    "has_lanes",
     "heap_owners",
     "heaps_of",
+    "is_on_devices",
     "link_parties",
     "num_devices",
     "peers_of",
     "places",
     "ring_states",
     "signals_size_bytes",
+    "uses_devices",
 ]
 
 _IN_SHARED_MEMORY = (Transport.SHM, Transport.COPY)
@@ -89,9 +91,10 @@ def board_size_bytes(plan: Plan) -> int:
 
 
 def signals_size_bytes(plan: Plan) -> int:
-    """Memory that the signals of all lanes need; 0 if there are none."""
+    """Memory that the signals of all lanes need; 0 if nobody uses devices."""
     num_signals = sum(place.lanes.num_signals for place in places(plan) if place.lanes)
-    return align(num_signals * WORD_BYTES, PAGE_BYTES)
+    is_used = num_signals or any(is_on_devices(spec) for spec in plan.collectives)
+    return align(max(num_signals, 1) * WORD_BYTES, PAGE_BYTES) if is_used else 0
 
 
 def format_board(plan: Plan, board: mmap.mmap) -> None:
@@ -117,10 +120,11 @@ def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
     )
 
 
-def has_lanes(plan: Plan, party: str) -> bool:
-    """Whether a party has an end of a lane."""
-    return any(
-        spec.transport is Transport.COPY and party in (spec.writer, *spec.readers) for spec in plan.channels
+def uses_devices(plan: Plan, party: str) -> bool:
+    """Whether a party has an end of a lane, or does collectives on its devices."""
+    lanes = (spec for spec in plan.channels if spec.transport is Transport.COPY)
+    return any(party in (spec.writer, *spec.readers) for spec in lanes) or any(
+        party in spec.parties for spec in plan.collectives if is_on_devices(spec)
     )
 
 
@@ -151,8 +155,17 @@ def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
     )
 
 
+def is_on_devices(spec: ChannelSpec | CollectiveSpec) -> bool:
+    """Whether what goes through it is a matter of streams, so that hosts do not see it come (`crossfade.plan.upstream`)."""
+    return spec.transport in (Transport.COPY, Transport.STAGED, Transport.NCCL)
+
+
 def peers_of(plan: Plan, party: str) -> set[str]:
-    """Everybody at the other end of one of the party's channels, in its collectives, and in its gloo group."""
+    """Whose deaths a party has to know of: everybody at the other end of one of its channels, in its collectives, in its gloo
+    group, and those whose tensors may reach it through others' devices.
+    """
     both = [*((spec.writer, *spec.readers) for spec in plan.channels), *(spec.parties for spec in plan.collectives)]
     both.append(tuple(link_parties(plan)))
-    return {peer for parties in both if party in parties for peer in parties} - {party}
+    return (
+        {peer for parties in both if party in parties for peer in parties} | upstream(plan, party, is_on_devices)
+    ) - {party}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.asking import all_of, any_of
+from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
-from crossfade.engines.board import RingPlace, num_devices, signals_size_bytes
+from crossfade.engines.board import RingPlace, is_on_devices, num_devices, signals_size_bytes
 from crossfade.engines.devices import Devices
 from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.upstream import upstream
+from crossfade.runtime.alive import Alive
 
 if TYPE_CHECKING:
     from crossfade.channels.copy_engine import CopyReader, CopyWriter
@@ -29,13 +33,17 @@ class DeviceEnds:
         party: who this is.
         memory: the plan's signals; owned by this object from now on.
         devices: of this process.
+        pidfds: of the plan's other parties; they stay the caller's.
+
+    Attributes:
+        alive: those whose tensors may reach this party.
 
     Raises:
         MissingDependency: torch or cuda-bindings is not installed.
         DeviceError: CUDA cannot start.
     """
 
-    def __init__(self, plan: Plan, party: str, memory: Memory, devices: Devices) -> None:
+    def __init__(self, plan: Plan, party: str, memory: Memory, devices: Devices, pidfds: Mapping[str, int]) -> None:
         self._plan = plan
         self._party = party
         self._homes = list(devices.homes)
@@ -47,8 +55,15 @@ class DeviceEnds:
                     self._boards[home.device] = HostBoard(home.driver, memory, num_signals, "a plan")
         finally:
             memory.close()
+        before = upstream(plan, party, is_on_devices)
+        self.alive = Alive({peer: pidfd for peer, pidfd in pidfds.items() if peer in before})
         self._writers: list[tuple[ChannelSpec, CopyWriter]] = []
         self._readers: list[tuple[ChannelSpec, CopyReader]] = []
+
+    @property
+    def home(self) -> DeviceHome:
+        """The device on which collectives are done: the first."""
+        return self._homes[0]
 
     def writer(self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Sequence[Bell]) -> CopyWriter:
         """Opens the writing end of a channel."""
@@ -93,13 +108,29 @@ class DeviceEnds:
     def _part(self, place: RingPlace, device: int) -> SignalBoard:
         return BoardPart(self._boards[device], place.first_signal, _lanes_of(place).num_signals)
 
+    def break_off(self, peer: str, reason: str) -> None:
+        """A party of the plan is gone, whether or not it is at the other end of a lane. Any thread may call it."""
+        for spec, writer in self._writers:
+            if peer in spec.readers:
+                writer.lose(spec.readers.index(peer), reason)
+            else:
+                writer.give_up(reason)
+        for spec, end in self._readers:
+            if spec.writer == peer:
+                end.break_off(reason)
+            else:
+                end.give_up(reason)
+
     def serve(self) -> bool:
         """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again."""
-        return any([end.serve() for _, end in (*self._writers, *self._readers)])
+        return any_of(end.serve() for end in self._ends())
 
     def settle(self) -> bool:
         """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""
-        return all([end.settle() for _, end in (*self._writers, *self._readers)])
+        return all_of(end.settle() for end in self._ends())
+
+    def _ends(self) -> list[CopyWriter | CopyReader]:
+        return [*(writer for _, writer in self._writers), *(reader for _, reader in self._readers)]
 
     @property
     def is_empty(self) -> bool:
@@ -108,6 +139,7 @@ class DeviceEnds:
 
     def release(self) -> None:
         """Once empty: takes the signals away from the devices."""
+        self.alive.close()
         for board in self._boards.values():
             board.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from crossfade.channels.device_home import DeviceHome
 from crossfade.device.driver import Driver
@@ -40,7 +41,8 @@ def select_gpus(gpus: Sequence[int]) -> None:
         return
     for gpu in reversed(gpus):
         torch.cuda.set_device(gpu)
-        torch.cuda.set_stream(torch.cuda.Stream(gpu))
+        stream: Any = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(stream)
 
 
 @dataclass(slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
-__all__ = ["count_gpus", "num_usable_cores", "num_visible_gpus"]
+__all__ = ["count_gpus", "gpu_uuids", "num_usable_cores", "num_visible_gpus", "visible_gpus"]
 
 _DEVICE = re.compile(r"nvidia\d+\Z")
 
@@ -22,7 +23,12 @@ def num_visible_gpus() -> int:
         names = os.listdir("/dev")
     except OSError:
         names = []
-    return count_gpus(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return count_gpus(names, visible_gpus())
+
+
+def visible_gpus() -> str | None:
+    """What ``CUDA_VISIBLE_DEVICES`` says; None for nothing."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def count_gpus(device_files: Sequence[str], visible: str | None) -> int:
@@ -35,9 +41,26 @@ def count_gpus(device_files: Sequence[str], visible: str | None) -> int:
     num_devices = sum(_DEVICE.match(name) is not None for name in device_files)
     if visible is None:
         return num_devices
-    num_chosen = 0
-    for entry in map(str.strip, visible.split(",")):
-        if not (entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))):
-            break
-        num_chosen += 1
-    return min(num_chosen, num_devices)
+    return min(len(_chosen(visible)), num_devices)
+
+
+def gpu_uuids(host: Sequence[str], visible: str | None) -> dict[int, str]:
+    """UUIDs of the GPUs that a CUDA program started now would see, by the numbers that it would give them.
+
+    Args:
+        host: UUIDs of the host's GPUs, in the order in which CUDA counts them; those that are not there stay unknown.
+        visible: as for `count_gpus`.
+    """
+    entries = map(str, range(len(host))) if visible is None else _chosen(visible)
+    found: dict[int, str] = {}
+    for number, entry in enumerate(entries):
+        same = host[int(entry) : int(entry) + 1] if entry.isdecimal() else [u for u in host if u.startswith(entry)]
+        if len(same) == 1:
+            found[number] = same[0]
+    return found
+
+
+def _chosen(visible: str) -> list[str]:
+    """The entries of ``CUDA_VISIBLE_DEVICES``, up to the first that is neither an index nor a UUID."""
+    entries = map(str.strip, visible.split(","))
+    return list(takewhile(lambda entry: entry.isdecimal() or entry.startswith(("GPU-", "MIG-")), entries))

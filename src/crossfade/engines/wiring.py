@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.checked_writer import CheckedWriter
 from crossfade.channels.protocol import Collective, Reader, Writer
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.engines.board import RingPlace, link_parties, places
@@ -20,7 +21,6 @@ from crossfade.types import Transport
 
 if TYPE_CHECKING:
     from crossfade.channels.collective import Meeting
-    from crossfade.channels.device_home import DeviceHome
     from crossfade.engines.device_ends import DeviceEnds
 
 __all__ = ["Wiring"]
@@ -39,8 +39,7 @@ class Wiring:
         heaps: the heaps that the party needs, by owner.
         bells: the doorbells of its peers, and its own.
         store: where the parties of the gloo group meet, if there are any; owned by the wiring from now on.
-        device_ends: opens its ends of copy channels, if it has any.
-        device_home: gives the device on which its collectives of device tensors are done.
+        device_ends: opens its ends of copy channels, and has its devices, if it uses any.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
     """
 
@@ -53,7 +52,6 @@ class Wiring:
         bells: Mapping[str, Bell],
         store: Memory | None = None,
         device_ends: DeviceEnds | None = None,
-        device_home: Callable[[], DeviceHome] | None = None,
         on_death: Callable[[str], None] | None = None,
     ) -> None:
         for spec in plan.channels:
@@ -63,7 +61,6 @@ class Wiring:
                 )
         self.ends = Ends()
         self.device_ends = device_ends
-        self._device_home = device_home
         self._on_death = on_death
         self._plan = plan
         self._party = party
@@ -86,7 +83,10 @@ class Wiring:
         bells = [self._bells[reader] for reader in spec.readers]
         if place.lanes is not None and self.device_ends is not None:
             return self.device_ends.writer(place, board, heap, bells)
-        return ShmWriter(spec.id, board, place.offset, place.ring, heap, bells, buffer_bytes=spec.buffer_bytes)
+        args = spec.id, board, place.offset, place.ring, heap, bells
+        if self.device_ends is not None:
+            return CheckedWriter(*args, who_died=self.device_ends.alive.check, buffer_bytes=spec.buffer_bytes)
+        return ShmWriter(*args, buffer_bytes=spec.buffer_bytes)
 
     def _ring_reader(self, place: RingPlace, board: mmap.mmap) -> Reader:
         spec = place.spec
@@ -145,7 +145,7 @@ class Wiring:
         opener = device_group.open_copy_group if is_by_copies else device_group.open_nccl_group
         meetings = [_meeting(s) for s in self._plan.collectives if (s.group, s.transport) == (parties, transport)]
         bells = {party: self._bells[party] for party in parties}
-        home = self._device_home() if self._device_home is not None else None
+        home = None if self.device_ends is None else self.device_ends.home
         return opener(store, number, parties, self._party, bells, meetings, home, self._on_death)
 
     def break_off(self, peer: str, reason: str) -> None:
@@ -159,6 +159,8 @@ class Wiring:
         for name, collective in self.ends.collectives.items():
             if peer in self._plan.collective[name].parties:
                 collective.break_off(reason)
+        if self.device_ends is not None and peer in self._plan.programs:
+            self.device_ends.break_off(peer, reason)
 
     def close(self) -> None:
         """Closes all ends and gives the heaps back; values that were read stay valid."""

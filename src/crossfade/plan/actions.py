@@ -2,9 +2,11 @@
 
 =====================  ==============================================================================================
 ``run n3``             call the method of node n3; its inputs must be in this actor's registers
-``write n3``           put the value of channel n3 into its ring (memory that the readers share; waits for a free slot)
-``read n3``            take the next value of channel n3 from its ring (waits for it)
-``send n3``            give the value of channel n3 to a transport that moves bytes by itself (gloo, and later GPUs)
+``write n3``           put the value of channel n3 into its ring (memory that the readers share; waits for a free slot); over
+                       ``copy``, enqueue the copies of its device tensors as well, which the GPU's stream ``push`` carries out
+``read n3``            take the next value of channel n3 from its ring (waits for it); over ``copy``, make the GPU's stream
+                       ``compute`` wait for its device tensors
+``send n3``            give the value of channel n3 to a transport that moves bytes by itself (gloo, staged, nccl)
 ``recv n3``            let such a transport bring the next value; whoever uses the value first waits for it
 ``coll c0``            do collective c0 together with its other parties; its inputs must be in this actor's registers
 ``free n3``            let go of value n3: its register is emptied and, if it came through a channel, its slot released

@@ -164,6 +164,11 @@ class Plan:
         return {node.id: node for node in self.nodes}
 
     @cached_property
+    def maker(self) -> Mapping[str, NodeSpec]:
+        """Nodes by the values that they make."""
+        return {value: node for node in self.nodes for value in node.outputs}
+
+    @cached_property
     def channel(self) -> Mapping[str, ChannelSpec]:
         """Channels by id."""
         return {channel.id: channel for channel in self.channels}

@@ -36,7 +36,7 @@ from crossfade.types import CollectiveKind, TargetDevice, Transport
 if TYPE_CHECKING:
     from crossfade.plan.plan import ChannelSpec, CollectiveSpec, NodeSpec, Plan
 
-__all__ = ["format_excerpt", "format_plan", "values_used"]
+__all__ = ["format_excerpt", "format_plan", "ring_bytes", "values_used"]
 
 Mark = tuple[str, int]
 """A step: the party's name and the position in its program."""
@@ -152,9 +152,15 @@ def _gpus(gpus: tuple[int, ...]) -> str:
     return f" (GPU {', '.join(map(str, gpus))})" if gpus else ""
 
 
+def ring_bytes(channel: ChannelSpec) -> int:
+    """Memory of the host that a channel's ring takes when no value is larger than what is set aside."""
+    on_host_bytes = 0 if channel.transport is Transport.COPY else channel.buffer_bytes
+    return channel.depth * max(on_host_bytes, SMALLEST_SLOT_BYTES)
+
+
 def _format_rings(channels: Iterable[ChannelSpec]) -> list[str]:
     """A comment with what the rings take in all, and what the biggest take."""
-    sizes_bytes = {each.id: each.depth * max(each.buffer_bytes, SMALLEST_SLOT_BYTES) for each in channels}
+    sizes_bytes = {each.id: ring_bytes(each) for each in channels}
     if not sizes_bytes:
         return []
     biggest = sorted(sizes_bytes, key=sizes_bytes.__getitem__, reverse=True)[:NUM_RINGS_SHOWN]

@@ -32,7 +32,8 @@ LONGEST_NAME_SHOWN = 300
 """Plans with longer names too."""
 
 _HINTS = {
-    "PL-1": "a channel has one write (gloo: send), and one read (recv) in each reader; gloo: in one order at both ends; "
+    "PL-1": "a channel has one write, and one read in each reader; over gloo, staged and nccl these are send and recv, in one "
+    "order at both ends; "
     "each party of a collective does it once, and all of them do theirs in one order",
     "PL-2": "give all parties the order of one common list of steps; a receive on @recv, a send on @send do not wait",
     "PL-3": "each reader frees each value it has read once, after its last use, in the same round; who starts a collective "

@@ -13,6 +13,7 @@ from crossfade.plan.call import Call, Hole, fill
 from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.runtime.cursor import Cursor, Idle, Round, Step
 from crossfade.runtime.guard import Guard
+from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
 
 __all__ = ["Ends", "bind"]
@@ -114,6 +115,7 @@ class _Binder:
         self._methods = methods
         self._calls = calls
         self._ends = ends
+        self._ranges = find_ranges() if any(a.verb is Verb.RUN for a in plan.programs[actor]) else None
         self._registers: list[Any] = []
         self._register_of: dict[str, int] = {}
         receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
@@ -276,6 +278,8 @@ class _Binder:
             step = self._run_one(method, inputs[0], outputs[0], label)
         else:
             step = self._run_any(method, call, inputs, outputs, label)
+        if self._ranges is not None:
+            step = self._ranges.wrap(step, label)
         if self._guard is None:
             return step
         given = list(zip(inputs, node.inputs, strict=True))

@@ -16,15 +16,15 @@ __all__ = ["DEVICE_SLOTS", "OVERLAP_DEPTH", "add_channels", "add_start_signal", 
 OVERLAP_DEPTH = 2
 """Slots of a ring whose transport moves bytes in the background: one is being used while the next one is filled."""
 DEVICE_SLOTS = 2
-"""Slots in device memory of each reader of a copy channel, however few executions are under way: a value in the last free slot
-is copied out, so with a single one every value would be."""
+"""Slots in device memory of each reader of a copy channel, also where one execution is under way at a time: with a single slot
+every value would be copied out of it, so that a kept one cannot stop the ring."""
 
 
 def ring_depth(transport: Transport, max_inflight: int) -> int:
     """How many executions' values a ring holds.
 
-    With as many slots as executions may be under way no shared-memory ring ever stops the pipeline; empty slots cost 1 KB each. A copy
-    channel's records lie in such a ring; its slots on the device are few.
+    With as many slots as executions may be under way no shared-memory ring ever stops the pipeline; empty slots cost 1 KB each.
+    A copy channel's records lie in such a ring; its slots on the device are few.
     """
     is_in_background = transport not in (Transport.SHM, Transport.COPY)
     return min(OVERLAP_DEPTH, max_inflight) if is_in_background else max_inflight

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from crossfade.plan.plan import NodeSpec
 from crossfade.schedule import links
 from crossfade.topology import Topology
-from crossfade.types import CollectiveKind
+from crossfade.types import CollectiveKind, Transport
 
 __all__ = ["CostModel", "Slowdown", "Workload", "fit_line"]
 
@@ -92,6 +92,28 @@ class CostModel:
     of the transfer takes another core. Without a free core the transfer and all else take longer."""
     collective_us: float = 300.0
     """Fixed cost of a collective by gloo: from the last party's start until all have what they get."""
+    push_host_us: float = 12.0
+    """What handing a value to a GPU's copy engine costs the writer's host, for each reader: events, the copy, the signal."""
+    accept_host_us: float = 10.0
+    """What taking such a value costs the reader's host: the stream's wait, views on the slot, the signal at their end."""
+    copy_us: float = 8.6
+    """Fixed part of a copy to another GPU whose link was not measured, its signal included."""
+    copy_gbs: float = 395.0
+    """Bandwidth of such a copy."""
+    within_gbs: float = 90.0
+    """Bandwidth of a copy within one GPU, from one actor to another."""
+    staged_us: float = 20.0
+    """Fixed part of a staged copy through the host that was not measured."""
+    staged_gbs: float = 49.0
+    """Bandwidth of such a copy."""
+    nccl_us: float = 32.0
+    """Fixed part of a transfer by NCCL that was not measured."""
+    nccl_gbs: float = 350.0
+    """Bandwidth of such a transfer."""
+    down_us: float = 20.0
+    """From the end of a method's kernels until their result, copied to the host, is published; for a small one."""
+    down_gbs: float = 54.0
+    """Bandwidth of that copy."""
     step_us: float = 0.1
     """The runtime's own cost for each action."""
     num_cores: int = 2
@@ -108,8 +130,8 @@ class CostModel:
             figure = getattr(self, item.name)
             if item.name not in _PARTS and not (math.isfinite(figure) and figure >= 0):
                 raise ValueError(f"CostModel.{item.name} is {figure!r}\nhint: costs are finite and not negative")
-        if self.gbs == 0:
-            raise ValueError("CostModel.gbs is 0: nothing would ever arrive\nhint: give GB/s, such as 2.5")
+            if item.name.endswith("gbs") and figure == 0:
+                raise ValueError(f"CostModel.{item.name} is 0: nothing would ever arrive\nhint: give GB/s, such as 2.5")
         if self.num_cores < 1:
             raise ValueError(f"CostModel.num_cores is {self.num_cores}\nhint: a host has at least one core")
 
@@ -139,6 +161,23 @@ class CostModel:
         shares = {CollectiveKind.ALLGATHER: num_parties - 1.0, CollectiveKind.BROADCAST: 1.0}
         share = shares.get(kind, 2 * (num_parties - 1) / num_parties)
         return self.collective_us + share * size_bytes / (self.gbs * BYTES_PER_US_AT_1_GBS)
+
+    def push_time_us(self, transport: Transport, size_bytes: int, *, is_within: bool = False) -> float:
+        """Time of a transfer between two GPUs whose link was not measured; or, by the copy engine, within one."""
+        fixed_us, gbs = {
+            Transport.STAGED: (self.staged_us, self.staged_gbs),
+            Transport.NCCL: (self.nccl_us, self.nccl_gbs),
+        }.get(transport, (self.copy_us, self.within_gbs if is_within else self.copy_gbs))
+        return fixed_us + size_bytes / (gbs * BYTES_PER_US_AT_1_GBS)
+
+    def down_time_us(self, size_bytes: int) -> float:
+        """Time from the end of a method's kernels until the host has their result and may publish it."""
+        return self.down_us + size_bytes / (self.down_gbs * BYTES_PER_US_AT_1_GBS)
+
+    def gpu_uuid(self, index: int) -> str:
+        """How the topology calls the GPU of that index; a name of its own where it is not in it."""
+        devices = self.topology.devices
+        return devices[index].uuid if 0 <= index < len(devices) else f"GPU {index}"
 
     def device_transfer_time_us(
         self,
@@ -221,32 +260,50 @@ class Workload:
     """
 
     compute_us: Mapping[str, float] = field(default_factory=dict)
-    """A method's time on an idle machine: by node id (``n3``), else by ``actor.method``, else by ``method``."""
+    """A method's time on an idle machine: by node id (``n3``), else by ``actor.method``, else by ``method``. For a method that uses
+    a GPU the time of its host alone, which enqueues."""
     value_bytes: Mapping[str, int] = field(default_factory=dict)
     """A value's size, by value id."""
     default_compute_us: float = 0.0
     """The time of methods that ``compute_us`` does not have."""
     default_value_bytes: int = 8
     """The size of values that ``value_bytes`` does not have."""
+    device_us: Mapping[str, float] = field(default_factory=dict)
+    """The time of a method's kernels, on actors with GPUs, named likewise; 0 for others. They begin once the host has enqueued
+    them."""
+    synchronous: Collection[str] = ()
+    """Methods, named likewise, that return only when their kernels have run, since they look at a result (``.item()``)."""
 
     def __post_init__(self) -> None:
         times: dict[str, float] = {**self.compute_us, "default_compute_us": self.default_compute_us}
         sizes: dict[str, float] = {**self.value_bytes, "default_value_bytes": self.default_value_bytes}
-        for what, figures in (("time", times), ("size", sizes)):
+        for what, figures in (("time", times), ("device time", self.device_us), ("size", sizes)):
             for name, figure in figures.items():
                 if not (math.isfinite(figure) and figure >= 0):
                     raise ValueError(f"the {what} of {name} is {figure!r}\nhint: it is finite and not negative")
 
     def time_us(self, node: NodeSpec) -> float:
         """How long the node's method runs."""
-        for name in (node.id, f"{node.actor}.{node.method}", node.method):
-            if name in self.compute_us:
-                return self.compute_us[name]
-        return self.default_compute_us
+        return next(
+            (self.compute_us[name] for name in _names(node) if name in self.compute_us), self.default_compute_us
+        )
+
+    def device_time_us(self, node: NodeSpec) -> float:
+        """How long its kernels run."""
+        return next((self.device_us[name] for name in _names(node) if name in self.device_us), 0.0)
+
+    def is_synchronous(self, node: NodeSpec) -> bool:
+        """Whether it returns only when they have run."""
+        return any(name in self.synchronous for name in _names(node))
 
     def size_bytes(self, value: str) -> int:
         """How large the value is."""
         return self.value_bytes.get(value, self.default_value_bytes)
+
+
+def _names(node: NodeSpec) -> tuple[str, str, str]:
+    """What a workload may call a node, from the exact to the general."""
+    return node.id, f"{node.actor}.{node.method}", node.method
 
 
 def fit_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:

@@ -12,6 +12,9 @@ What is reckoned with:
   on the core where it started until another one has been idle for ``balance_us``. A transfer is work for a core of the
   receiver from its start to its end, and beside that work for a core of the sender. Who polls takes no core: polling
   gives way to work. On top of that come the cost model's slowdowns.
+- **GPUs.** Where actors have some, a method's host only enqueues: its kernels run on the actor's stream ``compute``, pushed values
+  on ``push``, results for hosts on ``down`` (`schedule.device_steps`), beside each other and slowed down by each other as
+  `schedule.gpus` says.
 - **The driver** is one thread that submits inputs and gets outputs, with a fixed number of executions in flight.
 
 It takes O(log n) per action and execution, and a plan that cannot go on is an error, never an endless loop.
@@ -31,8 +34,11 @@ from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.timeline import Span, Timeline
 from crossfade.schedule.cores import Cores, Work
 from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.device_steps import is_pushed, push_of
+from crossfade.schedule.gpus import GpuClock
 from crossfade.schedule.meetings import Meetings
-from crossfade.schedule.steps import Need, Step, Strand, strands_of
+from crossfade.schedule.steps import strands_of
+from crossfade.schedule.strands import Need, Step, Strand
 from crossfade.schedule.transfers import Inbox, Transfer
 
 __all__ = ["Simulation", "simulate"]
@@ -55,8 +61,9 @@ def simulate(
 
     Returns:
         Spans in microseconds since the first submission. Each action but ``free`` has a span on its actor's ``main``
-        stream, each transfer one at either end (streams ``send`` and ``recv``), and whoever is blocked a ``wait`` whose
-        ``what`` says for which fact. The driver's second half, getting outputs, is on the stream ``get``.
+        stream, what a GPU does for it one on ``compute``, ``push`` or ``down``, each transfer one at either end (streams ``send``
+        and ``recv``), and whoever is blocked a ``wait`` whose ``what`` says for which fact. The driver's second half, getting
+        outputs, is on the stream ``get``.
 
     Raises:
         PlanError: the plan stops for ever; the message says who waits for what. Or it names what it does not have.
@@ -130,9 +137,10 @@ class Simulation:
                 f"num_executions={num_executions}, inflight={inflight}\n"
                 "hint: simulate at least one execution, with at least one in flight"
             )
-        self._workload, self._costs = workload, costs
+        self._plan, self._workload, self._costs = plan, workload, costs
         self._num_executions = num_executions
         self._cores = Cores(costs.num_cores, costs.balance_us)
+        self._gpus = GpuClock(costs)
         self._cursors = [_Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
         self._processes: defaultdict[str, _Process] = defaultdict(_Process)
         self._inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
@@ -147,7 +155,7 @@ class Simulation:
     @property
     def num_events(self) -> int:
         """Entries that the simulator's heaps have seen."""
-        return self._cores.num_events + self._num_alarms
+        return self._cores.num_events + self._gpus.num_events + self._num_alarms
 
     def run(self) -> Timeline:
         """Runs to the end, once. Errors: see ``simulate``."""
@@ -157,10 +165,13 @@ class Simulation:
             while self._ready:
                 self._go_on(self._ready.popleft())
             alarm_us = self._alarms[0][0] if self._alarms else math.inf
-            end_us = self._cores.next_end_us()
-            if alarm_us == end_us == math.inf:
+            end_us, gpu_us = self._cores.next_end_us(), self._gpus.next_end_us()
+            if alarm_us == end_us == gpu_us == math.inf:
                 break
-            if end_us <= alarm_us:
+            if gpu_us < min(end_us, alarm_us):
+                self._cores.advance(gpu_us)
+                self._gpus.finish_next()
+            elif end_us <= alarm_us:
                 self._cores.finish_next()
             else:
                 self._cores.advance(alarm_us)
@@ -208,7 +219,7 @@ class Simulation:
             return True
         cursor.need += 1
         seen_us = self._facts[key] + (costs.hop_us if need.is_hop else 0.0)
-        process = self._processes[cursor.strand.actor]
+        process = self._processes[cursor.strand.thread]
         if seen_us > now_us and process.at_work is None and seen_us - process.awake_us > costs.spin_us:
             seen_us += costs.wake_us
         process.awake_us = max(now_us, seen_us)
@@ -221,7 +232,7 @@ class Simulation:
 
     def _line_up(self, cursor: _Cursor) -> None:
         """The step's work, when the actor's thread is free for it: the driver has two strands and one thread."""
-        process = self._processes[cursor.strand.actor]
+        process = self._processes[cursor.strand.thread]
         if process.at_work is None:
             self._work(process, cursor)
         else:
@@ -229,9 +240,15 @@ class Simulation:
 
     def _work(self, process: _Process, cursor: _Cursor) -> None:
         process.at_work = cursor
+        done = partial(self._worked, process, cursor, self._cores.now_us)
+        if cursor.step.device is not None:
+            self._gpus.start(cursor.step.device, self._cores.now_us, done)
+            return
+        if cursor.strand.is_on_gpu:
+            done()
+            return
         computes = cursor.step.kind == "compute"
         factor = self._costs.slowdown.compute if computes and process.transfers else 1.0
-        done = partial(self._worked, process, cursor, self._cores.now_us)
         work = self._cores.start(cursor.step.work_us, done, factor)
         if computes:
             process.compute = work
@@ -283,6 +300,10 @@ class Simulation:
         if transfer is None:
             return
         transfer.start_us = self._cores.now_us
+        if is_pushed(self._plan, transfer.channel):
+            push = push_of(self._plan, self._workload, transfer.channel, transfer.reader)
+            self._gpus.start(push, transfer.start_us, partial(self._arrived, inbox, transfer))
+            return
         size_bytes = self._workload.size_bytes(transfer.channel.value)
         times_us = (self._costs.transfer_time_us(size_bytes), self._costs.send_host_time_us(size_bytes))
         transfer.num_working = 2
@@ -307,7 +328,7 @@ class Simulation:
             (transfer.reader, RECV_STREAM, Verb.RECV),
         ):
             self._show(actor, stream, f"{verb} {channel.id}", what, "communicate", execution, start_us)
-        for process in self._ends(transfer):
+        for process in self._ends(transfer) if transfer.work is not None else ():
             process.transfers.remove(transfer)
             self._reckon_compute(process)
         self._happened(f"arrived {channel.id} at {transfer.reader}", execution)

@@ -4,6 +4,8 @@ Each party becomes one or two *strands*: lists of steps that are gone through in
 its needs, works, brings about a fact, and may wait again (a send or receive on ``main``, for its transfer). A *fact* is
 something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``, ``over c0``.
 
+An actor with GPUs has a strand more for each stream of theirs that the plan uses (`schedule.device_steps`); its host only enqueues.
+
 The driver has two strands, as its program has two ends: one submits inputs, the other gets outputs. With m executions
 in flight, submitting e starts once e - m is got, and getting e starts once e is submitted.
 """
@@ -11,80 +13,19 @@ in flight, submitting e starts once e - m is got, and getting e starts once e is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.device_steps import comes_down, device_steps, is_pushed
+from crossfade.schedule.strands import Need, Step, Strand
 from crossfade.types import DRIVER
 
-__all__ = ["GET_STREAM", "Need", "Step", "Strand", "strands_of"]
+__all__ = ["GET_STREAM", "strands_of"]
 
 GET_STREAM = "get"
 """The stream on which a predicted timeline shows the driver getting outputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """A fact that must be true before a step can go on.
-
-    Attributes:
-        fact: what.
-        offset: of which execution, relative to the step's own: 0 or, for a slot, minus the ring's depth. Before
-            execution 0 there is nothing to wait for.
-        is_hop: whether it is seen in shared memory, ``hop_us`` after it became true.
-    """
-
-    fact: str
-    offset: int = 0
-    is_hop: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An action with its meaning spelled out.
-
-    Attributes:
-        label: the action as the plan writes it, or what a strand does at an end of its round.
-        what: the method's or the channel's name, for people.
-        ahead: by how many executions it runs ahead.
-        kind: of its span, None for no span.
-        needs: what it waits for first, one after the other.
-        work_us: what it then costs on a core.
-        fact: what is true after that, or empty.
-        transfer: the channel of which it starts one end of a transfer, or None.
-        collective: the collective in which it takes part, or None.
-        then: what it waits for after that.
-    """
-
-    label: str
-    what: str = ""
-    ahead: int = 0
-    kind: str | None = None
-    needs: tuple[Need, ...] = ()
-    work_us: float = 0.0
-    fact: str = ""
-    transfer: ChannelSpec | None = None
-    collective: CollectiveSpec | None = None
-    then: tuple[Need, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Strand:
-    """Steps that one party goes through in order, once per round.
-
-    Attributes:
-        actor: the party.
-        stream: where its spans are shown.
-        steps: the steps of one round.
-        first_round: minus the largest ``ahead``.
-    """
-
-    actor: str
-    stream: str
-    steps: tuple[Step, ...]
-    first_round: int = 0
 
 
 def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int) -> list[Strand]:
@@ -100,11 +41,13 @@ def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int) 
             strands += _driver_strands(reckon, actions, inflight)
         else:
             strands.append(_strand(actor, MAIN, [reckon.step(action) for action in actions]))
+            for stream, steps in device_steps(plan, workload, costs, actor).items():
+                strands.append(Strand(actor, stream, steps, thread=f"{actor}'s {stream}"))
     return strands
 
 
 def _strand(actor: str, stream: str, steps: list[Step]) -> Strand:
-    return Strand(actor, stream, tuple(steps), -max((step.ahead for step in steps), default=0))
+    return Strand(actor, stream, tuple(steps), -max((step.ahead for step in steps), default=0), actor)
 
 
 def _driver_strands(reckon: _Reckoner, actions: tuple[Action, ...], inflight: int) -> list[Strand]:
@@ -164,14 +107,15 @@ class _Reckoner:
         )
 
     def _arrived(self, *values: str) -> tuple[Need, ...]:
-        """The needs of whoever uses values: those that gloo brings must be there. Others are, by program order."""
+        """The needs of whoever uses values: those that gloo brings must be there. Others are, by program order, or streams wait."""
         channels = [self._received[value] for value in values if value in self._received]
         over = dict.fromkeys(self._collected[value] for value in values if value in self._collected)
-        arrived = [Need(f"arrived {c.id} at {self._actor}") for c in channels if c.is_ordered]
+        awaited = (c for c in channels if c.is_ordered and not is_pushed(self._plan, c))
+        arrived = [Need(f"arrived {c.id} at {self._actor}") for c in awaited]
         return (*arrived, *(Need(f"over {collective}") for collective in over))
 
     def _is_free(self, channel: ChannelSpec, reader: str) -> Need:
-        return Need(f"freed {channel.value} by {reader}", -channel.depth, is_hop=reader != self._actor)
+        return Need(f"freed {channel.value} by {reader}", -channel.credit, is_hop=reader != self._actor)
 
     def _size_bytes(self, channel: ChannelSpec) -> int:
         return self._workload.size_bytes(channel.value)
@@ -181,23 +125,45 @@ class _Reckoner:
         if node is None:
             raise self._unknown(action, "node")
         work_us = self._costs.step_us + self._workload.time_us(node)
-        return Step(str(action), node.method, action.ahead, "compute", self._arrived(*node.inputs), work_us)
+        has_gpus = self._actor in self._plan.devices
+        return Step(
+            label=str(action),
+            what=node.method,
+            ahead=action.ahead,
+            kind="compute",
+            needs=self._arrived(*node.inputs),
+            work_us=work_us,
+            fact=f"enqueued {node.id}" if has_gpus else "",
+            then=(Need(f"computed {node.id}"),) if has_gpus and self._workload.is_synchronous(node) else (),
+        )
 
     def _write(self, action: Action) -> Step:
         channel = self._channel(action)
         needs = self._arrived(channel.value) + tuple(self._is_free(channel, reader) for reader in channel.readers)
-        work_us = self._costs.write_time_us(self._size_bytes(channel))
+        if is_pushed(self._plan, channel):
+            work_us = self._costs.write_us + self._costs.push_host_us * len(channel.readers)
+        elif comes_down(self._plan, self._workload, channel):
+            work_us = self._costs.write_us + self._costs.push_host_us
+            return self._move(action, needs, work_us, fact=f"enqueued {action}")
+        else:
+            work_us = self._costs.write_time_us(self._size_bytes(channel))
         return self._move(action, needs, work_us, fact=f"written {channel.id}")
 
     def _read(self, action: Action) -> Step:
         channel = self._channel(action)
-        work_us = self._costs.read_time_us(self._size_bytes(channel))
+        if is_pushed(self._plan, channel):
+            work_us = self._costs.read_us + self._costs.accept_host_us
+        else:
+            work_us = self._costs.read_time_us(self._size_bytes(channel))
         return self._move(action, (Need(f"written {channel.id}", is_hop=True),), work_us)
 
     def _send(self, action: Action) -> Step:
         channel = self._channel(action)
         arrived = [f"arrived {channel.id} at {reader}" for reader in channel.readers]
         needs = self._arrived(channel.value) + tuple(Need(fact, -channel.depth) for fact in arrived)
+        if is_pushed(self._plan, channel):  # the push stream does the rest
+            work_us, fact = self._costs.push_host_us * len(channel.readers), f"enqueued {channel.id}"
+            return self._move(action, needs, work_us, fact, tuple(map(Need, arrived)))
         return self._move(action, needs, self._costs.host_us, then=tuple(map(Need, arrived)))
 
     def _recv(self, action: Action) -> Step:
@@ -236,6 +202,9 @@ class _Reckoner:
             needs=needs,
             work_us=self._costs.step_us + work_us,
             fact=fact,
-            transfer=channel if action.verb in (Verb.SEND, Verb.RECV) else None,
+            transfer=channel if self._starts_transfer(action, channel) else None,
             then=then if action.stream == MAIN else (),
         )
+
+    def _starts_transfer(self, action: Action, channel: ChannelSpec) -> bool:
+        return action.verb is Verb.RECV or (action.verb is Verb.SEND and not is_pushed(self._plan, channel))

@@ -1,0 +1,45 @@
+"""Asking the system who is alive, before a value that came over device edges is given to a host.
+
+A peer that has died leaves streams waiting. Its neighbours' watchdogs let them go, and what these streams then send to others is
+rubbish that looks right. A neighbour lets go only after it saw the death in the descriptor of the dead process, and that is the
+system's word, the same for everybody. So who looks at the descriptors of all parties upstream (`crossfade.plan.upstream`) *after*
+its value has come, and *before* it publishes it, finds a death that can have spoilt the value, whether or not anybody told of it.
+
+The order matters: a look before the value has come proves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Mapping
+
+__all__ = ["Alive"]
+
+
+class Alive:
+    """Parties whose deaths would spoil a value. One thread uses it.
+
+    Args:
+        pidfds: by party, a descriptor that is readable once its process has ended. They stay the caller's, who may close them at
+            any time: this keeps copies, since a number that has become something else would hide a death.
+    """
+
+    def __init__(self, pidfds: Mapping[str, int]) -> None:
+        self._parties = {os.dup(pidfd): party for party, pidfd in pidfds.items()}
+        poller = select.poll()
+        for own in self._parties:
+            poller.register(own, select.POLLIN)
+        self._poll = poller.poll
+
+    def check(self) -> list[str]:
+        """Who is dead, by name; nobody, as a rule. One system call, which waits for nothing; none where nobody is asked about."""
+        parties = self._parties
+        if not parties:
+            return []
+        return sorted(parties[fd] for fd, _ in self._poll(0))
+
+    def close(self) -> None:
+        """Nobody is asked about any more. Idempotent."""
+        while self._parties:
+            os.close(self._parties.popitem()[0])

@@ -1,0 +1,114 @@
+"""What the host's monotonic clock said when something happened on a device.
+
+Both clocks are read together when a graph is compiled and again when its timeline is asked for: an event is recorded on a stream
+that has nothing else to do, the host notes the time before it and the time when it saw it happen. Several such brackets, moved by
+the device's own account of the time between their events, overlap; the moment lies in what they have in common. Between the two
+readings the clocks are taken to go at a constant ratio.
+
+A device gives the time between two events as a float of 32 bits, in milliseconds, so a long time is inexact: 0.06 us at one
+second, 0.25 ms at an hour. Hence events are placed one after another, each by a near one (`Trail`), the first reading last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from crossfade.device.driver import TimedDriver
+
+__all__ = ["DeviceClock", "Reading", "Trail"]
+
+NUM_TRIES = 12
+_LIMIT_NS = 20_000_000
+_NEAR_US = 1e6
+_SHORT_US = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One moment on both clocks.
+
+    Attributes:
+        timer: an event that happened then.
+        host_ns: what the host's clock said, in the middle of what is possible.
+        error_ns: half of what is possible.
+    """
+
+    timer: int
+    host_ns: float
+    error_ns: float
+
+
+class DeviceClock:
+    """A device's clock beside the host's. Made while the device has little to do.
+
+    Args:
+        driver: the device.
+        now_ns: the host's clock.
+    """
+
+    def __init__(self, driver: TimedDriver, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._driver = driver
+        self._now_ns = now_ns
+        self._stream = driver.create_stream("clock")
+        self._timers = [driver.create_timer() for _ in range(NUM_TRIES)]
+        self._origin = self._meet(self._timers)
+        self._kept, self._timers[0] = self._timers[0], driver.create_timer()
+
+    def _meet(self, timers: list[int]) -> Reading | None:
+        """The moment at which the first of the timers is recorded; None where the device has not come to one of them in time."""
+        driver, now_ns = self._driver, self._now_ns
+        earliest, latest = float("-inf"), float("inf")
+        for timer in timers:
+            before_ns = now_ns()
+            driver.record_event(timer, self._stream)
+            while not driver.has_happened(timer):
+                if now_ns() > before_ns + _LIMIT_NS:
+                    return None
+            after_ns = now_ns()
+            since_ns = driver.elapsed_us(timers[0], timer) * 1e3
+            earliest, latest = max(earliest, before_ns - since_ns), min(latest, after_ns - since_ns)
+        return Reading(timers[0], (earliest + latest) / 2, abs(latest - earliest) / 2)
+
+    def read(self) -> Reading | None:
+        """Both clocks as they are now; the first reading where the device is too busy, None where it was so then as well."""
+        return self._meet(self._timers) or self._origin
+
+    def ratio(self, reading: Reading, trail: Trail) -> float:
+        """The host's time for a unit of the device's, between the first reading and this one, at which the trail begins."""
+        origin = self._origin
+        if origin is None or origin is reading:
+            return 1.0
+        passed_us = -trail.place_us(origin.timer)
+        return (reading.host_ns - origin.host_ns) / 1e3 / passed_us if passed_us > _SHORT_US else 1.0
+
+    def close(self) -> None:
+        """Gives the events and the stream back. Idempotent."""
+        if self._timers:
+            for timer in (*self._timers, self._kept):
+                self._driver.destroy_event(timer)
+            self._timers.clear()
+            self._driver.destroy_stream(self._stream)
+
+
+class Trail:
+    """Places events in the device's time, each by one that lies near.
+
+    Args:
+        driver: the device.
+        timer: the event at which it begins.
+    """
+
+    def __init__(self, driver: TimedDriver, timer: int) -> None:
+        self._driver = driver
+        self._near = timer
+        self._near_us = 0.0
+
+    def place_us(self, timer: int) -> float:
+        """How long after the trail's beginning the event happened. Most exact when it is asked for events in order."""
+        away_us = -self._driver.elapsed_us(timer, self._near)
+        place_us = self._near_us + away_us
+        if abs(away_us) > _NEAR_US:
+            self._near, self._near_us = timer, place_us
+        return place_us

@@ -1,0 +1,156 @@
+"""Recording what ran when on a device, beside what `crossfade.runtime.record` records of the host.
+
+A span lies between two events on a stream: a method's kernels on the stream that computes, copies on the streams that copy.
+Recording one costs the host two calls and waits for nothing; when it was is worked out when somebody asks. Nothing here exists
+unless a graph was compiled to record.
+
+What a method enqueues on streams of its own is not seen, unless it joins them, as it should, before it returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from crossfade.device.driver import TimedDriver
+from crossfade.plan.actions import Action
+from crossfade.plan.spans import COMMUNICATE, COMPUTE, Span
+from crossfade.runtime.cursor import Step
+from crossfade.runtime.device_clock import DeviceClock, Trail
+from crossfade.runtime.record import Recorder
+
+__all__ = ["MAX_DEVICE_SPANS", "DeviceLane", "DeviceRecorder", "Opened"]
+
+MAX_DEVICE_SPANS = 4096
+"""The oldest spans of an actor's device are forgotten beyond this many: each has two events, all made beforehand."""
+
+
+class DeviceLane(StrEnum):
+    """What a device's stream is for: the name of a span's stream."""
+
+    COMPUTE = "compute"
+    """Kernels of methods."""
+    PUSH = "push"
+    """Copies to other devices."""
+    UP = "up"
+    """Copies to the host."""
+    DOWN = "down"
+    """Copies from the host."""
+
+
+class Opened(NamedTuple):
+    """A span that has begun.
+
+    Attributes:
+        stream: where.
+        begin, end: its events.
+    """
+
+    stream: int
+    begin: int
+    end: int
+
+
+_Recorded: TypeAlias = tuple[Opened, DeviceLane, Action, str, int]
+
+
+class DeviceRecorder:
+    """Collects the spans of one device of one party of one plan. One thread uses it.
+
+    Args:
+        driver: the device.
+        recorder: the party's recorder: its name, its zero, and which execution it is at.
+        max_spans: how many are kept.
+        now_ns: the clock of the recorder's zero.
+    """
+
+    def __init__(
+        self,
+        driver: TimedDriver,
+        recorder: Recorder,
+        *,
+        max_spans: int = MAX_DEVICE_SPANS,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._driver = driver
+        self._recorder = recorder
+        self._clock = DeviceClock(driver, now_ns)
+        self._spare = [(driver.create_timer(), driver.create_timer()) for _ in range(max_spans)]
+        self._recorded: deque[_Recorded] = deque()
+
+    def begin(self, stream: int) -> Opened:
+        """Enqueues the beginning of a span. Whoever calls this calls `end` as well, whatever happens in between."""
+        begin, end = self._spare.pop() if self._spare else self._recorded.popleft()[0][1:]
+        self._driver.record_event(begin, stream)
+        return Opened(stream, begin, end)
+
+    def end(self, opened: Opened, lane: DeviceLane, action: Action, what: str, execution: int) -> None:
+        """Enqueues the end of a span.
+
+        Args:
+            opened: what `begin` gave.
+            lane: what the stream is for.
+            action: the action that enqueued it.
+            what: what the action is about, for people.
+            execution: the execution's number.
+        """
+        self._driver.record_event(opened.end, opened.stream)
+        self._recorded.append((opened, lane, action, what, execution))
+
+    def around(self, lane: DeviceLane, action: Action, what: str) -> Callable[[int], Callable[[], None]]:
+        """For whoever enqueues something now and then: a function that begins a span on a stream, and gives what ends it."""
+        round_ = self._recorder.round
+
+        def begin(stream: int) -> Callable[[], None]:
+            opened, execution = self.begin(stream), round_.number + action.ahead
+            return lambda: self.end(opened, lane, action, what, execution)
+
+        return begin
+
+    def wrap(self, step: Step, action: Action, what: str, stream: int) -> Step:
+        """The same step, which never has to wait, with what it enqueues on the stream as one span that computes."""
+        begin, end, round_ = self.begin, self.end, self._recorder.round
+
+        def recorded() -> bool:
+            opened = begin(stream)
+            try:
+                return step()
+            finally:
+                end(opened, DeviceLane.COMPUTE, action, what, round_.number + action.ahead)
+
+        return recorded
+
+    def spans(self) -> list[Span]:
+        """What has run to its end, in the order in which it was enqueued, in microseconds since the recorder's zero."""
+        driver, reading = self._driver, self._clock.read()
+        if reading is None:
+            return []
+        trail = Trail(driver, reading.timer)
+        ended = [
+            each for each in reversed(self._recorded) if driver.has_happened(each[0].end)
+        ]  # the last are the nearest
+        places_us = [(trail.place_us(each[0].begin), driver.elapsed_us(*each[0][1:])) for each in ended]
+        ratio = self._clock.ratio(reading, trail)
+        read_us = (reading.host_ns - self._recorder.origin_ns) / 1e3
+        found = [
+            self._span(each, read_us + start_us * ratio, read_us + (start_us + duration_us) * ratio)
+            for each, (start_us, duration_us) in zip(ended, places_us, strict=True)
+        ]
+        return found[::-1]
+
+    def _span(self, recorded: _Recorded, start_us: float, end_us: float) -> Span:
+        _, lane, action, what, execution = recorded
+        kind = COMPUTE if lane is DeviceLane.COMPUTE else COMMUNICATE
+        return Span(self._recorder.actor, lane.value, str(action), what, kind, execution, start_us, end_us)
+
+    def close(self) -> None:
+        """Gives all events back. Idempotent."""
+        self._spare += [recorded[0][1:] for recorded in self._recorded]
+        self._recorded.clear()
+        while self._spare:
+            for timer in self._spare.pop():
+                self._driver.destroy_event(timer)
+        self._clock.close()

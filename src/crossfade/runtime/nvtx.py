@@ -1,0 +1,82 @@
+"""Ranges around methods, for Nsight Systems: on where the environment variable ``CROSSFADE_NVTX`` is 1 when a graph is compiled.
+
+Whether there are any is decided once, when an actor's steps are bound, so they cost nothing when they are off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from crossfade.runtime.cursor import Step
+
+__all__ = ["Ranges", "find_ranges"]
+
+VARIABLE = "CROSSFADE_NVTX"
+
+
+class Ranges:
+    """Marks what a thread does.
+
+    Args:
+        push: begins a range with this name.
+        pop: ends the range that began last.
+    """
+
+    def __init__(self, push: Callable[[str], Any], pop: Callable[[], Any]) -> None:
+        self._push = push
+        self._pop = pop
+
+    def wrap(self, step: Step, name: str) -> Step:
+        """The same step, in a range."""
+        push, pop = self._push, self._pop
+
+        def ranged() -> bool:
+            push(name)
+            try:
+                return step()
+            finally:
+                pop()
+
+        return ranged
+
+
+def find_ranges() -> Ranges | None:
+    """Ranges by the package ``nvtx``, or else by torch where this process has imported it; None where they are off.
+
+    Where they are on and neither is there, that is printed.
+    """
+    if os.environ.get(VARIABLE, "") in ("", "0"):
+        return None
+    ranges = _by_nvtx() or _by_torch()
+    if ranges is None:
+        print(
+            f"crossfade: {VARIABLE} is set, and there is neither the package nvtx nor torch with CUDA: no ranges\n"
+            "hint: pip install nvtx",
+            file=sys.stderr,
+            flush=True,
+        )
+    return ranges
+
+
+def _by_nvtx() -> Ranges | None:
+    try:
+        nvtx = importlib.import_module("nvtx")
+    except ImportError:
+        return None
+    return Ranges(nvtx.push_range, nvtx.pop_range)
+
+
+def _by_torch() -> Ranges | None:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    ranges = Ranges(torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop)
+    try:
+        ranges.wrap(lambda: True, "crossfade")()
+    except RuntimeError:  # torch was built without CUDA
+        return None
+    return ranges

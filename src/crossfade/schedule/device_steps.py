@@ -1,0 +1,141 @@
+"""What the streams of an actor's GPUs go through, for the simulator.
+
+The host runs the actor's program and enqueues; a stream goes through what was enqueued on it, in order, when its needs are there:
+
+===========  =====================================================================================================
+``compute``  kernels of methods, which wait for what was pushed to them; then the end of each value's use
+``push``     copies to other GPUs, which wait for the kernels that made the value and for a free slot
+``down``     copies to the host of what leaves by shared memory, which publish it there
+===========  =====================================================================================================
+
+A value that is pushed to several readers reaches all of them when the last copy ends, since their chunks take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from crossfade.plan.actions import Action, Verb
+from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.gpus import Kernels, Push
+from crossfade.schedule.strands import Need, Step
+from crossfade.schedule.transports import gpu_pairs
+from crossfade.types import Transport
+
+__all__ = ["COMPUTE_STREAM", "DOWN_STREAM", "PUSH_STREAM", "comes_down", "device_steps", "is_pushed", "push_of"]
+
+COMPUTE_STREAM = "compute"
+PUSH_STREAM = "push"
+DOWN_STREAM = "down"
+
+
+def is_pushed(plan: Plan, channel: ChannelSpec) -> bool:
+    """Whether a channel's values go from GPU to GPU."""
+    return channel.transport.moves_device_memory and all(
+        plan.devices.get(party) for party in (channel.writer, *channel.readers)
+    )
+
+
+def comes_down(plan: Plan, workload: Workload, channel: ChannelSpec) -> bool:
+    """Whether a channel's values are copied from its writer's GPU to the host: kernels make them, and the method does not wait."""
+    if channel.transport is not Transport.SHM or not plan.devices.get(channel.writer):
+        return False
+    node = plan.maker.get(channel.value)
+    return node is not None and workload.device_time_us(node) > 0 and not workload.is_synchronous(node)
+
+
+def push_of(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -> Push:
+    """The transfer of a channel's value to one reader."""
+    source, target = gpu_pairs(plan.devices[channel.writer], plan.devices[reader])[0]
+    return Push(channel.transport, source, target, workload.size_bytes(channel.value))
+
+
+def device_steps(plan: Plan, workload: Workload, costs: CostModel, actor: str) -> dict[str, tuple[Step, ...]]:
+    """The steps of each stream of an actor's GPUs, in the order of its program; nothing for one that has none."""
+    if not plan.devices.get(actor):
+        return {}
+    enqueuer = _Enqueuer(plan, workload, costs, actor)
+    streams: dict[str, list[Step]] = {}
+    for action in plan.programs[actor]:
+        for stream, step in enqueuer.steps(action):
+            streams.setdefault(stream, []).append(step)
+    return {stream: tuple(steps) for stream, steps in streams.items()}
+
+
+class _Enqueuer:
+    """What the actions of one actor put on which stream."""
+
+    def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str) -> None:
+        self._plan, self._workload, self._costs, self._actor = plan, workload, costs, actor
+        taken = (action.target for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV))
+        channels = (plan.channel[target] for target in taken if target in plan.channel)
+        self._pushed_here = {channel.value: channel for channel in channels if is_pushed(plan, channel)}
+
+    def steps(self, action: Action) -> Iterator[tuple[str, Step]]:
+        """Streams, and what they get."""
+        channel = self._plan.channel.get(action.target)
+        match action.verb:
+            case Verb.RUN if action.target in self._plan.node:
+                yield COMPUTE_STREAM, self._run(action)
+            case Verb.FREE if action.target in self._pushed_here:
+                value = f"{action.target} by {self._actor}"
+                yield COMPUTE_STREAM, Step(str(action), needs=(Need(f"freed {value}"),), fact=f"let go {value}")
+            case Verb.SEND if channel is not None and is_pushed(self._plan, channel):
+                needs = (Need(f"enqueued {channel.id}"), *self._made(channel.value))
+                yield PUSH_STREAM, Step(str(action), needs=needs, transfer=channel)
+            case Verb.WRITE if channel is not None and is_pushed(self._plan, channel):
+                for step in self._push(action, channel):
+                    yield PUSH_STREAM, step
+            case Verb.WRITE if channel is not None and comes_down(self._plan, self._workload, channel):
+                yield DOWN_STREAM, self._bring_down(action, channel)
+
+    def _run(self, action: Action) -> Step:
+        node = self._plan.node[action.target]
+        time_us = self._workload.device_time_us(node)
+        arrived = (self._pushed_here[value] for value in node.inputs if value in self._pushed_here)
+        return Step(
+            label=str(action),
+            what=node.method,
+            kind="compute" if time_us else None,
+            needs=(Need(f"enqueued {node.id}"), *(Need(f"arrived {each.id} at {self._actor}") for each in arrived)),
+            fact=f"computed {node.id}",
+            device=Kernels(self._plan.devices[self._actor], time_us) if time_us else None,
+        )
+
+    def _push(self, action: Action, channel: ChannelSpec) -> Iterator[Step]:
+        arrived = [f"arrived {channel.id} at {reader}" for reader in channel.readers]
+        for reader in channel.readers:
+            free = Need(f"let go {channel.value} by {reader}", -channel.slots)
+            yield Step(
+                label=str(action),
+                what=f"{channel.writer} -> {reader}",
+                kind="communicate",
+                needs=(Need(f"written {channel.id}"), *self._made(channel.value), free),
+                fact=arrived[0] if len(arrived) == 1 else "",
+                device=push_of(self._plan, self._workload, channel, reader),
+            )
+        for fact in arrived if len(arrived) > 1 else ():
+            yield Step(str(action), fact=fact)
+
+    def _bring_down(self, action: Action, channel: ChannelSpec) -> Step:
+        time_us = self._costs.down_time_us(self._workload.size_bytes(channel.value))
+        return Step(
+            label=str(action),
+            what=f"{channel.writer} -> {', '.join(channel.readers)}",
+            kind="communicate",
+            needs=(Need(f"enqueued {action}"), *self._made(channel.value)),
+            fact=f"written {channel.id}",
+            device=Kernels((), time_us),
+        )
+
+    def _made(self, value: str) -> tuple[Need, ...]:
+        """When a value that leaves is there: its kernels have run, its collective is over, or it has come itself."""
+        node = self._plan.maker.get(value)
+        if node is not None and node.actor == self._actor:
+            return (Need(f"computed {node.id}"),)
+        over = [each.id for each in self._plan.collectives if value in each.outputs_of(self._actor)]
+        if over:
+            return (Need(f"over {over[0]}"),)
+        channel = self._pushed_here.get(value)
+        return (Need(f"arrived {channel.id} at {self._actor}"),) if channel is not None else ()

@@ -1,0 +1,127 @@
+"""GPUs in the simulator: work on streams, each piece alone on its stream, slowed down by what else its GPU and its links do.
+
+Kernels of k actors on one GPU take k times as long each. A transfer takes what its link takes alone, times the crowding that was
+measured where others leave the same GPU or reach the same one (its fair share of the busier end where none was). A kernel beside a
+transfer, and a transfer beside a kernel, take the factors measured beside matrix products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from crossfade.schedule import links
+from crossfade.schedule.cores import Cores, Work
+from crossfade.schedule.cost import CostModel
+from crossfade.types import Transport
+
+__all__ = ["GpuClock", "Kernels", "Push", "push_time_us"]
+
+_MANY = 1 << 30
+_BESIDE = "gemm"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What a method does on its actor's GPUs.
+
+    Attributes:
+        gpus: their indices; none for a copy to the host, which nothing slows down.
+        time_us: how long it takes alone.
+    """
+
+    gpus: tuple[int, ...]
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A transfer from one GPU to another.
+
+    Attributes:
+        transport: by which means.
+        source, target: indices of the GPUs; equal for a copy within one.
+        size_bytes: of the value.
+    """
+
+    transport: Transport
+    source: int
+    target: int
+    size_bytes: int
+
+
+def push_time_us(costs: CostModel, push: Push) -> float:
+    """Time of a transfer by itself: measured where that was, else by the model's figures for its transport."""
+    if push.source != push.target:
+        try:
+            source, target = costs.gpu_uuid(push.source), costs.gpu_uuid(push.target)
+            return links.alone_us(costs.topology, push.transport, source, target, push.size_bytes)
+        except KeyError:
+            pass  # not measured
+    return costs.push_time_us(push.transport, push.size_bytes, is_within=push.source == push.target)
+
+
+class GpuClock:
+    """The streams of all GPUs.
+
+    Args:
+        costs: what transfers take, and how much what runs side by side slows down.
+    """
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._works = Cores(_MANY)
+        self._running: dict[Work, Kernels | Push] = {}
+
+    @property
+    def num_events(self) -> int:
+        """Entries that its heaps have seen."""
+        return self._works.num_events
+
+    def next_end_us(self) -> float:
+        """When something ends if nothing changes before; infinity when nothing runs."""
+        return self._works.next_end_us()
+
+    def finish_next(self) -> None:
+        """Ends what ends next."""
+        self._works.finish_next()
+
+    def start(self, what: Kernels | Push, now_us: float, done: Callable[[], None]) -> None:
+        """Starts work; ``done`` is called at its end."""
+        self._works.advance(now_us)
+        alone_us = what.time_us if isinstance(what, Kernels) else push_time_us(self._costs, what)
+        ended = partial(self._ended, what, done)
+        work = self._works.start(alone_us, ended)
+        self._running[work] = what
+        self._reckon()
+
+    def _ended(self, what: Kernels | Push, done: Callable[[], None]) -> None:
+        del self._running[next(work for work, each in self._running.items() if each is what)]
+        self._reckon()
+        done()
+
+    def _reckon(self) -> None:
+        """Gives everything that runs its factor."""
+        pushes = [each for each in self._running.values() if isinstance(each, Push)]
+        kernels = [each for each in self._running.values() if isinstance(each, Kernels)]
+        for work, what in self._running.items():
+            factor = self._of_push(what, pushes, kernels) if isinstance(what, Push) else self._of(what, pushes, kernels)
+            self._works.slow_down(work, factor)
+
+    def _of(self, what: Kernels, pushes: list[Push], kernels: list[Kernels]) -> float:
+        sharing = max((sum(gpu in each.gpus for each in kernels) for gpu in what.gpus), default=1)
+        beside = [push.transport for push in pushes if push.source in what.gpus or push.target in what.gpus]
+        slowdowns = (self._costs.device_slowdown(transport, _BESIDE).compute for transport in dict.fromkeys(beside))
+        return sharing * max(slowdowns, default=1.0)
+
+    def _of_push(self, what: Push, pushes: list[Push], kernels: list[Kernels]) -> float:
+        others = [
+            (self._costs.gpu_uuid(push.source), self._costs.gpu_uuid(push.target))
+            for push in pushes
+            if push is not what
+        ]
+        pair = self._costs.gpu_uuid(what.source), self._costs.gpu_uuid(what.target)
+        crowding = links.crowding(self._costs.topology, what.transport, pair, others, what.size_bytes)
+        is_beside = any(what.source in each.gpus or what.target in each.gpus for each in kernels)
+        return crowding * (self._costs.device_slowdown(what.transport, _BESIDE).transfer if is_beside else 1.0)

@@ -1,0 +1,236 @@
+"""Compiled graphs over copy channels, between processes; where there is no GPU, CPU tensors stand for device ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import crossfade  # noqa: E402
+from crossfade.api import session as sessions  # noqa: E402
+from tests.helpers.footprint import footprint, growth  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+class Worker:
+    """Makes tensors and says what it gets."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._kept: list[Any] = []
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def make(self, size: int) -> Any:
+        return torch.arange(size)
+
+    def double(self, value: Any) -> Any:
+        return value * 2
+
+    def total(self, *values: Any) -> int:
+        return int(sum(value.sum() for value in values))
+
+    def describe(self, value: Any) -> Any:
+        return value["name"], value["tensor"].tolist(), value["list"][0].dtype is torch.bfloat16, value["list"][1]
+
+    def pack(self, size: int) -> Any:
+        return {"name": "x" * size, "tensor": torch.arange(size), "list": [torch.ones(3, dtype=torch.bfloat16), None]}
+
+    def keep(self, value: Any) -> Any:
+        """All that it got until now is as it was."""
+        self._kept.append((value, value.clone()))
+        return all(torch.equal(one, other) for one, other in self._kept)
+
+    def drop(self) -> int:
+        self._kept.clear()
+        return os.getpid()
+
+    def fail_if_odd(self, size: int) -> Any:
+        if size % 2:
+            raise KeyError(size)
+        return torch.arange(size)
+
+    def wait(self, value: Any, path: str) -> Any:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return value
+
+    def name(self) -> str:
+        return str(torch.get_num_threads())
+
+
+Remote = crossfade.remote(Worker)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    crossfade.init(num_gpus=3)
+    yield
+    crossfade.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def torn_down(session: None) -> Iterator[None]:
+    """No graph outlives its test."""
+    yield
+    for opened in list(sessions.require().graphs):
+        opened.teardown(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def actors(session: None) -> list[Any]:
+    return [Remote.remote() for _ in range(3)]
+
+
+def chain(actors: list[Any], **options: Any) -> Any:
+    first, second, third = actors
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport("copy")
+        doubled = second.double.bind(made).with_tensor_transport("copy")
+        return crossfade.MultiOutputNode([third.total.bind(doubled, made), second.total.bind(made)]).compile(**options)
+
+
+def run(graph: crossfade.CompiledGraph, size: int) -> Any:
+    return crossfade.get(graph.execute(size), timeout=30)
+
+
+def wait_for_all(graph: crossfade.CompiledGraph, refs: list[Any]) -> None:
+    for ref in [*refs, graph.execute(1)]:
+        crossfade.get(ref, timeout=30)
+
+
+def expected(size: int) -> list[int]:
+    return [3 * (size * (size - 1) // 2), size * (size - 1) // 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}, {"buffer_bytes": 100_000}], ids=str)
+def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any]) -> None:
+    graph = chain(actors, **options)
+    sizes = [0, 1, 10, 1000, 5, 100_000, 100_000, 7]
+    for size in sizes:
+        assert run(graph, size) == expected(size)
+    num_ahead = min(len(sizes), graph.plan.max_inflight)
+    refs = [graph.execute(size) for size in sizes[:num_ahead]]
+    assert [crossfade.get(ref, timeout=30) for ref in refs] == [expected(size) for size in sizes[:num_ahead]]
+    assert {spec.transport for spec in graph.plan.channels if spec.id in ("n0", "n1")} == {"copy"}
+    graph.teardown()
+
+
+def test_values_that_hold_tensors_among_other_things(actors: list[Any]) -> None:
+    first, second, _ = actors
+    with crossfade.InputNode() as given:
+        graph = second.describe.bind(first.pack.bind(given).with_tensor_transport("copy")).compile()
+    for size in (1, 3, 0):
+        assert graph.execute(size).get(timeout=30) == ("x" * size, list(range(size)), True, None)
+
+
+def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[Any]) -> None:
+    first, second, third = actors
+    with crossfade.InputNode() as given:
+        made = first.fail_if_odd.bind(given).with_tensor_transport("copy")
+        graph = third.total.bind(second.double.bind(made).with_tensor_transport("copy")).compile()
+    for size in range(10):
+        ref = graph.execute(size)
+        if size % 2:
+            with pytest.raises(KeyError):
+                ref.get(timeout=30)
+        else:
+            assert ref.get(timeout=30) == size * (size - 1)
+
+
+def test_kept_tensors_stay_whole_also_after_teardown_and_their_memory_comes_back(actors: list[Any]) -> None:
+    first, second, _ = actors
+    for _ in range(3):
+        with crossfade.InputNode() as given:
+            graph = second.keep.bind(first.make.bind(given).with_tensor_transport("copy")).compile()
+        for size in (10, 20, 3000, 4, 3000):
+            assert graph.execute(size).get(timeout=30)
+        graph.teardown()
+    crossfade.get(second.drop.remote())
+    graph = chain(actors)
+    assert run(graph, 5) == expected(5)
+    graph.teardown()
+
+
+def test_two_graphs_on_the_same_actors(actors: list[Any]) -> None:
+    one, other = chain(actors), chain(actors[::-1])
+    refs = [(size, one.execute(size), other.execute(size + 1)) for size in range(0, 3000, 500)]
+    for size, mine, theirs in refs:
+        assert crossfade.get(mine, timeout=30) == expected(size)
+        assert crossfade.get(theirs, timeout=30) == expected(size + 1)
+    one.teardown()
+    assert run(other, 4) == expected(4)
+
+
+def test_a_reader_asks_for_memory_while_its_program_stands_elsewhere(actors: list[Any]) -> None:
+    """The second actor waits for the third, which waits for the first, whose longer value needs new slots on the second."""
+    first, second, third = actors
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport("copy")
+        other = first.make.bind(given)
+        late = third.double.bind(other).with_tensor_transport("copy")
+        graph = second.total.bind(late, made).compile(overlap=True)
+    for size in (1, 10, 100, 1000, 10_000, 100_000):
+        assert graph.execute(size).get(timeout=30) == 3 * (size * (size - 1) // 2)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_actor_is_named_and_the_others_go_on(session: None, victim: int) -> None:
+    actors = [Remote.options(name=f"w{victim}{index}").remote() for index in range(3)]
+    graph = chain(actors)
+    assert run(graph, 100) == expected(100)
+    refs = [graph.execute(200_000) for _ in range(5)]
+    os.kill(crossfade.get(actors[victim].pid.remote()), signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(crossfade.ActorDiedError, match=f"w{victim}{victim}"):
+        wait_for_all(graph, refs)
+    assert time.monotonic() - begin < 2
+    graph.teardown()
+    left = [actor for index, actor in enumerate(actors) if index != victim]
+    again = chain([left[0], left[1], left[0]])
+    assert run(again, 100) == expected(100)
+
+
+def test_teardown_with_executions_in_flight(actors: list[Any]) -> None:
+    for _ in range(5):
+        graph = chain(actors)
+        refs = [graph.execute(10_000) for _ in range(5)]
+        graph.teardown(timeout=30)
+        del refs
+    assert run(chain(actors), 3) == expected(3)
+
+
+def test_graphs_that_come_and_go_leave_nothing(actors: list[Any]) -> None:
+    def cycle(num: int) -> None:
+        for _ in range(num):
+            graph = chain(actors)
+            assert run(graph, 1000) == expected(1000)
+            graph.teardown(timeout=30)
+
+    pids = [os.getpid(), *(crossfade.get(actor.pid.remote()) for actor in actors)]
+    cycle(5)
+    before = [footprint(pid) for pid in pids]
+    cycle(20)
+    for first, pid in zip(before, pids, strict=True):
+        grown = growth(first, footprint(pid))
+        assert grown.pop("private_bytes", 0) < 4 << 20, grown
+        assert grown.pop("shared_bytes", 0) < 1 << 20
+        assert grown.pop("ring_bytes", 0) < 1 << 16, (pid, pids, grown)
+        assert grown == {}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_gpus_that_the_session_claims_and_the_machine_lacks_are_the_cpu(session: None) -> None:
+    first, second, third = (Remote.options(num_gpus=1).remote() for _ in range(3))
+    with crossfade.InputNode() as given:
+        graph = third.total.bind(second.double.bind(first.make.bind(given))).compile()
+    assert [spec.transport for spec in graph.plan.channels] == ["shm", "copy", "copy", "shm"]
+    assert graph.execute(100).get(timeout=30) == 9900

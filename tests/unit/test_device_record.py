@@ -1,0 +1,277 @@
+"""Spans of a device on the host's clock: clocks that drift apart, a ring of events, a device with nothing but a clock."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from crossfade.device.host_driver import HostDriver
+from crossfade.device.memory import Pool
+from crossfade.device.records import Offer, Record
+from crossfade.device.ring import num_signals
+from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_sender import RingSender
+from crossfade.device.signals import HostBoard
+from crossfade.host.memory import Memory
+from crossfade.plan.actions import Action, Verb
+from crossfade.plan.timeline import Timeline
+from crossfade.runtime.device_record import DeviceLane, DeviceRecorder, Opened
+from crossfade.runtime.record import Recorder
+from tests.helpers.clocked import Clocked, ClockedDriver, Op
+
+RUN, WRITE = Action(Verb.RUN, "n0"), Action(Verb.WRITE, "n0")
+NEVER = 1 << 50
+"""A word that nobody sets."""
+
+
+class SkewedDriver(ClockedDriver):
+    """A device whose clock runs faster than the host's, tells the time between events as CUDA does (a float of 32 bits, in
+    milliseconds), and is as quick as CUDA to do and to show things: a few microseconds.
+    """
+
+    def __init__(self, drift_ppm: float = 0.0) -> None:
+        super().__init__(Clocked(), 0)
+        self.rate = 1 + drift_ppm * 1e-6
+        self.late: set[int] = set()
+        self._draw = Random(1)
+
+    def now_ns(self) -> int:
+        return round(self.machine.now_us * 1e3)
+
+    def record_event(self, event: int, stream: int) -> None:
+        super().record_event(event, stream)
+        self.machine.streams[stream].queue[-1].enqueued_us += self._draw.uniform(0.5, 5)
+
+    def has_happened(self, event: int) -> bool:
+        self.machine.now_us += self._draw.uniform(0.5, 4)
+        return event not in self.late and super().has_happened(event)
+
+    def elapsed_us(self, first: int, last: int) -> float:
+        return float(np.float32(super().elapsed_us(first, last) * self.rate / 1e3)) * 1e3
+
+    def work(self, stream: int, duration_us: float) -> None:
+        self.enqueue(stream, Op("gemm", duration_us, (0,)), "kernel")
+
+
+class Bench:
+    """A recorder on such a device, and two of its streams."""
+
+    def __init__(self, drift_ppm: float = 0.0, max_spans: int = 8) -> None:
+        self.driver = SkewedDriver(drift_ppm)
+        self.recorder = Recorder("A", origin_ns=0)
+        self.device = DeviceRecorder(self.driver, self.recorder, max_spans=max_spans, now_ns=self.driver.now_ns)
+        self.compute, self.push = self.driver.create_stream("compute"), self.driver.create_stream("push")
+        self.opened: list[Opened] = []
+
+    def span(self, stream: int, duration_us: float, execution: int = 0) -> None:
+        opened = self.device.begin(stream)
+        self.driver.work(stream, duration_us)
+        lane = DeviceLane.COMPUTE if stream == self.compute else DeviceLane.PUSH
+        self.device.end(opened, lane, RUN, "A.f", execution)
+        self.opened.append(opened)
+
+    def wrongs_us(self) -> list[float]:
+        """By how much each span begins at another time than it did, on the host's clock."""
+        spans, marks = self.device.spans(), self.driver._marks
+        assert len(spans) == len(self.opened)
+        return [
+            abs(span.start_us - (marks[each.begin].time_us or 0.0))
+            for span, each in zip(spans, self.opened, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("drift_ppm", [-400.0, 0.0, 400.0])
+@pytest.mark.parametrize("pause_us", [0.0, 1e3, 1e6])
+def test_spans_lie_where_they_were_on_the_host_s_clock(drift_ppm: float, pause_us: float) -> None:
+    bench = Bench(drift_ppm, 100)
+    for index in range(100):
+        bench.span((bench.compute, bench.push)[index % 2], 50.0 + index)
+        bench.driver.machine.now_us += pause_us
+    assert max(bench.wrongs_us()) < 3
+
+
+def test_after_an_hour_of_work_they_still_do() -> None:
+    """Where the time since one event of the first minute would be wrong by more than 0.1 ms."""
+    bench = Bench(50.0, 2_000)
+    for _ in range(2_000):
+        bench.span(bench.compute, 100.0)
+        bench.driver.machine.now_us += 1.8e6
+    assert max(bench.wrongs_us()) < 10
+
+
+def test_a_pause_of_a_minute_costs_microseconds() -> None:
+    bench = Bench(400.0, 20)
+    for index in range(20):
+        bench.span(bench.compute, 100.0)
+        bench.driver.machine.now_us += 60e6 if index == 10 else 100.0
+    assert max(bench.wrongs_us()) < 6
+
+
+def test_spans_are_as_long_as_what_ran() -> None:
+    bench = Bench(400.0)
+    for duration_us in (7.0, 150.0, 2e5):
+        bench.span(bench.compute, duration_us)
+    while not bench.driver.is_idle(bench.compute):
+        pass
+    found = [span.duration_us for span in bench.device.spans()]
+    assert found == pytest.approx([7.0, 150.0, 2e5], abs=6)
+
+
+def test_a_span_says_what_it_is() -> None:
+    bench = Bench()
+    run = bench.device.wrap(lambda: True, RUN, "A.f", bench.compute)
+    around = bench.device.around(DeviceLane.PUSH, WRITE, "n0")
+    for execution in range(3):
+        bench.recorder.round.number = execution
+        assert run()
+        around(bench.push)()
+    spans = bench.device.spans()
+    assert [(span.actor, span.stream, span.label, span.what, span.kind, span.execution) for span in spans] == [
+        each
+        for execution in range(3)
+        for each in (
+            ("A", "compute", "run n0", "A.f", "compute", execution),
+            ("A", "push", "write n0", "n0", "communicate", execution),
+        )
+    ]
+    assert {type(span.stream) for span in spans} == {str}
+
+
+def test_spans_of_two_streams_overlap_as_the_streams_did(tmp_path: Path) -> None:
+    bench = Bench()
+    for _ in range(4):
+        bench.span(bench.compute, 1_000.0)
+        bench.span(bench.push, 400.0)
+    timeline = Timeline.of("measured", bench.device.spans())
+    assert [timeline.compute_us("A"), timeline.communicate_us("A")] == pytest.approx([4_000, 1_600], abs=60)
+    assert timeline.exposed_us("A") < 10
+    timeline.save(tmp_path / "timeline.svg")
+    timeline.save(tmp_path / "timeline.json")
+
+
+def test_the_oldest_spans_are_forgotten_and_nothing_is_made_on_the_way() -> None:
+    bench = Bench(max_spans=4)
+    held = bench.driver.ledger.held()
+    for execution in range(100):
+        bench.span(bench.compute, 10.0, execution)
+        if execution % 30 == 0:
+            bench.device.spans()
+    assert bench.driver.ledger.held() == held
+    bench.opened = bench.opened[-4:]
+    assert [span.execution for span in bench.device.spans()] == [96, 97, 98, 99]
+    assert max(bench.wrongs_us()) < 6
+
+
+def test_what_has_not_ended_is_told_later() -> None:
+    bench = Bench()
+    bench.span(bench.compute, 10.0, 0)
+    bench.driver.wait_value(bench.push, NEVER, 1)
+    bench.span(bench.push, 10.0, 1)
+    bench.span(bench.compute, 10.0, 2)
+    assert [span.execution for span in bench.device.spans()] == [0, 2]
+    bench.driver.poke(NEVER, 1)
+    assert [span.execution for span in bench.device.spans()] == [0, 1, 2]
+
+
+def test_a_device_that_is_too_busy_for_a_reading_is_placed_by_the_first_one() -> None:
+    bench = Bench()
+    bench.span(bench.compute, 10.0)
+    bench.driver.late = set(bench.device._clock._timers)
+    before_us = bench.driver.machine.now_us
+    assert max(bench.wrongs_us()) < 6
+    assert bench.driver.machine.now_us - before_us < 50_000
+
+
+def test_a_device_of_which_no_reading_was_had_gives_no_spans() -> None:
+    driver = SkewedDriver()
+    has_happened = driver.has_happened
+    driver.has_happened = lambda event: not has_happened(event)  # type: ignore[method-assign]
+    device = DeviceRecorder(driver, Recorder("A", 0), max_spans=2, now_ns=driver.now_ns)
+    assert device.spans() == []
+    driver.has_happened = has_happened  # type: ignore[method-assign]
+    stream = driver.create_stream("compute")
+    device.wrap(lambda: True, RUN, "A.f", stream)()
+    (span,) = device.spans()
+    assert span.start_us == pytest.approx(driver.machine.now_us, abs=100)
+
+
+def test_everything_is_given_back() -> None:
+    bench = Bench()
+    bench.driver.destroy_stream(bench.compute)
+    bench.span(bench.push, 10.0)
+    bench.driver.destroy_stream(bench.push)
+    bench.device.close()
+    bench.device.close()
+    assert bench.driver.ledger.held() == []
+
+
+def test_a_step_that_raises_ends_its_span() -> None:
+    bench = Bench(max_spans=1)
+
+    def fail() -> bool:
+        raise KeyError("planted")
+
+    step = bench.device.wrap(fail, RUN, "A.f", bench.compute)
+    for _ in range(3):
+        with pytest.raises(KeyError, match="planted"):
+            step()
+    assert len(bench.device.spans()) == 1
+
+
+def spend(duration_ns: int) -> None:
+    end = time.monotonic_ns() + duration_ns
+    while time.monotonic_ns() < end:
+        pass
+
+
+def test_on_a_cpu_in_the_place_of_a_device_spans_lie_within_the_host_s() -> None:
+    driver, recorder = HostDriver(1.0), Recorder("A", time.monotonic_ns())
+    device = DeviceRecorder(driver, recorder, max_spans=4)
+
+    def work() -> bool:
+        spend(2_000_000)
+        return True
+
+    step = recorder.wrap(device.wrap(work, RUN, "A.f", 0), RUN, "A.f")
+    for execution in range(3):
+        recorder.round.number = execution
+        assert step()
+    for inner, outer in zip(device.spans(), recorder.spans(), strict=True):
+        assert inner.execution == outer.execution
+        assert outer.start_us - 20 < inner.start_us < inner.end_us < outer.end_us + 20
+        assert inner.duration_us >= 2_000
+    device.close()
+    assert driver.ledger.held() == []
+
+
+def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:
+    driver, recorder = HostDriver(1.0), Recorder("A", time.monotonic_ns())
+    device = DeviceRecorder(driver, recorder, max_spans=4)
+    memory, pool = Memory.create("signals", 1 << 16), Pool(driver)
+    board = HostBoard(driver, memory, num_signals(2), "ring")
+    to_sender: list[Record] = []
+    receiver = RingReceiver(driver, pool, board, to_sender.append, "ring", slot_bytes=1 << 20)
+    sender = RingSender(driver, board, 0, lambda record: None, "ring")
+    sender.on_record(next(record for record in to_sender if isinstance(record, Offer)))
+    sender.around = device.around(DeviceLane.PUSH, WRITE, "n0")
+    source = ctypes.create_string_buffer(1 << 20)
+    for execution in range(2):
+        recorder.round.number = execution
+        assert sender.try_send(ctypes.addressof(source), 1 << 20)
+    assert not sender.try_send(ctypes.addressof(source), 1 << 20)
+    spans = device.spans()
+    assert [(span.stream, span.execution) for span in spans] == [("push", 0), ("push", 1)]
+    assert all(span.duration_us > 0 for span in spans)
+    sender.close()
+    receiver.break_off("the test is over")
+    receiver.collect()
+    device.close()
+    board.close()
+    pool.close()
+    memory.close()
+    assert driver.ledger.held() == []

@@ -1,0 +1,237 @@
+"""The simulator on plans with GPUs, against times derived by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossfade.graph.check import check
+from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, Node, bind
+from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Span, Timeline
+from crossfade.schedule.compile import compile_plan
+from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.simulate import Simulation, simulate
+from crossfade.topology import Crowd, Device, Link, LinkKind, Rate, Slowdown, Topology
+from crossfade.types import Transport
+from tests.unit.test_transports import gpu_graphs
+
+COSTS = CostModel(
+    write_us=1.0,
+    write_large_us=0.0,
+    write_us_per_mb=0.0,
+    read_us=0.5,
+    read_large_us=0.0,
+    hop_us=0.25,
+    spin_us=1e9,
+    push_host_us=1.0,
+    accept_host_us=0.5,
+    copy_us=0.0,
+    copy_gbs=1.0,
+    within_gbs=0.5,
+    staged_us=0.0,
+    staged_gbs=0.25,
+    nccl_us=2.0,
+    nccl_gbs=1.0,
+    down_us=1.0,
+    down_gbs=1.0,
+    host_us=1.0,
+    receive_host_us=1.0,
+    step_us=0.0,
+    num_cores=64,
+    balance_us=0.0,
+)
+"""Round figures; nobody sleeps, and there is a core for everyone. A copy moves 1000 bytes in a microsecond."""
+
+
+def actor(name: str, *gpus: int) -> ActorInfo:
+    return ActorInfo(name, name, "s", {"f": 1, "g": 1, "make": 1, "take": 1}, gpus=gpus)
+
+
+def compiled(output: Node | MultiOutputNode, max_inflight: int = 4, *, overlap: bool = True) -> Plan:
+    checked = check(output, session="s", transports=tuple(Transport))
+    return compile_plan(checked, max_inflight=max_inflight, overlap=overlap)[0]
+
+
+def call(where: ActorInfo, method: str, *args: Any) -> Any:
+    return bind(where, method, args, {})
+
+
+def chain(*, a: int = 0, b: int = 1, transport: str = "auto", max_inflight: int = 4) -> Plan:
+    """driver -> A.f -> B.g -> driver, A and B on a GPU each."""
+    made = call(actor("A", a), "f", InputNode()).with_tensor_transport(transport)
+    return compiled(call(actor("B", b), "g", made), max_inflight)
+
+
+WORK = Workload({"f": 1.0, "g": 1.0}, {"n0": 5_000, "n1": 2_000}, device_us={"f": 10.0, "g": 20.0})
+
+
+def only(timeline: Timeline, who: str, stream: str, kind: str = "", execution: int = 0) -> Span:
+    found = [
+        span
+        for span in timeline.spans
+        if (span.actor, span.stream, span.execution) == (who, stream, execution) and kind in ("", span.kind)
+    ]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def times(span: Span) -> tuple[float, float]:
+    return round(span.start_us, 6), round(span.end_us, 6)
+
+
+def test_the_host_enqueues_and_the_streams_work() -> None:
+    """A: write 1, hop, read .5, host 1: kernels from 2.75 to 12.75, pushed for 5. B's host is done long before; its GPU waits."""
+    found = simulate(chain(), WORK, COSTS)
+    assert times(only(found, "A", "compute", "compute")) == (2.75, 12.75)
+    assert times(only(found, "A", "push", "communicate")) == (12.75, 17.75)
+    assert times(only(found, "B", "compute", "compute")) == (17.75, 37.75)
+    assert times(only(found, "B", "down", "communicate")) == (37.75, 40.75)  # 1 and 2000 bytes
+    assert found.makespan_us == pytest.approx(40.75 + 0.25 + 0.5)
+    b_host = [
+        (span.label, *times(span))
+        for span in found.spans
+        if (span.actor, span.stream, span.kind) == ("B", "main", "compute")
+    ]
+    assert b_host == [("run n1", 6.0, 7.0)]  # written at 4.75, a hop, accepted for 1
+    assert only(found, "B", "compute", "wait").what == "arrived n0 at B"
+
+
+def test_a_method_that_looks_at_its_result_holds_up_its_host() -> None:
+    found = simulate(chain(), replace(WORK, synchronous=frozenset({"B.g"})), COSTS)
+    writes = [span for span in found.spans if (span.actor, span.label, span.kind) == ("B", "write n1", "communicate")]
+    assert [(span.stream, *times(span)) for span in writes] == [("main", 37.75, 38.75)]
+    waits = [
+        (span.what, *times(span))
+        for span in found.spans
+        if (span.actor, span.stream, span.kind) == ("B", "main", "wait")
+    ]
+    assert waits == [("written n0", 0.0, 5.0), ("computed n1", 7.0, 37.75)]
+
+
+def test_actors_of_one_gpu_share_it() -> None:
+    """Both kernels would take 10; copies within the GPU are slower."""
+    a, b = actor("A", 0), actor("B", 0)
+    inp = InputNode()
+    plan = compiled(MultiOutputNode([call(a, "f", inp), call(b, "f", inp)]))
+    found = simulate(plan, WORK, COSTS)
+    assert times(only(found, "A", "compute", "compute")) == (2.75, 22.75)
+    assert times(only(found, "B", "compute", "compute")) == (2.75, 22.75)
+    within = simulate(chain(b=0), WORK, COSTS)
+    assert times(only(within, "A", "push", "communicate")) == (12.75, 22.75)
+
+
+def topology(**more: Any) -> Topology:
+    uuids = [f"GPU-{i}" for i in range(3)]
+    links = [
+        Link(a, b, LinkKind.NVLINK, signal_us=2.0).with_rates([Rate("copy", 5_000, 8.0), Rate("copy", 10_000, 16.0)])
+        for a in uuids
+        for b in uuids
+        if a != b
+    ]
+    return Topology(tuple(Device(uuid, "H200", 132, 10**11) for uuid in uuids), tuple(links), **more)
+
+
+def test_measured_links_and_what_runs_beside_them() -> None:
+    alone = simulate(chain(), WORK, replace(COSTS, topology=topology()))
+    assert times(only(alone, "A", "push", "communicate")) == (12.75, 22.75)  # 8 and the signal
+    slow = replace(COSTS, topology=topology(slowdowns=(Slowdown("copy", "gemm", 2.0, 1.0),)))
+    plan = chain()
+    found = simulate(plan, WORK, slow, 2, 2)
+    assert only(found, "A", "push", "communicate", 1).duration_us == pytest.approx(20.0)  # B computes all the while
+    assert only(found, "A", "push", "communicate", 0).duration_us < 20.0
+
+
+@pytest.mark.parametrize(("crowd_us", "both_us"), [(None, 2.0), (12.0, 1.5)])
+def test_two_into_one_share_its_link(crowd_us: float | None, both_us: float) -> None:
+    """Without a measured crowd each gets half; with one, what was measured."""
+    inp = InputNode()
+    made = [call(actor(f"S{i}", i), "make", inp) for i in range(2)]
+    plan = compiled(call(actor("R", 2), "take", *made))
+    transfers = (("GPU-0", "GPU-2"), ("GPU-1", "GPU-2"))
+    crowds = () if crowd_us is None else (Crowd("copy", transfers, 5_000, crowd_us),)
+    work = Workload(value_bytes={"n0": 5_000, "n1": 5_000}, device_us={"make": 10.0, "take": 20.0})
+    found = simulate(plan, work, replace(COSTS, topology=topology(crowds=crowds)))
+    for sender in ("S0", "S1"):
+        assert only(found, sender, "push", "communicate").duration_us == pytest.approx(10.0 * both_us)
+
+
+def fan_in(num_senders: int = 3, **options: Any) -> Plan:
+    inp = InputNode()
+    made = [call(actor(f"S{i}", i), "make", inp) for i in range(num_senders)]
+    state: Any = 0
+    for value in made:
+        state = call(actor("R", num_senders), "take", state, value)
+    return compiled(state, **options)
+
+
+def test_the_receiver_of_the_overlap_program_never_waits_in_the_steady_state() -> None:
+    """Its three products take 60; making takes 10, a transfer 15, and all of that is hidden but in the first execution."""
+    values = {f"n{i}": 15_000 for i in range(3)}
+    work = Workload(value_bytes=values, device_us={"make": 10.0, "take": 20.0}, synchronous=frozenset({"n5"}))
+    found = simulate(fan_in(), work, COSTS, 20, 4)
+    ends = [
+        span.end_us for span in found.spans if (span.stream, span.label, span.kind) == ("compute", "run n5", "compute")
+    ]
+    steps = [later - earlier for earlier, later in pairwise(ends[2:])]
+    assert all(60.0 <= step <= 64.0 for step in steps), steps  # and what the host enqueues after looking
+    assert found.wait_us("S0") > 100.0  # the ring's slots hold the senders back
+
+
+def test_pushes_run_as_far_ahead_as_there_are_slots() -> None:
+    """B takes 1000 a value. Its two slots are full at once; the third value waits until the first is let go."""
+    work = Workload({"f": 1.0, "g": 1.0}, {"n0": 5_000}, device_us={"f": 10.0, "g": 1_000.0})
+    found = simulate(chain(max_inflight=8), work, COSTS, 4, 8)
+    starts = [only(found, "A", "push", "communicate", execution).start_us for execution in range(4)]
+    first_done_us = only(found, "B", "compute", "compute").end_us
+    assert starts[1] < 100.0 < first_done_us <= starts[2] < starts[3]
+
+
+@pytest.mark.parametrize(("transport", "time_us"), [("staged", 20.0), (Transport.NCCL, 7.0)])
+def test_staged_and_nccl_begin_when_the_value_is_there(transport: str, time_us: float) -> None:
+    found = simulate(chain(transport=transport), WORK, COSTS)
+    assert times(only(found, "A", "send", "communicate")) == (12.75, 12.75 + time_us)
+    assert times(only(found, "B", "recv", "communicate")) == (12.75, 12.75 + time_us)
+    assert times(only(found, "B", "compute", "compute")) == (12.75 + time_us, 32.75 + time_us)
+
+
+def test_copies_between_actors_without_a_gpu_cost_what_shared_memory_does() -> None:
+    def without_gpus(transport: str) -> Timeline:
+        made = call(actor("A"), "f", InputNode()).with_tensor_transport(transport)
+        return simulate(compiled(call(actor("B"), "g", made)), WORK, COSTS, 3)
+
+    assert without_gpus("copy") == without_gpus("shm")
+
+
+def test_several_readers_have_the_value_when_the_last_copy_ends() -> None:
+    made = call(actor("A", 0), "f", InputNode())
+    plan = compiled(MultiOutputNode([call(actor(f"R{i}", i + 1), "g", made) for i in range(2)]))
+    found = simulate(plan, WORK, COSTS)
+    pushes = [times(span) for span in found.spans if (span.stream, span.kind) == ("push", "communicate")]
+    assert pushes == [(12.75, 17.75), (17.75, 22.75)]
+    assert {only(found, f"R{i}", "compute", "compute").start_us for i in range(2)} == {22.75}
+
+
+@given(output=gpu_graphs(), overlap=st.booleans(), depth=st.integers(1, 4), inflight=st.integers(1, 4))
+def test_sound_plans_come_to_their_end(output: MultiOutputNode, overlap: bool, depth: int, inflight: int) -> None:
+    plan = compiled(output, depth, overlap=overlap)
+    work = Workload(default_compute_us=3.0, default_value_bytes=2_000, device_us={"make": 10.0, "split": 5.0})
+    found = simulate(plan, work, COSTS, 4, min(inflight, depth))
+    ran = [span for span in found.spans if span.kind == "compute" and span.stream == "main"]
+    assert len(ran) == 4 * len(plan.nodes)
+    on_gpus = [span for span in found.spans if span.kind == "compute" and span.stream == "compute"]
+    assert len(on_gpus) == 4 * sum(node.actor in plan.devices for node in plan.nodes)
+
+
+def test_the_work_grows_with_the_number_of_executions() -> None:
+    def num_events(num_executions: int) -> int:
+        simulation = Simulation(fan_in(), WORK, COSTS, num_executions)
+        simulation.run()
+        return simulation.num_events
+
+    assert num_events(400) < 4.5 * num_events(100)

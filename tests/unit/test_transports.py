@@ -1,0 +1,303 @@
+"""Which transport carries a value: the table of decision 0011, what cannot be had, and the plans that come of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossfade.engines.inline import InlineEngine
+from crossfade.errors import GraphError
+from crossfade.graph.check import check
+from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, Node, bind
+from crossfade.plan.actions import Verb
+from crossfade.plan.parse import parse_plan
+from crossfade.plan.plan import Plan
+from crossfade.plan.text import ring_bytes
+from crossfade.schedule.channels import DEVICE_SLOTS
+from crossfade.schedule.compile import compile_plan
+from crossfade.schedule.transports import Gpus, Way, Wish, choose, gpu_pairs
+from crossfade.topology import Device, Link, LinkKind, Rate, Topology
+from crossfade.types import DRIVER, TargetDevice, Transport
+from tests.helpers.explore import explore
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+ALL = tuple(Transport)
+MB = 1_000_000
+UUIDS = {0: "GPU-0", 1: "GPU-1", 2: "GPU-2"}
+TWO = {"A": (0,), "B": (1,)}
+
+
+def actor(name: str, *gpus: int) -> ActorInfo:
+    return ActorInfo(name, name, "s", {"make": 1, "take": 1, "split": 2}, gpus=gpus)
+
+
+def call(where: ActorInfo, *args: Any, method: str = "take") -> Any:
+    return bind(where, method, args, {})
+
+
+def compiled(output: Node | MultiOutputNode, **options: Any) -> Plan:
+    checked = check(output, session="s", transports=ALL)
+    return compile_plan(checked, **{"max_inflight": 4, "overlap": True, **options})[0]
+
+
+def topology(kind: LinkKind, copy_us: float = 0.0, staged_us: float = 0.0) -> Topology:
+    """Three GPUs, all of whose links are of a kind; the given times are of 16 MB, 0 where they were not measured."""
+    times = (("copy", copy_us), ("staged", staged_us))
+    rates = [Rate(transport, 16 * MB, time_us) for transport, time_us in times if time_us]
+    links = [Link(a, b, kind).with_rates(rates) for a in UUIDS.values() for b in UUIDS.values() if a != b]
+    return Topology(tuple(Device(uuid, "H200", 132, 10**11) for uuid in UUIDS.values()), tuple(links))
+
+
+def wish(transport: str = "auto", device: str = "default") -> Wish:
+    return Wish(call(actor("A"), method="make"), transport, TargetDevice(device))
+
+
+def chosen(asked: str, gpus: Gpus, device: str = "default", **options: Any) -> str:
+    return choose(wish(asked, device), "A", "B", gpus, **options).transport
+
+
+# The table
+
+
+@pytest.mark.parametrize("asked", ["auto", "accelerator", "copy", "staged", "nccl", "gloo"])
+@pytest.mark.parametrize(("writer", "reader"), [(DRIVER, "A"), ("A", DRIVER)])
+def test_the_drivers_values_go_by_shared_memory_whatever_was_asked(asked: str, writer: str, reader: str) -> None:
+    assert choose(wish(asked, "cuda"), writer, reader, Gpus({"A": (0,)})) == Way(Transport.SHM)
+
+
+@pytest.mark.parametrize("of", [{}, {"A": (0,)}, {"B": (0,)}])
+def test_auto_is_shared_memory_where_a_party_has_no_gpu(of: dict[str, tuple[int, ...]]) -> None:
+    assert chosen("auto", Gpus(of)) == "shm"
+
+
+@pytest.mark.parametrize("asked", ["auto", "accelerator"])
+def test_auto_is_what_reaches_and_is_fastest(asked: str) -> None:
+    assert chosen(asked, Gpus(TWO)) == "copy"
+    assert chosen(asked, Gpus(TWO, topology(LinkKind.NVLINK))) == "copy"  # nobody knows which these are
+    assert chosen(asked, Gpus(TWO, topology(LinkKind.NVLINK), UUIDS)) == "copy"
+    assert chosen(asked, Gpus(TWO, topology(LinkKind.NVLINK, 50.0, 300.0), UUIDS)) == "copy"
+    assert chosen(asked, Gpus(TWO, topology(LinkKind.NVLINK, 300.0, 50.0), UUIDS)) == "staged"
+    assert chosen(asked, Gpus(TWO, topology(LinkKind.NVLINK, 0.0, 50.0), UUIDS)) == "copy"
+    assert chosen(asked, Gpus(TWO, topology(LinkKind.PCIE), UUIDS)) == "staged"
+    assert chosen(asked, Gpus(TWO, topology(LinkKind.HOST, 50.0, 300.0), UUIDS)) == "staged"
+    assert chosen(asked, Gpus({"A": (0,), "B": (0,)}, topology(LinkKind.HOST), UUIDS)) == "copy"  # one GPU
+
+
+def test_the_declared_size_is_what_is_compared() -> None:
+    rates = (
+        Rate("copy", MB, 10.0),
+        Rate("copy", 100 * MB, 900.0),
+        Rate("staged", MB, 20.0),
+        Rate("staged", 100 * MB, 800.0),
+    )
+    base = topology(LinkKind.NVLINK)
+    known = Topology(base.devices, tuple(link.with_rates(rates) for link in base.links))
+    assert chosen("auto", Gpus(TWO, known, UUIDS), size_bytes=MB) == "copy"
+    assert chosen("auto", Gpus(TWO, known, UUIDS), size_bytes=100 * MB) == "staged"
+    assert chosen("auto", Gpus(TWO, known, UUIDS)) == chosen("auto", Gpus(TWO, known, UUIDS), size_bytes=16 * MB)
+
+
+def test_gpus_of_the_same_position_are_paired() -> None:
+    assert gpu_pairs((0, 1), (2, 3)) == [(0, 2), (1, 3)]
+    assert gpu_pairs((0, 1), (2,)) == [(0, 2), (1, 2)]
+    assert gpu_pairs((0,), (2, 3)) == [(0, 2)]
+    assert gpu_pairs((), (2, 3)) == gpu_pairs((0, 1), ()) == []
+
+
+def test_one_pair_out_of_reach_is_enough() -> None:
+    base = topology(LinkKind.NVLINK)
+    mixed = base.with_link(Link("GPU-1", "GPU-2", LinkKind.HOST))
+    assert chosen("auto", Gpus({"A": (0, 1), "B": (1, 2)}, mixed, UUIDS)) == "staged"
+    assert chosen("auto", Gpus({"A": (0, 1), "B": (1,)}, mixed, UUIDS)) == "copy"
+
+
+@pytest.mark.parametrize("asked", ["shm", "gloo"])
+def test_transports_of_the_host_are_for_everybody(asked: str) -> None:
+    for of in ({}, {"A": (0,)}, TWO):
+        assert chosen(asked, Gpus(of)) == asked
+
+
+# Devices
+
+
+def test_where_the_reader_gets_its_tensors() -> None:
+    assert choose(wish(device="cpu"), "A", "B", Gpus(TWO)) == Way(Transport.SHM, TargetDevice.CPU)
+    assert choose(wish(device="cpu"), "A", "B", Gpus()) == Way(Transport.SHM)  # it has no other
+    assert choose(wish(device="cuda"), "A", "B", Gpus(TWO)) == Way(Transport.COPY, TargetDevice.CUDA)
+    assert choose(wish(device="cuda"), "A", "B", Gpus({"B": (1,)})) == Way(Transport.SHM, TargetDevice.CUDA)
+    assert choose(wish("copy", "cuda"), "A", "B", Gpus()) == Way(Transport.COPY, TargetDevice.CUDA)
+    with pytest.raises(GraphError, match=r"A\.make\(\) asks for its tensors on the GPU of B, which has none\nhint: "):
+        choose(wish(device="cuda"), "A", "B", Gpus({"A": (0,)}))
+
+
+# What cannot be had
+
+
+@pytest.mark.parametrize("asked", ["accelerator", "copy", "staged", "nccl"])
+def test_device_transports_need_a_gpu_on_both_sides(asked: str) -> None:
+    for of, who in (({"A": (0,)}, "B has none"), ({"B": (0,)}, "A has none"), ({}, "A and B have none")):
+        if asked == "copy" and not of:
+            assert chosen(asked, Gpus(of)) == "copy"  # memory of the host stands for that of GPUs
+            continue
+        with pytest.raises(
+            GraphError, match=rf"(?s)A\.make\(\) asks for the transport '{asked}' from A to B.*{who}\nhint: "
+        ):
+            chosen(asked, Gpus(of))
+    with pytest.raises(GraphError, match="and for tensors on the CPU\nhint: "):
+        chosen(asked, Gpus(TWO), device="cpu")
+
+
+def test_forced_transports() -> None:
+    known = Gpus(TWO, topology(LinkKind.NVLINK, 10.0, 20.0), UUIDS)
+    assert [chosen(asked, known) for asked in ("copy", "staged", "nccl")] == ["copy", "staged", "nccl"]
+    for kind in (LinkKind.PCIE, LinkKind.HOST):
+        far = Gpus(TWO, topology(kind), UUIDS)
+        assert [chosen(asked, far) for asked in ("staged", "nccl")] == ["staged", "nccl"]
+        with pytest.raises(
+            GraphError, match=rf"GPU-0 and GPU-1, are not connected by NVLink but by {kind}\nhint: 'staged'"
+        ):
+            chosen("copy", far)
+
+
+def test_an_edge_that_cannot_be_made_names_its_node() -> None:
+    a, b, c = actor("A", 0), actor("B", 1), actor("C")
+    made = call(a, InputNode(), method="make").with_tensor_transport("nccl")
+    with pytest.raises(
+        GraphError, match=r"A\.make\(inp\) asks for .*'accelerator' from A to C \(Ray's 'nccl' means that too\)"
+    ):
+        compiled(MultiOutputNode([call(b, made), call(c, made)]))
+    made.with_tensor_transport("auto", reader=c)
+    plan = compiled(MultiOutputNode([call(b, made), call(c, made)]))
+    assert {spec.id: spec.transport for spec in plan.channels if spec.value == "n0"} == {"n0": "copy", "n0~shm": "shm"}
+
+
+# Plans
+
+
+def fan_in(*, transport: str = "auto", **options: Any) -> Plan:
+    """Three senders and a receiver, which needs the values in the reverse order."""
+    inp = InputNode()
+    made = [call(actor(f"S{i}", i), inp, method="make").with_tensor_transport(transport) for i in range(3)]
+    state: Any = 0
+    for value in reversed(made):
+        state = call(actor("R", 3), state, value)
+    return compiled(state, **options)
+
+
+def test_a_golden_plan_with_gpus() -> None:
+    plan = fan_in()
+    file = (GOLDEN / "fan_in_copy.txt").read_text()
+    assert str(plan).rstrip() == file.rstrip()
+    assert parse_plan(file) == plan
+
+
+def test_the_size_that_is_set_aside_is_that_of_device_slots() -> None:
+    plan = fan_in(buffer_bytes=2 << 20)
+    assert "waited for on R's stream compute; 2 slots of 2.0 MiB" in str(plan)
+    assert ring_bytes(plan.channel["n0"]) == 4 << 10
+    assert ring_bytes(plan.channel["i0"]) == 8 << 20
+
+
+def test_staged_and_nccl_are_sent_and_received() -> None:
+    for transport in (Transport.STAGED, Transport.NCCL):
+        plan = fan_in(transport=transport)
+        assert {action.verb for action in plan.programs["S0"]} == {Verb.READ, Verb.RUN, Verb.SEND, Verb.FREE}
+        assert [str(action) for action in plan.programs["R"][:3]] == [f"recv n{i} @recv +1" for i in (2, 1, 0)]
+        assert plan.channel["n0"].slots == 0
+        assert f"by {transport}: sent on S0's" in str(plan) or "pushed on S0's" in str(plan)
+        assert parse_plan(str(plan)) == plan
+
+
+def test_a_single_execution_in_flight_still_has_two_slots() -> None:
+    spec = fan_in(max_inflight=1).channel["n0"]
+    assert (spec.depth, spec.slots, spec.credit) == (1, DEVICE_SLOTS, 1)
+    assert fan_in(max_inflight=9).channel["n0"].credit == 2
+
+
+def test_what_is_made_at_one_step_is_pushed_in_the_order_of_need_before_the_host_writes() -> None:
+    a, b = actor("A", 0), actor("B", 1)
+    first, second = call(a, InputNode(), method="split")
+    plan = compiled(MultiOutputNode([call(b, call(b, second), first), first, second]))
+    writes = [action.target for action in plan.programs["A"] if action.verb is Verb.WRITE]
+    assert writes == ["n0.1", "n0.0", "n0.0~shm", "n0.1~shm"]
+    assert [plan.channel[name].turn for name in writes] == [0, 1, 0, 0]
+
+
+def test_readers_that_want_other_devices_have_other_channels() -> None:
+    a, readers = actor("A", 0), [actor(f"R{i}", i) for i in (1, 2, 3)]
+    made = call(a, InputNode(), method="make").with_tensor_transport(device="cpu", reader=readers[0])
+    made.with_tensor_transport("copy", device="cuda", reader=readers[1])
+    plan = compiled(MultiOutputNode([call(reader, made) for reader in readers]))
+    found = {spec.id: (spec.readers, spec.transport, spec.device) for spec in plan.channels if spec.value == "n0"}
+    assert found == {
+        "n0": (("R1",), "shm", "cpu"),
+        "n0~copy-cuda": (("R2",), "copy", "cuda"),
+        "n0~copy": (("R3",), "copy", "default"),
+    }
+    assert parse_plan(str(plan)) == plan
+
+
+@st.composite
+def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
+    """A random graph over actors of which some have GPUs, with wishes that can be met."""
+    actors = [actor(f"A{i}", *([i] if draw(st.booleans()) else [])) for i in range(draw(st.integers(1, 3)))]
+    all_have = all(each.gpus for each in actors)
+    none_has = not any(each.gpus for each in actors)
+    wishes = [
+        "auto",
+        "gloo",
+        *(["copy"] if all_have or none_has else []),
+        *(["staged", Transport.NCCL] if all_have else []),
+    ]
+    values: list[Node] = [InputNode()]
+    used: set[Node] = set()
+    for index in range(draw(st.integers(1, 5))):
+        taken = draw(st.lists(st.sampled_from(values), max_size=3, unique=True)) if index else values
+        used.update(taken)
+        made = call(draw(st.sampled_from(actors)), *taken, method=draw(st.sampled_from(("make", "split"))))
+        nodes = list(made) if isinstance(made, tuple) else [made]
+        values += [node.with_tensor_transport(draw(st.sampled_from(wishes))) for node in nodes]
+    return MultiOutputNode([value for value in values[1:] if value not in used])
+
+
+@given(output=gpu_graphs(), overlap=st.booleans(), max_inflight=st.integers(1, 2))
+def test_pl2_plans_with_gpus_are_sound_by_the_exhaustive_search_too(
+    output: MultiOutputNode, overlap: bool, max_inflight: int
+) -> None:
+    plan = compiled(output, overlap=overlap, max_inflight=max_inflight)
+    assert parse_plan(str(plan)) == plan
+    assert explore(plan).verdict == "ok"
+
+
+class Adder:
+    def make(self, *values: int) -> int:
+        return sum(values) + 1
+
+    def split(self, *values: int) -> tuple[int, int]:
+        return sum(values) + 1, sum(values) + 2
+
+
+@given(output=gpu_graphs(), overlap=st.booleans(), depth=st.integers(1, 3))
+def test_pl4_the_inline_engine_runs_plans_with_device_channels(
+    output: MultiOutputNode, overlap: bool, depth: int
+) -> None:
+    checked = check(output, session="s", transports=ALL)
+    plan, calls = compile_plan(checked, max_inflight=depth, overlap=overlap)
+    known: dict[str, int] = {value.value: 10 for value in plan.inputs}
+    for node in plan.nodes:
+        total = sum(known[value] for value in node.inputs)
+        known.update({value: total + 1 + index for index, value in enumerate(node.outputs)})
+    engine = InlineEngine()
+    for name in plan.programs:
+        if name != DRIVER:
+            engine.start_actor(name, Adder, (), {}, plan.devices.get(name, ()))
+    opened = engine.open(plan, calls, record=False)
+    expected = [known[value] for value in plan.outputs]
+    for _ in range(3):
+        assert opened.try_submit([10] * len(plan.inputs))
+        assert opened.wait_to_collect(lambda: opened.try_collect() == expected, None)
+    engine.close()
