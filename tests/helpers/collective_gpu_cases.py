@@ -116,8 +116,8 @@ def overlaps(peers: Peers, rank: int) -> dict[str, float]:
     (out,) = party.finish(party.ends[0])
     host_s = time.monotonic() - host_s
     was_running = not computed.query()
-    task_done = party.group._kept[-1].done
-    while not home.driver.has_happened(task_done):
+    kept = party.group._kept  # the gather, unless it has ended already
+    while kept and not home.driver.has_happened(kept[-1].done):
         time.sleep(0.0001)
     is_before = not computed.query()
     torch.cuda.synchronize()

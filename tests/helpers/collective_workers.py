@@ -164,7 +164,7 @@ def one_cannot_open(peers: Peers, rank: int) -> str:
         def refuse(*args: Any) -> Any:
             raise DeviceError("allocating memory failed")
 
-        home.pool.take = refuse  # type: ignore[method-assign]
+        home.pool.take = refuse  # type: ignore[method-assign,assignment]
     said = ""
     try:
         Party(peers, ring, rank, sums(len(peers) + 1), home)

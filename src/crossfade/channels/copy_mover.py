@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from crossfade.channels.collective import WHOLE_NUMBERS, Meeting, finish_reduction, reduce_in_order
-from crossfade.device.driver import HOST
+from crossfade.channels.collective import Meeting, finish_reduction, reduce_in_order
 from crossfade.peers.collectives import (
     SUMMABLE,
     all_gather,
@@ -31,7 +30,6 @@ __all__ = ["CopyMover"]
 
 _PACKED_BYTES = 64 << 10
 _ALIGNMENT = 16
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class CopyMover:
@@ -46,20 +44,6 @@ class CopyMover:
         self._group = group
         self._parties = tuple(parties)
         self._copy = group.home.kernels.copy
-
-    def load(self, meetings: Sequence[Meeting]) -> None:
-        """Runs, and so loads, every kernel of torch that these collectives may need: loading one later can hang."""
-        device = self._group.home.driver.device
-        if device == HOST:
-            return
-        for op in {meeting.op for meeting in meetings if meeting.op is not None}:
-            meeting = Meeting("", CollectiveKind.ALLREDUCE, op, 0, ("", ""))
-            for dtype in (*_FLOATS, *WHOLE_NUMBERS):
-                if op is not ReduceOp.AVG or dtype.is_floating_point:
-                    rows = torch.ones(2, 8, device=f"cuda:{device}").to(dtype)
-                    torch.empty_like(rows[0]).copy_(reduce_in_order(meeting, list(rows)))
-                    finish_reduction(meeting, rows[0])
-        torch.cuda.synchronize(device)
 
     def move(self, meeting: Meeting, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         """Enqueues on torch's current stream; ``tensors`` lie in one piece each."""

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from crossfade.channels.collective import Meeting
 from crossfade.channels.device_collective import DeviceGroup, Mover
 from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.device_kernels import load_reductions
 from crossfade.channels.device_place import Place
 from crossfade.channels.table import Part
 from crossfade.device.host_driver import HostDriver
@@ -87,9 +88,7 @@ def open_copy_group(
             device.driver, blocks[0], ranks, place.rank, shape, signals_at=Part.SIGNALS_AT, on_death=on_death
         )
         opened.callback(group.close, have_met=True)
-        made = CopyMover(group, parties)
-        made.load(meetings)
-        return made
+        return CopyMover(group, parties)
 
     blocks: list[Block] = []
     return _open(store, number, parties, me, bells, meetings, device, shape.signal_bytes, handle, mover)
@@ -161,6 +160,7 @@ def _open(
                 if party != me:
                     pidfds[party] = open_pidfd(pid)
                     opened.callback(os.close, pidfds[party])
+            load_reductions(meetings, home.device)
             mover = make_mover(opened, place, table.parts, [(where[0], text) for where, text in told])
             place.tell("ready", None)
         place.hear("ready")

@@ -77,7 +77,7 @@ class Pool:
         self.driver = driver
         self._idle: dict[int, list[Block]] = {}  # by size
         self._used: set[Block] = set()
-        self._lock = threading.Lock()  # groups of collectives take and give back in threads of their own
+        self._lock = threading.RLock()  # groups of collectives take and give back in threads of their own
 
     @property
     def used_bytes(self) -> int:
