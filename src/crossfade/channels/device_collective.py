@@ -335,7 +335,19 @@ class DeviceGroup:
     def look_for_faults(self) -> None:
         """Gives up if another party has: it does not do its part of an exchange that this one may be in."""
         if self._table.has_given_up() and not self._reason:
-            self._give_up("another party could not go on")
+            self._give_up(self._who_died() or "another party could not go on")
+
+    def _who_died(self) -> str:
+        """Asks the system: others who heard of a death first may end before this party hears of it."""
+        poller = select.poll()
+        with self._release:
+            if self._is_let_go:
+                return ""
+            for pidfd in self._pidfds.values():
+                poller.register(pidfd, select.POLLIN)
+            dead = {pidfd for pidfd, _ in poller.poll(0)}
+        names = [name for name, pidfd in self._pidfds.items() if pidfd in dead]
+        return f"the process of {' and '.join(names)} is gone" if names else ""
 
     def ask_to_end(self) -> None:
         """Nothing more is started here; others hear of it."""
@@ -379,9 +391,10 @@ class DeviceGroup:
             if not self.can_move():
                 self._table.own.wake.wait(_SLICE_S)
         self.look_for_faults()
-        if self._reason:
-            self._give_up(self._reason)
-        self._end_with("another party closed it")
+        reason = self._reason or self._who_died()
+        if reason:
+            self._give_up(reason)
+        self._end_with(self._who_died() or "another party closed it")
         self._ring()
         with self._turn:
             self._finish(poller)
