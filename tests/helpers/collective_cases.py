@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from crossfade.channels.collective import Meeting, Offer, reference
-from crossfade.channels.device_collective import DeviceCollective, DeviceGroup
+from crossfade.channels.device_collective import DeviceGroup
+from crossfade.channels.device_end import DeviceCollective
 from crossfade.channels.device_group import open_copy_group
 from crossfade.channels.device_home import DeviceHome
 from crossfade.errors import Failure

@@ -33,7 +33,7 @@ _ALIGNMENT = 16
 
 
 class CopyMover:
-    """One party's (see `crossfade.channels.device_collective.Mover`).
+    """One party's (see `crossfade.channels.device_end.Mover`).
 
     Args:
         group: owned by this object from now on.

@@ -32,8 +32,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -47,56 +46,20 @@ from crossfade.channels.collective import (
     result_shape,
     staged_in,
 )
+from crossfade.channels.device_end import DeviceCollective, Mover, Task
 from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.table import Said, Status, Table
 from crossfade.device.cuda import relax_captures
 from crossfade.device.tensors import device_of
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, CrossfadeError, Failure
+from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.types import CollectiveKind
 
-__all__ = ["DeviceCollective", "DeviceGroup", "Mover"]
+__all__ = ["DeviceGroup"]
 
 _STAGED = STAGED.encode()
 _SLICE_S = 0.05
 _PAUSE_S = 0.0005
-
-
-class Mover(Protocol):
-    """Moves the tensors of collectives in which all parties are known to take part."""
-
-    def move(self, meeting: Meeting, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-        """Enqueues on torch's current stream. ``tensors`` lie in one piece each; who receives a broadcast has none."""
-
-    def let_go(self, why: str) -> None:
-        """Nobody can be waited for any more: streams here that do are released."""
-
-    def close(self) -> None:
-        """All parties have done with it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Task:
-    """One collective that was started.
-
-    Attributes:
-        end: whose.
-        offer: what this party brings.
-        number: of its record in the table.
-        outs: what comes out, if it is known already.
-        compute: the stream on which the program computes.
-        done: the event behind the exchange; 0 before it is enqueued.
-        is_taken: the program has what came out.
-    """
-
-    end: DeviceCollective
-    offer: Offer
-    number: int
-    outs: list[torch.Tensor] | None
-    compute: int
-    done: int = 0
-    is_taken: bool = False
 
 
 class DeviceGroup:
@@ -133,8 +96,8 @@ class DeviceGroup:
         self._pidfds = dict(pidfds)
         self._give_back = give_back
         self._ends: list[DeviceCollective] = []
-        self._queue: deque[_Task] = deque()
-        self._kept: deque[_Task] = deque()
+        self._queue: deque[Task] = deque()
+        self._kept: deque[Task] = deque()
         self._spare_events: list[int] = []
         self._turn = threading.Lock()  # of who enqueues
         self._guard = threading.Lock()  # of the queue's beginning and end
@@ -167,7 +130,7 @@ class DeviceGroup:
                 end.raise_if_ended()
                 raise ChannelBroken(f"{end.meeting.label} is broken: another party closed it")
             self.home.driver.record_event(end.ready, compute)
-            self._queue.append(_Task(end, offer, self._table.say(said), outs, compute))
+            self._queue.append(Task(end, offer, self._table.say(said), outs, compute))
             self._table.await_some(True)
         if self.home.is_host:
             if self.can_move():
@@ -226,7 +189,7 @@ class DeviceGroup:
             if not self._queue:
                 self._table.await_some(False)
 
-    def _do(self, task: _Task) -> bool:
+    def _do(self, task: Task) -> bool:
         """Does one; False if it is not for this thread."""
         end, meeting = task.end, task.end.meeting
         said = self._table.read_all(task.number)
@@ -254,7 +217,7 @@ class DeviceGroup:
         end.count(task.offer, start_ns)
         return True
 
-    def _enqueue(self, task: _Task) -> list[torch.Tensor]:
+    def _enqueue(self, task: Task) -> list[torch.Tensor]:
         end, driver = task.end, self.home.driver
         with self._on_stream():
             driver.wait_event(self._stream, end.ready)
@@ -265,7 +228,7 @@ class DeviceGroup:
         self._kept.append(task)
         return outs
 
-    def _stage(self, task: _Task, layout: bytes) -> list[torch.Tensor]:
+    def _stage(self, task: Task, layout: bytes) -> list[torch.Tensor]:
         """CPU tensors are brought to the device and what comes out of them back, which this thread waits for."""
         with self._on_stream():
             task.offer = Offer(tuple(tensor.to(self.device) for tensor in task.offer.tensors))
@@ -274,7 +237,7 @@ class DeviceGroup:
             torch.cuda.current_stream(self.device).synchronize()
             return [o.cpu() if is_staged else o for o, is_staged in zip(outs, staged_in(layout), strict=True)]
 
-    def _outs(self, task: _Task) -> list[torch.Tensor]:
+    def _outs(self, task: Task) -> list[torch.Tensor]:
         """The memory that was made in `start`, if the shape is as it was expected there."""
         end = task.end
         if end.meeting.kind is not CollectiveKind.BROADCAST or end.expected is None:
@@ -300,7 +263,7 @@ class DeviceGroup:
         while self._kept and self._kept[0].is_taken and self.home.driver.has_happened(self._kept[0].done):
             self._spare_events.append(self._kept.popleft().done)
 
-    def take(self, task: _Task) -> None:
+    def take(self, task: Task) -> None:
         """The program takes what came out: its stream waits for it."""
         with self._guard:
             if task.done:
@@ -432,81 +395,3 @@ class DeviceGroup:
 
 def _as_torch(stream: int, device: int) -> Any:
     return torch.cuda.ExternalStream(stream, device=device)  # type: ignore[no-untyped-call]
-
-
-class DeviceCollective:
-    """One party's end of one collective; made by `DeviceGroup.collective`.
-
-    Attributes:
-        ready: the event behind which this party's tensors are there.
-        expected: what was broadcast last: dtype and shape.
-        broken: why it cannot be used any more; empty if it can.
-    """
-
-    on_moved: Callable[[int, int], None] | None = None
-
-    def __init__(self, group: DeviceGroup, meeting: Meeting, number: int, rank: int, num_outputs: int) -> None:
-        self.meeting = meeting
-        self.number = number
-        self.rank = rank
-        self.num_outputs = num_outputs
-        self.ready = group.home.driver.create_event()
-        self.expected: tuple[torch.dtype, tuple[int, ...]] | None = None
-        self.broken = ""
-        self._group = group
-        self._result: tuple[_Task | None, Sequence[object]] | None = None
-        self._num_values = 0
-        self._num_bytes = 0
-        self._is_closed = False
-
-    def start(self, values: Sequence[object]) -> None:
-        """See the protocol."""
-        self.raise_if_ended()
-        self._group.start(self, values)
-
-    def give(self, task: _Task | None, result: Sequence[object]) -> None:
-        """What comes out, with what it came from if that is a device's work."""
-        self._result = (task, result)
-
-    def count(self, offer: Offer, start_ns: int) -> None:
-        """One more was done."""
-        self._num_values += 1
-        self._num_bytes += sum(tensor.nbytes for tensor in offer.tensors)
-        if self.on_moved is not None:
-            self.on_moved(start_ns, time.monotonic_ns())
-
-    def try_finish(self) -> Sequence[object] | None:
-        """See the protocol. What comes out is ready on the compute stream, and perhaps not yet computed."""
-        if self._result is None and not self._group.home.is_host:
-            self._group.pump()
-        if self._result is None:
-            self._group.look_for_faults()
-            self.raise_if_ended()
-            return None
-        (task, result), self._result = self._result, None
-        if task is not None:
-            self._group.take(task)
-        return result
-
-    def is_idle(self) -> bool:
-        """See the protocol."""
-        return self._result is None and (self._group.home.is_host or not self._group.can_move())
-
-    def raise_if_ended(self) -> None:
-        """See CH-2."""
-        if self._is_closed:
-            raise ChannelClosed(f"{self.meeting.label} was closed by this side")
-        if self.broken and self._result is None:
-            raise ChannelBroken(f"{self.meeting.label} is broken: {self.broken}")
-
-    def break_off(self, reason: str) -> None:
-        """See the protocol."""
-        self._group.break_off(reason)
-
-    def close(self) -> None:
-        """See the protocol. The thread belongs to the group, which tells the others."""
-        self._is_closed = True
-
-    def statistics(self) -> ChannelStatistics:
-        """See the protocol."""
-        return ChannelStatistics(self._num_values, self._num_bytes)

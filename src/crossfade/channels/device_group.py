@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 from crossfade.channels.collective import Meeting
-from crossfade.channels.device_collective import DeviceGroup, Mover
+from crossfade.channels.device_collective import DeviceGroup
+from crossfade.channels.device_end import Mover
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_kernels import load_reductions
 from crossfade.channels.device_place import Place

@@ -60,7 +60,7 @@ def open_nccl(store: Any, rank: int, num_ranks: int, device: torch.device) -> An
 
 
 class GroupMover:
-    """One party's (see `crossfade.channels.device_collective.Mover`).
+    """One party's (see `crossfade.channels.device_end.Mover`).
 
     Args:
         group: a process group of c10d; owned by this object from now on.
