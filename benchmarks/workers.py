@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,10 +24,10 @@ class WorkerFailed(Exception):
     """A worker answered with an error, not in time, or not at all."""
 
 
-def environment() -> dict[str, str]:
+def environment(more_path: Sequence[str] = ()) -> dict[str, str]:
     """The environment in which this tree's crossfade is imported, installed or not."""
     path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *([path] if path else [])])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *more_path, *([path] if path else [])])}
 
 
 def without_folders(text: str) -> str:
@@ -42,17 +42,26 @@ class Worker:
         module: the module to run.
         arguments: its arguments.
         start_limit_s: how long it may take until it is ready.
+        python: the interpreter.
+        more_path: folders to find modules in, beside this tree.
 
     Raises:
         WorkerFailed: it did not become ready.
     """
 
-    def __init__(self, module: str, *arguments: str, start_limit_s: float = 90) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        start_limit_s: float = 90,
+        python: str = sys.executable,
+        more_path: Sequence[str] = (),
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
             cwd=ROOT,
-            env=environment(),
+            env=environment(more_path),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -114,6 +123,7 @@ class Worker:
 
     def _end(self, reason: str) -> WorkerFailed:
         kill_tree(self._process)
+        _kill_group(self._process.pid)
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         return WorkerFailed("; ".join([reason, *map(without_folders, last)]))
@@ -131,6 +141,7 @@ class Worker:
             self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
             kill_tree(self._process)
+        _kill_group(self._process.pid)
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._errors.close()
@@ -169,6 +180,12 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def _kill_group(pid: int) -> None:
+    """Kills what a worker left in its process group; it began a session of its own, so nobody else is in it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:

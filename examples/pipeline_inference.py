@@ -10,7 +10,7 @@ of the unsplit model bit for bit, or the program says which do not and exits wit
 
 The weights are random, from a fixed seed, so the next-byte loss lies near that of guessing, ln 256 = 5.545.
 
-Letters: B windows in a batch, T bytes in a window, D width of the model, H heads, V = 256 bytes.
+The model and its letters are in ``byte_model.py``.
 """
 
 from __future__ import annotations
@@ -24,55 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from byte_model import documentation, make_layers, read_batches
 from torch import Tensor, nn
 from torch.nn import functional
 
 import crossfade
-
-NUM_BYTES = 256
-SEED = 2026
-ROOT = Path(__file__).resolve().parent.parent
-
-
-class Embedding(nn.Module):
-    """Bytes and their positions to vectors: (B, T) uint8 -> (B, T, D) float32."""
-
-    def __init__(self, window: int, width: int) -> None:
-        super().__init__()
-        self.byte = nn.Embedding(NUM_BYTES, width)
-        self.position = nn.Embedding(window, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        vectors: Tensor = self.byte(tokens.long()) + self.position.weight[: tokens.shape[1]]
-        return vectors
-
-
-class Block(nn.Module):
-    """Causal attention and a two-layer network, each added to what came in: (B, T, D) -> (B, T, D)."""
-
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        num_windows, length, width = x.shape
-        heads = self.qkv(self.norm_1(x)).view(num_windows, length, 3, self.num_heads, width // self.num_heads)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (B, H, T, D / H)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(num_windows, length, width))
-        y: Tensor = x + self.down(functional.gelu(self.up(self.norm_2(x))))
-        return y
-
-
-def make_layers(window: int, width: int, num_heads: int, num_blocks: int) -> list[nn.Module]:
-    """All layers of the model, the same in every process."""
-    torch.manual_seed(SEED)
-    blocks = [Block(width, num_heads) for _ in range(num_blocks)]
-    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, NUM_BYTES))
-    return [Embedding(window, width), *blocks, head]
 
 
 class Stage:
@@ -86,25 +42,6 @@ class Stage:
         with torch.no_grad():
             y: Tensor = self.layers(x)
         return y
-
-
-def read_batches(files: Sequence[Path], window: int, batch_size: int, num_batches: int) -> list[Tensor]:
-    """Batches of (B, T + 1) bytes: the last column is only predicted. What does not fill a batch is left out.
-
-    Raises:
-        ValueError: the files do not fill one batch.
-        OSError: a file cannot be read.
-    """
-    text = b"\n".join(path.read_bytes() for path in files)
-    num_windows = max(0, (len(text) - 1) // window)
-    num_batches = min(num_batches, num_windows // batch_size)
-    if num_batches == 0:
-        needed = batch_size * window + 1
-        raise ValueError(
-            f"the files have {len(text)} bytes and a batch takes {needed}\nhint: give more text or a smaller --batch"
-        )
-    windows = torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, window + 1, window)
-    return list(torch.split(windows[: num_batches * batch_size].contiguous(), batch_size))
 
 
 def stream(graph: crossfade.CompiledGraph, batches: Sequence[Tensor], num_inflight: int) -> list[Tensor]:
@@ -180,7 +117,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[Tensor]]:
     sizes = (options.window, options.batch, options.batches, options.inflight, options.heads)
     if min(sizes) < 1 or options.blocks < 2 or options.width < 1 or options.width % options.heads:
         parser.error("sizes are 1 or more, --blocks is 2 or more, and --heads divides --width")
-    files = options.files or [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+    files = options.files or documentation()
     try:
         return options, read_batches(files, options.window, options.batch, options.batches)
     except (OSError, ValueError) as error:

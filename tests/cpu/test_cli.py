@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,7 +21,7 @@ from crossfade.api import remote
 from crossfade.cli.actors import Echo
 from crossfade.cli.demo import fold_grid
 from crossfade.cli.exits import WrongResult
-from crossfade.cli.fan_in import FanIn, measure
+from crossfade.cli.fan_in import ON_CPU, Burst, FanIn, Measured, measure
 from crossfade.cli.measure import alone_us, in_flight_us, p99, show_us
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.picture import draw_timelines
@@ -284,6 +285,42 @@ def test_demo_on_the_inline_engine(tmp_path: Path) -> None:
     done = crossfade_command("demo", "--engine", "inline", folder=tmp_path, before=QUICK)
     assert (done.returncode, done.stderr) == (0, "")
     assert "engine inline" in done.stdout
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_the_demos_program_on_gpus_is_right_also_on_the_cpu(inline: None) -> None:
+    from crossfade.cli import gpu_actors
+
+    size = 64
+    parts = replace(
+        gpu_actors.on_gpus(4),
+        sender_args=(size, "cpu"),
+        receiver_args=(size, "cpu"),
+        num_gpus=0,
+        expected=lambda number, execution: gpu_actors.expected(number, execution, size),
+    )
+    assert (parts.num_senders, gpu_actors.on_gpus(2).num_senders) == (3, 1)
+    program = FanIn(parts)
+    with program.compile() as graph:
+        (measured,) = measure(program, [graph], 1)  # raises if a result is wrong
+    assert len(measured.bursts) == 1
+
+
+def test_what_an_action_took_on_a_gpu_counts_before_what_its_host_took(inline: None) -> None:
+    plan = FanIn().compile().plan
+    spans = [
+        Span("Sender0", stream, label, "make", kind, 0, 10.0, 10.0 + duration_us)
+        for stream, label, kind, duration_us in (
+            ("main", "run n0", "compute", 20.0),
+            ("compute", "run n0", "compute", 500.0),
+            ("main", "write n0", "communicate", 9.0),
+            ("main", "write n0", "wait", 70.0),
+        )
+    ]
+    measured = Measured(ON_CPU, plan, (Burst(Timeline.of("measured", spans), (600.0,)),))
+    assert measured.took_us("run n0") == [500.0]
+    assert measured.durations_us("run n0") == [20.0]
+    assert measured.took_us("write n0") == [9.0]
 
 
 def test_a_wrong_result_gives_exit_code_1(tmp_path: Path) -> None:

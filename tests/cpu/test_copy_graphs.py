@@ -72,7 +72,7 @@ Remote = crossfade.remote(Worker)
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
-    crossfade.init(num_gpus=3)
+    crossfade.init(num_gpus=8)
     yield
     crossfade.shutdown()
 
@@ -234,3 +234,19 @@ def test_gpus_that_the_session_claims_and_the_machine_lacks_are_the_cpu(session:
         graph = third.total.bind(second.double.bind(first.make.bind(given))).compile()
     assert [spec.transport for spec in graph.plan.channels] == ["shm", "copy", "copy", "shm"]
     assert graph.execute(100).get(timeout=30) == 9900
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_a_measured_timeline_has_the_spans_of_devices(session: None) -> None:
+    first, second = (Remote.options(num_gpus=1, name=name).remote() for name in ("first", "second"))
+    with crossfade.InputNode() as given:
+        graph = second.total.bind(first.make.bind(given)).compile(record=True)
+    for _ in range(3):
+        assert crossfade.get(graph.execute(100_000), timeout=30) == 4999950000
+    spans = [span for span in graph.timeline().spans if span.stream in ("compute", "push")]
+    assert [(span.actor, span.stream, span.label, span.execution) for span in spans if span.execution == 1] == [
+        ("first", "compute", "run n0", 1),
+        ("first", "push", "write n0", 1),
+        ("second", "compute", "run n1", 1),
+    ]
+    assert {(span.actor, span.stream) for span in graph.predicted_timeline().spans} >= {("first", "push")}

@@ -11,7 +11,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.device_codec import ALIGN_BYTES, Split, Splitter, join, split  # noqa: E402
+from crossfade.channels.device_codec import ALIGN_BYTES, Split, join, split  # noqa: E402
 from crossfade.device.driver import HOST  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.device.tensors import tensor_on  # noqa: E402
@@ -143,26 +143,6 @@ def test_without_device_tensors_nothing_lies_beside() -> None:
     got = there_and_back(value, lambda tensor: None)
     assert got["n"] == 3
     assert torch.equal(got["tensor"], value["tensor"])
-
-
-def test_tensors_by_themselves_are_pickled_once_for_each_type_and_shape() -> None:
-    splitter = Splitter(all_in_one, note_bytes=8)
-    for index in range(3):
-        for tensor in (torch.full((5,), index), torch.full((2, 3), index * 1.5, requires_grad=True).t()):
-            parts = splitter.split(tensor)
-            parts.notes[:] = index.to_bytes(8, "little")
-            message = memoryview(bytearray(parts.message.to_bytes()))
-            slots = Slots(parts)
-            noted: list[bytes] = []
-
-            def opened(notes: memoryview, slots: Slots = slots, noted: list[bytes] = noted) -> Any:
-                noted.append(bytes(notes))
-                return slots.make
-
-            got = join(message, opened, shared=memoryview.toreadonly)
-            assert torch.equal(got, tensor)
-            assert got.requires_grad == tensor.requires_grad
-            assert noted == [index.to_bytes(8, "little")]
 
 
 def test_modules_and_parameters() -> None:

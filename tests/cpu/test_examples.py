@@ -22,7 +22,7 @@ def run(example: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess
     return subprocess.run(
         [sys.executable, str(EXAMPLES / example), *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         encoding="utf-8",
         timeout=LIMIT_S,
@@ -39,7 +39,9 @@ def text_file(tmp_path: Path) -> Path:
 
 def test_each_example_is_run_here() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
-    assert all(f'run("{path.name}"' in tests for path in EXAMPLES.glob("*.py"))
+    programs = [path for path in EXAMPLES.glob("*.py") if '"__main__"' in path.read_text(encoding="utf-8")]
+    assert len(programs) >= 4
+    assert all(f'run("{path.name}"' in tests for path in (*programs, EXAMPLES / "first_program.py"))
 
 
 def test_first_program(tmp_path: Path) -> None:
@@ -84,3 +86,29 @@ def test_pipeline_refuses_what_makes_no_sense(
     assert ran.returncode == 2
     assert message in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_tensor_parallel_inference_agrees_with_the_unsplit_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ran = run("tensor_parallel_inference.py", "--steps=2", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("2 ranks on ")
+    assert float(re.findall(r"differ by at most (\S+)", ran.stdout)[0]) < 1e-3
+
+
+def test_losses_of_1f1b_training_equal_the_unsplit_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ran = run("pipeline_training.py", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    first, last = (float(loss) for loss in re.findall(r"([0-9.]+) before", ran.stdout))
+    assert last < first
+    if "on cpu" in ran.stdout:
+        assert "all losses of 20 steps equal the unsplit model's bit for bit" in ran.stdout
+
+
+def test_heterogeneous_graph_equals_plain_calls(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    ran = run("heterogeneous_graph.py", "--steps=5", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("5 texts, ")
+    assert "prepared on cpu" in ran.stdout

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.graphs import Benches, GraphDraw, check_against_plain_calls, graph_draws, open_benches
+from tests.helpers.graphs import (
+    TENSOR_KINDS,
+    TENSOR_METHODS,
+    Bench,
+    Benches,
+    GraphDraw,
+    check_against_plain_calls,
+    check_engines_agree,
+    graph_draws,
+    open_benches,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +38,21 @@ def test_pl4_random_graphs_give_what_plain_calls_give(benches: Benches, draws: l
 def test_pl4_random_graphs_over_gloo_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:
     pytest.importorskip("torch", reason="gloo needs torch")
     check_against_plain_calls(benches, [draw])
+
+
+@pytest.fixture(scope="module")
+def tensor_benches() -> Iterator[Benches]:
+    pytest.importorskip("torch")
+    from tests.helpers.tensor_workers import TensorWorker
+
+    inline, local = Bench("inline", TensorWorker), Bench("local", TensorWorker)
+    yield inline, local
+    inline.session.close()
+    local.session.close()
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=60)
+@given(draw=graph_draws(kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4))
+def test_pl4_random_graphs_of_tensors_give_the_same_on_both_engines(tensor_benches: Benches, draw: GraphDraw) -> None:
+    check_engines_agree(tensor_benches, [draw])

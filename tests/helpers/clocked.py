@@ -154,6 +154,9 @@ class ClockedRange:
         self.address = address
         self.size_bytes = size_bytes
 
+    def view(self) -> memoryview:
+        raise NotImplementedError("the clocked machine's memory has words, and no bytes")
+
     def peek(self, offset: int) -> int:
         return self._machine.word(self.address + offset)
 
@@ -217,6 +220,9 @@ class ClockedDriver:
 
     create_timer = create_event
 
+    def create_host_event(self) -> int:
+        return self.create_event()
+
     def destroy_event(self, event: int) -> None:
         del self._marks[event]
         self.ledger.drop(self._numbers.pop(event))
@@ -271,6 +277,10 @@ class ClockedDriver:
         if not made.queue:
             self.machine.now_us = max(self.machine.now_us, made.time_us)
         return not made.queue
+
+    def wait_host(self, event: int) -> None:
+        while not self.has_happened(event):
+            continue
 
     def has_happened(self, event: int) -> bool:
         self.machine.pump()

@@ -13,27 +13,31 @@ from crossfade.device.staged import StagedReceiver, StagedSender
 
 
 class FlagBeforeData(RingSender):
-    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> None:
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
         ((_, address, size_bytes),) = parts
-        number = target.num_uses[slot] = target.num_uses[slot] + 1
+        number: int = target.num_uses[slot] + 1
+        target.num_uses[slot] = number
         self._driver.wait_event(self._stream, ready or 0)
         target.free[slot].wait(self._stream, number - 1)
         target.full[slot].set(self._stream, number)
         self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
+        return number
 
 
 class ReuseBeforeFree(RingSender):
-    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> None:
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
         ((_, address, size_bytes),) = parts
-        number = target.num_uses[slot] = target.num_uses[slot] + 1
+        number: int = target.num_uses[slot] + 1
+        target.num_uses[slot] = number
         self._driver.wait_event(self._stream, ready or 0)
         self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
         target.full[slot].set(self._stream, number)
+        return number
 
 
 class UncomputedSource(RingSender):
-    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> None:
-        super()._enqueue(target, slot, parts, None)
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
+        return super()._enqueue(target, slot, parts, None)
 
 
 class MissingFree(RingReceiver):

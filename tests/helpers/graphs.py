@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,9 @@ from crossfade.api import session as sessions
 from tests.helpers.workers import Worker, digest
 
 NUM_ACTORS = 3
+TENSOR_KINDS = ("int", "nested", "tensor", "tensor", "half", "turned", "tensors")
+"""Kinds of values of a `tensor_workers.TensorWorker`."""
+TENSOR_METHODS = ("work", "mix", "mix", "mix", "split", "fail_sometimes")
 _SIZES = (0, 8, 200, 1500, 40_000)
 _LARGE_SIZES = (1_000_000, 8_000_000)
 _KINDS = ("int", "bytes", "array", "nested")
@@ -65,20 +68,28 @@ class GraphDraw:
 
 
 @st.composite
-def graph_draws(draw: st.DrawFn, *, transports: Sequence[str] = ("auto",), with_large: bool = True) -> GraphDraw:
+def graph_draws(
+    draw: st.DrawFn,
+    *,
+    transports: Sequence[str] = ("auto",),
+    with_large: bool = True,
+    kinds: Sequence[str] = _KINDS,
+    methods: Sequence[str] = _METHODS,
+    most_depth: int = 8,
+) -> GraphDraw:
     """Draws a graph."""
     num_values = 2  # inp[0] and inp.x, or the input twice
     nodes = []
     sizes = _SIZES * 6 + _LARGE_SIZES if with_large else _SIZES
     for _ in range(draw(st.integers(1, 8))):
-        method = draw(st.sampled_from(_METHODS))
+        method = draw(st.sampled_from(methods))
         how = st.sampled_from(("positional", "keyword", "list", "dict"))
         sources = draw(st.lists(st.tuples(st.integers(0, num_values - 1), how), max_size=3))
         nodes.append(
             NodeDraw(
                 draw(st.integers(0, NUM_ACTORS - 1)),
                 method,
-                draw(st.sampled_from(_KINDS)),
+                draw(st.sampled_from(kinds)),
                 draw(st.sampled_from(sizes)),
                 tuple(sources),
             )
@@ -88,7 +99,7 @@ def graph_draws(draw: st.DrawFn, *, transports: Sequence[str] = ("auto",), with_
     return GraphDraw(
         nodes=tuple(nodes),
         parts=draw(st.booleans()),
-        depth=draw(st.integers(1, 8)),
+        depth=draw(st.integers(1, most_depth)),
         overlap=draw(st.booleans()),
         transport=draw(st.sampled_from(transports)),
         num_executions=num_executions,
@@ -108,12 +119,23 @@ def session_of(session: sessions.Session) -> Iterator[None]:
 
 
 class Bench:
-    """A session with actors, on one engine."""
+    """A session with actors, on one engine.
 
-    def __init__(self, engine: str) -> None:
-        self.session = sessions.Session(sessions._make_engine(engine, 60.0))
+    Args:
+        engine: its name.
+        cls: the actors' class.
+        args: of its constructor.
+        booked: what each actor books, such as ``num_gpus=1``.
+        totals: what the session has of it.
+    """
+
+    def __init__(
+        self, engine: str, cls: type = Worker, args: Sequence[Any] = (), booked: Mapping[str, float] | None = None
+    ) -> None:
+        totals = {name: amount * NUM_ACTORS for name, amount in (booked or {}).items()}
+        self.session = sessions.Session(sessions._make_engine(engine, 60.0), totals)
         with session_of(self.session):
-            self.actors = [crossfade.remote(Worker).remote() for _ in range(NUM_ACTORS)]
+            self.actors = [crossfade.remote(**(booked or {}))(cls).remote(*args) for _ in range(NUM_ACTORS)]
 
     def run(self, draws: Sequence[GraphDraw], key: str) -> list[list[Any]]:
         """Runs several graphs at once on the same actors: for each graph, the outcome of each execution."""
@@ -159,6 +181,13 @@ def check_against_plain_calls(benches: Benches, draws: Sequence[GraphDraw]) -> N
     expected = run_directly(draws, key)
     for bench in benches:
         assert bench.run(draws, key) == expected, bench.session.engine.name
+
+
+def check_engines_agree(benches: Benches, draws: Sequence[GraphDraw]) -> None:
+    """Both engines must give the same, bit for bit; for actors whose values plain calls cannot tell."""
+    key = new_key()
+    inline, local = (bench.run(draws, key) for bench in benches)
+    assert inline == local, draws
 
 
 def sources_of(draw: GraphDraw) -> list[list[tuple[int, str]]]:

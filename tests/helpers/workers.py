@@ -15,6 +15,9 @@ def digest(value: Any) -> int:
     """A number that two equal values share, and hardly any others."""
     if isinstance(value, np.ndarray):
         return zlib.crc32(value.tobytes(), zlib.crc32(f"{value.dtype}{value.shape}".encode()))
+    if hasattr(value, "untyped_storage"):  # a tensor, of whatever device; torch may not be there
+        data = value.detach().cpu().contiguous().reshape(-1).view(value.new_empty(0).byte().dtype).numpy()
+        return zlib.crc32(data.tobytes(), zlib.crc32(f"{value.dtype}{tuple(value.shape)}".encode()))
     if isinstance(value, list | tuple):
         return zlib.crc32(repr((type(value).__name__, [digest(item) for item in value])).encode())
     if isinstance(value, dict):
@@ -47,17 +50,20 @@ class Worker:
 
     def work(self, key: str, kind: str, size_bytes: int, *values: Any, **named: Any) -> Any:
         """One value made of all that came in."""
-        return make(kind, size_bytes, self._seed(key, (values, named)))
+        return self._make(kind, size_bytes, self._seed(key, (values, named)))
+
+    def _make(self, kind: str, size_bytes: int, seed: int) -> Any:
+        return make(kind, size_bytes, seed)
 
     @crossfade.method(num_returns=2)
     def split(self, key: str, kind: str, size_bytes: int, *values: Any, **named: Any) -> Any:
         """Two values."""
         seed = self._seed(key, (values, named))
-        return make(kind, size_bytes, seed), seed + 1
+        return self._make(kind, size_bytes, seed), seed + 1
 
     def fail_sometimes(self, key: str, kind: str, size_bytes: int, *values: Any, **named: Any) -> Any:
         """Raises for every third seed."""
         seed = self._seed(key, (values, named))
         if seed % 3 == 0:
             raise KeyError(seed)
-        return make(kind, size_bytes, seed)
+        return self._make(kind, size_bytes, seed)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from crossfade.channels.shm_ring import ShmWriter
+from crossfade.errors import CrossfadeError
 
 __all__ = ["CheckedWriter"]
 
@@ -15,13 +16,13 @@ class CheckedWriter(ShmWriter):
 
     Args:
         *args: see `ShmWriter`.
-        who_died: names those among these others who are dead, without waiting.
+        distrust: why values cannot be trusted, if so; must not wait.
         **kwargs: see `ShmWriter`.
     """
 
-    def __init__(self, *args: Any, who_died: Callable[[], Sequence[str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, distrust: Callable[[], CrossfadeError | None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._who_died = who_died
+        self._distrust = distrust
 
     def try_write(self, value: object) -> bool:
         """See the protocol.
@@ -29,6 +30,6 @@ class CheckedWriter(ShmWriter):
         Raises:
             ChannelBroken: somebody whose tensors may be in the value is dead, so that it may be made of rubbish.
         """
-        if dead := self._who_died():
-            self.break_off(f"{', '.join(dead)} died, and the value may have been made of what came from there")
+        if (error := self._distrust()) is not None:
+            self.break_off(str(error))
         return super().try_write(value)

@@ -1,7 +1,7 @@
 """Values to messages and back: pickle protocol 5 with out-of-band buffers, and short ways for what is common.
 
 numpy arrays read back as read-only views on the message. torch CPU tensors cannot be made read-only, so a reader that shares
-the message with others copies their memory.
+the message with others copies their memory. Tensors on a GPU are brought to the host, and are CPU tensors where they are read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 from crossfade.channels.layout import Encoded, Pickled, encode, split
 from crossfade.errors import Failure
 
-__all__ = ["decode", "message_of", "prepare", "undecodable"]
+__all__ = ["PLAIN_TYPES", "decode", "message_of", "prepare", "undecodable"]
 
-_PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
+PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
+"""What is pickled as it is: there is nothing in it."""
+
 _by_cloudpickle: set[type] = set()
 
 
@@ -31,7 +33,7 @@ def prepare(value: object) -> bytes | Encoded:
         Exception: what pickling raised.
     """
     kind = type(value)
-    if kind in _PLAIN_TYPES:
+    if kind in PLAIN_TYPES:
         return pickle.dumps(value, 5)
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind is numpy.ndarray and (message := _arrays().encode_array(value)) is not None:
@@ -40,24 +42,26 @@ def prepare(value: object) -> bytes | Encoded:
     return encode(pickled) if pickled.buffers else pickled.pickle
 
 
-def message_of(value: object) -> Encoded:
-    """A value as a message."""
+def message_of(value: object, *, keeps_devices: bool = False) -> Encoded:
+    """A value as a message; with ``keeps_devices``, tensors come back to the GPU on which they are."""
+    if keeps_devices and "torch" in sys.modules and type(value) not in PLAIN_TYPES:
+        return encode(_dump(value, type(value), keeps_devices=True))
     prepared = prepare(value)
     return encode(Pickled(prepared, ())) if isinstance(prepared, bytes) else prepared
 
 
-def _dump(value: object, kind: type) -> Pickled:
+def _dump(value: object, kind: type, *, keeps_devices: bool = False) -> Pickled:
     if kind in _by_cloudpickle:
-        return _dump_by_cloudpickle(value)
+        return _dump_by_cloudpickle(value, keeps_devices)
     try:
-        pickled = _dump_with_tensors(value) if "torch" in sys.modules else _dump_plain(value)
+        pickled = _dump_with_tensors(value, keeps_devices) if "torch" in sys.modules else _dump_plain(value)
     except (pickle.PicklingError, AttributeError, TypeError):
-        pickled = _dump_by_cloudpickle(value)
+        pickled = _dump_by_cloudpickle(value, keeps_devices)
         if kind.__module__ != "builtins":  # containers are judged each time by what is in them
             _by_cloudpickle.add(kind)
         return pickled
     if b"__main__" in pickled.pickle:  # a class or function that only this process's main module has
-        return _dump_by_cloudpickle(value)
+        return _dump_by_cloudpickle(value, keeps_devices)
     return pickled
 
 
@@ -75,17 +79,21 @@ def _dump_plain(value: object) -> Pickled:
     return Pickled(data, [buffer.raw() for buffer in buffers]) if buffers else Pickled(data, ())
 
 
-def _dump_with_tensors(value: object) -> Pickled:
-    from crossfade.channels.tensors import TensorPickler
+def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
+    from crossfade.channels.tensors import TensorPickler, TensorReducer
 
-    file = BytesIO()
-    pickler = TensorPickler(file)
-    pickler.dump(value)
-    kept = pickler.reducer
+    file, kept = BytesIO(), TensorReducer(keeps_devices=keeps_devices)
+    TensorPickler(file, kept).dump(value)
     return Pickled(file.getvalue(), [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
 
 
-def _dump_by_cloudpickle(value: object) -> Pickled:
+def _dump_by_cloudpickle(value: object, keeps_devices: bool) -> Pickled:
+    if "torch" in sys.modules:
+        from crossfade.channels.tensors import TensorReducer, dump_by_cloudpickle
+
+        kept = TensorReducer(keeps_devices=keeps_devices)
+        data = dump_by_cloudpickle(value, kept)
+        return Pickled(data, [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
     import cloudpickle
 
     buffers: list[pickle.PickleBuffer] = []

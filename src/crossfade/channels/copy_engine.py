@@ -14,18 +14,19 @@ Where the device is the CPU (`crossfade.device.driver.HOST`), CPU tensors go the
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.device_codec import LaneOf, Make, Split, Splitter, join
+from crossfade.channels.bare import MOST_DESCRIPTION_BYTES, NOTE, NUMBER, Kind, Kinds, KindTable
+from crossfade.channels.device_codec import LaneOf, Make, Split, Splitter, dense, join
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_lane import LaneReader, LaneWriter
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
-from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.shm_ring import INLINE_BYTES, ShmReader, ShmWriter
 from crossfade.device.driver import HOST
 from crossfade.device.signals import SignalBoard
 from crossfade.device.tensors import Leased, tensor_on
@@ -38,10 +39,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CopyReader", "CopyWriter"]
 
-_NOTE = struct.Struct("<IIQ")
-"""Of each lane: the generation and the slot of its part of the value, and its length; of an unused one, `_UNUSED`."""
-
 _UNUSED = 0xFFFF_FFFF
+"""What stands for the generation in the note (`NOTE`: generation, slot, length) of a lane that a value does not take."""
+
+_BARE = 6
+"""The kind of a record that is a tensor by itself."""
+
 _WITHOUT_TENSORS = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None), Failure})
 
 
@@ -87,10 +90,14 @@ class CopyWriter(ShmWriter):
             )
             for lane in range(layout.num_lanes)
         ]
-        self._splitter = Splitter(_lanes_from(homes), layout.num_lanes * _NOTE.size)
-        self._unused = _NOTE.pack(_UNUSED, 0, 0)
+        lane_of = _lanes_from(homes)
+        self._splitter = Splitter(lane_of, layout.num_lanes * NOTE.size)
+        self._unused = NOTE.pack(_UNUSED, 0, 0)
         self._ready = [home.driver.create_event() for home in homes]
-        self._pending: tuple[object, Split] | None = None  # a value that there was no room for yet, taken apart
+        self._pending: tuple[object, Any] | None = None  # a value that there was no room for yet, taken apart
+        self._kinds = Kinds(lane_of)
+        self._lanes_from = [self.lanes[source :: layout.num_sources] for source in range(layout.num_sources)]
+        self._is_bare_short = NUMBER.size + layout.num_readers * NOTE.size + MOST_DESCRIPTION_BYTES <= INLINE_BYTES
 
     def try_write(self, value: object) -> bool:
         """See the protocol. On a device, the tensors of the value may be computed only by what is enqueued now.
@@ -100,6 +107,9 @@ class CopyWriter(ShmWriter):
         """
         if type(value) in _WITHOUT_TENSORS:
             return super().try_write(value)
+        kind = self._kinds.of(value) if self._is_bare_short else None
+        if kind is not None:
+            return self._try_write_bare(value, kind)
         if self._pending is not None and self._pending[0] is value:
             parts = self._pending[1]
         else:
@@ -119,6 +129,47 @@ class CopyWriter(ShmWriter):
         self.publish()
         return True
 
+    def _try_write_bare(self, tensor: Any, kind: Kind) -> bool:
+        """`try_write` of a tensor by itself: no pickle, one part in one lane to each reader."""
+        if self._pending is not None and self._pending[0] is tensor:
+            whole = self._pending[1]
+        else:
+            whole = dense(tensor)
+            home = self._homes[kind.source]
+            home.driver.record_event(self._ready[kind.source], home.compute_stream())
+            self._pending = (tensor, whole)
+        lanes, size_bytes = self._lanes_from[kind.source], kind.size_bytes
+        try:
+            if not (self.has_room() and self._have_slots(lanes, size_bytes)):
+                return False
+        except BaseException:
+            self._pending = None
+            raise
+        self._pending = None
+        self.stage_record(
+            _BARE, kind.record(b"".join([NOTE.pack(*lane.ring.place_of_next(), size_bytes) for lane in lanes]))
+        )
+        parts = ((0, whole.data_ptr(), size_bytes),)
+        try:
+            for lane in lanes:
+                lane.ring.send(parts, size_bytes, ready=self._ready[kind.source], keep=whole)
+        except DeviceError as error:
+            raise self._broken(error) from error
+        kind.is_told = True
+        self.publish()
+        return True
+
+    def _have_slots(self, lanes: Sequence[LaneWriter], size_bytes: int) -> bool:
+        if all_of(lane.can_send(size_bytes) for lane in lanes):
+            return True
+        self.ask_to_be_rung()  # what came before this was seen has rung nobody: look once more
+        return all_of(lane.can_send(size_bytes) for lane in lanes)
+
+    def _broken(self, error: DeviceError) -> ChannelBroken:
+        """Some lanes may have got a value, so none can go on."""
+        self.give_up(f"a copy could not be enqueued: {error}")
+        return ChannelBroken(f"channel {self.name} is broken: {error}")
+
     def _split(self, value: object) -> Split:
         parts = self._splitter.split(value)
         for source in parts.lane_bytes:
@@ -133,23 +184,17 @@ class CopyWriter(ShmWriter):
 
     def _has_slots(self, parts: Split) -> bool:
         """Whether every lane has a slot for its part; if not, the readers ring when that changes."""
-        for is_last in (False, True):
-            if all_of(self.lanes[lane].can_send(parts.lane_bytes[source]) for lane, source in self._used(parts)):
-                return True
-            if not is_last:  # what came before this was seen has rung nobody: look once more
-                self.ask_to_be_rung()
-        return False
+        return all_of(self._have_slots(self._lanes_from[source], size) for source, size in parts.lane_bytes.items())
 
     def _note(self, parts: Split) -> None:
         """Writes into the message which slot each lane is going to fill."""
         if not parts.tensors:
             return
         for lane in range(len(self.lanes)):
-            parts.notes[lane * _NOTE.size : (lane + 1) * _NOTE.size] = self._unused
+            parts.notes[lane * NOTE.size : (lane + 1) * NOTE.size] = self._unused
         for lane, source in self._used(parts):
-            place = self.lanes[lane].ring.next_place
-            if place is not None:
-                _NOTE.pack_into(parts.notes, lane * _NOTE.size, *place, parts.lane_bytes[source])
+            place = self.lanes[lane].ring.place_of_next()
+            NOTE.pack_into(parts.notes, lane * NOTE.size, *place, parts.lane_bytes[source])
 
     def _send(self, parts: Split) -> None:
         try:
@@ -159,10 +204,9 @@ class CopyWriter(ShmWriter):
                     for each in parts.tensors
                     if each.lane == source
                 ]
-                self.lanes[lane].ring.try_send_parts(places, ready=self._ready[source], keep=parts)
-        except DeviceError as error:  # some lanes may have got it, so none can go on
-            self.break_off(f"a copy could not be enqueued: {error}")
-            raise ChannelBroken(f"channel {self.name} is broken: {error}") from error
+                self.lanes[lane].ring.send(places, parts.lane_bytes[source], ready=self._ready[source], keep=parts)
+        except DeviceError as error:
+            raise self._broken(error) from error
 
     def try_flush(self) -> bool:
         """See the protocol."""
@@ -248,6 +292,8 @@ class CopyReader(ShmReader):
     ) -> None:
         super().__init__(name, board, offset, ring, index, heap_memory, bell)
         self._homes = homes
+        self._index = index
+        self._kinds = KindTable(layout.num_readers)
         self._first_lane = index * layout.num_sources
         nudge = self.nudge()
         self.lanes = [
@@ -267,6 +313,24 @@ class CopyReader(ShmReader):
         ]
         self._num_tensors_copied_out = 0
 
+    def _read_message(self, at: int, kind: int, size: int) -> object:
+        if kind != _BARE:
+            return super()._read_message(at, kind, size)
+        payload = memoryview(self._board)[at + 8 : at + 8 + min(size, INLINE_BYTES)]
+        source, dtype, shape, requires_grad = self._kinds.find(payload)
+        note = NOTE.unpack_from(payload, NUMBER.size + self._index * NOTE.size)
+        lane = self.lanes[source]
+        is_short = lane.ring.is_short
+        lease = lane.accept(*note)
+        leased = Leased(lease)
+        if lease.size_bytes != prod(shape) * dtype.itemsize:
+            raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {lease.size_bytes} bytes")
+        tensor = tensor_on(lease.address, shape, dtype, self._homes[source].device, keep=leased)
+        if is_short:
+            self._num_tensors_copied_out += 1
+            tensor = tensor.clone()
+        return tensor.requires_grad_() if requires_grad else tensor
+
     def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
         return join(message, self._open_lanes, private=private, shared=memoryview.toreadonly)
 
@@ -274,7 +338,7 @@ class CopyReader(ShmReader):
         """Lets the compute stream wait for the parts of a value, and leases their slots."""
         opened: dict[int, tuple[int, int, Leased, bool]] = {}
         for source, lane in enumerate(self.lanes):
-            generation, slot, size_bytes = _NOTE.unpack_from(notes, (self._first_lane + source) * _NOTE.size)
+            generation, slot, size_bytes = NOTE.unpack_from(notes, (self._first_lane + source) * NOTE.size)
             if generation != _UNUSED:
                 is_short = lane.ring.is_short
                 lease = lane.accept(generation, slot, size_bytes)

@@ -11,6 +11,9 @@ notes there where each lane's slot is, and buffer 1 is a table with an entry for
 The pickle asks for such a buffer like for any other, and is given what makes a tensor of a dtype and a shape. So nested containers,
 objects, and one tensor in two places work by pickle's own rules. Two views of one memory become two tensors, as on the CPU.
 
+For a reader on the host (`split_for_host`) they lie in the message itself, which has room for them: the reader takes it for any
+other message, and whoever splits the value copies the bytes.
+
 Imported only where torch already is.
 """
 
@@ -18,20 +21,33 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections import ChainMap
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from io import BytesIO
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 
 from crossfade.channels.codec import decode
 from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.layout import split as take_apart
-from crossfade.channels.tensors import TensorPickler, TensorReducer
+from crossfade.channels.tensors import TensorPickler, TensorReducer, dump_by_cloudpickle, rebuild_device_tensor
 from crossfade.host.memory import align
 
-__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "OpenLanes", "Placed", "Split", "Splitter", "join", "split"]
+__all__ = [
+    "ALIGN_BYTES",
+    "HostSplit",
+    "LaneOf",
+    "Make",
+    "OpenLanes",
+    "Placed",
+    "Split",
+    "Splitter",
+    "dense",
+    "join",
+    "split",
+    "split_for_host",
+]
 
 ALIGN_BYTES = 256
 
@@ -45,15 +61,16 @@ OpenLanes: TypeAlias = Callable[[memoryview], Make]
 """What the channel noted of the lanes' slots, to what makes tensors in them."""
 
 _ENTRY = struct.Struct("<IIQQ")
-_MOST_BARE = 256
+_MANY = 1024
+_R = TypeVar("_R", bound=TensorReducer)
 
 
 class Placed(NamedTuple):
-    """A tensor that goes beside the message.
+    """A tensor that is not in the message, or not yet.
 
     Attributes:
-        lane: by which lane.
-        offset: where it lies in the lane's slot, in bytes.
+        lane: by which lane it goes; 0 if the message has room for it.
+        offset: where it lies in the lane's slot, or in the message, in bytes.
         tensor: dense and contiguous; it may be computed only by work that is enqueued now.
     """
 
@@ -83,6 +100,17 @@ class Split(NamedTuple):
     lane_bytes: dict[int, int]
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or what is enqueued to become a contiguous copy of it on torch's current stream."""
+    if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 class _Reducer(TensorReducer):
     """What the pickler does with tensors.
 
@@ -97,17 +125,17 @@ class _Reducer(TensorReducer):
         self._lane_of = lane_of
 
     def reduce(self, tensor: torch.Tensor) -> Any:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if not _is_plain(tensor):
             return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         lane = self._lane_of(tensor)
         if lane is None:
             return super().reduce(tensor)
-        dense = _dense(tensor)
-        placed = Placed(lane, align(self.lane_bytes.get(lane, 0), ALIGN_BYTES), dense)
+        whole = dense(tensor)
+        placed = Placed(lane, align(self.lane_bytes.get(lane, 0), ALIGN_BYTES), whole)
         self.lane_bytes[lane] = placed.offset + placed.size_bytes
         self.placed[len(self.buffers)] = placed
         nothing = pickle.PickleBuffer(bytearray())
-        return _rebuild, (nothing, dense.dtype, tuple(dense.shape), tensor.requires_grad)
+        return _rebuild, (nothing, whole.dtype, tuple(whole.shape), tensor.requires_grad)
 
 
 def _rebuild(
@@ -118,13 +146,6 @@ def _rebuild(
 ) -> torch.Tensor:
     tensor = make(dtype, shape)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
-
-
-class _Bare(NamedTuple):
-    """What the messages of all tensors of one type and shape have in common."""
-
-    message: Encoded
-    num_bytes: int
 
 
 class Splitter:
@@ -138,7 +159,6 @@ class Splitter:
     def __init__(self, lane_of: LaneOf, note_bytes: int = 0) -> None:
         self._lane_of = lane_of
         self._note_bytes = note_bytes
-        self._bare: dict[tuple[int, torch.dtype, torch.Size, bool], _Bare] = {}
 
     def split(self, value: object) -> Split:
         """Takes a value apart. Tensors that are not contiguous are copied, on torch's current stream.
@@ -146,35 +166,7 @@ class Splitter:
         Raises:
             Exception: what pickling raised.
         """
-        if type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
-            lane = self._lane_of(value)
-            if lane is not None:
-                return self._split_bare(value, lane)
-        return self._split_any(value)
-
-    def _split_bare(self, tensor: torch.Tensor, lane: int) -> Split:
-        """A tensor by itself: what most values are. Only the first of its kind is pickled."""
-        key = (lane, tensor.dtype, tensor.shape, tensor.requires_grad)
-        known = self._bare.get(key)
-        if known is None:
-            if len(self._bare) >= _MOST_BARE:
-                self._bare.clear()
-            parts = self._split_any(tensor)
-            self._bare[key] = _Bare(parts.message, parts.lane_bytes[lane])
-            return parts
-        notes = bytearray(self._note_bytes)
-        (first, _), *others = known.message.buffers
-        message = known.message._replace(buffers=((first, memoryview(notes)), *others))
-        return Split(message, notes, (Placed(lane, 0, _dense(tensor)),), {lane: known.num_bytes})
-
-    def _split_any(self, value: object) -> Split:
-        try:
-            data, reducer = _dump(value, self._lane_of)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            data, reducer = _dump_by_cloudpickle(value, self._lane_of)
-        else:
-            if b"__main__" in data:  # a class or function that only this process's main module has
-                data, reducer = _dump_by_cloudpickle(value, self._lane_of)
+        data, reducer = _dump(value, lambda: _Reducer(self._lane_of))
         if not reducer.placed:
             buffers = [buffer.raw() for buffer in reducer.buffers]
             return Split(encode(Pickled(data, buffers, frozenset(reducer.private))), bytearray(), (), {})
@@ -195,29 +187,99 @@ def split(value: object, lane_of: LaneOf) -> Split:
     return Splitter(lane_of).split(value)
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+def _dump(value: object, new_reducer: Callable[[], _R]) -> tuple[bytes, _R]:
+    """A value's pickle, and what was kept out of it."""
+    file, reducer = BytesIO(), new_reducer()
+    try:
+        TensorPickler(file, reducer).dump(value)
+        data = file.getvalue()
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data = None
+    if data is None or b"__main__" in data:  # a class or function that only this process's main module has
+        reducer = new_reducer()
+        data = dump_by_cloudpickle(value, reducer)
+    return data, reducer
 
 
-def _dump(value: object, lane_of: LaneOf) -> tuple[bytes, _Reducer]:
-    file, reducer = BytesIO(), _Reducer(lane_of)
-    TensorPickler(file, reducer).dump(value)
-    return file.getvalue(), reducer
+class HostSplit(NamedTuple):
+    """A value taken apart for a reader on the host.
+
+    Attributes:
+        message: the pickle, if nothing lies outside of it; else a message whose ``buffers`` are what the host has to copy.
+        tensors: those whose bytes have to be copied into the message. Empty ones are not among them.
+    """
+
+    message: bytes | Encoded
+    tensors: tuple[Placed, ...]
 
 
-def _dump_by_cloudpickle(value: object, lane_of: LaneOf) -> tuple[bytes, _Reducer]:
-    import cloudpickle
+class _Room(NamedTuple):
+    """Stands for a buffer that the device copies: `encode` looks at its length only."""
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """With an entry for tensors. (The interpreter's pickler looks for its table once, when it is made.)"""
+    nbytes: int
 
-        def __init__(self, file: BytesIO, reducer: _Reducer) -> None:
-            self.dispatch_table = ChainMap({torch.Tensor: reducer.reduce}, cloudpickle.Pickler.dispatch_table)
-            super().__init__(file, 5, reducer.buffers.append)
 
-    file, reducer = BytesIO(), _Reducer(lane_of)
-    Pickler(file, reducer).dump(value)
-    return file.getvalue(), reducer
+class _HostReducer(TensorReducer):
+    """Keeps device tensors apart from what the host copies.
+
+    Attributes:
+        rooms: those that are not empty, by their place among the buffers.
+    """
+
+    def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.rooms: dict[int, torch.Tensor] = {}
+        self._is_on_device = is_on_device
+
+    def reduce(self, tensor: torch.Tensor) -> Any:
+        if not (_is_plain(tensor) and self._is_on_device(tensor)):
+            return super().reduce(tensor)
+        whole = dense(tensor)
+        place = len(self.buffers)
+        self.private.add(place)
+        if whole.numel():
+            self.rooms[place] = whole
+        nothing = pickle.PickleBuffer(bytearray())
+        return rebuild_device_tensor, (nothing, whole.dtype, tuple(whole.shape), tensor.requires_grad)
+
+
+def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> HostSplit:
+    """Takes a value apart whose device tensors are to lie in the message. Copies as `split` does.
+
+    Args:
+        value: the value.
+        is_on_device: whether whoever calls copies this tensor's bytes; all others are in the message already.
+
+    Raises:
+        Exception: what pickling raised.
+    """
+    if (
+        type(value) is torch.Tensor and value.numel() and _is_plain(value) and is_on_device(value)
+    ):  # what most values are
+        head, offset, size_bytes = _describe(value.dtype, value.shape, value.requires_grad)
+        return HostSplit(Encoded(head, (), size_bytes), (Placed(0, offset, dense(value)),))
+    return _split_any(value, is_on_device)
+
+
+def _split_any(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> HostSplit:
+    data, reducer = _dump(value, lambda: _HostReducer(is_on_device))
+    if not reducer.buffers:
+        return HostSplit(data, ())
+    rooms = {place: _Room(whole.nbytes) for place, whole in reducer.rooms.items()}
+    buffers = [rooms.get(place) or buffer.raw() for place, buffer in enumerate(reducer.buffers)]
+    whole = encode(Pickled(data, cast(list[memoryview], buffers), frozenset(reducer.private)))
+    tensors = tuple(Placed(0, whole.buffers[place][0], part) for place, part in reducer.rooms.items())
+    here = tuple(buffer for place, buffer in enumerate(whole.buffers) if place not in rooms)
+    return HostSplit(Encoded(whole.head, here, whole.size_bytes), tensors)
+
+
+@lru_cache(_MANY)
+def _describe(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> tuple[bytes, int, int]:
+    """(what stands before the bytes of a tensor by itself, where they start, length of the message)."""
+    blank = torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
+    message, tensors = _split_any(blank, lambda tensor: True)
+    head, _, size_bytes = cast(Encoded, message)
+    return head, tensors[0].offset, size_bytes
 
 
 def join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crossfade.device.driver import HOST, Driver
+from crossfade.device.driver import HOST, TimedDriver
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import current_stream
@@ -22,7 +22,7 @@ class DeviceHome:
         streams: what copies are enqueued on.
     """
 
-    driver: Driver
+    driver: TimedDriver
     pool: Pool
     streams: Streams
 

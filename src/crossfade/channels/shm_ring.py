@@ -35,14 +35,14 @@ from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory, address_of
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, open_semaphore
 
-__all__ = ["ShmReader", "ShmWriter"]
+__all__ = ["INLINE_BYTES", "SLOT_MESSAGE", "WRITER_GONE", "ShmReader", "ShmWriter"]
 
-_INLINE_BYTES = RECORD_BYTES - 8
-_WRITER_GONE, _READER_GONE, _WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
+INLINE_BYTES = RECORD_BYTES - 8
+WRITER_GONE, _READER_GONE, _WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
 
 
 # A record starts with the word (size << 8 | kind). Only the last two use a slot; three more words say which.
-_PICKLE, _BYTES, _MESSAGE, _SLOT_BYTES, _SLOT_MESSAGE = range(1, 6)
+_PICKLE, _BYTES, _MESSAGE, _SLOT_BYTES, SLOT_MESSAGE = range(1, 6)
 
 
 class _End:
@@ -82,10 +82,13 @@ class _End:
     def _close(self, own_byte: int, bells: Sequence[Bell]) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._state[own_byte] = 1
-            full_fence()()
-            for bell in bells:
-                bell.ring()
+            self._tell_closed(own_byte, bells)
+
+    def _tell_closed(self, own_byte: int, bells: Sequence[Bell]) -> None:
+        self._state[own_byte] = 1
+        full_fence()()
+        for bell in bells:
+            bell.ring()
 
 
 class ShmWriter(_End):
@@ -133,7 +136,7 @@ class ShmWriter(_End):
             data, kind = value, _BYTES
         else:
             data, kind = prepare(value), _PICKLE
-        if type(data) is bytes and (size := len(data)) <= _INLINE_BYTES:
+        if type(data) is bytes and (size := len(data)) <= INLINE_BYTES:
             start = self._at + 8
             self._board[start : start + size] = data
             self._words[self._at >> 3] = size << 8 | kind
@@ -166,17 +169,33 @@ class ShmWriter(_End):
         self._is_wanting = True
         full_fence()()
 
-    def stage(self, message: Encoded) -> None:
-        """Writes a message where the next value goes; nobody sees it before `publish`. There must be room.
+    def stage(self, message: bytes | Encoded) -> None:
+        """Writes a pickle or a message where the next value goes; nobody sees it before `publish`. There must be room.
 
         Raises:
             Exception: there is no memory for it; nothing was written then.
         """
-        if message.size_bytes <= _INLINE_BYTES:
+        if isinstance(message, bytes):
+            if len(message) <= INLINE_BYTES:
+                self._put_pickle(self._at, message)
+                return
+            message = encode(Pickled(message, ()))
+        if message.size_bytes <= INLINE_BYTES:
             message.copy_into(memoryview(self._board)[self._at + 8 : self._at + RECORD_BYTES])
             self._words[self._at >> 3] = message.size_bytes << 8 | _MESSAGE
         else:
-            self._put_in_slot(_SLOT_MESSAGE, message)
+            self._put_in_slot(SLOT_MESSAGE, message)
+
+    def _put_pickle(self, at: int, data: bytes) -> None:
+        """Writes a pickle of at most `INLINE_BYTES` into the record at ``at``."""
+        self._board[at + 8 : at + 8 + len(data)] = data
+        self._words[at >> 3] = len(data) << 8 | _PICKLE
+
+    def stage_record(self, kind: int, payload: bytes) -> None:
+        """`stage` for what a subclass's reader understands; at most `INLINE_BYTES`."""
+        start = self._at + 8
+        self._board[start : start + len(payload)] = payload
+        self._words[self._at >> 3] = len(payload) << 8 | kind
 
     def publish(self) -> None:
         """Gives what is staged to the readers. Cannot fail."""
@@ -198,10 +217,11 @@ class ShmWriter(_End):
         """Writes what is not one small piece."""
         if kind == _BYTES and isinstance(data, bytes):
             self._put_in_slot(_SLOT_BYTES, Encoded(data, (), len(data)))
-            return
-        self.stage(encode(Pickled(data, ())) if isinstance(data, bytes) else data)
+        else:
+            self.stage(data)
 
-    def _put_in_slot(self, kind: int, message: Encoded) -> None:
+    def _put_in_slot(self, kind: int, message: Encoded) -> int:
+        """Writes a message into a slot and names it in the record; which slot it is."""
         try:
             slot, offset, capacity, view = self._slots.take(message.size_bytes)
         except LookupError:
@@ -216,6 +236,7 @@ class ShmWriter(_End):
         self._words[word + 1], self._words[word + 2], self._words[word + 3] = slot, offset, capacity
         self._words[word] = message.size_bytes << 8 | kind
         self._num_bytes += message.size_bytes
+        return slot
 
     def try_flush(self) -> bool:
         """Always: an accepted value lies in memory that the readers see."""
@@ -223,7 +244,7 @@ class ShmWriter(_End):
 
     def close(self) -> None:
         """See the protocol."""
-        self._close(_WRITER_GONE, self._bells)
+        self._close(WRITER_GONE, self._bells)
         self._slots.close()
 
     def statistics(self) -> ChannelStatistics:
@@ -247,7 +268,7 @@ class ShmReader(_End):
     def __init__(
         self, name: str, board: mmap.mmap, offset: int, layout: RingLayout, index: int, heap_memory: Memory, bell: Bell
     ) -> None:
-        super().__init__(name, board, offset, layout, _WRITER_GONE)
+        super().__init__(name, board, offset, layout, WRITER_GONE)
         items = open_semaphore(self._base + layout.items(index))
         self._take = items.acquire
         self.is_idle = items._is_zero  # a method of the interpreter's own: no Python frame in a spinning loop
@@ -265,7 +286,7 @@ class ShmReader(_End):
     def try_read(self) -> object:
         """See the protocol."""
         if not self._take(False):
-            if not (self._state[_WRITER_GONE] or self._is_closed):
+            if not (self._state[WRITER_GONE] or self._is_closed):
                 return EMPTY
             if self._is_closed or not self._take(False):  # a value may have come before the end did
                 self._raise_if_ended()
@@ -275,9 +296,9 @@ class ShmReader(_End):
         kind, size = word & 255, word >> 8
         try:
             if kind == _PICKLE:
-                value = pickle.loads(self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)])
+                value = pickle.loads(self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)])
             elif kind == _BYTES:
-                value = self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]
+                value = self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]
             else:
                 value = self._read_message(at, kind, size)
         except ChannelError:
@@ -308,10 +329,10 @@ class ShmReader(_End):
 
     def _read_message(self, at: int, kind: int, size: int) -> object:
         if kind == _MESSAGE:
-            return self._decode_copy(bytearray(self._board[at + 8 : at + 8 + min(size, _INLINE_BYTES)]))
+            return self._decode_copy(bytearray(self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]))
         word = at >> 3
         slot, offset, capacity = self._words[word + 1 : word + 4]
-        if kind not in (_SLOT_BYTES, _SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
+        if kind not in (_SLOT_BYTES, SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
             raise ValueError(
                 f"a record of channel {self.name} is damaged: kind {kind}, slot {slot}, {size} of {capacity} bytes"
             )
@@ -321,15 +342,18 @@ class ShmReader(_End):
         if self._slots.num_kept >= self.layout.depth:
             self._num_copied_out += 1
             return self._decode_copy(self._slots.copied(bytearray, slot, offset, capacity, size))
-        view = self._slots.view(slot, offset, capacity, size)
-        return self._decode(view, bytearray if self._shares else _itself)
+        return self._decode_view(slot, self._slots.view(slot, offset, capacity, size))
 
-    def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
-        return decode(message, private=private, shared=memoryview.toreadonly)
+    def _decode_view(self, slot: int, view: memoryview) -> object:
+        """The value of a message in a slot."""
+        return self._decode(view, bytearray if self._shares else _itself)
 
     def _decode_copy(self, message: bytearray) -> object:
         """The value of a message that belongs to nobody else."""
         return self._decode(memoryview(message), _itself)
+
+    def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
+        return decode(message, private=private, shared=memoryview.toreadonly)
 
     def release(self) -> None:
         """Nothing to do: a slot is free when its last view dies."""

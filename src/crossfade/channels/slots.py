@@ -16,7 +16,7 @@ from crossfade.errors import ChannelError
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory
 from crossfade.host.semaphore import open_semaphore
 
-__all__ = ["ReaderSlots", "WriterSlots"]
+__all__ = ["Mapped", "ReaderSlots", "WriterSlots"]
 
 _T = TypeVar("_T")
 
@@ -107,7 +107,7 @@ class WriterSlots:
         self._heap.discard(old_offset, old_capacity)
 
 
-class _Mapped(NamedTuple):
+class Mapped(NamedTuple):
     """A slot as it is mapped now.
 
     Attributes:
@@ -119,7 +119,7 @@ class _Mapped(NamedTuple):
 
     offset: int
     capacity: int
-    mapping: mmap.mmap
+    mapping: mmap.mmap | memoryview
     array_type: Any
     on_death: Callable[[Any], None]
 
@@ -132,7 +132,7 @@ class ReaderSlots:
         self._board = board  # a view may die, and free its slot, after the reader is gone
         self._base = base
         self._layout = layout
-        self._mapped: dict[int, _Mapped] = {}  # by slot
+        self._mapped: dict[int, Mapped] = {}  # by slot
         self._frees: dict[int, Any] = {}  # slot: release
         self._kept: dict[int, weakref.ref[Any]] = {}  # slot: the exporter that all views of it hang on
         self._pid = os.getpid()
@@ -168,7 +168,7 @@ class ReaderSlots:
         if os.getpid() == self._pid:  # a forked child drops copies of views: the slot is still its parent's
             self._frees[slot]()
 
-    def _map(self, slot: int, offset: int, capacity: int) -> _Mapped:
+    def _map(self, slot: int, offset: int, capacity: int) -> Mapped:
         if slot in self._kept:
             raise ValueError(f"a damaged record names slot {slot}, on which views of an earlier value are alive")
         known = self._mapped.get(slot)
@@ -180,12 +180,15 @@ class ReaderSlots:
             except BaseException:
                 self._frees[slot]()  # nobody here will ever look at it
                 raise
-            known = _Mapped(offset, capacity, mapping, ctypes.c_uint8 * capacity, partial(self._died, slot))
+            known = Mapped(offset, capacity, mapping, ctypes.c_uint8 * capacity, partial(self._died, slot))
             self._mapped[slot] = known
         return known
 
-    def _piece_at(self, offset: int, capacity: int) -> mmap.mmap:
+    def _piece_at(self, offset: int, capacity: int) -> mmap.mmap | memoryview:
         end = self._memory.size_bytes  # it never shrinks (host/memory.py), so nothing behind it is ever touched
         if offset % PAGE_BYTES or not 0 < capacity <= end - offset:
             raise ValueError(f"a damaged record names {capacity} bytes at {offset} of a heap that has {end}")
+        return self._map_piece(offset, capacity)
+
+    def _map_piece(self, offset: int, capacity: int) -> mmap.mmap | memoryview:
         return self._memory.map(capacity, offset, populate=True)

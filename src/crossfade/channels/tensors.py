@@ -1,43 +1,67 @@
-"""torch CPU tensors in pickles, without a copy. Imported only where torch already is."""
+"""torch tensors in pickles, without a copy of those on the CPU. Imported only where torch already is.
+
+A tensor's bytes are an out-of-band buffer of the pickle. When the pickle is read, what is given in the buffer's place is its
+memory, or a `Place`: a call that makes a tensor of a dtype and a shape wherever the reader wants it.
+"""
 
 from __future__ import annotations
 
 import copyreg
 import pickle
 from collections import ChainMap
+from collections.abc import Callable
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["TensorPickler", "TensorReducer"]
+__all__ = [
+    "Place",
+    "TensorPickler",
+    "TensorReducer",
+    "bring_to_host",
+    "dump_by_cloudpickle",
+    "rebuild_device_tensor",
+    "tensor_of",
+]
+
+Place: TypeAlias = Callable[[torch.dtype, tuple[int, ...], bool], torch.Tensor]
+"""Makes a tensor of a dtype and a shape; told whether it lay on a device where it came from."""
 
 
 class TensorReducer:
-    """What a pickler does with tensors: the bytes of dense CPU tensors stay out of the pickle (torch's own way copies them three
-    times).
+    """What a pickler does with tensors: the bytes of dense tensors stay out of the pickle (torch's own way copies them three
+    times). Those on a GPU are brought to the host first, and read as CPU tensors where the reader wants nothing else.
+
+    Args:
+        keeps_devices: tensors on a GPU go torch's own way, and come back to the same GPU.
 
     Attributes:
         buffers: the out-of-band buffers; the pickler's ``buffer_callback`` adds to them.
         private: positions of those that back tensors, which cannot be made read-only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_devices: bool = False) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
         self.private: set[int] = set()
+        self._keeps_devices = keeps_devices
 
     def reduce(self, tensor: torch.Tensor) -> Any:
         """For a dispatch table."""
-        if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_conj():
+        kind = tensor.device.type
+        is_far = kind == "cuda" and not self._keeps_devices
+        if tensor.layout is not torch.strided or not (kind == "cpu" or is_far) or tensor.is_quantized:
             return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-        flat = tensor.detach().contiguous().view(-1)
+        near = bring_to_host(tensor) if is_far else tensor
+        flat = near.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         data: Any = flat.view(torch.uint8).numpy() if flat.numel() else flat.new_empty(0, dtype=torch.uint8).numpy()
         self.private.add(len(self.buffers))
-        return _rebuild_tensor, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+        rebuild = rebuild_device_tensor if is_far else _rebuild_tensor
+        return rebuild, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
 
 class TensorPickler(pickle.Pickler):
-    """A pickler that keeps the bytes of dense CPU tensors out of the pickle.
+    """A pickler that keeps the bytes of dense tensors out of the pickle.
 
     Attributes:
         reducer: what it kept out.
@@ -50,10 +74,47 @@ class TensorPickler(pickle.Pickler):
         self.dispatch_table = ChainMap(*tables)
 
 
+def dump_by_cloudpickle(value: object, reducer: TensorReducer) -> bytes:
+    """The pickle of what only cloudpickle takes; tensors as by `TensorPickler`."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """With an entry for tensors. (The interpreter's pickler looks for its table once, when it is made.)"""
+
+        def __init__(self, file: BytesIO) -> None:
+            self.dispatch_table = ChainMap({torch.Tensor: reducer.reduce}, cloudpickle.Pickler.dispatch_table)
+            super().__init__(file, 5, reducer.buffers.append)
+
+    file = BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def bring_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's values in memory of the host, pinned where that can be had. Waits for the device."""
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    try:
+        near = torch.empty(dense.shape, dtype=dense.dtype, pin_memory=True)
+    except RuntimeError:  # no memory that can be pinned, or no device to pin it for
+        near = torch.empty(dense.shape, dtype=dense.dtype)
+    return near.copy_(dense)
+
+
 def _rebuild_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    """A tensor on the memory of ``data``."""
+    """A tensor that lay on the CPU, in its `Place` or on the memory of ``data``."""
+    tensor = data(dtype, shape, False) if callable(data) else tensor_of(data, dtype, shape)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def rebuild_device_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    """A tensor that lay on a device, in its `Place` or, on the CPU, on the memory of ``data``."""
+    tensor = data(dtype, shape, True) if callable(data) else tensor_of(data, dtype, shape)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def tensor_of(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A CPU tensor on the memory of ``data``."""
     view = memoryview(data)
     if not view.nbytes and 0 not in shape:
         raise ValueError(f"a tensor of shape {shape} has no bytes")
-    tensor = torch.frombuffer(view, dtype=dtype).view(shape) if view.nbytes else torch.empty(shape, dtype=dtype)
-    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+    return torch.frombuffer(view, dtype=dtype).view(shape) if view.nbytes else torch.empty(shape, dtype=dtype)

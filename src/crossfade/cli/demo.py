@@ -17,8 +17,9 @@ from rich.table import Table
 import crossfade
 from crossfade.api import CompiledGraph
 from crossfade.cli.exits import UsersMistake
-from crossfade.cli.fan_in import ARRAY_BYTES, NUM_IN_BURST, NUM_SENDERS, FanIn, Measured, measure
+from crossfade.cli.fan_in import NUM_IN_BURST, ON_CPU, FanIn, Measured, Parts, measure
 from crossfade.cli.measure import alone_us, median, p99, show_us
+from crossfade.engines.machine import num_visible_gpus
 from crossfade.plan.picture import draw_timelines
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
@@ -28,7 +29,6 @@ __all__ = ["fold_grid", "run_demo"]
 NUM_BURSTS = 10
 NUM_ROUND_TRIPS = 2000
 NUM_GLOO_BURSTS = 8
-ARRAY_MB = ARRAY_BYTES / 1e6
 
 
 def run_demo(output: Path, engine: str) -> None:
@@ -44,29 +44,43 @@ def run_demo(output: Path, engine: str) -> None:
     """
     console = Console(highlight=False)
     _make_folder(output)
-    _print_head(console, engine)
+    parts = _gpu_parts() if engine == "local" else None
+    _print_head(console, engine, parts or ON_CPU)
     start_s = time.perf_counter()
     crossfade.init(engine=engine)
-    program = FanIn()
+    program = FanIn(parts or ON_CPU)
     with program.compile() as graph:
         console.print(f"Actors started and graph compiled in {time.perf_counter() - start_s:.2f} s.\n")
         console.print("[bold]The plan[/]: what each does in one execution, from left to right")
         console.print(fold_grid(graph.plan, console.width), markup=False, soft_wrap=True)
         measured = _measure(console, program, graph)
-        num_copied = _num_copied(graph)
+        num_copied = None if parts else _num_copied(graph)
     _print_times(console, measured, _round_trips_us(program))
     _print_shares(console, measured)
     _print_prediction(console, measured)
-    console.print(
-        "Through shared memory nothing is copied on the way: a sender writes its array into a slot once, and the receiver "
-        f"works on that very slot ({num_copied} arrays were copied out). So there is no transfer to hide, and overlap changes "
-        "nothing here."
-    )
+    if num_copied is not None:
+        console.print(
+            "Through shared memory nothing is copied on the way: a sender writes its array into a slot once, and the receiver "
+            f"works on that very slot ({num_copied} arrays were copied out). So there is no transfer to hide, and overlap "
+            "changes nothing here."
+        )
     files = _write_files(output, measured)
     files += _show_overlap(console, program, output, engine)
     console.print("\n[bold]Files[/]")
     for path, what in files:
         console.print(f"  {path}  {what}", soft_wrap=True)
+
+
+def _gpu_parts() -> Parts | None:
+    """The program on GPUs, if there are two or more and torch can use them."""
+    if num_visible_gpus() < 2 or find_spec("torch") is None or find_spec("cuda") is None:
+        return None
+    import torch
+
+    from crossfade.cli.gpu_actors import on_gpus
+
+    num_gpus = min(num_visible_gpus(), torch.cuda.device_count())
+    return on_gpus(num_gpus) if num_gpus >= 2 else None
 
 
 def fold_grid(plan: Plan, width: int) -> str:
@@ -98,11 +112,14 @@ def _make_folder(output: Path) -> None:
         ) from None
 
 
-def _print_head(console: Console, engine: str) -> None:
+def _print_head(console: Console, engine: str, parts: Parts) -> None:
     console.print(f"[bold]crossfade {crossfade.__version__}[/], engine {engine}, {os.cpu_count()} cores, ", end="")
     console.print(f"Python {platform.python_version()}, numpy {np.__version__}")
+    what, where = ("a tensor", ", each actor on a GPU of its own") if parts.num_gpus else ("an array", "")
+    senders = f"{parts.num_senders} senders make" if parts.num_senders > 1 else "1 sender makes"
     console.print(
-        f"{NUM_SENDERS} senders make an array of {ARRAY_MB:g} MB each, a receiver works on each, the driver gets the results.",
+        f"{senders} {what} of {parts.value_bytes / 1e6:.4g} MB each, a receiver works on each, the driver gets the "
+        f"results{where}.",
         soft_wrap=True,
     )
 
@@ -136,18 +153,20 @@ def _print_times(console: Console, measured: Measured, round_trips_us: Sequence[
     for heading in ("median us", "p99 us", "MB/s"):
         table.add_column(heading, justify="right")
     first, last = measured.plan.nodes[0], measured.plan.nodes[-1]
-    writes_us = measured.durations_us(f"write {first.outputs[0]}")
+    writes_us = measured.took_us(f"write {first.outputs[0]}")
+    parts, size_mb = measured.parts, measured.parts.value_bytes / 1e6
+    what = "tensor" if parts.num_gpus else "array"
     rows = [
-        ("one more execution, others in flight", measured.execution_us(), NUM_SENDERS * ARRAY_MB),
-        (f"  {first.method}: a sender makes its array", measured.durations_us(f"run {first.id}"), 0),
-        (f"  an array of {ARRAY_MB:g} MB into its slot", writes_us, ARRAY_MB),
-        (f"  {last.method}: the receiver works on one", measured.durations_us(f"run {last.id}"), 0),
+        ("one more execution, others in flight", measured.execution_us(), parts.num_senders * size_mb),
+        (f"  {first.method}: a sender makes its {what}", measured.took_us(f"run {first.id}"), 0),
+        (f"  {'a' if parts.num_gpus else 'an'} {what} of {size_mb:.4g} MB into its slot", writes_us, size_mb),
+        (f"  {last.method}: the receiver works on one", measured.took_us(f"run {last.id}"), 0),
         ("1 byte, driver to actor and back", round_trips_us, 0),
         ("  per hop", [time_us / 2 for time_us in round_trips_us], 0),
     ]
-    for what, times_us, size_mb in rows:
-        rate = f"{size_mb / median(times_us) * 1e6:,.0f}" if size_mb else ""
-        table.add_row(what, show_us(median(times_us)), show_us(p99(times_us)), rate)
+    for label, times_us, moved_mb in rows:
+        rate = f"{moved_mb / median(times_us) * 1e6:,.0f}" if moved_mb else ""
+        table.add_row(label, show_us(median(times_us)), show_us(p99(times_us)), rate)
     console.print(table)
 
 
@@ -174,7 +193,7 @@ def _print_prediction(console: Console, measured: Measured) -> None:
 def _write_files(output: Path, measured: Measured) -> list[tuple[Path, str]]:
     predicted, typical = measured.predicted(), measured.typical().timeline
     (output / "plan.txt").write_text(f"{measured.plan}\n", encoding="utf-8")
-    title = "Fan-in through shared memory: predicted, measured"
+    title = f"Fan-in {'between GPUs' if measured.parts.num_gpus else 'through shared memory'}: predicted, measured"
     (output / "timeline.svg").write_text(draw_timelines([predicted, typical], title), encoding="utf-8")
     predicted.save(output / "predicted.json")
     typical.save(output / "measured.json")
@@ -201,7 +220,7 @@ class _Gain:
 
 
 def _show_overlap(console: Console, program: FanIn, output: Path, engine: str) -> list[tuple[Path, str]]:
-    """Runs the program over gloo, where a transfer takes time that can be hidden; says what is missing if it cannot."""
+    """Runs the program over edges on which a transfer takes time that can be hidden; says what is missing if it cannot."""
     if engine != "local":
         console.print("With --engine local, and torch installed, the same program over gloo edges shows overlap.")
         return []
@@ -211,25 +230,31 @@ def _show_overlap(console: Console, program: FanIn, output: Path, engine: str) -
             markup=False,
         )
         return []
+    transport = program.parts.overlap_transport
     with (
-        console.status("the same program over gloo edges: importing torch in every actor"),
-        program.compile(transport="gloo", overlap=False) as plain,
-        program.compile(transport="gloo", overlap=True) as overlapped,
+        console.status(f"the same program over {_edges(program.parts)}, without and with overlap"),
+        program.compile(transport=transport, overlap=False) as plain,
+        program.compile(transport=transport, overlap=True) as overlapped,
     ):
         gain = _Gain(*measure(program, [plain, overlapped], NUM_GLOO_BURSTS))
-    _print_gain(console, gain)
+    _print_gain(console, gain, program.parts)
     timelines = [_named(gain.plain, "without overlap"), _named(gain.overlapped, "with overlap")]
     path = output / "overlap.svg"
-    path.write_text(draw_timelines(timelines, "Fan-in over gloo edges, measured"), encoding="utf-8")
-    return [(path, "over gloo edges: without overlap above with overlap, bursts of median length")]
+    path.write_text(draw_timelines(timelines, f"Fan-in over {_edges(program.parts)}, measured"), encoding="utf-8")
+    return [(path, f"over {_edges(program.parts)}: without overlap above with overlap, bursts of median length")]
+
+
+def _edges(parts: Parts) -> str:
+    return "edges between GPUs" if parts.num_gpus else "gloo edges"
 
 
 def _named(measured: Measured, name: str) -> Timeline:
     return Timeline(name, measured.typical().timeline.spans)
 
 
-def _print_gain(console: Console, gain: _Gain) -> None:
-    table = Table(title="The same program over gloo edges, which copy in the background", title_justify="left")
+def _print_gain(console: Console, gain: _Gain, parts: Parts) -> None:
+    title = f"The same program over {_edges(parts)}, which copy in the background"
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for heading in ("ms per execution", "receiver's comm. exposed", "hidden"):
         table.add_column(heading, justify="right")

@@ -14,7 +14,7 @@ simulator predicts the same burst.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -28,27 +28,63 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.spans import WAIT, Overlap, Span
 from crossfade.plan.timeline import Timeline
 from crossfade.schedule.cost import CostModel, Workload
+from crossfade.topology import Topology, load_topology
 from crossfade.types import DRIVER
 
-__all__ = ["ARRAY_BYTES", "NUM_SENDERS", "Burst", "FanIn", "Measured", "Shares", "measure"]
+__all__ = ["ON_CPU", "Burst", "FanIn", "Measured", "Parts", "Shares", "measure"]
 
-NUM_SENDERS = 3
 NUM_WORDS = 500_000
-ARRAY_BYTES = 4 * NUM_WORDS
 NUM_PASSES = 20
 NUM_IN_BURST = 6
 MAX_INFLIGHT = 3
+DEVICE_STREAMS = ("compute", "push", "up", "down")
+"""Names of spans' streams that are a GPU's."""
 NUM_WARM = 2
 """Bursts that are not counted: slots are made, and their memory touched, when the first values need them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the program is made of.
+
+    Attributes:
+        sender, receiver: classes of actors; a sender takes its number and then its arguments.
+        sender_args, receiver_args: their arguments.
+        num_senders: how many there are.
+        num_gpus: how many GPUs each actor has.
+        value_bytes: size of what a sender makes.
+        expected: what the receiver makes of what sender n makes in an execution, computed here without any actor.
+        overlap_transport: of the edges on which the demo shows what overlap gains.
+    """
+
+    sender: type
+    receiver: type
+    sender_args: tuple[Any, ...]
+    receiver_args: tuple[Any, ...]
+    num_senders: int
+    num_gpus: int
+    value_bytes: int
+    expected: Callable[[int, int], int]
+    overlap_transport: str
+
+
+def _expected(number: int, execution: int) -> int:
+    return Receiver(NUM_WORDS, NUM_PASSES).work(Sender(number, NUM_WORDS).make(execution))
+
+
+ON_CPU = Parts(Sender, Receiver, (NUM_WORDS,), (NUM_WORDS, NUM_PASSES), 3, 0, 4 * NUM_WORDS, _expected, "gloo")
 
 
 class FanIn:
     """The actors, and the plain computation that all results are held against."""
 
-    def __init__(self) -> None:
-        sender, receiver = remote(Sender), remote(Receiver)
-        self.senders = [sender.options(name=f"Sender{n}").remote(n, NUM_WORDS) for n in range(NUM_SENDERS)]
-        self.receiver: ActorHandle = receiver.options(name="Receiver").remote(NUM_WORDS, NUM_PASSES)
+    def __init__(self, parts: Parts = ON_CPU) -> None:
+        self.parts = parts
+        sender, receiver = (remote(num_gpus=parts.num_gpus)(cls) for cls in (parts.sender, parts.receiver))
+        self.senders = [
+            sender.options(name=f"Sender{n}").remote(n, *parts.sender_args) for n in range(parts.num_senders)
+        ]
+        self.receiver: ActorHandle = receiver.options(name="Receiver").remote(*parts.receiver_args)
         self._expected: dict[int, list[int]] = {}
 
     def compile(self, *, transport: str = "auto", overlap: bool = True) -> CompiledGraph:
@@ -63,9 +99,9 @@ class FanIn:
     def expected(self, execution: int) -> list[int]:
         """What an execution gives, computed here and now without any graph."""
         if execution not in self._expected:
-            receiver = Receiver(NUM_WORDS, NUM_PASSES)
-            makers = [Sender(number, NUM_WORDS) for number in range(NUM_SENDERS)]
-            self._expected[execution] = [receiver.work(maker.make(execution)) for maker in makers]
+            self._expected[execution] = [
+                self.parts.expected(number, execution) for number in range(self.parts.num_senders)
+            ]
         return self._expected[execution]
 
     def check(self, executions: Iterable[int], results: Iterable[list[int]]) -> None:
@@ -117,10 +153,12 @@ class Measured:
     """The bursts of one graph.
 
     Attributes:
+        parts: what the program is made of.
         plan: the graph's plan.
         bursts: in order, without those that warmed up.
     """
 
+    parts: Parts
     plan: Plan
     bursts: tuple[Burst, ...]
 
@@ -132,10 +170,16 @@ class Measured:
         """The burst of median length."""
         return sorted(self.bursts, key=lambda burst: burst.length_us)[len(self.bursts) // 2]
 
-    def durations_us(self, label: str) -> list[float]:
-        """How long an action took, each time, without waiting."""
-        spans = [span for burst in self.bursts for span in burst.timeline.spans]
-        return [span.duration_us for span in spans if span.label == label and span.kind != WAIT]
+    def durations_us(self, label: str, *, on_device: bool = False) -> list[float]:
+        """How long an action took, each time, without waiting: its host, or what it enqueued on its device."""
+        spans = [span for burst in self.bursts for span in burst.timeline.spans if span.label == label]
+        return [
+            span.duration_us for span in spans if span.kind != WAIT and (span.stream in DEVICE_STREAMS) == on_device
+        ]
+
+    def took_us(self, label: str) -> list[float]:
+        """How long an action took where it did its work: on a GPU if it used one."""
+        return self.durations_us(label, on_device=True) or self.durations_us(label)
 
     def shares(self) -> dict[str, Shares]:
         """By party."""
@@ -154,12 +198,23 @@ class Measured:
         from crossfade.schedule.simulate import simulate
 
         compute_us = {node.id: median(self.durations_us(f"run {node.id}")) for node in self.plan.nodes}
+        on_device = {node.id: self.durations_us(f"run {node.id}", on_device=True) for node in self.plan.nodes}
+        kernels_us = {node: median(times_us) for node, times_us in on_device.items() if times_us}
+        synchronous = [node.id for node in self.plan.nodes if node.method == "work" and node.id in kernels_us]
+        for node in synchronous:  # the host's span ends with the kernels
+            compute_us[node] = max(0.0, compute_us[node] - kernels_us[node])
+        on_gpus: dict[str, Any] = {"device_us": kernels_us, "synchronous": synchronous} if kernels_us else {}
         arrays = [
             channel for channel in self.plan.channels if channel.writer != DRIVER and channel.readers != (DRIVER,)
         ]
-        write_us = median([time_us for channel in arrays for time_us in self.durations_us(f"write {channel.id}")])
-        workload = Workload(compute_us=compute_us, value_bytes={channel.value: ARRAY_BYTES for channel in arrays})
-        costs = CostModel(write_us_per_mb=write_us / (ARRAY_BYTES / 1e6), num_cores=os.cpu_count() or 1)
+        size_bytes = self.parts.value_bytes
+        workload = Workload(
+            compute_us=compute_us, value_bytes={channel.value: size_bytes for channel in arrays}, **on_gpus
+        )
+        costs = CostModel(num_cores=os.cpu_count() or 1, topology=load_topology() or Topology())
+        if not self.parts.num_gpus:
+            write_us = median([time_us for channel in arrays for time_us in self.durations_us(f"write {channel.id}")])
+            costs = replace(costs, write_us_per_mb=write_us / (size_bytes / 1e6))
         timeline = simulate(self.plan, workload, costs, NUM_IN_BURST)
         return replace(timeline, name="predicted")
 
@@ -178,7 +233,7 @@ def measure(program: FanIn, graphs: Sequence[CompiledGraph], num_bursts: int) ->
             program.check(inputs, results)
             times_us.append(ends_us)
     return [
-        Measured(graph.plan, tuple(_bursts(graph.timeline(), times_us)[NUM_WARM:]))
+        Measured(program.parts, graph.plan, tuple(_bursts(graph.timeline(), times_us)[NUM_WARM:]))
         for graph, times_us in zip(graphs, results_us, strict=True)
     ]
 

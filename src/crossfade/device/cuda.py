@@ -181,6 +181,11 @@ class CudaDriver:
         """See `Driver`."""
         return self._create_event(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 
+    def create_host_event(self) -> int:
+        """See `Driver`."""
+        flags = self._cu.CUevent_flags
+        return self._create_event(int(flags.CU_EVENT_DISABLE_TIMING) | int(flags.CU_EVENT_BLOCKING_SYNC))
+
     def create_timer(self) -> int:
         """See `TimedDriver`."""
         return self._create_event(self._cu.CUevent_flags.CU_EVENT_DEFAULT)
@@ -325,6 +330,14 @@ class CudaDriver:
             self._rescue = self.create_stream("rescue", is_urgent=True)
         return self._rescue
 
+    # wait
+
+    def wait_host(self, event: int) -> None:
+        """See `Driver`. The bindings let go of the interpreter lock meanwhile."""
+        result = self._cu.cuEventSynchronize(event)
+        if result[0]:
+            self._again(result, self._cu.cuEventSynchronize, event)
+
     # capture
 
     def is_capturing(self, stream: int) -> bool:
@@ -407,7 +420,7 @@ class CudaHostRange:
         self._words[offset >> 2] = value
 
     def view(self) -> memoryview:
-        """The bytes, for the host."""
+        """See `HostRange`."""
         return self._words.cast("B")
 
     def close(self) -> None:

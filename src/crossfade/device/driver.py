@@ -6,6 +6,7 @@ implementations, `crossfade.device.cuda.CudaDriver`, `crossfade.device.fake.Fake
 
 - Calls in the section *enqueue* put one operation at the end of a stream and return at once; a stream runs its operations in order.
 - Calls in the section *look* ask how far the device is, and never block.
+- `Driver.wait_host` blocks the calling thread, and is for threads that have nothing else to do.
 - All others are for set-up. They may wait for the device, so they must not be made while a stream waits for a signal that this
   thread still has to bring about. (Measured: docs/decisions/0008.)
 
@@ -42,6 +43,9 @@ class HostRange(Protocol):
 
     def poke(self, offset: int, value: int) -> None:
         """Stores a 32-bit word; no stream is involved, so this works however many streams wait."""
+
+    def view(self) -> memoryview:
+        """The bytes, for the host. A view may be used longer than the range; the device sees it no longer than that."""
 
     def close(self) -> None:
         """Takes it away from the device. Idempotent."""
@@ -86,6 +90,9 @@ class Driver(Protocol):
 
     def create_event(self) -> int:
         """An event without timing."""
+
+    def create_host_event(self) -> int:
+        """An event that a thread can wait for without using a core (`wait_host`)."""
 
     def destroy_event(self, event: int) -> None:
         """Gives an event back."""
@@ -132,6 +139,11 @@ class Driver(Protocol):
 
     def poke(self, address: int, value: int) -> None:
         """Stores a 32-bit word at a device address past all streams that work on something else."""
+
+    # wait
+
+    def wait_host(self, event: int) -> None:
+        """Blocks the calling thread, and no other, until the event, as it was last recorded, has happened."""
 
     # capture
 

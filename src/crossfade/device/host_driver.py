@@ -22,7 +22,7 @@ from itertools import count
 from crossfade.device.driver import HOST
 from crossfade.device.host_memory import HostMemory
 from crossfade.device.ledger import Ledger
-from crossfade.errors import ChannelTimeout
+from crossfade.errors import ChannelTimeout, DeviceError
 from crossfade.host.memory import Memory, address_of, align
 from crossfade.host.semaphore import full_fence
 
@@ -51,6 +51,12 @@ class SharedRange:
     def poke(self, offset: int, value: int) -> None:
         """See `HostRange`."""
         ctypes.c_uint32.from_address(self.address + offset).value = value
+
+    def view(self) -> memoryview:
+        """See `HostRange`."""
+        if self._mapping is None:
+            raise DeviceError("a range of shared memory is closed", hint="take its view before that")
+        return memoryview(self._mapping)
 
     def close(self) -> None:
         """See `HostRange`."""
@@ -145,6 +151,10 @@ class HostDriver:
         timer = self._new("event")
         self._times_ns[timer] = 0
         return timer
+
+    def create_host_event(self) -> int:
+        """See `Driver`."""
+        return self.create_event()
 
     def destroy_event(self, event: int) -> None:
         """See `Driver`."""
@@ -262,6 +272,11 @@ class HostDriver:
     def poke(self, address: int, value: int) -> None:
         """See `Driver`."""
         ctypes.c_uint32.from_address(address).value = value
+
+    # wait
+
+    def wait_host(self, event: int) -> None:
+        """Nothing: it has happened."""
 
     # capture
 

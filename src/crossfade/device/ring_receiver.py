@@ -62,7 +62,7 @@ class Lease:
         self.address = address
         self._ring = ring
         self._streams = [stream]
-        self._number = ring.driver.ledger.take("lease", f"slot {record.slot} of {ring.label}")
+        self._number = ring.driver.ledger.take("lease", ring.slot_labels[record.slot])
 
     def use_on(self, stream: int) -> None:
         """The value is also used on this stream, which is ordered behind the first one: its use ends before the slot is free."""
@@ -108,6 +108,7 @@ class RingReceiver:
             )
         self.driver = driver
         self.label = label
+        self.slot_labels = [f"slot {k} of {label}" for k in range(num_slots)]
         self._pool = pool
         self._board = board
         self._tell = tell
@@ -182,7 +183,9 @@ class RingReceiver:
         lease = Lease(self, record, slots.block.address + record.slot * slots.offer.slot_bytes, stream)
         self._streams.add(stream)
         number = slots.num_uses[record.slot] = slots.num_uses[record.slot] + 1
-        slots.full[record.slot].wait(stream, number)
+        full = slots.full[record.slot]
+        if not full.has(number):  # if it is there already, the stream is saved an operation
+            full.wait(stream, number)
         slots.leases[record.slot] = lease
         self._num_values += 1
         self._num_bytes += record.size_bytes

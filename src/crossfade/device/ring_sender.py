@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from crossfade.device.copies import cut, enqueue
 from crossfade.device.driver import Driver
@@ -27,6 +27,21 @@ class _Target:
         self.full, self.free = ring_signals(board, offer, label)
         self.credits = deque(range(offer.num_slots))
         self.num_uses = [0] * offer.num_slots
+
+
+class _Kept(NamedTuple):
+    """What a copy reads from, and how to know that it is done.
+
+    Attributes:
+        full, number: the slot's counter, which the host can look at, and what it says then; None where it cannot.
+        event: an event behind the copy instead, else -1.
+        source: what is kept.
+    """
+
+    full: Counter | None
+    number: int
+    event: int
+    source: Any
 
 
 class RingSender:
@@ -65,7 +80,7 @@ class RingSender:
         self._closing: deque[tuple[_Target, int]] = deque()  # earlier generations, each with the event of its last copy
         self._wanted_bytes = 0
         self._refused: Refused | None = None
-        self._kept: deque[tuple[int, Any]] = deque()  # events of copies, and what each reads from
+        self._kept: deque[_Kept] = deque()
         self._events: list[int] = []  # spare ones
         self._tail = Tail(driver, [stream])
         self._ended: ChannelError | None = None
@@ -151,18 +166,31 @@ class RingSender:
             ChannelClosed, ChannelBroken, DeviceError: see `can_send`.
         """
         size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
-        target = self._target
-        if not self.can_send(size_bytes) or target is None:
+        if not self.can_send(size_bytes):
             return False
+        self.send(parts, size_bytes, ready=ready, keep=keep)
+        return True
+
+    def send(
+        self, parts: Sequence[tuple[int, int, int]], size_bytes: int, *, ready: int | None = None, keep: Any = None
+    ) -> None:
+        """`try_send_parts` right after `can_send` has said yes to ``size_bytes``.
+
+        Raises:
+            DeviceError: the driver failed.
+        """
+        target = self._target
+        if target is None:
+            raise ChannelError(f"{self.label}: there are no slots: this is a bug in crossfade")
         slot = target.credits.popleft()
-        self._enqueue(target, slot, parts, ready)
+        number = self._enqueue(target, slot, parts, ready)
         if keep is not None:
             self.collect()
-            self._kept.append((self._mark(), keep))
+            full = target.full[slot] if self._board.is_quick else None
+            self._kept.append(_Kept(full, number, -1 if full is not None else self._mark(), keep))
         self._num_values += 1
         self._num_bytes += size_bytes
         self._tell(Enqueued(target.offer.generation, slot, size_bytes))
-        return True
 
     @property
     def next_place(self) -> tuple[int, int] | None:
@@ -170,7 +198,14 @@ class RingSender:
         target = self._target
         return (target.offer.generation, target.credits[0]) if target is not None and target.credits else None
 
-    def _enqueue(self, target: _Target, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> None:
+    def place_of_next(self) -> tuple[int, int]:
+        """(generation, slot) that the next value takes, right after `can_send` has said yes."""
+        place = self.next_place
+        if place is None:
+            raise ChannelError(f"{self.label}: there is no free slot: this is a bug in crossfade")
+        return place
+
+    def _enqueue(self, target: _Target, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
         stream = self._stream
         self._tail.grow()
         if ready is not None:
@@ -185,6 +220,7 @@ class RingSender:
         if end is not None:
             end()
         target.full[slot].set(stream, number)
+        return number
 
     def _mark(self) -> int:
         """An event for all that the copy stream was given so far."""
@@ -194,12 +230,19 @@ class RingSender:
 
     def collect(self) -> None:
         """Lets go of sources whose copies are done, and closes earlier generations."""
-        while self._kept and self._driver.has_happened(self._kept[0][0]):
-            self._events.append(self._kept.popleft()[0])
+        while self._kept and self._is_copied(self._kept[0]):
+            event = self._kept.popleft().event
+            if event >= 0:
+                self._events.append(event)
         while self._closing and self._driver.has_happened(self._closing[0][1]):
             target, event = self._closing.popleft()
             self._events.append(event)
             self._retire(target)
+
+    def _is_copied(self, kept: _Kept) -> bool:
+        if kept.full is not None:
+            return kept.full.is_at_least(kept.number)
+        return self._driver.has_happened(kept.event)
 
     def _retire(self, target: _Target) -> None:
         target.memory.close()

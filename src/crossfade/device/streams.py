@@ -23,9 +23,9 @@ class Role(StrEnum):
     PUSH = "push"
     """Copies to peers."""
     UP = "up"
-    """Device to host, for staged copies."""
+    """Device to host: staged copies, and values for parties without a device."""
     DOWN = "down"
-    """Host to device, for staged copies."""
+    """Host to device: staged copies, and values of parties without a device."""
 
 
 class Streams:

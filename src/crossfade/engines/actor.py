@@ -84,7 +84,8 @@ class _Actor:
         wait_until, turn = self._doorbell.wait_until, self._turn
         while not self._is_stopped:
             limit_s = _SERVE_S if self._devices is not None and self._devices.is_busy else None
-            if len(self._running) == 1:
+            is_pending = self._devices is not None and self._devices.is_pending
+            if len(self._running) == 1 and not is_pending:
                 (part,) = self._running
                 wait_until(turn, limit_s, part.cursor.idle(), part.num_parties)
             else:
@@ -102,6 +103,8 @@ class _Actor:
                     has_moved = True
             except ChannelError as error:
                 part.fault = str(error)
+        if self._devices is not None and self._devices.is_pending and self._devices.poll():
+            has_moved = True
         if has_moved and not self._doorbell.flags[1]:
             return True
         return self._look_around() or has_moved
@@ -241,8 +244,13 @@ class _Actor:
         if signals is not None:
             device_ends = self._own_devices().open(message.number, plan, self._name, signals, self._pidfds)
 
+        copies = None
+        if plan.devices.get(self._name):
+            copies = self._own_devices().host_copies(self._bells[self._name], self._doorbell.spin_us)
+
         def make() -> Wiring:
-            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends, self._break_off)
+            ends = device_ends, copies, self._break_off
+            return Wiring(plan, self._name, board, heaps, self._bells, store, *ends)
 
         peers = peers_of(plan, self._name)
         wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))
@@ -250,7 +258,9 @@ class _Actor:
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
         guard = Guard(plan, self._name) if message.debug else None
-        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard)
+        gpus = self._own_devices() if recorder is not None and plan.devices.get(self._name) else None
+        recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else ()
+        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded)
         return _Part(plan, cursor, wiring, recorder, len(plan.programs), guard)
 
     def _close(self, number: int) -> None:
@@ -273,6 +283,8 @@ class _Actor:
             return
         statistics = ActorStatistics(part.cursor.position[0], channel_statistics(part.wiring.ends))
         spans = part.recorder.spans() if part.recorder is not None else []
+        if self._devices is not None:
+            spans += self._devices.spans(message.number)
         send(self._connection, control.Reported(message.query, spans, statistics))
 
     def describe(self) -> ActorState:

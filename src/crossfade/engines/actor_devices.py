@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from crossfade.channels.asking import any_of
 from crossfade.device.signals import Releasable
 from crossfade.engines.board import peers_of
 from crossfade.engines.device_ends import DeviceEnds
 from crossfade.engines.devices import Devices, select_gpus
+from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 from crossfade.plan.plan import Plan
+from crossfade.plan.timeline import Span
+from crossfade.runtime.device_record import DeviceRecorder
+from crossfade.runtime.record import Recorder
+
+if TYPE_CHECKING:
+    from crossfade.channels.host_copies import HostCopies
 
 __all__ = ["ActorDevices"]
 
@@ -36,6 +45,8 @@ class ActorDevices:
         self._open: dict[int, DeviceEnds] = {}
         self._settling: dict[int, tuple[DeviceEnds, Callable[[], None]]] = {}
         self._left_over: dict[int, DeviceEnds] = {}
+        self._recorders: dict[int, list[DeviceRecorder]] = {}
+        self._copies: HostCopies | None = None
 
     def select(self) -> None:
         """See `select_gpus`."""
@@ -65,8 +76,42 @@ class ActorDevices:
             self._devices.watch(peer, pidfds[peer], number)
         return ends
 
+    def host_copies(self, bell: Bell, spin_us: float) -> HostCopies | None:
+        """How tensors go between this actor's GPUs and hosts; None if it has none, or if what that takes is not installed."""
+        if self._copies is None and self._gpus:
+            with suppress(ImportError):
+                from crossfade.channels.host_copies import HostCopies
+
+                self._copies = HostCopies(
+                    list({id(home): home for home in self._devices.homes}.values()), bell, spin_us
+                )
+        return self._copies
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether values are on their way to hosts, so that `poll` should be called."""
+        return self._copies is not None and self._copies.is_pending
+
+    def poll(self) -> bool:
+        """Tells hosts of the values that are there by now; whether there were any."""
+        return self._copies is not None and self._copies.poll()
+
+    def record(self, number: int, recorder: Recorder) -> list[tuple[DeviceRecorder, int]]:
+        """Begins to record what a plan does on this actor's GPUs: for each, with the stream on which its methods compute."""
+        homes = list({id(home): home for home in self._devices.homes}.values())
+        made = self._recorders[number] = [DeviceRecorder(home.driver, recorder) for home in homes]
+        if number in self._open:
+            self._open[number].record(made)
+        return [(device, home.compute_stream()) for device, home in zip(made, homes, strict=True)]
+
+    def spans(self, number: int) -> list[Span]:
+        """What ran on this actor's GPUs for a plan."""
+        return [span for recorder in self._recorders.get(number, ()) for span in recorder.spans()]
+
     def leave(self, number: int, on_left: Callable[[], None]) -> None:
         """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more."""
+        for recorder in self._recorders.pop(number, ()):
+            recorder.close()
         ends = self._open.pop(number, None)
         if ends is None:
             on_left()

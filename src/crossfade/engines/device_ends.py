@@ -12,12 +12,14 @@ from crossfade.channels.device_layout import DeviceLayout
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.engines.board import RingPlace, is_on_devices, num_devices, signals_size_bytes
 from crossfade.engines.devices import Devices
-from crossfade.errors import MissingDependency
+from crossfade.errors import ChannelBroken, MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
+from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
 from crossfade.runtime.alive import Alive
+from crossfade.runtime.device_record import DeviceLane, DeviceRecorder
 
 if TYPE_CHECKING:
     from crossfade.channels.copy_engine import CopyReader, CopyWriter
@@ -107,6 +109,20 @@ class DeviceEnds:
 
     def _part(self, place: RingPlace, device: int) -> SignalBoard:
         return BoardPart(self._boards[device], place.first_signal, _lanes_of(place).num_signals)
+
+    def distrust(self) -> ChannelBroken | None:
+        """Why what was computed here cannot be trusted, if so. Any thread may ask."""
+        dead = self.alive.check()
+        if not dead:
+            return None
+        return ChannelBroken(f"{', '.join(dead)} died, and the value may have been made of what came from there")
+
+    def record(self, devices: Sequence[DeviceRecorder]) -> None:
+        """Records every copy from now on; ``devices`` are the recorders of this party's devices."""
+        for spec, writer in self._writers:
+            for number, lane in enumerate(writer.lanes):
+                device = devices[number % len(self._homes) % len(devices)]
+                lane.ring.around = device.around(DeviceLane.PUSH, Action(Verb.WRITE, spec.id), spec.id)
 
     def break_off(self, peer: str, reason: str) -> None:
         """A party of the plan is gone, whether or not it is at the other end of a lane. Any thread may call it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfade.channels.device_home import DeviceHome
-from crossfade.device.driver import Driver
+from crossfade.device.driver import TimedDriver
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.signals import Releasable
@@ -79,7 +79,7 @@ class Devices:
             DeviceError: CUDA cannot start.
         """
         if not self._homes:
-            drivers: list[Driver] = [_host_driver()] * max(1, len(self._gpus))
+            drivers: list[TimedDriver] = [_host_driver()] * max(1, len(self._gpus))
             if self._gpus and num_visible_gpus():
                 from crossfade.device.cuda import CudaDriver
 

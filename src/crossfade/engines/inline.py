@@ -30,7 +30,9 @@ __all__ = ["InlineEngine"]
 
 def _copied(value: Any) -> Any:
     """What arrives at the other side of a channel."""
-    return decode(memoryview(message_of(value).to_bytes()), private=bytearray, shared=memoryview.toreadonly)
+    return decode(
+        memoryview(message_of(value, keeps_devices=True).to_bytes()), private=bytearray, shared=memoryview.toreadonly
+    )
 
 
 class _DoneCall:

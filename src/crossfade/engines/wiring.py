@@ -21,6 +21,7 @@ from crossfade.types import Transport
 
 if TYPE_CHECKING:
     from crossfade.channels.collective import Meeting
+    from crossfade.channels.host_copies import HostCopies
     from crossfade.engines.device_ends import DeviceEnds
 
 __all__ = ["Wiring"]
@@ -40,6 +41,7 @@ class Wiring:
         bells: the doorbells of its peers, and its own.
         store: where the parties of the gloo group meet, if there are any; owned by the wiring from now on.
         device_ends: opens its ends of copy channels, and has its devices, if it uses any.
+        host_copies: how it brings tensors to its devices and from there, if it has any.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
     """
 
@@ -52,6 +54,7 @@ class Wiring:
         bells: Mapping[str, Bell],
         store: Memory | None = None,
         device_ends: DeviceEnds | None = None,
+        host_copies: HostCopies | None = None,
         on_death: Callable[[str], None] | None = None,
     ) -> None:
         for spec in plan.channels:
@@ -62,6 +65,7 @@ class Wiring:
         self.ends = Ends()
         self.device_ends = device_ends
         self._on_death = on_death
+        self._host_copies = host_copies
         self._plan = plan
         self._party = party
         self._heaps = heaps
@@ -84,16 +88,39 @@ class Wiring:
         if place.lanes is not None and self.device_ends is not None:
             return self.device_ends.writer(place, board, heap, bells)
         args = spec.id, board, place.offset, place.ring, heap, bells
-        if self.device_ends is not None:
-            return CheckedWriter(*args, who_died=self.device_ends.alive.check, buffer_bytes=spec.buffer_bytes)
+        distrust = self.device_ends.distrust if self.device_ends is not None else None
+        if self._host_copies is not None:
+            from crossfade.channels.device_writer import DeviceToHostWriter
+
+            node = self._maker_of(spec.value)
+            return DeviceToHostWriter(
+                *args,
+                self._host_copies,
+                buffer_bytes=spec.buffer_bytes,
+                actor=self._party,
+                node=node,
+                distrust=distrust,
+            )
+        if distrust is not None:
+            return CheckedWriter(*args, distrust=distrust, buffer_bytes=spec.buffer_bytes)
         return ShmWriter(*args, buffer_bytes=spec.buffer_bytes)
+
+    def _maker_of(self, value: str) -> str:
+        """How an error calls what makes a value."""
+        node = next((node for node in self._plan.nodes if value in node.outputs), None)
+        return f"the collective that makes {value}" if node is None else f"{node.actor}.{node.method} (node {node.id})"
 
     def _ring_reader(self, place: RingPlace, board: mmap.mmap) -> Reader:
         spec = place.spec
         heap, bell = self._heaps[spec.writer], self._bells[spec.writer]
         if place.lanes is not None and self.device_ends is not None:
             return self.device_ends.reader(place, board, heap, bell)
-        return ShmReader(spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell)
+        args = spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell
+        if self._host_copies is not None:
+            from crossfade.channels.device_reader import HostToDeviceReader
+
+            return HostToDeviceReader(*args, self._host_copies, device=spec.device)
+        return ShmReader(*args)
 
     def _open_link(self, store: Memory | None) -> Any:
         parties = link_parties(self._plan)

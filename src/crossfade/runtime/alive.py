@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Mapping
 
 __all__ = ["Alive"]
 
 
 class Alive:
-    """Parties whose deaths would spoil a value. One thread uses it.
+    """Parties whose deaths would spoil a value. Any thread may ask.
 
     Args:
         pidfds: by party, a descriptor that is readable once its process has ended. They stay the caller's, who may close them at
@@ -31,13 +32,15 @@ class Alive:
         for own in self._parties:
             poller.register(own, select.POLLIN)
         self._poll = poller.poll
+        self._lock = threading.Lock()  # a poll object is one thread's at a time
 
     def check(self) -> list[str]:
         """Who is dead, by name; nobody, as a rule. One system call, which waits for nothing; none where nobody is asked about."""
         parties = self._parties
         if not parties:
             return []
-        return sorted(parties[fd] for fd, _ in self._poll(0))
+        with self._lock:
+            return sorted(parties[fd] for fd, _ in self._poll(0))
 
     def close(self) -> None:
         """Nobody is asked about any more. Idempotent."""

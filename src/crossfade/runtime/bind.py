@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.protocol import EMPTY, Collective, Reader, Writer
 from crossfade.errors import ChannelError, Failure
@@ -15,6 +15,9 @@ from crossfade.runtime.cursor import Cursor, Idle, Round, Step
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
+
+if TYPE_CHECKING:
+    from crossfade.runtime.device_record import DeviceRecorder
 
 __all__ = ["Ends", "bind"]
 
@@ -45,6 +48,7 @@ def bind(
     ends: Ends,
     recorder: Recorder | None = None,
     guard: Guard | None = None,
+    devices: Sequence[tuple[DeviceRecorder, int]] = (),
 ) -> Cursor:
     """A cursor that runs ``actor``'s program.
 
@@ -55,6 +59,7 @@ def bind(
         calls: of each of its nodes, by id: the arguments.
         ends: its ends of the channels.
         recorder: records every action if given.
+        devices: record, beside it, what the actor's methods enqueue: each on a stream.
         guard: watches every value if given.
     """
     binder = _Binder(plan, actor, methods, calls, ends, guard)
@@ -70,7 +75,14 @@ def bind(
     def wrapped(bounds: Sequence[_Bound]) -> list[Step]:
         if recorder is None:
             return [bound.step for bound in bounds]
-        return [recorder.wrap(bound.step, bound.action, _what(plan, bound.action)) for bound in bounds]
+        return [recorder.wrap(on_devices(bound), bound.action, _what(plan, bound.action)) for bound in bounds]
+
+    def on_devices(bound: _Bound) -> Step:
+        step = bound.step
+        if bound.action.verb is Verb.RUN:
+            for device, stream in devices:
+                step = device.wrap(step, bound.action, _what(plan, bound.action), stream)
+        return step
 
     # A recorder has to see each step that cannot run yet, so nothing may look before it.
     looks = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}

@@ -11,6 +11,7 @@ from crossfade.device.fake.clocks import Allocation, Clock, is_before, join
 from crossfade.device.fake.graphs import Capture
 from crossfade.device.fake.machine import Fault, Machine, Mark, Operation, Range, Until
 from crossfade.device.ledger import Ledger
+from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 
 __all__ = ["FakeDriver", "FakeHostRange", "FakeLink"]
@@ -115,6 +116,10 @@ class FakeDriver:
         self._events.append(Mark({}))
         self.ledger.take_at("event", len(self._events))
         return len(self._events)
+
+    def create_host_event(self) -> int:
+        """See `Driver`."""
+        return self.create_event()
 
     def destroy_event(self, event: int) -> None:
         """See `Driver`."""
@@ -261,6 +266,11 @@ class FakeDriver:
             join(self.machine.line(self.process).clock, clock)
         return clock is not None
 
+    def wait_host(self, event: int) -> None:
+        """See `Driver`. A host of this machine waits by yielding; what has not happened cannot be waited for in here."""
+        if not self.has_happened(event):
+            raise DeviceError("a host of the fake machine cannot block", hint="yield an Until in the program")
+
     def peek(self, address: int) -> int:
         """See `Driver`."""
         word = self.machine.word(address)
@@ -320,6 +330,10 @@ class FakeHostRange:
     def poke(self, offset: int, value: int) -> None:
         """See `HostRange`."""
         self._driver.poke(self.address + offset, value)
+
+    def view(self) -> memoryview:
+        """See `HostRange`. What the machine holds are values with clocks, and no bytes that a host could look at."""
+        raise DeviceError("memory of the fake machine has no view", hint="peek and poke")
 
     def close(self) -> None:
         """See `HostRange`."""

@@ -1,0 +1,176 @@
+"""The actors of the GPU benchmarks, for crossfade and for Ray alike, with the bare measures taken in the same processes.
+
+Values are random, times a power of two that changes with the execution: so each result is exactly a power of two times that of
+another execution, and a value of the wrong execution shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+NUM_FACTORS = 4
+GATE_CYCLES = 400_000  # 0.2 ms, in which the host enqueues ahead
+DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
+
+
+def factor(execution: int) -> float:
+    return float(2 ** (execution % NUM_FACTORS))
+
+
+def synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def device_us(device: str, act: Callable[[], Any]) -> float:
+    """What ``act`` enqueues, on the device's clock, the host's time left out; on the CPU the host's clock."""
+    if device != "cuda":
+        start_ns = time.perf_counter_ns()
+        act()
+        return (time.perf_counter_ns() - start_ns) / 1e3
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(GATE_CYCLES)  # type: ignore[no-untyped-call]
+    first.record()
+    act()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last) * 1e3)
+
+
+def current_device(device: str) -> int:
+    return torch.cuda.current_device() if device == "cuda" else -1
+
+
+def copy_us(device: str, source: torch.Tensor, target_device: int, num: int) -> list[float]:
+    """Bare copies, one at a time: by the copy engine into another GPU's memory, with nothing of any library around them."""
+    taken = _copies_us(device, source, f"cuda:{target_device}" if device == "cuda" else "cpu", num)
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return taken
+
+
+def _copies_us(device: str, source: torch.Tensor, target_device: str, num: int) -> list[float]:
+    target = torch.empty_like(source, device=target_device)
+
+    def copy() -> None:
+        target.copy_(source, non_blocking=True)
+
+    taken = [device_us(device, copy) for _ in range(num + 3)][3:]
+    if not torch.equal(target.to(source.device), source):
+        raise RuntimeError("the bare copy did not copy")
+    return taken
+
+
+class Sender:
+    """Makes a square tensor for each execution.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        number: tells senders apart.
+        size: rows and columns.
+    """
+
+    def __init__(self, device: str, number: int, size: int) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(number)
+        self._device = device
+        self._base = torch.randn(size, size, device=device).to(DTYPES[device])
+
+    def make(self, execution: int) -> torch.Tensor:
+        return self._base * factor(execution)
+
+    def reference(self) -> tuple[int, float]:
+        """The column of the largest element of the first row of the product with itself, and that element in float64."""
+        row = self._base[0].double()
+        product = torch.cat([row @ part.double() for part in torch.split(self._base, 1000, dim=1)])
+        column = int(product.abs().argmax())
+        return column, float(product[column])
+
+    def bare_us(self, target_device: int, num: int) -> tuple[list[float], list[float]]:
+        """Making a tensor alone, and one transfer alone."""
+        made = [device_us(self._device, lambda: self._base * 2.0) for _ in range(num + 3)][3:]
+        return made, copy_us(self._device, self._base, target_device, num)
+
+
+class Receiver:
+    """Multiplies what it gets with itself, and reads one element."""
+
+    def __init__(self, device: str, size: int) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(99)
+        self._device = device
+        self._bases = [torch.randn(size, size, device=device).to(DTYPES[device]) for _ in range(3)]
+
+    def multiply(self, tensor: torch.Tensor, column: int) -> float:
+        return float(torch.matmul(tensor, tensor)[0, column].item())
+
+    def device(self) -> int:
+        return current_device(self._device)
+
+    def products_us(self, num: int) -> tuple[list[float], float]:
+        """Three products alone: each three by themselves, and per three while ``num`` times three follow each other."""
+
+        def three() -> None:
+            for base in self._bases:
+                torch.matmul(base, base)
+
+        def all_of_them() -> None:
+            for _ in range(num):
+                three()
+
+        all_of_them()
+        alone = [device_us(self._device, three) for _ in range(num)]
+        return alone, device_us(self._device, all_of_them) / num
+
+
+def bank(device: str, size_bytes: int) -> list[torch.Tensor]:
+    """Random tensors of so many bytes, the same in every process on one kind of device."""
+    torch.manual_seed(size_bytes)
+    num = size_bytes // 2
+    return [torch.randn(num, device=device).half() for _ in range(NUM_FACTORS)]
+
+
+class Source:
+    """Gives tensors that are there already, so that nothing but moving them takes time."""
+
+    def __init__(self, device: str, size_bytes: int) -> None:
+        torch.set_num_threads(1)
+        self._device = device
+        self._bank = bank(device, size_bytes)
+        synchronise(device)
+
+    def give(self, execution: int) -> torch.Tensor:
+        return self._bank[execution % NUM_FACTORS]
+
+    def last_elements(self) -> list[float]:
+        return [float(tensor[-1].item()) for tensor in self._bank]
+
+    def bare_us(self, target_device: int, num: int) -> list[float]:
+        return copy_us(self._device, self._bank[0], target_device, num)
+
+
+class Sink:
+    """Looks at tensors."""
+
+    def __init__(self, device: str, size_bytes: int) -> None:
+        torch.set_num_threads(1)
+        self._device = device
+        self._size_bytes = size_bytes
+
+    def shape(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        return tuple(tensor.shape)
+
+    def last(self, tensor: torch.Tensor) -> float:
+        return float(tensor[-1].item())
+
+    def is_whole(self, tensor: torch.Tensor, execution: int) -> bool:
+        """Every element, against the same numbers made here."""
+        return torch.equal(tensor, bank(self._device, self._size_bytes)[execution % NUM_FACTORS])
+
+    def device(self) -> int:
+        return current_device(self._device)

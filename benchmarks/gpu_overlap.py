@@ -1,0 +1,136 @@
+"""The documentation's overlap program on GPUs, beside the limit that its parts set and beside Ray Compiled Graph.
+
+Run ``python -m benchmarks.gpu_overlap`` from the root of the repository: ``--report`` to write the Markdown report, ``--quick`` for
+a trial with small tensors, also without GPUs, ``--ray`` to run Ray beside it. Three senders make a tensor of 10000 x 10000 fp16
+each, one receiver multiplies each with itself and reads one element of the product; static shapes, direct return. Random data.
+
+*Limit*: three products, one tensor made and one transfer, each measured alone in the same processes, on the devices' clocks, with
+nothing of crossfade around them; *three in a row* are the receiver's products alone, one after another without a pause. All
+sides take turns in blocks; Ray's processes are ended before the others go on. Every result is checked twice: against float64,
+and exactly against those of other executions. Steps are written to ``--out`` as they end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.common import Table
+from benchmarks.gpu_steps import Book, Side, add_ray, median_of, parser_of, publish, ray_side, spread_of
+
+WANTED_ALONE, WANTED_INFLIGHT = 1.06, 1.05
+MODES = {
+    "with overlap": {"overlap": True, "inflight": 1},
+    "without overlap": {"overlap": False, "inflight": 1},
+    "with overlap, 4 in flight": {"overlap": True, "inflight": 4},
+    "without overlap, 4 in flight": {"overlap": False, "inflight": 4},
+}
+LIMIT_S = 120.0
+US_PER_MS = 1e3
+
+
+def measure(book: Book, options: argparse.Namespace, device: str) -> None:
+    """All rounds; crossfade's worker lives through them."""
+    crossfade = Side("crossfade", "benchmarks.gpu_worker", (device, options.transport))
+    request = {"size": options.size, "num": options.num}
+    try:
+        for number in range(options.rounds):
+            modes = list(MODES.items())
+            crossfade.ask(book, "bare", {"measure": "bare", **request}, limit_s=LIMIT_S)
+            for name, mode in modes if number % 2 == 0 else modes[::-1]:
+                crossfade.ask(book, name, {"measure": "overlap", **mode, **request}, limit_s=LIMIT_S)
+            if options.ray and number < options.ray_rounds:
+                _measure_ray(book, options.ray, device, request)
+        crossfade.ask(book, "bare", {"measure": "bare", **request}, limit_s=LIMIT_S)
+    finally:
+        crossfade.close()
+
+
+def _measure_ray(book: Book, where: str, device: str, request: dict[str, int]) -> None:
+    """A worker for each way to compile: Ray's actors take part in one graph."""
+    for overlap in (True, False):
+        side = ray_side("Ray", where, (device,))
+        try:
+            side.ask(book, "version", {"measure": "version"}, limit_s=30)
+            for name, mode in MODES.items():
+                if mode["overlap"] is overlap:
+                    side.ask(book, name, {"measure": "overlap", **mode, **request}, limit_s=LIMIT_S)
+        finally:
+            side.close()
+
+
+def tables_of(book: Book) -> tuple[list[Table], dict[str, float]]:
+    """The tables, and what was wanted: medians over their limits."""
+    parts = {key: book.blocks("bare", "crossfade", key) for key in ("products", "made", "moved", "products in a row")}
+    medians = {key: median_of(blocks) or float("nan") for key, blocks in parts.items()}
+    limit_us = medians["products"] + medians["made"] + medians["moved"]
+    limits = Table("The parts alone, ms", ["what", "median (lowest and highest block)"])
+    for key, words in (
+        ("products", "three products"),
+        ("made", "one tensor made"),
+        ("moved", "one transfer"),
+        ("products in a row", "three products, of many in a row"),
+    ):
+        limits.add(words, spread_of(parts[key], 1 / US_PER_MS, 3))
+    limits.add("limit: the first three together", f"{limit_us / US_PER_MS:.3f}")
+    runs = Table("One execution, ms", ["by", "how", "median (lowest and highest block)", "over the limit", "blocks"])
+    ratios = {}
+    for side in ("crossfade", "Ray"):
+        for name, mode in MODES.items():
+            blocks = book.blocks(name, side)
+            if not blocks:
+                continue
+            under_us = limit_us if mode["inflight"] == 1 else medians["products in a row"]
+            over = statistics.median(value for block in blocks for value in block) / under_us
+            ratios[f"{side}, {name}"] = over
+            runs.add(side, name, spread_of(blocks, 1 / US_PER_MS, 3), f"{over:.3f}", str(len(blocks)))
+    return [limits, runs], ratios
+
+
+def verdict(ratios: dict[str, float]) -> tuple[str, bool]:
+    """In words, and whether both are met."""
+    alone = ratios.get("crossfade, with overlap", float("nan"))
+    inflight = ratios.get("crossfade, with overlap, 4 in flight", float("nan"))
+    text = (
+        f"With overlap, one execution at a time takes {alone:.3f} of the limit (at most {WANTED_ALONE} wanted); with 4 in flight "
+        f"an execution takes {inflight:.3f} of three products in a row (at most {WANTED_INFLIGHT} wanted). Over the limit: "
+        "one at a time over three products + one tensor made + one transfer, in flight over three products in a row."
+    )
+    return text, alone <= WANTED_ALONE and inflight <= WANTED_INFLIGHT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints: 2 when a value was wrong, 1 when a wanted figure was not met or a step of crossfade's failed."""
+    parser = parser_of("gpu_overlap", __doc__ or "")
+    add_ray(parser)
+    parser.add_argument("--rounds", type=int, default=6, help="blocks of each side")
+    parser.add_argument("--ray-rounds", type=int, default=2, help="rounds in which Ray takes part")
+    parser.add_argument("--num", type=int, default=30, help="executions in a block")
+    parser.add_argument("--size", type=int, default=10_000, help="rows and columns of a tensor")
+    options = parser.parse_args(arguments)
+    device = "cuda" if torch.cuda.device_count() >= 4 else "cpu"
+    if options.quick:
+        options.rounds, options.ray_rounds, options.num = 2, 1, 5
+    if options.quick or device == "cpu":
+        options.size = min(options.size, 256)
+    book = Book(Path(options.out) / "gpu_overlap.jsonl")
+    measure(book, options, device)
+    tables, ratios = tables_of(book)
+    text, is_met = verdict(ratios)
+    parameters = f"{options.size} x {options.size} on {device}, {options.num} executions in a block. "
+    ray = [str(row["version"]) for row in book.of("version", "Ray")]
+    text = parameters + (f"Ray {ray[0]}. " if ray else "Ray was not run. ") + text
+    publish("gpu_overlap", "The overlap program on GPUs", book, options, tables, f"{__doc__}\n{text}")
+    if book.has_wrong_value:
+        return 2
+    has_failed = any(failure.startswith("crossfade") for failure in book.failures())
+    return 1 if has_failed or (device == "cuda" and not is_met) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

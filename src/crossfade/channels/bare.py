@@ -1,0 +1,133 @@
+"""Tensors by themselves, which most values are: their records without a pickle.
+
+All tensors of one type, shape and device are of one *kind*. The first of a kind tells the reader what the kind is; the others
+name it by its number. A record's payload is::
+
+    u32 number of the kind, with NEW for its first tensor | for each reader: u32 generation | u32 slot | u64 length
+    | for its first tensor: the pickle of (the writer's device, by position, dtype, shape, requires_grad)
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+__all__ = ["MOST_DESCRIPTION_BYTES", "MOST_KINDS", "NOTE", "NUMBER", "Kind", "KindTable", "Kinds"]
+
+NUMBER = struct.Struct("<I")
+NOTE = struct.Struct("<IIQ")
+NEW = 1 << 31
+MOST_KINDS = 256
+"""Of one channel. Tensors of further ones are sent as other values are."""
+
+MOST_DESCRIPTION_BYTES = 256
+"""Of a kind. Tensors of so many dimensions that it would take more are sent as other values are."""
+
+_Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool]
+
+
+@dataclass(slots=True)
+class Kind:
+    """What tensors have in common.
+
+    Attributes:
+        number: by which the record names it.
+        source: the writer's device, by position.
+        size_bytes: length of each.
+        description: what the first tensor tells.
+        is_told: whether a tensor of the kind was published.
+    """
+
+    number: int
+    source: int
+    size_bytes: int
+    description: bytes
+    is_told: bool = False
+
+    def record(self, notes: bytes) -> bytes:
+        """The payload of a tensor's record."""
+        if self.is_told:
+            return NUMBER.pack(self.number) + notes
+        return NUMBER.pack(self.number | NEW) + notes + self.description
+
+
+class Kinds:
+    """The kinds of one channel, as its writer sees them.
+
+    Args:
+        source_of: the writer's device of a tensor, by position; None if it is not on one.
+    """
+
+    def __init__(self, source_of: Callable[[torch.Tensor], int | None]) -> None:
+        self._source_of = source_of
+        self._kinds: dict[_Key, Kind | None] = {}
+
+    def of(self, value: object) -> Kind | None:
+        """The kind of a value, if it is a tensor that goes beside its record."""
+        if type(value) is not torch.Tensor:
+            return None
+        key = (value.device, value.dtype, value.shape, value.requires_grad)
+        try:
+            return self._kinds[key]
+        except KeyError:
+            return self._new(key, value)
+
+    def _new(self, key: _Key, tensor: torch.Tensor) -> Kind | None:
+        if len(self._kinds) >= MOST_KINDS:
+            return None
+        is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+        source = self._source_of(tensor) if is_plain else None
+        if source is None:
+            return None
+        _, dtype, shape, requires_grad = key
+        description = pickle.dumps((source, dtype, tuple(shape), requires_grad), 5)
+        if len(description) > MOST_DESCRIPTION_BYTES:
+            return None
+        kind = Kind(len(self._kinds), source, tensor.numel() * tensor.itemsize, description)
+        self._kinds[key] = kind
+        return kind
+
+
+class Described(NamedTuple):
+    """What a reader knows of a kind.
+
+    Attributes:
+        source: the writer's device, by position.
+        dtype, shape, requires_grad: of its tensors.
+    """
+
+    source: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    requires_grad: bool
+
+
+class KindTable:
+    """The kinds of one channel, as a reader sees them.
+
+    Args:
+        num_readers: of the channel.
+    """
+
+    def __init__(self, num_readers: int) -> None:
+        self._description = NUMBER.size + num_readers * NOTE.size  # where it begins
+        self._kinds: dict[int, Described] = {}
+
+    def find(self, payload: memoryview) -> Described:
+        """What a record's tensor is.
+
+        Raises:
+            ValueError: the record is damaged.
+        """
+        (number,) = NUMBER.unpack_from(payload)
+        if number & NEW and number ^ NEW < MOST_KINDS:
+            self._kinds[number ^ NEW] = Described(*pickle.loads(payload[self._description :]))
+        try:
+            return self._kinds[number & ~NEW]
+        except KeyError:
+            raise ValueError(f"a damaged record names kind {number} of tensors") from None

@@ -1,0 +1,160 @@
+"""Values between a device and the host: what the channels of one process share, and where the copies are enqueued.
+
+- Out of a device, `crossfade.channels.device_writer.DeviceToHostWriter`: the copy engine writes into the slot of a ring, on
+  `Role.UP`, behind what computes the tensors; the readers are told when the bytes are there (`crossfade.channels.publisher`).
+- Onto a device, `crossfade.channels.device_reader.HostToDeviceReader`: slots are pinned, and tensors that are wanted on the
+  device are copied there on `Role.DOWN`.
+
+No host waits. A tensor that is brought to the device lies in memory that torch allocated *for the stream* `DOWN`, so the copy
+need not wait for earlier computation (which may still use what was freed on the compute stream), and runs beside it; the
+compute stream waits for the copy. In return torch must know that the compute stream uses the tensor (``record_stream``), so
+that its memory is given to the next copy only when that use is over.
+
+Imported only where torch already is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from crossfade.channels.device_codec import Placed
+from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.pinned import Pins
+from crossfade.channels.publisher import Publisher
+from crossfade.device.moments import Moment, Moments
+from crossfade.device.streams import Role
+from crossfade.device.tensors import device_of
+from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
+
+__all__ = ["HostCopies"]
+
+
+class HostCopies:
+    """What the channels of one process share that go between its devices and the host.
+
+    Args:
+        homes: the process's devices; tensors that are brought to a device go to the first.
+        bell: the process's own doorbell.
+        spin_us: see `Publisher`.
+
+    Attributes:
+        homes: the devices.
+        pins: host memory that they reach.
+        publisher: who tells readers on the host.
+    """
+
+    def __init__(self, homes: Sequence[DeviceHome], bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
+        self.homes = homes
+        self.pins = Pins(homes)
+        self.publisher = Publisher(bell, spin_us)
+        self._home_of = {device_of(home.device): home for home in homes}
+        self._moments = {home.device: Moments(home.driver) for home in homes}
+        self._down: Any = None
+
+    @property
+    def home(self) -> DeviceHome:
+        """The device to which tensors are brought."""
+        return self.homes[0]
+
+    def moments(self, home: DeviceHome) -> Moments:
+        """Moments of a device's streams."""
+        return self._moments[home.device]
+
+    def is_on_device(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on one of the devices."""
+        return tensor.device in self._home_of
+
+    # Out of a device
+
+    def copy_out(self, address: int, tensors: Iterable[Placed]) -> tuple[Moment, ...]:
+        """Enqueues copies of tensors, that torch's current streams compute, to a message at an address. When they are done.
+
+        Raises:
+            DeviceError: something was refused. Some copies may be enqueued (`ends_of_copies`).
+        """
+        groups: dict[torch.device, list[Placed]] = {}
+        for placed in tensors:
+            groups.setdefault(placed.tensor.device, []).append(placed)
+        return tuple([self._copy_group(self._home_of[device], address, group) for device, group in groups.items()])
+
+    def _copy_group(self, home: DeviceHome, address: int, tensors: list[Placed]) -> Moment:
+        moments, up = self._moments[home.device], home.up_stream
+        moments.at(home.compute_stream()).hold(up)
+        for _, offset, tensor in tensors:
+            home.driver.copy(address + offset, tensor.data_ptr(), tensor.nbytes, up)
+        return moments.at(up)
+
+    def ends_of_copies(self) -> tuple[Moment, ...]:
+        """When all copies out that are enqueued so far, on any device, are done."""
+        return tuple([self._moments[home.device].at(home.up_stream) for home in self.homes])
+
+    # Onto a device
+
+    def empty(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor on the device, to be filled on `Role.DOWN` and then used on torch's current stream."""
+        home = self.home
+        with nullcontext() if home.is_host else torch.cuda.stream(self._torch_down()):
+            tensor = torch.empty(shape, dtype=dtype, device=device_of(home.device))
+        if not home.is_host:
+            tensor.record_stream(torch.cuda.current_stream(home.device))
+        return tensor
+
+    def _torch_down(self) -> Any:
+        if self._down is None:
+            self._down = self.home.streams.as_torch(Role.DOWN)
+        return self._down
+
+    def copy_in(self, tensor: torch.Tensor, source: memoryview) -> None:
+        """Enqueues a copy of as many bytes as the tensor has. The source must stay until it is done."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(source))
+        self.home.driver.copy(tensor.data_ptr(), address, tensor.nbytes, self.home.down_stream)
+
+    def end_copies_in(self) -> Moment:
+        """Holds torch's current stream until all copies in that are enqueued so far are done; when that is."""
+        home = self.home
+        moment = self._moments[home.device].at(home.down_stream)
+        moment.hold(home.compute_stream())
+        return moment
+
+    def pinned(self, data: memoryview) -> memoryview:
+        """The bytes in memory from which a copy does not hold up the host."""
+        if self.home.is_host:
+            return data
+        try:
+            near = torch.empty(data.nbytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:  # no memory that can be pinned: the copy is slower, and right
+            return data
+        view: Any = memoryview(near.numpy())  # type: ignore[arg-type]
+        view[:] = data
+        return view  # type: ignore[no-any-return]
+
+    # For the loop, and at the end
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the loop has to `poll`."""
+        return self.publisher.is_pending
+
+    def poll(self) -> bool:
+        """Does what can be done now, without waiting; whether that was anything."""
+        has_done = self.publisher.poll()
+        self.pins.collect()
+        return has_done
+
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Gives everything back, once all channels are closed and their copies are done; whether it is so. Call it again where
+        it is not.
+
+        Streams that wait for the dead have to be let go before.
+        """
+        if not self.publisher.close(timeout_s):
+            return False
+        self.pins.close()
+        for moments in self._moments.values():
+            moments.close()
+        return True

@@ -1,0 +1,233 @@
+"""The slots of rings whose memory a device reaches: its copy engine writes into those of a writer and reads from those of a reader.
+
+Pinning is slow (milliseconds a megabyte), and giving it up waits for the device. So a piece of a heap is pinned when it is
+first needed, stays pinned as long as it is a slot, and is given up when no stream of ours has anything to do.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Sequence
+
+from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.ring_layout import RingLayout
+from crossfade.channels.slots import Mapped, ReaderSlots, WriterSlots
+from crossfade.device.driver import HostRange
+from crossfade.device.moments import Moment, Moments
+from crossfade.errors import DeviceError
+from crossfade.host.memory import Heap, Memory
+
+__all__ = ["PinnedReaderSlots", "PinnedWriterSlots", "Pins"]
+
+
+class Pins:
+    """Host memory that is pinned for the devices of this process. (What is pinned for one is for all.)
+
+    Args:
+        homes: the devices.
+    """
+
+    def __init__(self, homes: Sequence[DeviceHome]) -> None:
+        self._homes = homes
+        self._dropped: deque[HostRange] = deque()
+
+    def pin(self, memory: Memory, offset: int, size_bytes: int, label: str) -> HostRange:
+        """Pins a piece.
+
+        Raises:
+            DeviceError: there is no memory that can be pinned.
+        """
+        self.collect()
+        return self._homes[0].driver.map_host(memory, offset, size_bytes, label)
+
+    def drop(self, piece: HostRange) -> None:
+        """Nothing new will be enqueued for it; it is given up when the devices are idle."""
+        self._dropped.append(piece)
+
+    def collect(self) -> None:
+        """Gives up what was dropped, if that does not have to wait."""
+        if self._dropped and all(map(_is_idle, self._homes)):
+            self.close()
+
+    def close(self) -> None:
+        """Gives up what was dropped; waits for the devices."""
+        while self._dropped:
+            self._dropped.popleft().close()
+
+
+def _is_idle(home: DeviceHome) -> bool:
+    return all(map(home.driver.is_idle, (home.compute_stream(), *home.streams.all())))
+
+
+class PinnedWriterSlots(WriterSlots):
+    """Slots that a device may write into.
+
+    Args:
+        heap, base, layout: see `WriterSlots`.
+        pins: who pins them.
+        label: for reports.
+    """
+
+    def __init__(self, heap: Heap, base: int, layout: RingLayout, pins: Pins, label: str) -> None:
+        super().__init__(heap, base, layout)
+        self._pins = pins
+        self._label = label
+        self._pinned: dict[int, HostRange] = {}  # by slot
+
+    def address(self, slot: int) -> int:
+        """Where a device sees the slot.
+
+        Raises:
+            DeviceError: it cannot be pinned.
+        """
+        pinned = self._pinned.get(slot)
+        if pinned is None:
+            offset, capacity, _ = self._pieces[slot]
+            pinned = self._pinned[slot] = self._pins.pin(self._heap.memory, offset, capacity, self._label)
+        return pinned.address
+
+    def pin_all(self) -> None:
+        """Pins what was set aside."""
+        for slot in range(self.num_slots):
+            self.address(slot)
+
+    def _grow(self, slot: int, size_bytes: int) -> None:
+        super()._grow(slot, size_bytes)
+        self._unpin(slot)
+
+    def _unpin(self, slot: int) -> None:
+        pinned = self._pinned.pop(slot, None)
+        if pinned is not None:
+            self._pins.drop(pinned)
+
+    def close(self) -> None:
+        """Lets go of the memory, on which no copies may be under way."""
+        super().close()
+        for slot in list(self._pinned):
+            self._unpin(slot)
+
+
+class PinnedReaderSlots(ReaderSlots):
+    """Slots that a device may read from, as one reader sees them.
+
+    A view may be the source of a copy that is enqueued and has not run (``tensor.to("cuda", non_blocking=True)``). So when the
+    last view of a slot dies, the slot is *ending*, and free once the compute stream has done all that it was given until then.
+
+    Args:
+        memory, board, base, layout: see `ReaderSlots`.
+        home: the reader's device.
+        moments: of its streams.
+        pins: who pins them.
+        label: for reports.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        board: mmap.mmap,
+        base: int,
+        layout: RingLayout,
+        home: DeviceHome,
+        moments: Moments,
+        pins: Pins,
+        label: str,
+    ) -> None:
+        super().__init__(memory, board, base, layout)
+        self._home = home
+        self._moments = moments
+        self._pins = pins
+        self._label = label
+        self._pinned: dict[int, HostRange] = {}  # by offset in the heap
+        self._streams: dict[int, int] = {}  # slot: the stream on which its views are used
+        self._ending: dict[int, Moment | None] = {}  # by slot; None while its stream is captured
+        self._is_closed = False
+
+    @property
+    def num_kept(self) -> int:
+        """Slots on which views are alive, or from which a device may still read."""
+        return len(self._kept) + len(self._ending)
+
+    @property
+    def next_end(self) -> Moment | None:
+        """When the first of the slots that are ending will be free."""
+        return next((moment for moment in list(self._ending.values()) if moment is not None), None)
+
+    def view(self, slot: int, offset: int, capacity: int, size: int) -> memoryview:
+        """See `ReaderSlots`."""
+        view = super().view(slot, offset, capacity, size)
+        self._streams[slot] = self._home.compute_stream()
+        return view
+
+    def end_at_once(self, slot: int) -> None:
+        """No view of the slot was given to anybody who enqueues copies by himself: it is free when the last view dies."""
+        self._streams.pop(slot, None)
+
+    def _died(self, slot: int, exporter: object) -> None:
+        stream = self._streams.pop(slot, None)
+        if stream is None or self._is_closed or os.getpid() != self._pid:
+            super()._died(slot, exporter)
+            return
+        try:
+            moment = self._end_of(stream)
+        except DeviceError:  # it will never read anything again
+            super()._died(slot, exporter)
+            return
+        if moment is None:
+            self._streams[slot] = stream
+        self._ending[slot] = moment
+        del self._kept[
+            slot
+        ]  # last: it is kept or ending at any moment, whichever thread looks, and `collect` waits for this
+
+    def _end_of(self, stream: int) -> Moment | None:
+        """The end of all that the stream was given; None while it is captured: in the graph that would be at each replay."""
+        return None if self._home.driver.is_capturing(stream) else self._moments.at(stream)
+
+    def collect(self) -> None:
+        """Frees the slots from which the device has read."""
+        for slot, moment in list(self._ending.items()):
+            if slot in self._kept:
+                continue
+            try:
+                if moment is None:
+                    moment = self._ending[slot] = self._end_of(self._streams[slot])
+                has_come = moment is not None and moment.has_come()
+            except DeviceError:
+                has_come = True
+            if has_come:
+                del self._ending[slot]
+                self._streams.pop(slot, None)
+                self._frees[slot]()
+
+    def _map(self, slot: int, offset: int, capacity: int) -> Mapped:
+        if slot in self._ending:
+            raise ValueError(f"a damaged record names slot {slot}, which was not freed")
+        before = self._mapped.get(slot)
+        mapped = super()._map(slot, offset, capacity)
+        if before is not None and before is not mapped:
+            self._unpin(before.offset)
+        return mapped
+
+    def _map_piece(self, offset: int, capacity: int) -> mmap.mmap | memoryview:
+        """The memory, pinned if it can be: a copy from memory that is not is slower, and right."""
+        try:
+            pinned = self._pins.pin(self._memory, offset, capacity, self._label)
+        except DeviceError:
+            return super()._map_piece(offset, capacity)
+        self._pinned[offset] = pinned
+        return pinned.view()
+
+    def _unpin(self, offset: int) -> None:
+        pinned = self._pinned.pop(offset, None)
+        if pinned is not None:
+            self._pins.drop(pinned)
+
+    def close(self) -> None:
+        """See `ReaderSlots`. What is read from by a device stays pinned until that is over."""
+        self._is_closed = True
+        super().close()
+        self._ending.clear()
+        for offset in list(self._pinned):
+            self._unpin(offset)

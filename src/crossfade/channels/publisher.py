@@ -1,0 +1,155 @@
+"""What is to be done as soon as a device is so far: telling a reader on the host, above all, that its bytes are there.
+
+A GPU cannot post a semaphore, so somebody looks. The actor's main thread does where it can: its loop spins for a moment before
+it sleeps, and asks the oldest job's event on each turn (`Publisher.poll`, 2 us). A thread takes over where it cannot, because
+it is in a method or asleep. Why not the thread alone: it would have to get the interpreter lock from a spinning main thread,
+which takes up to 5 ms where ``sched_yield`` keeps the lock (Python 3.11), and a wake-up, some 50 us, everywhere. Why not the
+main thread alone: a method that works on the CPU or waits in ``.item()`` would hold up what is ready.
+
+So that the thread does not disturb the main thread's looking, it is not woken by a job but by a timer, which each job sets anew
+to a little more than the loop's spin: a system call of a microsecond, and nothing else happens while values come and go
+quickly. Once awake it waits for events in their order (without the interpreter lock, without a core) until there are none left.
+
+Jobs are done in the order in which they came, each once, by whoever gets to it first, and never two at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from crossfade.device.moments import Moment
+from crossfade.errors import DeviceError
+from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
+from crossfade.host.semaphore import full_fence
+from crossfade.host.timer import Timer
+
+__all__ = ["Done", "Publisher"]
+
+Done = Callable[[DeviceError | None], None]
+"""Told that the device is so far, or why it never will be. Must not block or raise."""
+
+_GRACE_US = 20.0
+
+
+class _Job:
+    """Something to do once all of the moments have come. What it holds is let go of when it is done."""
+
+    __slots__ = ("_keep", "done", "error", "moments")
+
+    def __init__(self, moments: tuple[Moment, ...], done: Done, keep: Any) -> None:
+        self.moments = moments
+        self.done = done
+        self.error: DeviceError | None = None
+        self._keep = keep
+
+    def is_due(self) -> bool:
+        try:
+            return self.error is not None or all(moment.has_come() for moment in self.moments)
+        except DeviceError as error:
+            self.error = error.with_traceback(None)  # which would hold this frame, and so this job, in a circle
+            return True
+
+    def wait(self) -> None:
+        try:
+            for moment in self.moments:
+                moment.wait()
+        except DeviceError as error:
+            self.error = error.with_traceback(None)  # which would hold this frame, and so this job, in a circle
+
+
+class Publisher:
+    """Does jobs when their moments have come, in order. One for each process that has a device.
+
+    Args:
+        bell: this process's own doorbell, rung when the thread has done something.
+        spin_us: for how long the process's loop looks for work before it sleeps; the thread takes over a little later.
+    """
+
+    def __init__(self, bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
+        self._bell = bell
+        self._jobs: deque[_Job] = deque()
+        self._doing = threading.Lock()
+        self._timer = Timer(spin_us + _GRACE_US)
+        self._is_awake = False  # the thread looks into the list by itself
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name="crossfade-publish", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is something to do, so that the loop has to `poll`."""
+        return bool(self._jobs)
+
+    def submit(self, moments: tuple[Moment, ...], done: Done, keep: Any = None) -> None:
+        """Adds a job.
+
+        Args:
+            moments: what it waits for; none to be done right after those before it.
+            done: what to do; by this thread or another.
+            keep: held until it is done, such as memory that the device reads or writes.
+        """
+        self._jobs.append(_Job(moments, done, keep))
+        if not self._is_awake:
+            self._timer.start()
+
+    def poll(self) -> bool:
+        """Does what can be done now, without waiting; whether that was anything."""
+        if not self._jobs or not self._doing.acquire(False):
+            return False
+        try:
+            return self._do_due()
+        finally:
+            self._doing.release()
+
+    def _do_due(self) -> bool:
+        jobs, has_done = self._jobs, False
+        while jobs and jobs[0].is_due():
+            job = jobs[0]
+            job.done(job.error)
+            jobs.popleft()
+            has_done = True
+        return has_done
+
+    def _run(self) -> None:
+        while True:
+            self._timer.wait()
+            self._is_awake = True
+            while (job := self._first()) is not None:
+                job.wait()
+                del job
+                with self._doing:
+                    has_done = self._do_due()
+                if has_done:
+                    full_fence()()
+                    self._bell.ring_if_asleep()
+            if self._is_ending:
+                return
+
+    def _first(self) -> _Job | None:
+        """The oldest job; None if there is none, and then whoever adds one sets the timer."""
+        while True:
+            try:
+                return self._jobs[0]
+            except IndexError:
+                self._is_awake = False
+                if not self._jobs:
+                    return None
+                self._is_awake = True  # one came in between, and its timer may not have been set
+
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Ends the thread once everything is done; whether it has ended. Call it again where it has not. No job may come after."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._timer.ring()
+        deadline = time.monotonic() + timeout_s
+        self._thread.join(timeout_s)
+        while self._jobs and time.monotonic() < deadline:  # a job came while the thread was on its last way out
+            self.poll()
+        if self._thread.is_alive() or self._jobs:
+            return False
+        self._timer.close()
+        return True

@@ -1,0 +1,188 @@
+"""Values of the host that are brought to a device, over a driver that is late by order of the test."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from crossfade.channels.protocol import EMPTY  # noqa: E402
+from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.errors import DeviceError, Failure  # noqa: E402
+from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402
+from tests.helpers.late_driver import LateDriver  # noqa: E402
+
+LONG_US = 1e6
+"""So long a spin that the thread does nothing: the test is the main thread that looks."""
+
+
+@pytest.fixture
+def late() -> LateDriver:
+    return LateDriver()
+
+
+def write(ring: Ring, value: object) -> None:
+    until(lambda: ring.writer.try_write(value), "room")
+
+
+def test_tensors_are_brought_to_the_device_and_their_slot_is_held(late: LateDriver) -> None:
+    """The slot is free when the copy is done, and the computation waits for it."""
+    with open_ring(late, depth=2, writes_from_device=False, reads_onto="cuda", spin_us=LONG_US) as ring:
+        down = ring.home.down_stream
+        late.hold(down)
+        assert ring.writer.try_write(torch.arange(1000))
+        got: Any = ring.reader.try_read()
+        assert ring.reader.statistics().num_kept == 1
+        seen: list[Any] = []
+        late.give(0, lambda: seen.append(got.clone()))  # a kernel behind it
+        assert seen == []
+        late.let_go(down)
+        assert torch.equal(seen[0], torch.arange(1000))
+        assert ring.reader.statistics().num_kept == 0
+        assert torch.equal(got, torch.arange(1000))
+
+
+@pytest.mark.parametrize("num", [10, 1000])
+def test_cpu_tensors_stay_on_their_slot_by_default(late: LateDriver, num: int) -> None:
+    with open_ring(late, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
+        late.hold(ring.home.down_stream)
+        assert ring.writer.try_write(torch.arange(num))
+        assert torch.equal(ring.reader.try_read(), torch.arange(num))
+
+
+def test_a_view_that_died_holds_its_slot_until_the_stream_is_past_it(late: LateDriver) -> None:
+    """The program may have enqueued a copy from it."""
+    with open_ring(late, depth=1, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
+        late.hold(0)
+        assert ring.writer.try_write(torch.full((1000,), 1))
+        source: Any = ring.reader.try_read()
+        target = torch.zeros(1000, dtype=torch.int64)
+        late.copy(target.data_ptr(), source.data_ptr(), 8000, 0)
+        del source
+        assert ring.reader.statistics().num_kept == 1
+        assert ring.writer.try_write(torch.full((1000,), 2))
+        assert ring.reader.try_read() is EMPTY  # its share of slots is under way; nothing is copied out
+        assert ring.copies.is_pending
+        late.let_go(0)
+        assert ring.copies.poll()
+        assert torch.equal(target, torch.full((1000,), 1))
+        assert torch.equal(ring.reader.try_read(), torch.full((1000,), 2))
+        assert ring.reader.statistics().num_copied_out == 0
+
+
+def test_who_waits_for_a_slot_is_woken(late: LateDriver) -> None:
+    with open_ring(late, depth=1, writes_from_device=False, reads_onto="cuda") as ring:
+        late.hold(ring.home.down_stream)
+        for number in range(2):
+            assert ring.writer.try_write(torch.full((1000,), number))
+            if number == 0:
+                ring.reader.try_read()
+        assert ring.reader.try_read() is EMPTY
+        bell = ring.copies.publisher._bell
+        bell.flags[0] = 1  # asleep
+        until(lambda: late.num_blocked == 1)
+        late.let_go(ring.home.down_stream)
+        until(lambda: not ring.copies.is_pending)
+        assert os.eventfd_read(bell.event_fd) >= 1
+        assert int(ring.reader.try_read()[0]) == 1  # type: ignore[index]
+
+
+def test_kept_views_are_copied_out_as_ever(late: LateDriver) -> None:
+    with open_ring(late, depth=2, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
+        kept = []
+        for number in range(10):
+            write(ring, torch.full((1000,), number))
+            kept.append(take(ring.reader))
+        assert ring.reader.statistics().num_copied_out == 8
+        assert all(int(tensor[-1]) == number for number, tensor in enumerate(kept))
+
+
+def test_a_view_that_dies_within_a_capture_ends_behind_it(late: LateDriver) -> None:
+    with open_ring(late, depth=1, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
+        assert ring.writer.try_write(torch.full((1000,), 1))
+        view = ring.reader.try_read()
+        late.begin_capture(0)
+        del view
+        assert ring.reader._slots.num_kept == 1
+        ring.reader.collect()  # type: ignore[attr-defined]
+        assert ring.reader._slots.num_kept == 1
+        late.destroy_graph(late.end_capture(0))
+        assert ring.reader.statistics().num_kept == 0
+
+
+def test_without_pinned_memory_values_are_read_all_the_same(late: LateDriver) -> None:
+    late.max_pinned = 0
+    for reads_onto in ("default", "cuda"):
+        with open_ring(late, writes_from_device=False, reads_onto=reads_onto, spin_us=LONG_US) as ring:
+            for number in range(5):
+                assert ring.writer.try_write([torch.full((1000,), number)])
+                assert int(ring.reader.try_read()[0][0]) == number  # type: ignore[index]
+
+
+def test_a_broken_device_frees_slots(late: LateDriver) -> None:
+    with open_ring(late, depth=1, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
+        assert ring.writer.try_write(np.arange(1000))
+        view = ring.reader.try_read()
+        late.break_down(DeviceError("gone"))
+        del view
+        assert ring.reader.statistics().num_kept == 0
+
+
+def test_a_value_that_does_not_unpickle_leaves_no_slot_held(late: LateDriver) -> None:
+    with open_ring(late, depth=1, writes_from_device=False, reads_onto="cuda", spin_us=LONG_US) as ring:
+        for _ in range(5):
+            assert ring.writer.try_write([torch.arange(1000), _Unreadable()])
+            failure = ring.reader.try_read()
+            assert isinstance(failure, Failure)
+            del failure
+            gc.collect()
+            assert ring.reader.statistics().num_kept == 0
+
+
+class _Unreadable:
+    def __reduce__(self) -> Any:
+        return int, ("this is no number",)
+
+
+def test_views_that_die_in_another_thread_end_once() -> None:
+    """Slots are freed, used again and never short, whoever drops the last view."""
+    views: SimpleQueue[Any] = SimpleQueue()
+
+    def drop() -> None:
+        while views.get() is not None:
+            pass
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    try:
+        with open_ring(HostDriver(1.0), depth=2, writes_from_device=False, reads_onto="default") as ring:
+            for number in range(3000):
+                write(ring, torch.full((300,), number))
+                view = take(ring.reader)
+                assert int(view[-1]) == number
+                views.put(view)
+                del view
+            until(lambda: ring.reader.statistics().num_kept == 0, "the end of all views")
+            assert ring.writer.statistics().num_slots <= 4
+    finally:
+        views.put(None)
+        thread.join(10)
+
+
+def test_ends_without_a_device_know_nothing_of_it() -> None:
+    code = """
+import sys
+import crossfade.channels.shm_ring, crossfade.engines.wiring
+found = [name for name in sys.modules if name == "torch" or name.startswith("crossfade.device")]
+assert not found, found
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

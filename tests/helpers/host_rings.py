@@ -1,0 +1,135 @@
+"""Rings whose writer, or whose readers, have a device; all ends in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.device_reader import HostToDeviceReader
+from crossfade.channels.device_writer import DeviceToHostWriter
+from crossfade.channels.host_copies import HostCopies
+from crossfade.channels.protocol import EMPTY
+from crossfade.channels.ring_layout import RingLayout, format_ring
+from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.device.driver import TimedDriver
+from crossfade.device.memory import Pool
+from crossfade.device.streams import Streams
+from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.memory import Heap, Memory
+
+LIMIT_S = 20.0
+
+
+def home_on(driver: TimedDriver) -> DeviceHome:
+    return DeviceHome(driver, Pool(driver), Streams(driver))
+
+
+def new_bell() -> Bell:
+    memory_fd, event_fd = Doorbell.create_fds("test")
+    return Bell(Memory(memory_fd), event_fd)
+
+
+def until(attempt: Callable[[], Any], what: str = "it") -> Any:
+    deadline = time.monotonic() + LIMIT_S
+    while not (result := attempt()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} has not come about in {LIMIT_S} s")
+        time.sleep(0)
+    return result
+
+
+def take(reader: ShmReader) -> Any:
+    """The next value, when it comes."""
+    found: list[Any] = []
+
+    def attempt() -> bool:
+        value = reader.try_read()
+        if value is not EMPTY:
+            found.append(value)
+        return bool(found)
+
+    until(attempt, "a value")
+    return found[0]
+
+
+@dataclass
+class Ring:
+    """A channel and what its ends share."""
+
+    writer: ShmWriter
+    readers: list[ShmReader]
+    copies: HostCopies
+    home: DeviceHome
+
+    @property
+    def reader(self) -> ShmReader:
+        return self.readers[0]
+
+    def close_ends(self) -> None:
+        self.writer.close()
+        for reader in self.readers:
+            reader.close()
+
+
+@contextmanager
+def open_ring(
+    driver: TimedDriver,
+    *,
+    depth: int = 2,
+    num_readers: int = 1,
+    writes_from_device: bool = True,
+    reads_onto: str = "",
+    spin_us: float = 0.0,
+    buffer_bytes: int = 0,
+    writer_type: type[DeviceToHostWriter] = DeviceToHostWriter,
+) -> Iterator[Ring]:
+    """A ring whose writer has the device, or whose readers have it and bring tensors there as ``reads_onto`` says, or both."""
+    layout = RingLayout(depth, num_readers)
+    board_memory, heap = Memory.create("board", layout.size_bytes), Memory.create("heap", 0)
+    board = board_memory.map(layout.size_bytes)
+    format_ring(board, 0, layout)
+    bells = [new_bell() for _ in range(num_readers + 1)]
+    home = home_on(driver)
+    copies = HostCopies([home], bells[0], spin_us)
+    writer: ShmWriter
+    if writes_from_device:
+        writer = writer_type(
+            "c",
+            board,
+            0,
+            layout,
+            Heap(heap),
+            bells[1:],
+            copies,
+            buffer_bytes=buffer_bytes,
+            actor="A",
+            node="A.f (node n0)",
+        )
+    else:
+        writer = ShmWriter("c", board, 0, layout, Heap(heap), bells[1:], buffer_bytes=buffer_bytes)
+    readers: list[ShmReader] = []
+    for index in range(num_readers):
+        if reads_onto:
+            readers.append(HostToDeviceReader("c", board, 0, layout, index, heap, bells[0], copies, device=reads_onto))
+        else:
+            readers.append(ShmReader("c", board, 0, layout, index, heap, bells[0]))
+    ring = Ring(writer, readers, copies, home)
+    is_failed = True
+    try:
+        yield ring
+        is_failed = False
+    finally:
+        ring.close_ends()
+        is_closed = copies.close(0 if is_failed else LIMIT_S)
+        home.streams.close()
+        home.pool.close()
+        for memory in (board_memory, heap):
+            memory.close()
+        for bell in bells:
+            bell.close()
+        assert is_closed or is_failed
+        assert is_failed or driver.ledger.held() == []
