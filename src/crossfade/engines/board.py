@@ -21,7 +21,6 @@ __all__ = [
     "board_size_bytes",
     "format_board",
     "gloo_parties",
-    "has_lanes",
     "heap_owners",
     "heaps_of",
     "is_on_devices",
@@ -31,6 +30,7 @@ __all__ = [
     "places",
     "ring_states",
     "signals_size_bytes",
+    "uses_devices",
 ]
 
 _IN_SHARED_MEMORY = (Transport.SHM, Transport.COPY)
@@ -91,9 +91,10 @@ def board_size_bytes(plan: Plan) -> int:
 
 
 def signals_size_bytes(plan: Plan) -> int:
-    """Memory that the signals of all lanes need; 0 if there are none."""
+    """Memory that the signals of all lanes need; 0 if nobody uses devices."""
     num_signals = sum(place.lanes.num_signals for place in places(plan) if place.lanes)
-    return align(num_signals * WORD_BYTES, PAGE_BYTES)
+    is_used = num_signals or any(is_on_devices(spec) for spec in plan.collectives)
+    return align(max(num_signals, 1) * WORD_BYTES, PAGE_BYTES) if is_used else 0
 
 
 def format_board(plan: Plan, board: mmap.mmap) -> None:
@@ -119,9 +120,12 @@ def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
     )
 
 
-def has_lanes(plan: Plan, party: str) -> bool:
-    """Whether a party has an end of a lane."""
-    return any(spec.transport is Transport.COPY and party in (spec.writer, *spec.readers) for spec in plan.channels)
+def uses_devices(plan: Plan, party: str) -> bool:
+    """Whether a party has an end of a lane, or does collectives on its devices."""
+    lanes = (spec for spec in plan.channels if spec.transport is Transport.COPY)
+    return any(party in (spec.writer, *spec.readers) for spec in lanes) or any(
+        party in spec.parties for spec in plan.collectives if is_on_devices(spec)
+    )
 
 
 def gloo_parties(plan: Plan) -> list[str]:

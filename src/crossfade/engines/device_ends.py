@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.asking import all_of, any_of
+from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.engines.board import RingPlace, is_on_devices, num_devices, signals_size_bytes
@@ -60,6 +61,11 @@ class DeviceEnds:
         self.alive = Alive({peer: pidfd for peer, pidfd in pidfds.items() if peer in before})
         self._writers: list[tuple[ChannelSpec, CopyWriter]] = []
         self._readers: list[tuple[ChannelSpec, CopyReader]] = []
+
+    @property
+    def home(self) -> DeviceHome:
+        """The device on which collectives are done: the first."""
+        return self._homes[0]
 
     def writer(self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Sequence[Bell]) -> CopyWriter:
         """Opens the writing end of a channel."""
