@@ -5,16 +5,18 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from crossfade.channels.device_layout import DeviceLayout, format_lanes
 from crossfade.channels.ring_layout import RingLayout, format_ring
-from crossfade.device.signals import WORD_BYTES
 from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
+
+if TYPE_CHECKING:
+    from crossfade.channels.device_layout import DeviceLayout
 
 __all__ = [
     "RingPlace",
@@ -78,6 +80,8 @@ def places(plan: Plan) -> Iterator[RingPlace]:
         ring = RingLayout(spec.depth, len(spec.readers))
         lanes = None
         if spec.transport is Transport.COPY:
+            from crossfade.channels.device_layout import DeviceLayout
+
             lanes = DeviceLayout(len(spec.readers), num_devices(plan, spec.writer), spec.slots)
         place = RingPlace(spec, offset, ring, lanes, signal)
         yield place
@@ -102,6 +106,8 @@ def format_board(plan: Plan, board: mmap.mmap) -> None:
     for place in places(plan):
         format_ring(board, place.offset, place.ring)
         if place.lanes:
+            from crossfade.channels.device_layout import format_lanes
+
             format_lanes(board, place.lanes_offset, place.lanes)
 
 
