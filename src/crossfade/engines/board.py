@@ -96,9 +96,9 @@ def board_size_bytes(plan: Plan) -> int:
 
 def signals_size_bytes(plan: Plan) -> int:
     """Memory that the signals of all lanes need; 0 if nobody uses devices."""
-    num_signals = sum(place.lanes.num_signals for place in places(plan) if place.lanes)
-    is_used = num_signals or any(is_on_devices(spec) for spec in plan.collectives)
-    return align(max(num_signals, 1) * WORD_BYTES, PAGE_BYTES) if is_used else 0
+    size_bytes = sum(place.lanes.signals_bytes for place in places(plan) if place.lanes)
+    is_used = size_bytes or any(is_on_devices(spec) for spec in plan.collectives)
+    return align(max(size_bytes, 1), PAGE_BYTES) if is_used else 0
 
 
 def format_board(plan: Plan, board: mmap.mmap) -> None:
