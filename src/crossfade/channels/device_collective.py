@@ -49,7 +49,6 @@ from crossfade.channels.collective import (
 from crossfade.channels.device_end import DeviceCollective, Mover, Task
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.table import Said, Status, Table
-from crossfade.device.cuda import relax_captures
 from crossfade.device.tensors import device_of
 from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError, Failure
 from crossfade.host.doorbell import Bell
@@ -324,7 +323,7 @@ class DeviceGroup:
     def _run(self) -> None:
         if not self.home.is_host:
             torch.cuda.set_device(self.home.device)
-            relax_captures()
+        self.home.driver.enter_thread()
         while not (self._is_closing or self._reason or self._table.has_ended()):
             self._table.own.wake.wait()
             self._pump_and_ring()

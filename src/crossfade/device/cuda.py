@@ -349,6 +349,10 @@ class CudaDriver:
             result = self._again(result, self._cu.cuStreamIsCapturing, stream)
         return bool(result[1] != self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
+    def enter_thread(self) -> None:
+        """See `Driver`."""
+        relax_captures()
+
     def begin_capture(self, stream: int) -> None:
         """See `Driver`."""
         mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
