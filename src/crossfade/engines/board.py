@@ -13,6 +13,7 @@ from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
+from crossfade.plan.turns import turn_peers
 from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
 
@@ -25,6 +26,7 @@ __all__ = [
     "heap_owners",
     "heaps_of",
     "is_on_devices",
+    "lanes_of",
     "link_parties",
     "num_devices",
     "peers_of",
@@ -83,6 +85,13 @@ def places(plan: Plan) -> Iterator[RingPlace]:
         yield place
         offset = place.end
         signal += lanes.num_signals if lanes else 0
+
+
+def lanes_of(place: RingPlace) -> DeviceLayout:
+    """The lanes of a channel that has some."""
+    if place.lanes is None:
+        raise ValueError(f"channel {place.spec.id} has no lanes")
+    return place.lanes
 
 
 def board_size_bytes(plan: Plan) -> int:
@@ -158,10 +167,12 @@ def is_on_devices(spec: ChannelSpec | CollectiveSpec) -> bool:
 
 def peers_of(plan: Plan, party: str) -> set[str]:
     """Whose deaths a party has to know of: everybody at the other end of one of its channels, in its collectives, in its gloo
-    group, and those whose tensors may reach it through others' devices.
+    group, those whose tensors may reach it through others' devices, and those who push to its readers in turn with it.
     """
     both = [*((spec.writer, *spec.readers) for spec in plan.channels), *(spec.parties for spec in plan.collectives)]
     both.append(tuple(link_parties(plan)))
     return (
-        {peer for parties in both if party in parties for peer in parties} | upstream(plan, party, is_on_devices)
+        {peer for parties in both if party in parties for peer in parties}
+        | upstream(plan, party, is_on_devices)
+        | turn_peers(plan, party)
     ) - {party}
