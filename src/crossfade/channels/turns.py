@@ -1,9 +1,9 @@
 """Turns: several writers push large values into one reader, one after the other, in the order in which it uses them.
 
-Copies that reach one device at once share its link, and the value that is needed first would come as late as the last. So a lane may
-have *predecessors*: lanes of another writer to the same device of the same reader, whose value of each execution is used before.
-(`crossfade.plan.turns` says which.) Every channel of a plan carries one value an execution, so the n-th value of one channel belongs
-to the n-th of the other.
+Copies that reach one device at once share its link, and the value that is needed first would come as late as the last. So a lane
+may have *predecessors*: lanes of another writer to the same device of the same reader, whose value of each execution is used
+before. (`crossfade.plan.turns` says which.) Every channel of a plan carries one value an execution, so the n-th value of one
+channel belongs to the n-th of the other.
 
 A lane that is somebody's predecessor says how far it is (`Progress`), by one word on the board and one counter of the device::
 
@@ -11,8 +11,8 @@ A lane that is somebody's predecessor says how far it is (`Progress`), by one wo
     bits 31 ... 0   bit k: the value that came k before the last is a large one
 
 The counter is set, behind the copy of each large value, to that value's number. It belongs to the lane and never begins anew, as
-the counters of slots do when a lane gets longer ones: who waits may be far behind. The word is stored after that setting is enqueued,
-so what a word says may be waited for (PL-5); and in one store, so nobody sees halves of two.
+the counters of slots do when a lane gets longer ones: who waits may be far behind. The word is stored after that setting is
+enqueued, so what a word says may be waited for (PL-5); and in one store, so nobody sees halves of two.
 
 Who comes after looks at the word before it pushes its own large value n:
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from crossfade.channels.device_layout import DeviceLayout, format_lanes
@@ -13,7 +13,7 @@ from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
-from crossfade.plan.turns import turn_peers
+from crossfade.plan.turns import predecessors, turn_peers
 from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
 
@@ -165,14 +165,19 @@ def is_on_devices(spec: ChannelSpec | CollectiveSpec) -> bool:
     return spec.transport in (Transport.COPY, Transport.STAGED, Transport.NCCL)
 
 
-def peers_of(plan: Plan, party: str) -> set[str]:
+def peers_of(plan: Plan, party: str, before: Mapping[tuple[str, str], str] | None = None) -> set[str]:
     """Whose deaths a party has to know of: everybody at the other end of one of its channels, in its collectives, in its gloo
     group, those whose tensors may reach it through others' devices, and those who push to its readers in turn with it.
+
+    Args:
+        plan: the plan.
+        party: who has to know.
+        before: the plan's `predecessors`, for who asks often; None to look for them.
     """
     both = [*((spec.writer, *spec.readers) for spec in plan.channels), *(spec.parties for spec in plan.collectives)]
     both.append(tuple(link_parties(plan)))
     return (
         {peer for parties in both if party in parties for peer in parties}
         | upstream(plan, party, is_on_devices)
-        | turn_peers(plan, party)
+        | turn_peers(plan, party, predecessors(plan) if before is None else before)
     ) - {party}

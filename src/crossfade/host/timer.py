@@ -52,8 +52,8 @@ class Timer:
 
     def start_in(self, delay_us: float) -> None:
         """It is due so long from now, also if it was started before."""
-        self._set_time(self.fd, 0, ctypes.addressof(spec := _spec(max(1, round(delay_us * 1000)))), None)
-        del spec
+        spec = _spec(max(1, round(delay_us * 1000)))
+        self._set_time(self.fd, 0, ctypes.addressof(spec), None)
 
     def ring(self) -> None:
         """It is due now."""

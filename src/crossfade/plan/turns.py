@@ -13,7 +13,7 @@ for in vain each time.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from crossfade.plan.actions import MAIN, Action, Verb
@@ -24,11 +24,11 @@ from crossfade.types import Transport
 __all__ = ["LARGE_BYTES", "LINK_GBS", "predecessors", "targets", "turn_peers"]
 
 LARGE_BYTES = 16 << 20
-"""Shorter values neither wait for their turn nor are waited for: what they take of a link (47 us) is little beside what hosts do."""
+"""Shorter values neither wait for their turn nor are waited for: their 47 us of a link are little beside what hosts do."""
 
 LINK_GBS = 350.0
-"""What a link into a GPU moves at least, in 10^9 bytes a second, for values that are not shorter (measured: 356 to 395). Nobody waits
-for its turn longer than its own transfer takes at this rate, where the predecessor is not even enqueued."""
+"""What a link into a GPU moves at least, in 10^9 bytes a second, for values that are not shorter (measured: 356 to 395). Where the
+predecessor is not even enqueued, nobody waits for its turn longer than its own transfer takes at this rate."""
 
 _Clock: TypeAlias = dict[str, int]
 """By party, the last of its steps that is known to be over."""
@@ -52,7 +52,7 @@ def predecessors(plan: Plan) -> Mapping[tuple[str, str], str]:
     }
     if not contested:
         return {}
-    known = _known_at_writes(plan)
+    known = _known_at_writes(plan, {each.writer for channels in contested.values() for each in channels})
     places = {
         action.target: index
         for actions in plan.programs.values()
@@ -70,12 +70,15 @@ def predecessors(plan: Plan) -> Mapping[tuple[str, str], str]:
     return found
 
 
-def turn_peers(plan: Plan, party: str) -> set[str]:
-    """The writers of predecessors of what a party writes, and of what it writes predecessors of."""
-    pairs = [
-        (plan.channel[channel].writer, plan.channel[before].writer)
-        for (channel, _), before in predecessors(plan).items()
-    ]
+def turn_peers(plan: Plan, party: str, before: Mapping[tuple[str, str], str]) -> set[str]:
+    """The writers of predecessors of what a party writes, and of what it writes predecessors of.
+
+    Args:
+        plan: the plan.
+        party: who writes.
+        before: the plan's `predecessors`.
+    """
+    pairs = [(plan.channel[channel].writer, plan.channel[other].writer) for (channel, _), other in before.items()]
     return {writer for pair in pairs if party in pair for writer in pair} - {party}
 
 
@@ -89,8 +92,8 @@ def _takes_a_link(plan: Plan, writer: str, reader: str) -> bool:
     )
 
 
-def _known_at_writes(plan: Plan) -> Mapping[str, _Clock]:
-    """For each channel that is written, how far the parties are at least when it is written, in one execution.
+def _known_at_writes(plan: Plan, parties: Collection[str]) -> Mapping[str, _Clock]:
+    """For each channel that is written, how far some parties are at least when it is written, in one execution.
 
     Each party goes through its program once, and learns from what it waits for. A plan that stops leaves what it did not come to.
     """
@@ -112,7 +115,8 @@ def _known_at_writes(plan: Plan) -> Mapping[str, _Clock]:
             for fact in _needs(plan, action, party, sources[party]):
                 for other, place in facts[fact].items():
                     clock[other] = max(clock.get(other, -1), place)
-            clock[party] = places[party]
+            if party in parties:
+                clock[party] = places[party]
             if action.verb in (Verb.WRITE, Verb.SEND, Verb.COLL):
                 fact = f"{action.target} by {party}"
                 facts[fact] = dict(clock)
@@ -125,14 +129,14 @@ def _known_at_writes(plan: Plan) -> Mapping[str, _Clock]:
 
 def _sources(plan: Plan, party: str) -> Mapping[str, tuple[str, ...]]:
     """What has to be over before a party uses a value that comes in the background, by value."""
-    found = {
+    found: dict[str, tuple[str, ...]] = {
         channel.value: (f"{channel.id} by {channel.writer}",)
         for channel in plan.channels
         if channel.is_ordered and party in channel.readers
     }
     for collective in plan.collectives:
-        joined = tuple(f"{collective.id} by {other}" for other in collective.parties)
-        found |= dict.fromkeys(collective.outputs_of(party), joined)
+        joined = tuple([f"{collective.id} by {other}" for other in collective.parties])
+        found.update((value, joined) for value in collective.outputs_of(party))
     return found
 
 
