@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels.turns import Progress, TurnRules  # noqa: E402
+from crossfade.device.watchdog import release  # noqa: E402
 from crossfade.graph.nodes import InputNode, MultiOutputNode  # noqa: E402
 from crossfade.plan.turns import LARGE_BYTES, LINK_GBS, predecessors  # noqa: E402
 from tests.helpers.turn_parties import Parties, actor, call, compiled, fan_in, open_parties  # noqa: E402
@@ -160,8 +161,11 @@ def test_the_counter_of_a_dead_writer_is_among_what_is_let_go() -> None:
         waited_for = [signal for signal in parties["S1"].ends.signals("S0") if not signal.is_set()]
         assert [signal.label for signal in waited_for] == ["pushed of n0 to R"]
         assert all(signal.is_set() for name in ("S2", "R") for signal in parties["S1"].ends.signals(name))
-        waited_for[0].release()
-        parties.run()
+        report = release(
+            parties["S1"].driver, "S0", lambda: parties["S1"].ends.signals("S0"), [parties["S1"].home.push_stream]
+        )
+        assert report.is_free
+        assert report.waited_for == ("pushed of n0 to R",)
         assert copied(parties) == ["S1"]
 
 

@@ -70,6 +70,10 @@ class LateStreams(LateDriver):
     def write_value(self, stream: int, address: int, value: int) -> None:
         self.give(stream, lambda: self._store(address, value))
 
+    def is_idle(self, stream: int) -> bool:
+        self.let_go()  # what others have set meanwhile
+        return super().is_idle(stream)
+
     def wait_value(self, stream: int, address: int, value: int) -> None:
         self._enqueue(stream, lambda: (self.peek(address) - value) & 0xFFFF_FFFF < 0x8000_0000)
 
