@@ -16,6 +16,7 @@ torch: Any = pytest.importorskip("torch")
 import crossfade  # noqa: E402
 from crossfade.engines import device_turns  # noqa: E402
 from crossfade.plan.turns import predecessors  # noqa: E402
+from tests.helpers.footprint import footprint, growth  # noqa: E402
 from tests.helpers.graphs import (  # noqa: E402
     TENSOR_KINDS,
     TENSOR_METHODS,
@@ -128,6 +129,26 @@ def test_a_writer_whose_value_only_comes_after_this_ones_is_not_waited_for(actor
     assert predecessors(graph.plan) == {}
     assert graph.execute(3).get(timeout=30) == [4, 3]
     graph.teardown(timeout=30)
+
+
+@pytest.mark.timeout(120)
+def test_graphs_with_turns_that_come_and_go_leave_nothing(actors: list[Any]) -> None:
+    def cycle(num: int) -> None:
+        for number in range(num):
+            graph = fan_in(actors)
+            assert graph.execute(number).get(timeout=30) == [number] * 3
+            graph.teardown(timeout=30)
+
+    pids = [os.getpid(), *(crossfade.get(actor.pid.remote()) for actor in actors)]
+    cycle(5)
+    before = [footprint(pid) for pid in pids]
+    cycle(20)
+    for first, pid in zip(before, pids, strict=True):
+        grown = growth(first, footprint(pid))
+        assert grown.pop("private_bytes", 0) < 4 << 20, grown
+        assert grown.pop("shared_bytes", 0) < 1 << 20
+        assert grown.pop("ring_bytes", 0) < 1 << 16
+        assert grown == {}
 
 
 def get_all(graph: Any, refs: list[Any]) -> None:

@@ -148,7 +148,10 @@ class DeviceEnds:
 
     def settle(self) -> bool:
         """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""
-        return all_of(end.settle() for end in self._ends())
+        if not all_of(end.settle() for end in self._ends()):
+            return False
+        self._turns.end()
+        return True
 
     def _ends(self) -> list[CopyWriter | CopyReader]:
         return [*(writer for _, writer in self._writers), *(reader for _, reader in self._readers)]

@@ -84,6 +84,10 @@ class DeviceTurns:
         counter = self._signals[source].counter(place.first_signal + layout.pushed(lane), label)
         return Progress(board, place.lanes_offset + layout.progress(lane), counter)
 
+    def end(self) -> None:
+        """No push of this party waits any more."""
+        self._awaited.clear()
+
     def awaited(self, peer: str) -> Iterable[Counter]:
         """What a peer sets and pushes of this party may wait for. Any thread may ask."""
         return list(self._awaited.get(peer, ()))
