@@ -7,17 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crossfade
 from crossfade.api import session as sessions
 from crossfade.collective import ReduceOp, allgather, allreduce, broadcast, reducescatter
+from crossfade.types import Transport
 from tests.helpers.graphs import session_of
 
 torch = pytest.importorskip("torch", reason="collectives need torch")
@@ -88,22 +90,39 @@ class Maker:
 
 @dataclass
 class Bench:
-    """A session with actors."""
+    """A session with actors.
+
+    Attributes:
+        session: the session.
+        actors: the actors.
+        is_by_copy: whether collectives go the way of GPU tensors, with CPU tensors in their place.
+    """
 
     session: sessions.Session
     actors: list[Any]
+    is_by_copy: bool = False
 
     @classmethod
     def open(cls, engine: str) -> Bench:
-        session = sessions.Session(sessions._make_engine(engine, 60.0))
+        """``copy`` is the local engine, with collectives by copies."""
+        session = sessions.Session(sessions._make_engine("local" if engine == "copy" else engine, 60.0))
         with session_of(session):
-            return cls(session, [crossfade.remote(Maker).remote(rank) for rank in range(NUM_ACTORS)])
+            actors = [crossfade.remote(Maker).remote(rank) for rank in range(NUM_ACTORS)]
+        return cls(session, actors, engine == "copy")
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Graphs that are compiled here belong to it."""
+        with pytest.MonkeyPatch.context() as patch, session_of(self.session):
+            if self.is_by_copy:
+                patch.setattr("crossfade.schedule.lower.transport_of_collective", lambda *_: Transport.COPY)
+            yield
 
     def run(
         self, build: Callable[[list[Any], Any], list[Any]], inputs: Sequence[Any], **options: Any
     ) -> list[list[Any]]:
         """What a graph gives for each of several inputs, all under way at once: values, or errors."""
-        with session_of(self.session):
+        with self.compiling():
             inp = crossfade.InputNode()
             with crossfade.MultiOutputNode(build(self.actors, inp)).compile(**options) as graph:
                 return [[outcome(ref) for ref in refs] for refs in [graph.execute(each) for each in inputs]]
@@ -116,7 +135,7 @@ def outcome(ref: crossfade.CompiledRef) -> Any:
         return error
 
 
-@pytest.fixture(scope="module", params=["inline", "local"])
+@pytest.fixture(scope="module", params=["inline", "local", "copy"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     opened = Bench.open(request.param)
     yield opened
@@ -125,6 +144,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[Bench, Bench]]:
+    """One thread, and processes, whose collectives go by turns by gloo and by copies."""
     inline, local = Bench.open("inline"), Bench.open("local")
     yield inline, local
     inline.session.close()
@@ -348,19 +368,18 @@ def test_without_torch_the_extra_is_named() -> None:
 # Processes
 
 
-@pytest.fixture
-def local() -> Iterator[Bench]:
-    opened = Bench.open("local")
+@pytest.fixture(params=["local", "copy"])
+def local(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    opened = Bench.open(request.param)
     yield opened
     opened.session.close()
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(("overlap", "victim"), [(False, 2), (True, 0)])
 def test_ch3_when_a_party_dies_the_others_are_told(local: Bench, overlap: bool, victim: int) -> None:
     """Everybody waits for one that is in the middle of a method; that one is killed."""
-    with session_of(local.session):
+    with local.compiling():
         inp = crossfade.InputNode()
         nodes = [
             a.sleep.bind(inp) if rank == victim else a.make.bind(1, (4,), "float32")
@@ -387,7 +406,7 @@ def test_ch3_when_a_party_dies_the_others_are_told(local: Bench, overlap: bool, 
 @pytest.mark.timeout(60)
 def test_a_graph_is_torn_down_while_its_parties_wait_for_each_other(local: Bench) -> None:
     """Some have started a collective, one has not: they end together."""
-    with session_of(local.session):
+    with local.compiling():
 
         def compiled() -> crossfade.CompiledGraph:
             inp, made = crossfade.InputNode(), (1, (4,), "float32")
@@ -406,7 +425,7 @@ def test_a_graph_is_torn_down_while_its_parties_wait_for_each_other(local: Bench
 
 
 def test_statistics_and_the_timeline_show_collectives(local: Bench) -> None:
-    with session_of(local.session):
+    with local.compiling():
         inp = crossfade.InputNode()
         outputs = allreduce.bind([actor.make.bind(inp, (1000,), "float32") for actor in local.actors])
         work = [actor.work.bind(200_000) for actor in local.actors]
@@ -423,7 +442,7 @@ def test_statistics_and_the_timeline_show_collectives(local: Bench) -> None:
 
 
 def test_two_graphs_share_actors(local: Bench) -> None:
-    with session_of(local.session):
+    with local.compiling():
         graphs = []
         for op in ("sum", "max"):
             inp = crossfade.InputNode()
@@ -461,6 +480,7 @@ class Draw:
     steps: tuple[tuple[str, tuple[int, ...], tuple[int, ...], str], ...]
     dtype: str
     transport: str
+    is_by_copy: bool
     overlap: bool
     max_inflight: int
 
@@ -478,6 +498,7 @@ def draws(draw: st.DrawFn) -> Draw:
         tuple(draw(st.lists(step, min_size=1, max_size=6))),
         draw(st.sampled_from(("int64", "float32"))),
         draw(st.sampled_from(("auto", "gloo"))),
+        draw(st.booleans()),
         draw(st.booleans()),
         draw(st.integers(1, 4)),
     )
@@ -520,9 +541,11 @@ def comparable(value: Any) -> Any:
 
 
 @pytest.mark.timeout(600)
+@settings(max_examples=100)
 @given(drawn=draws())
 def test_pl4_random_graphs_with_collectives_give_the_same_in_one_thread(both: tuple[Bench, Bench], drawn: Draw) -> None:
     """Small integers, in floats too, so sums are exact in any order."""
+    both[1].is_by_copy = drawn.is_by_copy
     results = [
         bench.run(
             lambda actors, inp: build_random(drawn, actors, inp),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -92,6 +93,7 @@ def test_who_waits_for_a_slot_is_woken(late: LateDriver) -> None:
         until(lambda: late.num_blocked == 1)
         late.let_go(ring.home.down_stream)
         until(lambda: not ring.copies.is_pending)
+        assert select.select([bell.event_fd], [], [], 10)[0]
         assert os.eventfd_read(bell.event_fd) >= 1
         assert int(ring.reader.try_read()[0]) == 1  # type: ignore[index]
 

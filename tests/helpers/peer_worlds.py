@@ -27,6 +27,9 @@ WORD = Kind("int32", 4)
 _MASK = 0xFFFF_FFFF
 
 
+ROOT = 1
+
+
 class Collective(StrEnum):
     """What a call does."""
 
@@ -34,6 +37,8 @@ class Collective(StrEnum):
     ALL_TO_ALL = "all_to_all"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
+    BROADCAST = "broadcast"
+    """From rank 1, if there is one."""
     BARRIER = "barrier"
 
 
@@ -109,6 +114,8 @@ def expected(call: Call, rank: int, sources: Sequence[bytes]) -> bytes:
             return fold(*(source[rank * size : (rank + 1) * size] for source in sources))
         case Collective.ALL_REDUCE:
             return fold(*sources)
+        case Collective.BROADCAST:
+            return sources[ROOT % len(sources)]
         case Collective.BARRIER:
             return b""
 
@@ -247,8 +254,9 @@ class PeerWorld:
 
     def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
         call, parts = self.calls[number], self.num_ranks
-        num_in = 1 if call.collective in (Collective.ALL_GATHER, Collective.ALL_REDUCE) else parts
-        num_out = 1 if call.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE) else parts
+        is_as_long = call.collective in (Collective.ALL_REDUCE, Collective.BROADCAST)
+        num_in = 1 if is_as_long or call.collective is Collective.ALL_GATHER else parts
+        num_out = 1 if is_as_long or call.collective is Collective.REDUCE_SCATTER else parts
         if call.collective is Collective.BARRIER:
             num_in = num_out = 0
         counts = num_in * call.count, num_out * call.count
@@ -300,6 +308,8 @@ class PeerWorld:
                 sums.reduce_scatter(row, stream, [sums.Job(target, source, call.count, WORD)], tuning)
             case Collective.ALL_REDUCE:
                 sums.all_reduce(row, stream, [sums.Job(target, source, call.count, WORD, site.offset)], tuning)
+            case Collective.BROADCAST:
+                steps.broadcast(lane, stream, ROOT % self.num_ranks, target, source, size_bytes, tuning)
             case Collective.BARRIER:
                 barrier(lane, stream)
         for each in row:

@@ -29,7 +29,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "host": set(),
     "device": {"host"},
     "peers": {"host", "device"},
-    "channels": {"host", "device"},
+    "channels": {"host", "device", "peers"},
     "runtime": {"plan", "channels", "host", "device"},
     "engines": {"graph", "plan", "channels", "runtime", "host", "device"},
     "api": {"graph", "plan", "schedule", "engines"},

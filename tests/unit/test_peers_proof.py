@@ -222,7 +222,12 @@ def test_all_collectives_in_a_row_and_again_from_a_graph(num_ranks: int, tuning:
 
 @pytest.mark.parametrize(
     ("collective", "tuning"),
-    [(Collective.ALL_GATHER, "plain"), (Collective.REDUCE_SCATTER, "plain"), (Collective.ALL_REDUCE, "two shots")],
+    [
+        (Collective.ALL_GATHER, "plain"),
+        (Collective.BROADCAST, "plain"),
+        (Collective.REDUCE_SCATTER, "plain"),
+        (Collective.ALL_REDUCE, "two shots"),
+    ],
 )
 def test_a_small_world_has_no_fault_in_any_order(collective: Collective, tuning: str) -> None:
     call = Call(collective, tunings=(TUNINGS[tuning],))
@@ -234,6 +239,7 @@ def test_a_small_world_has_no_fault_in_any_order(collective: Collective, tuning:
 LARGER = {
     "three calls": PeerWorld([GATHER_PULL, GATHER_PUSH, Call(Collective.ALL_REDUCE, tunings=(TUNINGS["two shots"],))]),
     "pieces": PeerWorld([Call(Collective.ALL_TO_ALL, 150)], buffer_bytes=512),
+    "pieces of a broadcast": PeerWorld([Call(Collective.BROADCAST, 300)], num_ranks=3, buffer_bytes=768),
     "three ranks": PeerWorld([SUM_IN_PLACE], num_ranks=3),
     "two lanes": PeerWorld(
         [Call(Collective.ALL_GATHER, lane=k, stream=k) for k in (0, 1)], num_lanes=2, num_user_streams=2

@@ -448,7 +448,7 @@ def test_the_error_shows_the_step(num_nodes: int) -> None:
 
 # The verdict against all interleavings
 
-NUM_SEEDS = 1200
+NUM_SEEDS = 800
 CHANGES_PER_PLAN = 3
 
 

@@ -22,7 +22,7 @@ class AllReduce:
                 as many nodes each: tensor k of each actor is reduced with tensor k of the others, and tensors of one dtype
                 travel as one. Lists of one tensor of each actor, as in Ray, mean the same.
             op: how: a `ReduceOp`, or its name.
-            transport: ``auto`` or ``gloo``.
+            transport: ``gloo`` for CPU tensors; ``copy`` for GPU tensors, by copy engines; ``auto``, which chooses.
 
         Returns:
             A node for each actor; of lists, a list of nodes for each actor.
@@ -43,7 +43,7 @@ class AllGather:
 
         Args:
             nodes: a node of each of at least two actors, giving tensors of one shape and dtype with at least one dimension.
-            transport: ``auto`` or ``gloo``.
+            transport: ``gloo`` for CPU tensors; ``copy`` for GPU tensors, by copy engines; ``auto``, which chooses.
 
         Returns:
             A node for each actor: the tensors in the order of ``nodes``.
@@ -63,7 +63,7 @@ class ReduceScatter:
         Args:
             nodes: a node of each of n actors, at least two, giving tensors of one shape and dtype; n divides dim 0.
             op: how: a `ReduceOp`, or its name.
-            transport: ``auto`` or ``gloo``.
+            transport: ``gloo`` for CPU tensors; ``copy`` for GPU tensors, by copy engines; ``auto``, which chooses.
 
         Returns:
             A node for each actor: of the n equal parts of dim 0, number i for the actor of node i.
@@ -84,7 +84,7 @@ class Broadcast:
             nodes: at position ``root`` a node that gives a tensor of any shape and dtype; at the others nodes, or the handles, of
                 the other actors that get it. What those nodes give is not looked at, unless it is an exception.
             root: the position of the tensor.
-            transport: ``auto`` or ``gloo``.
+            transport: ``gloo`` for CPU tensors; ``copy`` for GPU tensors, by copy engines; ``auto``, which chooses.
 
         Returns:
             A node for each actor: a copy of the tensor.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from crossfade.errors import Failure
 from crossfade.types import CollectiveKind, ReduceOp
 
 __all__ = [
+    "STAGED",
+    "WHOLE_NUMBERS",
     "Meeting",
     "Offer",
     "conclude",
@@ -30,11 +33,27 @@ __all__ = [
     "layout_of",
     "make_offer",
     "pieces_of",
+    "reduce_in_order",
     "reduced_dtype",
     "reference",
+    "result_shape",
     "shard",
+    "staged_in",
 ]
 
+_CPU = torch.device("cpu")
+STAGED = " on the CPU"
+"""What a layout says of a tensor that has to be brought to the device, and its result back."""
+WHOLE_NUMBERS = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+)
+"""Dtypes of whole numbers that can be reduced."""
 _DIRECT = {torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64}
 _WIDER = {
     torch.float16: torch.float32,
@@ -82,17 +101,33 @@ class Offer:
     tensors: tuple[torch.Tensor, ...]
     failure: Failure | None = None
 
-    def layout(self) -> bytes:
-        """Dtypes and shapes, the same bytes for tensors that fit together."""
-        return json.dumps([[str(each.dtype), *each.shape] for each in self.tensors]).encode()
+    def layout(self, device: torch.device = _CPU) -> bytes:
+        """Dtypes and shapes, the same bytes for tensors that fit together; which of them are not on the device but on the CPU."""
+        if device == _CPU:
+            return _layout(tuple((each.dtype, each.shape, False) for each in self.tensors))
+        return _layout(tuple((each.dtype, each.shape, not each.is_cuda) for each in self.tensors))
 
     def complaint(self) -> bytes:
         """The failure as a message."""
         return message_of(self.failure).to_bytes()
 
 
-def make_offer(meeting: Meeting, rank: int, values: Sequence[object]) -> Offer:
-    """What a party brings, given the values in its registers. Never raises."""
+@lru_cache(maxsize=1024)
+def _layout(tensors: tuple[tuple[torch.dtype, torch.Size, bool], ...]) -> bytes:
+    return json.dumps(
+        [[f"{dtype}{STAGED if is_staged else ''}", *shape] for dtype, shape, is_staged in tensors]
+    ).encode()
+
+
+def make_offer(meeting: Meeting, rank: int, values: Sequence[object], device: torch.device | None = _CPU) -> Offer:
+    """What a party brings, given the values in its registers. Never raises.
+
+    Args:
+        meeting: what is done.
+        rank: the party's.
+        values: in its registers.
+        device: where tensors are moved (CPU tensors may be brought to it); None for anywhere.
+    """
     for value in values:
         if isinstance(value, Failure):
             return Offer((), value)
@@ -100,7 +135,7 @@ def make_offer(meeting: Meeting, rank: int, values: Sequence[object]) -> Offer:
         return Offer(())
     party = meeting.parties[rank]
     for value in values:
-        problem = _problem(meeting, value)
+        problem = _problem(meeting, value, device)
         if problem is not None:
             kind, what, hint = problem
             return Offer((), _failure(kind(f"{party} brings {what}\nhint: {hint}"), party, meeting))
@@ -108,13 +143,14 @@ def make_offer(meeting: Meeting, rank: int, values: Sequence[object]) -> Offer:
     return Offer(tuple(tensors))
 
 
-def _problem(meeting: Meeting, value: object) -> tuple[type[Exception], str, str] | None:
+def _problem(meeting: Meeting, value: object, device: torch.device | None) -> tuple[type[Exception], str, str] | None:
     """What is wrong with a value by itself: the kind of error, what it is, a hint."""
     if not isinstance(value, torch.Tensor):
         return TypeError, f"a {type(value).__name__}", "return a torch tensor from the method; torch.from_numpy(array)"
-    if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
+    is_near = device is None or value.device == device or value.device == _CPU
+    if not is_near or value.layout is not torch.strided or value.is_quantized:
         kind = f"a {value.layout} tensor on {value.device}".replace("torch.", "")
-        return TypeError, kind, "this version takes dense tensors on the CPU: tensor.cpu(), tensor.to_dense()"
+        return TypeError, kind, f"this collective takes dense tensors on {_place(device)}, tensor.to_dense()"
     shape = tuple(value.shape)
     if meeting.kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and not shape:
         return ValueError, "a tensor without dimensions", "give it one: tensor.unsqueeze(0)"
@@ -133,6 +169,10 @@ def _problem(meeting: Meeting, value: object) -> tuple[type[Exception], str, str
     if meeting.op is ReduceOp.AVG and not value.dtype.is_floating_point:
         return TypeError, f"a tensor of {value.dtype}, which has no average", "reduce with SUM, or convert to a float"
     return None
+
+
+def _place(device: torch.device | None) -> str:
+    return "the CPU: tensor.cpu()" if device in (_CPU, None) else f"its actor's GPU or the CPU: tensor.to('{device}')"
 
 
 def _failure(error: Exception, party: str, meeting: Meeting) -> Failure:
@@ -160,14 +200,20 @@ def conclude(meeting: Meeting, layouts: Sequence[bytes], complaints: Sequence[by
 
 
 def _shown(layout: bytes) -> str:
-    return ", ".join(f"{dtype.removeprefix('torch.')} {tuple(shape)}" for dtype, *shape in json.loads(layout))
+    shown = [(dtype.removeprefix("torch."), tuple(shape)) for dtype, *shape in json.loads(layout)]
+    return ", ".join(f"{d.removesuffix(STAGED)} {shape}{STAGED if d.endswith(STAGED) else ''}" for d, shape in shown)
 
 
 def layout_of(layout: bytes) -> tuple[torch.dtype, tuple[int, ...]]:
     """Dtype and shape of the first tensor of a layout."""
     dtype, *shape = json.loads(layout)[0]
-    found: Any = getattr(torch, dtype.removeprefix("torch."))
+    found: Any = getattr(torch, dtype.removeprefix("torch.").removesuffix(STAGED))
     return found, tuple(shape)
+
+
+def staged_in(layout: bytes) -> list[bool]:
+    """Which tensors of a layout are on the CPU, and not on the device."""
+    return [dtype.endswith(STAGED) for dtype, *_ in json.loads(layout)]
 
 
 def reduced_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -188,6 +234,17 @@ def finish_reduction(meeting: Meeting, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.div_(len(meeting.parties)) if meeting.op is ReduceOp.AVG else tensor
 
 
+def result_shape(meeting: Meeting, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of what each rank gets for tensors of this shape (the root's)."""
+    match meeting.kind:
+        case CollectiveKind.ALLGATHER:
+            return (len(meeting.parties) * shape[0], *shape[1:])
+        case CollectiveKind.REDUCESCATTER:
+            return (shape[0] // len(meeting.parties), *shape[1:])
+        case _:
+            return tuple(shape)
+
+
 def shard(meeting: Meeting, tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """Part ``rank`` of the equal parts of dim 0."""
     size = tensor.shape[0] // len(meeting.parties)
@@ -201,18 +258,19 @@ def reference(meeting: Meeting, offers: Sequence[Offer]) -> list[list[torch.Tens
     match meeting.kind:
         case CollectiveKind.ALLREDUCE:
             columns = zip(*(offer.tensors for offer in offers), strict=True)
-            reduced = [_reduce(meeting, column) for column in columns]
+            reduced = [reduce_in_order(meeting, column) for column in columns]
             return [[tensor.clone() for tensor in reduced] for _ in ranks]
         case CollectiveKind.ALLGATHER:
             return [[torch.cat(firsts)] for _ in ranks]
         case CollectiveKind.REDUCESCATTER:
-            whole = _reduce(meeting, firsts)
+            whole = reduce_in_order(meeting, firsts)
             return [[shard(meeting, whole, rank)] for rank in ranks]
         case CollectiveKind.BROADCAST:
             return [[offers[meeting.root].tensors[0].clone()] for _ in ranks]
 
 
-def _reduce(meeting: Meeting, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def reduce_in_order(meeting: Meeting, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor after another, in a dtype that is wide enough, rounded once."""
     wide = reduced_dtype(tensors[0].dtype)
     result = tensors[0].to(wide, copy=True, memory_format=torch.contiguous_format)
     for tensor in tensors[1:]:

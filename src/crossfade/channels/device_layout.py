@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from crossfade.channels.turns import PROGRESS_BYTES
 from crossfade.device.records import Record, pack, unpack
 from crossfade.device.ring import NUM_GROUPS, num_signals
+from crossfade.device.signals import WORD_BYTES
 from crossfade.host.memory import address_of, align
 from crossfade.host.semaphore import SEMAPHORE_BYTES, Semaphore, init_semaphore, open_semaphore
 
@@ -70,6 +71,11 @@ class DeviceLayout:
     def num_signals(self) -> int:
         """Signals that all lanes need; each has its share, one behind the other."""
         return self.num_lanes * self.signals_per_lane
+
+    @property
+    def signals_bytes(self) -> int:
+        """Memory that all signals need."""
+        return self.num_signals * WORD_BYTES
 
     @property
     def signals_per_lane(self) -> int:

@@ -51,7 +51,7 @@ class HostCopies:
     def __init__(self, homes: Sequence[DeviceHome], bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
         self.homes = homes
         self.pins = Pins(homes)
-        self.publisher = Publisher(bell, spin_us)
+        self.publisher = Publisher(bell, spin_us, self._enter_thread)
         self._home_of = {device_of(home.device): home for home in homes}
         self._moments = {home.device: Moments(home.driver) for home in homes}
         self._down: Any = None
@@ -60,6 +60,10 @@ class HostCopies:
     def home(self) -> DeviceHome:
         """The device to which tensors are brought."""
         return self.homes[0]
+
+    def _enter_thread(self) -> None:
+        for home in self.homes:
+            home.driver.enter_thread()
 
     def moments(self, home: DeviceHome) -> Moments:
         """Moments of a device's streams."""

@@ -57,7 +57,7 @@ class LocalCollective:
     def start(self, values: Sequence[object]) -> None:
         """See the protocol."""
         self._raise_if_ended()
-        offer = make_offer(self._table.meeting, self._rank, values)
+        offer = make_offer(self._table.meeting, self._rank, values, device=None)
         self._table.offers[self._rank].append(offer)
         self._num_values += 1
         self._num_bytes += sum(tensor.nbytes for tensor in offer.tensors)

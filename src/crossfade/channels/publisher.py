@@ -67,10 +67,12 @@ class Publisher:
     Args:
         bell: this process's own doorbell, rung when the thread has done something.
         spin_us: for how long the process's loop looks for work before it sleeps; the thread takes over a little later.
+        enter: the first thing that the thread does.
     """
 
-    def __init__(self, bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
+    def __init__(self, bell: Bell, spin_us: float = DEFAULT_SPIN_US, enter: Callable[[], None] = lambda: None) -> None:
         self._bell = bell
+        self._enter = enter
         self._jobs: deque[_Job] = deque()
         self._doing = threading.Lock()
         self._timer = Timer(spin_us + _GRACE_US)
@@ -115,6 +117,7 @@ class Publisher:
         return has_done
 
     def _run(self) -> None:
+        self._enter()
         while True:
             self._timer.wait()
             self._is_awake = True

@@ -19,7 +19,7 @@ from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError, MissingDependency
 from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
 
-__all__ = ["CudaDriver", "CudaHostRange", "bindings"]
+__all__ = ["CudaDriver", "CudaHostRange", "bindings", "relax_captures"]
 
 _WORD = struct.Struct("<I")
 _HANDLE_BYTES = 64
@@ -67,6 +67,14 @@ def check(result: Any, what: str) -> Any:
         words = text.decode() if isinstance(text, bytes) else str(text)
         raise DeviceError(f"{what} failed: {code.name}: {words}")
     return result[1] if len(result) == 2 else result[1:]
+
+
+def relax_captures() -> None:
+    """Lets this thread make any call while another one captures: it never captures itself, nor touches what is captured."""
+    driver = bindings()
+    check(
+        driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED), "relaxing"
+    )
 
 
 class CudaDriver:
@@ -340,6 +348,10 @@ class CudaDriver:
         if result[0]:
             result = self._again(result, self._cu.cuStreamIsCapturing, stream)
         return bool(result[1] != self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+    def enter_thread(self) -> None:
+        """See `Driver`."""
+        relax_captures()
 
     def begin_capture(self, stream: int) -> None:
         """See `Driver`."""

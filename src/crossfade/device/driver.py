@@ -150,6 +150,9 @@ class Driver(Protocol):
     def is_capturing(self, stream: int) -> bool:
         """Whether what is enqueued on the stream now is collected, and not run."""
 
+    def enter_thread(self) -> None:
+        """The first call of a thread that is crossfade's own: what it calls does not spoil what the program captures in another."""
+
     def begin_capture(self, stream: int) -> None:
         """What is enqueued on the stream from now on, and on streams that wait for its events, is collected and not run."""
 

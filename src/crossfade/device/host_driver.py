@@ -284,6 +284,9 @@ class HostDriver:
         """See `Driver`. So it is on all streams of this thread, or on none."""
         return getattr(self._capture, "actions", None) is not None
 
+    def enter_thread(self) -> None:
+        """See `Driver`."""
+
     def begin_capture(self, stream: int) -> None:
         """See `Driver`. Collects what this thread enqueues on any stream."""
         self._capture.actions = []

@@ -10,6 +10,8 @@ Freeing device memory may wait for all streams of the device, so blocks are kept
 
 from __future__ import annotations
 
+import threading
+
 from crossfade.device.driver import Driver
 from crossfade.errors import DeviceError
 from crossfade.host.memory import align
@@ -75,6 +77,7 @@ class Pool:
         self.driver = driver
         self._idle: dict[int, list[Block]] = {}  # by size
         self._used: set[Block] = set()
+        self._lock = threading.RLock()  # groups of collectives take and give back in threads of their own
 
     @property
     def used_bytes(self) -> int:
@@ -89,28 +92,30 @@ class Pool:
     def take(self, size_bytes: int, label: str, user: str) -> Block:
         """A block of at least ``size_bytes``, with its first user."""
         size_bytes = align(max(size_bytes, 1), BLOCK_BYTES)
-        idle = self._idle.get(size_bytes)
-        if idle:
-            block = idle.pop()
-            block.label = label
-        else:
-            block = Block(self, self.driver.allocate(size_bytes, label), size_bytes, label)
-        block.use(user)
-        self._used.add(block)
+        with self._lock:
+            idle = self._idle.get(size_bytes)
+            if idle:
+                block = idle.pop()
+                block.label = label
+            else:
+                block = Block(self, self.driver.allocate(size_bytes, label), size_bytes, label)
+            block.use(user)
+            self._used.add(block)
         return block
 
     def _take_back(self, block: Block) -> None:
-        self._used.discard(block)
-        self._idle.setdefault(block.size_bytes, []).append(block)
+        with self._lock:
+            self._used.discard(block)
+            self._idle.setdefault(block.size_bytes, []).append(block)
 
     def trim(self) -> int:
         """Gives unused blocks back to the device, which may wait for all of its streams. Returns how many bytes."""
-        freed = self.idle_bytes
-        for blocks in self._idle.values():
-            while blocks:
-                self.driver.free(blocks.pop().address)
-        self._idle.clear()
-        return freed
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        blocks = [block for each in idle.values() for block in each]
+        for block in blocks:
+            self.driver.free(block.address)
+        return sum(block.size_bytes for block in blocks)
 
     def close(self) -> None:
         """Gives everything back.

@@ -122,6 +122,7 @@ class Watchdog:
             self._dead.pop(pidfd, None)
 
     def _run(self) -> None:
+        self._driver.enter_thread()
         is_closing = False
         while True:
             for fd, _ in self._poller.poll(_PAUSE_S if self._releases else _KEEP_S if self._dead else None):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
-from crossfade.engines.board import has_lanes, peers_of
+from crossfade.engines.board import peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.meeting import meet
@@ -219,7 +219,7 @@ class _Actor:
         board = board_memory.map(board_memory.size_bytes, populate=True)
         board_memory.close()
         store = Memory(fds.pop(0)) if message.has_store else None
-        signals = Memory(fds.pop(0)) if has_lanes(message.plan, self._name) else None
+        signals = Memory(fds.pop(0)) if uses_devices(message.plan, self._name) else None
         heaps = {owner: Memory(fd) for owner, fd in zip(message.heaps, fds, strict=True)}
         try:
             return self._wired(message, board, heaps, store, signals)
@@ -249,7 +249,8 @@ class _Actor:
             copies = self._own_devices().host_copies(self._bells[self._name], self._doorbell.spin_us)
 
         def make() -> Wiring:
-            return Wiring(plan, self._name, board, heaps, self._bells, store, device_ends, copies)
+            ends = device_ends, copies, self._break_off
+            return Wiring(plan, self._name, board, heaps, self._bells, store, *ends)
 
         peers = peers_of(plan, self._name)
         wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from crossfade.channels.device_layout import DeviceLayout, format_lanes
 from crossfade.channels.ring_layout import RingLayout, format_ring
-from crossfade.device.signals import WORD_BYTES
 from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
@@ -17,12 +16,14 @@ from crossfade.plan.turns import predecessors, turn_peers
 from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
 
+if TYPE_CHECKING:
+    from crossfade.channels.device_layout import DeviceLayout
+
 __all__ = [
     "RingPlace",
     "board_size_bytes",
     "format_board",
     "gloo_parties",
-    "has_lanes",
     "heap_owners",
     "heaps_of",
     "is_on_devices",
@@ -33,6 +34,7 @@ __all__ = [
     "places",
     "ring_states",
     "signals_size_bytes",
+    "uses_devices",
 ]
 
 _IN_SHARED_MEMORY = (Transport.SHM, Transport.COPY)
@@ -80,6 +82,8 @@ def places(plan: Plan) -> Iterator[RingPlace]:
         ring = RingLayout(spec.depth, len(spec.readers))
         lanes = None
         if spec.transport is Transport.COPY:
+            from crossfade.channels.device_layout import DeviceLayout
+
             lanes = DeviceLayout(len(spec.readers), num_devices(plan, spec.writer), spec.slots)
         place = RingPlace(spec, offset, ring, lanes, signal)
         yield place
@@ -100,9 +104,10 @@ def board_size_bytes(plan: Plan) -> int:
 
 
 def signals_size_bytes(plan: Plan) -> int:
-    """Memory that the signals of all lanes need; 0 if there are none."""
-    num_signals = sum(place.lanes.num_signals for place in places(plan) if place.lanes)
-    return align(num_signals * WORD_BYTES, PAGE_BYTES)
+    """Memory that the signals of all lanes need; 0 if nobody uses devices."""
+    size_bytes = sum(place.lanes.signals_bytes for place in places(plan) if place.lanes)
+    is_used = size_bytes or any(is_on_devices(spec) for spec in plan.collectives)
+    return align(max(size_bytes, 1), PAGE_BYTES) if is_used else 0
 
 
 def format_board(plan: Plan, board: mmap.mmap) -> None:
@@ -110,6 +115,8 @@ def format_board(plan: Plan, board: mmap.mmap) -> None:
     for place in places(plan):
         format_ring(board, place.offset, place.ring)
         if place.lanes:
+            from crossfade.channels.device_layout import format_lanes
+
             format_lanes(board, place.lanes_offset, place.lanes)
 
 
@@ -128,9 +135,12 @@ def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
     )
 
 
-def has_lanes(plan: Plan, party: str) -> bool:
-    """Whether a party has an end of a lane."""
-    return any(spec.transport is Transport.COPY and party in (spec.writer, *spec.readers) for spec in plan.channels)
+def uses_devices(plan: Plan, party: str) -> bool:
+    """Whether a party has an end of a lane, or does collectives on its devices."""
+    lanes = (spec for spec in plan.channels if spec.transport is Transport.COPY)
+    return any(party in (spec.writer, *spec.readers) for spec in lanes) or any(
+        party in spec.parties for spec in plan.collectives if is_on_devices(spec)
+    )
 
 
 def gloo_parties(plan: Plan) -> list[str]:

@@ -80,8 +80,7 @@ class Returned:
 class OpenPlan:
     """To the actor: take part in a plan. ``calls`` holds the arguments of its nodes, by node id.
 
-    Descriptors: the board, the gloo store if ``has_store``, the signals if it has an end of a lane, then the heap of each of
-    ``heaps``.
+    Descriptors: the board, the gloo store if ``has_store``, the signals if it uses devices, then the heap of each of ``heaps``.
     """
 
     number: int

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.asking import all_of, any_of
+from crossfade.channels.device_home import DeviceHome
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.engines.board import RingPlace, is_on_devices, lanes_of, num_devices, signals_size_bytes
 from crossfade.engines.device_turns import DeviceTurns
@@ -70,6 +71,11 @@ class DeviceEnds:
         self._turns = DeviceTurns(plan, [self._boards[home.device] for home in self._homes], wake_in)
         self._writers: list[tuple[ChannelSpec, CopyWriter]] = []
         self._readers: list[tuple[ChannelSpec, CopyReader]] = []
+
+    @property
+    def home(self) -> DeviceHome:
+        """The device on which collectives are done: the first."""
+        return self._homes[0]
 
     def writer(self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell]) -> CopyWriter:
         """Opens the writing end of a channel. ``bells`` are those of all that this party knows."""

@@ -23,6 +23,7 @@ from crossfade.engines.machine import num_visible_gpus
 __all__ = ["Devices", "select_gpus"]
 
 _HOST_LIMIT_S = 60.0
+_NUM_QUEUES = "32"
 
 Signals = Callable[[str], Sequence[Releasable]]
 """What a peer sets and streams of this process may wait for."""
@@ -31,10 +32,12 @@ Signals = Callable[[str], Sequence[Releasable]]
 def select_gpus(gpus: Sequence[int]) -> None:
     """Makes an actor's first GPU torch's current one, and on each of them a stream that is not the default one.
 
-    The default stream waits for all others and cannot be captured. Done before the actor's class is made.
+    The default stream waits for all others and cannot be captured. Done before the actor's class is made, and before CUDA starts,
+    which is asked for as many hardware queues as it can give: streams that share one wait for each other.
     """
     if not gpus or not num_visible_gpus():
         return
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _NUM_QUEUES)
     try:
         import torch
     except ImportError:  # the program reaches its GPUs in another way

@@ -13,12 +13,12 @@ from crossfade.engines.board import (
     board_size_bytes,
     format_board,
     gloo_parties,
-    has_lanes,
     heap_owners,
     heaps_of,
     peers_of,
     ring_states,
     signals_size_bytes,
+    uses_devices,
 )
 from crossfade.engines.control import dump_user
 from crossfade.engines.driver import DriverEnds
@@ -99,7 +99,7 @@ class LocalPlan:
             fds = (
                 board_memory.fd,
                 *((store.fd,) if store and actor in meeting else ()),
-                *((signals.fd,) if signals and has_lanes(plan, actor) else ()),
+                *((signals.fd,) if signals and uses_devices(plan, actor) else ()),
                 *(heaps[owner].fd for owner in needed),
             )
             message = control.OpenPlan(

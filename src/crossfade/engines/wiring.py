@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.checked_writer import CheckedWriter
@@ -15,11 +15,12 @@ from crossfade.engines.board import RingPlace, link_parties, places
 from crossfade.errors import MissingDependency, UnknownTransport
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
-from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.runtime.bind import Ends
 from crossfade.types import Transport
 
 if TYPE_CHECKING:
+    from crossfade.channels.collective import Meeting
     from crossfade.channels.host_copies import HostCopies
     from crossfade.engines.device_ends import DeviceEnds
 
@@ -39,8 +40,9 @@ class Wiring:
         heaps: the heaps that the party needs, by owner.
         bells: the doorbells of its peers, and its own.
         store: where the parties of the gloo group meet, if there are any; owned by the wiring from now on.
-        device_ends: opens its ends of copy channels, if it has any.
+        device_ends: opens its ends of copy channels, and has its devices, if it uses any.
         host_copies: how it brings tensors to its devices and from there, if it has any.
+        on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Wiring:
         store: Memory | None = None,
         device_ends: DeviceEnds | None = None,
         host_copies: HostCopies | None = None,
+        on_death: Callable[[str], None] | None = None,
     ) -> None:
         for spec in plan.channels:
             if spec.transport in (Transport.STAGED, Transport.NCCL) and party in (spec.writer, *spec.readers):
@@ -61,6 +64,7 @@ class Wiring:
                 )
         self.ends = Ends()
         self.device_ends = device_ends
+        self._on_death = on_death
         self._host_copies = host_copies
         self._plan = plan
         self._party = party
@@ -139,29 +143,37 @@ class Wiring:
             self.ends.readers[spec.id] = self._link.reader(spec.id, index, spec.depth, spec.writer)
 
     def _open_groups(self, store: Memory | None) -> list[Any]:
-        """A group for each set of parties of collectives in which this party is, with its ends of them."""
-        groups: dict[tuple[str, ...], Any] = {}
+        """A group for each set of parties and transport of collectives in which this party is, with its ends of them."""
+        groups: dict[Any, Any] = {}
         if store is None:
             return []
-        number_of = {
-            group: number for number, group in enumerate(dict.fromkeys(s.group for s in self._plan.collectives))
-        }
+        keys = list(dict.fromkeys((spec.group, spec.transport) for spec in self._plan.collectives))
         for number, spec in enumerate(self._plan.collectives):
             if self._party not in spec.parties:
                 continue
-            try:
-                from crossfade.channels.collective import Meeting
-                from crossfade.channels.gloo_collective import GlooGroup
-            except ImportError as error:
-                raise MissingDependency("torch", extra="torch", needed_for="a collective") from error
-            if spec.group not in groups:
-                own = Memory(os.dup(store.fd))
-                bell = self._bells[self._party]
-                groups[spec.group] = GlooGroup(own, number_of[spec.group], spec.group, self._party, bell)
-            meeting = Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)
+            key = spec.group, spec.transport
+            if key not in groups:
+                groups[key] = self._open_group(Memory(os.dup(store.fd)), keys.index(key), *key)
             rank, num_outputs = spec.parties.index(self._party), len(spec.outputs_of(self._party))
-            self.ends.collectives[spec.id] = groups[spec.group].collective(meeting, number, rank, num_outputs)
+            self.ends.collectives[spec.id] = groups[key].collective(_meeting(spec), number, rank, num_outputs)
         return list(groups.values())
+
+    def _open_group(self, store: Memory, number: int, parties: tuple[str, ...], transport: Transport) -> Any:
+        try:
+            if transport is Transport.GLOO:
+                from crossfade.channels.gloo_collective import GlooGroup
+
+                return GlooGroup(store, number, parties, self._party, self._bells[self._party])
+            from crossfade.channels import device_group
+        except ImportError as error:
+            store.close()
+            raise MissingDependency("torch", extra="torch", needed_for="a collective") from error
+        is_by_copies = transport is Transport.COPY
+        opener = device_group.open_copy_group if is_by_copies else device_group.open_nccl_group
+        meetings = [_meeting(s) for s in self._plan.collectives if (s.group, s.transport) == (parties, transport)]
+        bells = {party: self._bells[party] for party in parties}
+        home = None if self.device_ends is None else self.device_ends.home
+        return opener(store, number, parties, self._party, bells, meetings, home, self._on_death)
 
     def break_off(self, peer: str, reason: str) -> None:
         """A peer is gone: the ends of all channels with it say so from now on."""
@@ -195,3 +207,9 @@ class Wiring:
             group.close(deadline)
         for memory in self._heaps.values():
             memory.close()
+
+
+def _meeting(spec: CollectiveSpec) -> Meeting:
+    from crossfade.channels.collective import Meeting
+
+    return Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)

@@ -22,12 +22,13 @@ from crossfade.graph.nodes import (
     OutputNode,
     describe,
     label_of,
+    transport_name,
 )
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 
 __all__ = ["CollectiveNode", "CollectiveOutput", "bind_collective"]
 
-TRANSPORTS = (Transport.AUTO, Transport.GLOO)
+TRANSPORTS = (Transport.AUTO, Transport.GLOO, Transport.COPY, Transport.ACCELERATOR, Transport.NCCL)
 MAX_SHOWN_ACTORS = 4
 
 Member = Node | ActorInfo
@@ -128,7 +129,7 @@ def bind_collective(
             `ActorInfo`.
         op: how tensors are reduced: a `ReduceOp`, another enumeration's member of the same name, or the name.
         root: whose tensor is broadcast: a position in ``nodes``.
-        transport: how tensors move: ``None``, ``auto`` or ``gloo``.
+        transport: how tensors move: ``None`` or the name of a transport.
 
     Returns:
         A node for each actor, or where several tensors were given a list of nodes for each actor.
@@ -184,10 +185,10 @@ def _checked_transport(kind: CollectiveKind, transport: Any) -> str:
         )
     if transport not in set(TRANSPORTS):
         raise UnknownTransport(
-            f"{kind}.bind asks for the transport {transport!r}; in this version actors meet over gloo, with CPU tensors",
+            f"{kind}.bind asks for the transport {transport!r}; there is no such way for tensors of several actors",
             hint=f"leave it out; the transports of collectives are {', '.join(TRANSPORTS)}",
         )
-    return str(transport)
+    return transport_name(transport)
 
 
 def _rows_of(kind: CollectiveKind, nodes: Sequence[Any]) -> tuple[list[list[Any]], bool]:

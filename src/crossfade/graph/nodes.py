@@ -130,7 +130,7 @@ class Node:
         """
         if not isinstance(transport, str):
             raise TypeError(f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo'")
-        asked, target_device = _asked(transport), _target_device(device)
+        asked, target_device = transport_name(transport), _target_device(device)
         if reader is None:
             self.transport, self.transport_to = asked, {}
             self.target_device, self.target_device_to = target_device, {}
@@ -406,7 +406,7 @@ def _id_of(reader: Any) -> str:
     return info.id
 
 
-def _asked(transport: str) -> str:
+def transport_name(transport: str) -> str:
     """The name of what is asked for; the bare string ``nccl`` is Ray's name of any transport for device tensors."""
     is_rays_name = transport == Transport.NCCL and not isinstance(transport, Transport)
     return str(Transport.ACCELERATOR if is_rays_name else transport)

@@ -12,6 +12,7 @@ all_gather       (n, ...)          (W * n, ...)
 all_to_all       (W * n, ...)      (W * n, ...)
 reduce_scatter   (W * n, ...)      (n, ...)
 all_reduce       (...)             (...)
+broadcast        (...)             (...)
 ===============  ================  ====================
 
 An ``out`` of `PeerGroup.empty` is written by the other ranks themselves, so that an all-gather or all-to-all moves each byte once,
@@ -43,6 +44,7 @@ __all__ = [
     "all_reduce",
     "all_reduce_coalesced",
     "all_to_all",
+    "broadcast",
     "reduce_scatter",
     "reduce_scatter_coalesced",
 ]
@@ -91,6 +93,28 @@ def all_to_all(
 
     item = _item(group, "all_to_all", tensor, out, tuple(tensor.shape), None)
     return _call(group, "all_to_all", [item], [lane], tuning, enqueue)[0]
+
+
+def broadcast(
+    group: PeerGroup,
+    tensor: torch.Tensor,
+    root: int,
+    out: torch.Tensor | None = None,
+    *,
+    lane: int = 0,
+    tuning: Tuning = DEFAULT,
+) -> torch.Tensor:
+    """The tensor of rank ``root``; the others give one of that shape and type, which may be ``out``, and nobody reads it."""
+    check_tensor(group, "the input of broadcast", tensor)
+    if not 0 <= root < group.num_ranks:
+        raise ValueError(f"there is no rank {root} to broadcast from\nhint: the group has {group.num_ranks} ranks")
+
+    def enqueue(lanes: list[Lane], stream: int, items: list[_Item]) -> None:
+        target, source = items[0].target.data_ptr(), items[0].source.data_ptr()
+        steps.broadcast(lanes[0], stream, root, target, source, tensor.numel() * tensor.itemsize, tuning)
+
+    item = _item(group, "broadcast", tensor, out, tuple(tensor.shape), 0)
+    return _call(group, "broadcast", [item], [lane], tuning, enqueue)[0]
 
 
 def reduce_scatter(

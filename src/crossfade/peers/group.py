@@ -7,11 +7,12 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.signals import Signal
 from crossfade.device.tensors import torch_or_raise
-from crossfade.device.watchdog import DeathReport, Watchdog
+from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
@@ -119,7 +120,16 @@ class PeerGroup:
         reports: of ranks that have died.
     """
 
-    def __init__(self, opened: OpenedHome, lanes: list[Lane], device_type: str, heap_begin: int) -> None:
+    def __init__(
+        self,
+        opened: OpenedHome,
+        lanes: list[Lane],
+        device_type: str,
+        heap_begin: int,
+        *,
+        names: Sequence[str] | None = None,
+        before_release: Callable[[str], None] | None = None,
+    ) -> None:
         home = self.home = opened.home
         self.rank = home.rank
         self.num_ranks = home.num_ranks
@@ -130,14 +140,20 @@ class PeerGroup:
         self._give_back = opened.close
         self._watchdog = Watchdog(home.driver)
         self._pidfds = {rank: open_pidfd(opened.pids[rank]) for rank in home.peers}
-        self._names = {pidfd: f"rank {rank} (process {opened.pids[rank]})" for rank, pidfd in self._pidfds.items()}
+        called = names or [f"rank {rank}" for rank in range(home.num_ranks)]
+        self._names = {pidfd: f"{called[rank]} (process {opened.pids[rank]})" for rank, pidfd in self._pidfds.items()}
         self._poller = select.epoll()
         self._lock = threading.Lock()
         self._first_dead = ""
         self._is_closed = False
-        for pidfd, name in self._names.items():
+        for rank, pidfd in self._pidfds.items():
+            name, tell = (
+                self._names[pidfd],
+                _nothing if before_release is None else partial(before_release, called[rank]),
+            )
             self._poller.register(pidfd, select.EPOLLIN)
-            self._watchdog.watch(name, pidfd, self._make_release(name), _Streams(lanes), self._on_death)
+            release_signals, streams = self._make_release(name), _Streams(lanes)
+            self._watchdog.watch(name, pidfd, release_signals, streams, self._on_death, before_release=tell)
 
     @property
     def reports(self) -> list[DeathReport]:
@@ -268,8 +284,22 @@ class PeerGroup:
         else:
             lane.check()
 
-    def close(self) -> None:
+    def streams(self) -> list[int]:
+        """All streams that may wait for other ranks."""
+        return list(_Streams(self._lanes))
+
+    def let_go(self, why: str) -> None:
+        """Gives up: lanes are broken, then streams that wait for other ranks are released, as if all of those had died."""
+        with self._lock:
+            if not self._first_dead:
+                self._break(why)
+        release(self.home.driver, why, lambda: [s for lane in self._lanes for s in lane.incoming()], self.streams())
+
+    def close(self, *, have_met: bool = False) -> None:
         """Gives everything back when all ranks have come here, or one has died. Collective; idempotent.
+
+        Args:
+            have_met: the ranks know already that none of them uses the group's memory or streams any more.
 
         Raises:
             ChannelTimeout: CPU only: not all ranks came. Everything is given back all the same.
@@ -277,7 +307,7 @@ class PeerGroup:
         if self._is_closed:
             return
         try:
-            if not any(lane.broken for lane in self._lanes):
+            if not have_met and not any(lane.broken for lane in self._lanes):
                 for lane in self._lanes:
                     stream = self.current_stream()
                     lane.begin(stream, num_streams=1, is_captured=False)
@@ -285,11 +315,11 @@ class PeerGroup:
         except ChannelBroken:  # a rank dies just now: there is nobody to wait for
             pass
         finally:
-            self._free()
+            self._free(is_idle=have_met)
 
-    def _free(self) -> None:
+    def _free(self, *, is_idle: bool) -> None:
         self._is_closed = True
-        if self.device_type == "cuda":
+        if self.device_type == "cuda" and not is_idle:
             torch_or_raise().cuda.synchronize(self.home.driver.device)
         self._watchdog.close()
         self._poller.close()
@@ -299,6 +329,9 @@ class PeerGroup:
             lane.close()
         self._memory = None
         self._give_back()
+
+
+def _nothing() -> None: ...
 
 
 class _Streams(Sequence[int]):

@@ -12,7 +12,7 @@ from crossfade.peers.exchange import Block, Fetch, barrier, pull, push
 from crossfade.peers.lane import Lane
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
 
-__all__ = ["all_gather", "all_to_all", "end", "pieces_of"]
+__all__ = ["all_gather", "all_to_all", "broadcast", "end", "pieces_of"]
 
 
 def pieces_of(size: int, limit: int) -> Iterator[tuple[int, int]]:
@@ -115,5 +115,19 @@ def all_to_all(
             epoch = push(lane, stream, {p: Block(source + at[p], length) for p in home.peers}, tuning)
             for p in home.peers:
                 copy(stream, target + at[p], epoch.buffers[home.rank] + p * lane.slot_bytes, length)
+    if is_begun:
+        lane.join_local(stream)
+
+
+def broadcast(
+    lane: Lane, stream: int, root: int, target: int, source: int, size_bytes: int, tuning: Tuning = DEFAULT
+) -> None:
+    """The root's ``size_bytes`` at ``source`` go to the target of all ranks, who fetch them out of the root's buffer."""
+    home = lane.home
+    is_begun = home.rank == root and _begin_own(lane, stream, target, source, size_bytes)
+    for begin, length in pieces_of(size_bytes, lane.buffer_bytes):
+        if home.rank == root:
+            home.kernels.copy(stream, lane.next_buffer(), source + begin, length)
+        pull(lane, stream, {p: Fetch(0, target + begin, length if p == root else 0) for p in home.peers}, tuning)
     if is_begun:
         lane.join_local(stream)

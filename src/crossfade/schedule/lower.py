@@ -15,6 +15,7 @@ from crossfade.graph.nodes import InputNode, InputPart, MethodNode, Node
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call, Hole
 from crossfade.plan.plan import CollectiveSpec, InputSpec, NodeSpec
+from crossfade.schedule.collectives import transport_of_collective
 from crossfade.schedule.draft import Draft
 from crossfade.schedule.transports import Wish
 from crossfade.types import DRIVER, TargetDevice, Transport
@@ -72,8 +73,9 @@ def _add_collective(draft: Draft, value_of: dict[Node, str], collective_id: str,
         outputs.append(tuple(value_of[output] for output in mine))
         draft.programs.setdefault(party, []).append(Action(Verb.COLL, collective_id))
     inputs = tuple(tuple(value_of[source] for source in members) for members in node.members)
+    transport = transport_of_collective(node.transport, parties, draft.devices)
     draft.collectives.append(
-        CollectiveSpec(collective_id, node.kind, node.op, node.root, Transport.GLOO, parties, inputs, tuple(outputs))
+        CollectiveSpec(collective_id, node.kind, node.op, node.root, transport, parties, inputs, tuple(outputs))
     )
 
 

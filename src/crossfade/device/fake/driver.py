@@ -290,6 +290,9 @@ class FakeDriver:
         """See `Driver`."""
         return self._capture is not None and self._capture.has(stream)
 
+    def enter_thread(self) -> None:
+        """See `Driver`."""
+
     def begin_capture(self, stream: int) -> None:
         """See `Driver`."""
         self._capture = Capture(stream, f"graph {len(self._graphs)} of {self.process}")
