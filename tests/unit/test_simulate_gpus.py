@@ -170,6 +170,67 @@ def fan_in(num_senders: int = 3, **options: Any) -> Plan:
     return compiled(state, **options)
 
 
+LARGE = 20_000_000
+"""Bytes, which a copy moves in 20,000."""
+
+
+def three_into_one() -> Plan:
+    """R uses what S0, S1 and S2 make, in this order."""
+    inp = InputNode()
+    return compiled(call(actor("R", 3), "take", *[call(actor(f"S{i}", i), "make", inp) for i in range(3)]))
+
+
+def run_three(
+    made_us: tuple[float, ...] = (100.0, 100.0, 100.0),
+    *,
+    size_bytes: int = LARGE,
+    synchronous: frozenset[str] = frozenset(),
+    num_executions: int = 1,
+) -> Timeline:
+    device_us = {**{f"S{i}.make": time_us for i, time_us in enumerate(made_us)}, "take": 20.0}
+    values = {f"n{i}": size_bytes for i in range(3)}
+    work = Workload(value_bytes=values, device_us=device_us, synchronous=synchronous)
+    return simulate(three_into_one(), work, COSTS, num_executions)
+
+
+def pushes(found: Timeline, execution: int = 0) -> list[tuple[float, float]]:
+    return [times(only(found, f"S{i}", "push", "communicate", execution)) for i in range(3)]
+
+
+def test_large_values_go_one_after_the_other_in_the_order_of_use() -> None:
+    """Each takes 20,000 by itself, and all at once 60,000."""
+    found = run_three()
+    (begin, first), *rest = pushes(found)
+    assert first == begin + 20_000
+    assert rest == [(first, first + 20_000), (first + 20_000, first + 40_000)]
+    assert only(found, "R", "compute", "compute").start_us == pytest.approx(first + 40_000)
+    assert [end - start for start, end in pushes(run_three(size_bytes=10_000_000))] == [30_000.0] * 3
+
+
+def test_who_is_enqueued_is_waited_for_also_where_its_kernels_take_long() -> None:
+    (_, first), *rest = pushes(run_three((50_000.0, 100.0, 100.0)))
+    assert rest == [(first, first + 20_000), (first + 20_000, first + 40_000)]
+
+
+def test_a_host_holds_a_push_for_no_longer_than_it_takes() -> None:
+    """S0 looks at what it made, so that its host enqueues late. S1 goes after 20,000, and S2 behind it."""
+    found = run_three((50_000.0, 100.0, 100.0), synchronous=frozenset({"S0.make"}))
+    first, second, third = pushes(found)
+    assert 20_000 < second[0] < 20_010
+    assert second[1] == second[0] + 20_000
+    assert third[0] == second[1]
+    assert 50_000 < first[0] < 50_010
+    assert first[1] > first[0] + 25_000  # it shares the link with S2
+
+
+def test_turns_are_kept_in_every_execution() -> None:
+    found = run_three((100.0, 300.0, 200.0), num_executions=6)
+    for execution in range(6):
+        (_, first), (begin, second), (late, _) = pushes(found, execution)
+        assert first <= begin
+        assert second <= late
+
+
 def test_the_receiver_of_the_overlap_program_never_waits_in_the_steady_state() -> None:
     """Its three products take 60; making takes 10, a transfer 15, and all of that is hidden but in the first execution."""
     values = {f"n{i}": 15_000 for i in range(3)}

@@ -27,6 +27,7 @@ from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, ShmReader, ShmWriter
+from crossfade.channels.turns import Turns
 from crossfade.device.driver import HOST
 from crossfade.device.signals import SignalBoard
 from crossfade.device.tensors import Leased, tensor_on
@@ -59,6 +60,7 @@ class CopyWriter(ShmWriter):
         lanes_offset, layout: where the lanes' blocks lie on the board.
         homes: the devices of this process, in their order.
         signals: of all lanes, as each of those devices sees them.
+        turns: of its lanes among those of other writers; None if nobody else pushes to its readers.
     """
 
     def __init__(
@@ -74,9 +76,11 @@ class CopyWriter(ShmWriter):
         layout: DeviceLayout,
         homes: Sequence[DeviceHome],
         signals: Sequence[SignalBoard],
+        turns: Turns | None = None,
     ) -> None:
         super().__init__(name, board, offset, ring, heap, bells)
         self._homes = homes
+        self._turns = turns
         self.lanes = [
             LaneWriter(
                 homes[lane % layout.num_sources],
@@ -118,6 +122,8 @@ class CopyWriter(ShmWriter):
         try:
             if not (self.has_room() and (not parts.tensors or self._has_slots(parts))):
                 return False
+            if self._turns is not None and self._turns.must_hold(self._num_values + 1, parts.lane_bytes):
+                return False
             self._note(parts)
             self.stage(parts.message)
         except BaseException:
@@ -142,6 +148,8 @@ class CopyWriter(ShmWriter):
         try:
             if not (self.has_room() and self._have_slots(lanes, size_bytes)):
                 return False
+            if self._turns is not None and self._turns.must_hold(self._num_values + 1, {kind.source: size_bytes}):
+                return False
         except BaseException:
             self._pending = None
             raise
@@ -149,12 +157,7 @@ class CopyWriter(ShmWriter):
         self.stage_record(
             _BARE, kind.record(b"".join([NOTE.pack(*lane.ring.place_of_next(), size_bytes) for lane in lanes]))
         )
-        parts = ((0, whole.data_ptr(), size_bytes),)
-        try:
-            for lane in lanes:
-                lane.ring.send(parts, size_bytes, ready=self._ready[kind.source], keep=whole)
-        except DeviceError as error:
-            raise self._broken(error) from error
+        self._push(kind.source, ((0, whole.data_ptr(), size_bytes),), size_bytes, whole)
         kind.is_told = True
         self.publish()
         return True
@@ -197,16 +200,36 @@ class CopyWriter(ShmWriter):
             NOTE.pack_into(parts.notes, lane * NOTE.size, *place, parts.lane_bytes[source])
 
     def _send(self, parts: Split) -> None:
+        for source, size_bytes in parts.lane_bytes.items():
+            places = [
+                (each.offset, each.tensor.data_ptr(), each.size_bytes) for each in parts.tensors if each.lane == source
+            ]
+            self._push(source, places, size_bytes, parts)
+
+    def _push(self, source: int, places: Sequence[tuple[int, int, int]], size_bytes: int, keep: Any) -> None:
+        """Enqueues what lies on one of the devices, to every reader; those where it is not its turn yet come last."""
+        turns, ready = self._turns, self._ready[source]
         try:
-            for lane, source in self._used(parts):
-                places = [
-                    (each.offset, each.tensor.data_ptr(), each.size_bytes)
-                    for each in parts.tensors
-                    if each.lane == source
-                ]
-                self.lanes[lane].ring.send(places, parts.lane_bytes[source], ready=self._ready[source], keep=parts)
+            if turns is None:
+                for each in self._lanes_from[source]:
+                    each.ring.send(places, size_bytes, ready=ready, keep=keep)
+                return
+            number, stream = self._num_values + 1, self._homes[source].push_stream
+            for lane in turns.in_turn(range(source, len(self.lanes), len(self._homes)), number, size_bytes):
+                turns.wait(lane, number, size_bytes, stream)
+                self.lanes[lane].ring.send(places, size_bytes, ready=ready, keep=keep)
+                turns.mark(lane, number, size_bytes, stream)
         except DeviceError as error:
             raise self._broken(error) from error
+
+    def publish(self) -> None:
+        """Gives what is staged to the readers, and the turn to those after. Cannot fail."""
+        if self._turns is None:
+            super().publish()
+            return
+        self._turns.tell(self._num_values + 1)
+        super().publish()
+        self._turns.ring()
 
     def try_flush(self) -> bool:
         """See the protocol."""

@@ -1,6 +1,7 @@
 """Where the parts of a copy-engine channel lie on the board, behind those of its ring (channels/copy_engine.py tells the whole).
 
-Each lane has a block: two mailboxes, and a semaphore for each slot that can ever be offered.
+Each lane has a block: two mailboxes, a semaphore for each slot that can ever be offered, and how far its writer is
+(`crossfade.channels.turns`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 
+from crossfade.channels.turns import PROGRESS_BYTES
 from crossfade.device.records import Record, pack, unpack
 from crossfade.device.ring import NUM_GROUPS, num_signals
 from crossfade.device.signals import WORD_BYTES
@@ -52,9 +54,13 @@ class DeviceLayout:
         """Offset of the semaphore that the reader posts when it has enqueued ``free`` of a slot."""
         return self.to_writer(lane) + _MAILBOX_BYTES + (group * self.num_slots + slot) * SEMAPHORE_BYTES
 
+    def progress(self, lane: int) -> int:
+        """Offset of where the writer says how far it is."""
+        return self.to_reader(lane + 1) - PROGRESS_BYTES
+
     @property
     def _lane_bytes(self) -> int:
-        return align(2 * _MAILBOX_BYTES + NUM_GROUPS * self.num_slots * SEMAPHORE_BYTES, 64)
+        return align(2 * _MAILBOX_BYTES + NUM_GROUPS * self.num_slots * SEMAPHORE_BYTES, 64) + PROGRESS_BYTES
 
     @property
     def size_bytes(self) -> int:
@@ -73,8 +79,12 @@ class DeviceLayout:
 
     @property
     def signals_per_lane(self) -> int:
-        """Signals of one lane."""
-        return num_signals(self.num_slots)
+        """Signals of one lane: those of its ring, and the counter of its pushes."""
+        return num_signals(self.num_slots) + 1
+
+    def pushed(self, lane: int) -> int:
+        """Which of the signals counts the pushes of a lane."""
+        return lane * self.signals_per_lane + num_signals(self.num_slots)
 
 
 def format_lanes(board: mmap.mmap, offset: int, layout: DeviceLayout) -> None:

@@ -189,7 +189,7 @@ class _Actor:
         if self._devices is None:
             from crossfade.engines.actor_devices import ActorDevices
 
-            self._devices = ActorDevices(self._gpus, self._break_off)
+            self._devices = ActorDevices(self._gpus, self._break_off, self._doorbell)
         return self._devices
 
     def _break_off(self, peer: str) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from crossfade.channels.asking import any_of
 from crossfade.device.signals import Releasable
+from crossfade.engines.alarm import Alarm
 from crossfade.engines.board import peers_of
 from crossfade.engines.device_ends import DeviceEnds
 from crossfade.engines.devices import Devices, select_gpus
-from crossfade.host.doorbell import Bell
+from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
@@ -33,13 +34,15 @@ class ActorDevices:
     Args:
         gpus: indices of its GPUs.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
+        doorbell: of this process.
 
     Attributes:
         is_busy: whether `serve` should be called now and then, and not only when the doorbell was rung.
     """
 
-    def __init__(self, gpus: Sequence[int], on_death: Callable[[str], None]) -> None:
+    def __init__(self, gpus: Sequence[int], on_death: Callable[[str], None], doorbell: Doorbell) -> None:
         self.is_busy = False
+        self._alarm = Alarm(doorbell)
         self._gpus = gpus
         self._devices = Devices(gpus, self._signals, on_death)
         self._open: dict[int, DeviceEnds] = {}
@@ -71,7 +74,7 @@ class ActorDevices:
             MissingDependency, DeviceError: see `DeviceEnds`.
         """
         self._end_left_over()
-        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices, pidfds)
+        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices, pidfds, self._alarm.wake_in)
         for peer in peers_of(plan, party) & pidfds.keys():
             self._devices.watch(peer, pidfds[peer], number)
         return ends

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
+from crossfade.plan.turns import predecessors, turn_peers
 from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
 
@@ -26,6 +27,7 @@ __all__ = [
     "heap_owners",
     "heaps_of",
     "is_on_devices",
+    "lanes_of",
     "link_parties",
     "num_devices",
     "peers_of",
@@ -87,6 +89,13 @@ def places(plan: Plan) -> Iterator[RingPlace]:
         yield place
         offset = place.end
         signal += lanes.num_signals if lanes else 0
+
+
+def lanes_of(place: RingPlace) -> DeviceLayout:
+    """The lanes of a channel that has some."""
+    if place.lanes is None:
+        raise ValueError(f"channel {place.spec.id} has no lanes")
+    return place.lanes
 
 
 def board_size_bytes(plan: Plan) -> int:
@@ -166,12 +175,19 @@ def is_on_devices(spec: ChannelSpec | CollectiveSpec) -> bool:
     return spec.transport in (Transport.COPY, Transport.STAGED, Transport.NCCL)
 
 
-def peers_of(plan: Plan, party: str) -> set[str]:
+def peers_of(plan: Plan, party: str, before: Mapping[tuple[str, str], str] | None = None) -> set[str]:
     """Whose deaths a party has to know of: everybody at the other end of one of its channels, in its collectives, in its gloo
-    group, and those whose tensors may reach it through others' devices.
+    group, those whose tensors may reach it through others' devices, and those who push to its readers in turn with it.
+
+    Args:
+        plan: the plan.
+        party: who has to know.
+        before: the plan's `predecessors`, for who asks often; None to look for them.
     """
     both = [*((spec.writer, *spec.readers) for spec in plan.channels), *(spec.parties for spec in plan.collectives)]
     both.append(tuple(link_parties(plan)))
     return (
-        {peer for parties in both if party in parties for peer in parties} | upstream(plan, party, is_on_devices)
+        {peer for parties in both if party in parties for peer in parties}
+        | upstream(plan, party, is_on_devices)
+        | turn_peers(plan, party, predecessors(plan) if before is None else before)
     ) - {party}

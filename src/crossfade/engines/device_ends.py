@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_layout import DeviceLayout
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
-from crossfade.engines.board import RingPlace, is_on_devices, num_devices, signals_size_bytes
+from crossfade.engines.board import RingPlace, is_on_devices, lanes_of, num_devices, signals_size_bytes
+from crossfade.engines.device_turns import DeviceTurns
 from crossfade.engines.devices import Devices
 from crossfade.errors import ChannelBroken, MissingDependency
 from crossfade.host.doorbell import Bell
@@ -36,6 +36,7 @@ class DeviceEnds:
         memory: the plan's signals; owned by this object from now on.
         devices: of this process.
         pidfds: of the plan's other parties; they stay the caller's.
+        wake_in: wakes the actor's loop after so many seconds, at the latest.
 
     Attributes:
         alive: those whose tensors may reach this party.
@@ -45,7 +46,15 @@ class DeviceEnds:
         DeviceError: CUDA cannot start.
     """
 
-    def __init__(self, plan: Plan, party: str, memory: Memory, devices: Devices, pidfds: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        party: str,
+        memory: Memory,
+        devices: Devices,
+        pidfds: Mapping[str, int],
+        wake_in: Callable[[float], None],
+    ) -> None:
         self._plan = plan
         self._party = party
         self._homes = list(devices.homes)
@@ -59,6 +68,7 @@ class DeviceEnds:
             memory.close()
         before = upstream(plan, party, is_on_devices)
         self.alive = Alive({peer: pidfd for peer, pidfd in pidfds.items() if peer in before})
+        self._turns = DeviceTurns(plan, [self._boards[home.device] for home in self._homes], wake_in)
         self._writers: list[tuple[ChannelSpec, CopyWriter]] = []
         self._readers: list[tuple[ChannelSpec, CopyReader]] = []
 
@@ -67,27 +77,28 @@ class DeviceEnds:
         """The device on which collectives are done: the first."""
         return self._homes[0]
 
-    def writer(self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Sequence[Bell]) -> CopyWriter:
-        """Opens the writing end of a channel."""
-        layout = _lanes_of(place)
+    def writer(self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell]) -> CopyWriter:
+        """Opens the writing end of a channel. ``bells`` are those of all that this party knows."""
+        layout = lanes_of(place)
         writer: CopyWriter = _module().CopyWriter(
             place.spec.id,
             board,
             place.offset,
             place.ring,
             heap,
-            bells,
+            [bells[reader] for reader in place.spec.readers],
             lanes_offset=place.lanes_offset,
             layout=layout,
             homes=self._homes,
             signals=[self._part(place, home.device) for home in self._homes],
+            turns=self._turns.open(place, board, bells),
         )
         self._writers.append((place.spec, writer))
         return writer
 
     def reader(self, place: RingPlace, board: mmap.mmap, heap: Memory, bell: Bell) -> CopyReader:
         """Opens a reading end of a channel."""
-        layout = _lanes_of(place)
+        layout = lanes_of(place)
         has_same = num_devices(self._plan, place.spec.writer) == len(self._homes)
         homes = self._homes if has_same else self._homes[:1] * layout.num_sources
         reader: CopyReader = _module().CopyReader(
@@ -108,7 +119,7 @@ class DeviceEnds:
         return reader
 
     def _part(self, place: RingPlace, device: int) -> SignalBoard:
-        return BoardPart(self._boards[device], place.first_signal, _lanes_of(place).num_signals)
+        return BoardPart(self._boards[device], place.first_signal, lanes_of(place).num_signals)
 
     def distrust(self) -> ChannelBroken | None:
         """Why what was computed here cannot be trusted, if so. Any thread may ask."""
@@ -143,7 +154,10 @@ class DeviceEnds:
 
     def settle(self) -> bool:
         """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""
-        return all_of(end.settle() for end in self._ends())
+        if not all_of(end.settle() for end in self._ends()):
+            return False
+        self._turns.end()
+        return True
 
     def _ends(self) -> list[CopyWriter | CopyReader]:
         return [*(writer for _, writer in self._writers), *(reader for _, reader in self._readers)]
@@ -161,7 +175,7 @@ class DeviceEnds:
 
     def signals(self, peer: str) -> list[Releasable]:
         """What a peer sets and streams of this process may wait for. Any thread may ask."""
-        found: list[Releasable] = []
+        found: list[Releasable] = [*self._turns.awaited(peer)]
         for spec, writer in self._writers:
             for reader, name in enumerate(spec.readers):
                 if name == peer:
@@ -173,12 +187,6 @@ class DeviceEnds:
                 for arriving in end.lanes:
                     found += arriving.ring.signals()
         return found
-
-
-def _lanes_of(place: RingPlace) -> DeviceLayout:
-    if place.lanes is None:
-        raise ValueError(f"channel {place.spec.id} has no lanes")
-    return place.lanes
 
 
 def _module() -> Any:

@@ -30,6 +30,7 @@ from crossfade.host.memory import Memory
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
+from crossfade.plan.turns import predecessors
 from crossfade.runtime.record import Recorder
 from crossfade.types import DRIVER
 
@@ -90,8 +91,9 @@ class LocalPlan:
         meeting = gloo_parties(plan)
         store = Memory.create("store", 0) if meeting else None
         signals = Memory.create("signals", size) if (size := signals_size_bytes(plan)) else None
+        before = predecessors(plan)
         for actor in self._actors:
-            for peer in sorted(peers_of(plan, actor)):
+            for peer in sorted(peers_of(plan, actor, before)):
                 engine.introduce(actor, peer)
             needed = heaps_of(plan, actor)
             fds = (

@@ -84,9 +84,9 @@ class Wiring:
 
     def _ring_writer(self, place: RingPlace, board: mmap.mmap, heap: Heap) -> Writer:
         spec = place.spec
-        bells = [self._bells[reader] for reader in spec.readers]
         if place.lanes is not None and self.device_ends is not None:
-            return self.device_ends.writer(place, board, heap, bells)
+            return self.device_ends.writer(place, board, heap, self._bells)
+        bells = [self._bells[reader] for reader in spec.readers]
         args = spec.id, board, place.offset, place.ring, heap, bells
         distrust = self.device_ends.distrust if self.device_ends is not None else None
         if self._host_copies is not None:

@@ -50,6 +50,11 @@ class Timer:
         """It is due after its delay from now, also if it was started before."""
         self._set_time(self.fd, 0, self._delay_at, None)
 
+    def start_in(self, delay_us: float) -> None:
+        """It is due so long from now, also if it was started before."""
+        spec = _spec(max(1, round(delay_us * 1000)))
+        self._set_time(self.fd, 0, ctypes.addressof(spec), None)
+
     def ring(self) -> None:
         """It is due now."""
         self._set_time(self.fd, 0, self._at_once_at, None)

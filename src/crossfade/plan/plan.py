@@ -67,7 +67,7 @@ class ChannelSpec:
         slots: for ``copy``, slots of each reader in device memory, which only values with device tensors take, and whose size
             ``buffer_bytes`` then is; 0 for others.
         turn: for ``copy``, the place of its first use among what comes to the same reader by ``copy``: who writes several channels
-            at once pushes those of low turns first.
+            at once pushes those of low turns first, and large values of several writers go in this order (`crossfade.plan.turns`).
     """
 
     id: str

@@ -9,21 +9,39 @@ The host runs the actor's program and enqueues; a stream goes through what was e
 ===========  =====================================================================================================
 
 A value that is pushed to several readers reaches all of them when the last copy ends, since their chunks take turns.
+
+Large values that several senders push into one receiver go one after the other (`crossfade.plan.turns`): the host holds a push
+until its predecessor's is enqueued, at most for as long as it takes alone; the stream then waits for those that are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.turns import LARGE_BYTES
 from crossfade.schedule.cost import CostModel, Workload
-from crossfade.schedule.gpus import Kernels, Push
+from crossfade.schedule.gpus import Kernels, Push, push_time_us
 from crossfade.schedule.strands import Need, Step
 from crossfade.schedule.transports import gpu_pairs
 from crossfade.types import Transport
 
-__all__ = ["COMPUTE_STREAM", "DOWN_STREAM", "PUSH_STREAM", "comes_down", "device_steps", "is_pushed", "push_of"]
+__all__ = [
+    "COMPUTE_STREAM",
+    "DOWN_STREAM",
+    "PUSH_STREAM",
+    "Before",
+    "comes_down",
+    "device_steps",
+    "holds",
+    "is_pushed",
+    "push_of",
+]
+
+Before: TypeAlias = Mapping[tuple[str, str], str]
+"""The predecessor of a channel at a reader."""
 
 COMPUTE_STREAM = "compute"
 PUSH_STREAM = "push"
@@ -51,11 +69,30 @@ def push_of(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -
     return Push(channel.transport, source, target, workload.size_bytes(channel.value))
 
 
-def device_steps(plan: Plan, workload: Workload, costs: CostModel, actor: str) -> dict[str, tuple[Step, ...]]:
-    """The steps of each stream of an actor's GPUs, in the order of its program; nothing for one that has none."""
+def holds(plan: Plan, workload: Workload, costs: CostModel, channel: ChannelSpec, before: Before) -> tuple[Need, ...]:
+    """For which writes of others the host of a channel's writer holds its own, and how long."""
+    if workload.size_bytes(channel.value) < LARGE_BYTES:
+        return ()
+    others = [(reader, before.get((channel.id, reader))) for reader in channel.readers]
+    patience_us = max(push_time_us(costs, push_of(plan, workload, channel, reader)) for reader in channel.readers)
+    return tuple(Need(f"written {other}", is_hop=True, patience_us=patience_us) for _, other in others if other)
+
+
+def device_steps(
+    plan: Plan, workload: Workload, costs: CostModel, actor: str, before: Before
+) -> dict[str, tuple[Step, ...]]:
+    """The steps of each stream of an actor's GPUs, in the order of its program; nothing for one that has none.
+
+    Args:
+        plan: the plan.
+        workload: what its methods and values take.
+        costs: what the machine's primitives cost.
+        actor: whose streams.
+        before: the plan's `crossfade.plan.turns.predecessors`.
+    """
     if not plan.devices.get(actor):
         return {}
-    enqueuer = _Enqueuer(plan, workload, costs, actor)
+    enqueuer = _Enqueuer(plan, workload, costs, actor, before)
     streams: dict[str, list[Step]] = {}
     for action in plan.programs[actor]:
         for stream, step in enqueuer.steps(action):
@@ -66,10 +103,11 @@ def device_steps(plan: Plan, workload: Workload, costs: CostModel, actor: str) -
 class _Enqueuer:
     """What the actions of one actor put on which stream."""
 
-    def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str) -> None:
+    def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str, before: Before) -> None:
         self._plan, self._workload, self._costs, self._actor = plan, workload, costs, actor
         taken = (action.target for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV))
         channels = (plan.channel[target] for target in taken if target in plan.channel)
+        self._before = before
         self._pushed_here = {channel.value: channel for channel in channels if is_pushed(plan, channel)}
 
     def steps(self, action: Action) -> Iterator[tuple[str, Step]]:
@@ -111,12 +149,22 @@ class _Enqueuer:
                 label=str(action),
                 what=f"{channel.writer} -> {reader}",
                 kind="communicate",
-                needs=(Need(f"written {channel.id}"), *self._made(channel.value), free),
+                needs=(Need(f"written {channel.id}"), *self._made(channel.value), free, *self._turn(channel, reader)),
                 fact=arrived[0] if len(arrived) == 1 else "",
                 device=push_of(self._plan, self._workload, channel, reader),
             )
         for fact in arrived if len(arrived) > 1 else ():
             yield Step(str(action), fact=fact)
+
+    def _turn(self, channel: ChannelSpec, reader: str) -> tuple[Need, ...]:
+        """The arrival of the value that comes before, if it was enqueued before."""
+        before = self._before.get((channel.id, reader))
+        if before is None:
+            return ()
+        values = (channel.value, self._plan.channel[before].value)
+        if min(map(self._workload.size_bytes, values)) < LARGE_BYTES:
+            return ()
+        return (Need(f"arrived {before} at {reader}", only_if=(f"written {before}", f"written {channel.id}")),)
 
     def _bring_down(self, action: Action, channel: ChannelSpec) -> Step:
         time_us = self._costs.down_time_us(self._workload.size_bytes(channel.value))

@@ -25,6 +25,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -84,6 +85,7 @@ class _Cursor:
         need: the first need that is not known to be met.
         since_us: since when it is there.
         waits_for: the last need that blocked it here.
+        patient_since_us: since when it looks at needs that it does not wait for without end.
     """
 
     strand: Strand
@@ -93,6 +95,7 @@ class _Cursor:
     need: int = 0
     since_us: float = 0.0
     waits_for: str = ""
+    patient_since_us: float = math.inf
 
     @property
     def step(self) -> Step:
@@ -109,6 +112,7 @@ class _Cursor:
     def settle(self, now_us: float, *, worked: bool) -> None:
         """Starts to look at the needs before, or after, the step's work."""
         self.worked, self.need, self.waits_for, self.since_us = worked, 0, "", now_us
+        self.patient_since_us = math.inf
 
 
 @dataclass(slots=True)
@@ -148,7 +152,7 @@ class Simulation:
         self._facts: dict[tuple[str, int], float] = {}
         self._blocked: defaultdict[tuple[str, int], list[_Cursor]] = defaultdict(list)
         self._ready: deque[_Cursor] = deque()
-        self._alarms: list[tuple[float, int, _Cursor]] = []
+        self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._num_alarms = 0
         self._spans: list[Span] = []
 
@@ -175,7 +179,7 @@ class Simulation:
                 self._cores.finish_next()
             else:
                 self._cores.advance(alarm_us)
-                self._ready.append(heapq.heappop(self._alarms)[-1])
+                heapq.heappop(self._alarms)[-1]()
         self._check_that_all_is_done()
         return Timeline.of("predicted", self._spans)
 
@@ -210,12 +214,15 @@ class Simulation:
         """Whether the cursor waits: for the fact, or until it is seen, from when on the need counts as met."""
         now_us, costs = self._cores.now_us, self._costs
         key = (need.fact, cursor.execution + need.offset)
-        if key[1] < 0:
+        if key[1] < 0 or not self._counts(need, key[1]):
             cursor.need += 1
             return False
         if key not in self._facts:
             cursor.waits_for = need.fact
             self._blocked[key].append(cursor)
+            if need.patience_us < math.inf:
+                cursor.patient_since_us = min(cursor.patient_since_us, now_us)
+                self._alarm(cursor.patient_since_us + need.patience_us, partial(self._lose_patience, cursor, key))
             return True
         cursor.need += 1
         seen_us = self._facts[key] + (costs.hop_us if need.is_hop else 0.0)
@@ -226,9 +233,26 @@ class Simulation:
         if seen_us <= now_us:
             return False
         cursor.waits_for = need.fact
-        self._num_alarms += 1
-        heapq.heappush(self._alarms, (seen_us, self._num_alarms, cursor))
+        self._alarm(seen_us, partial(self._ready.append, cursor))
         return True
+
+    def _alarm(self, at_us: float, action: Callable[[], None]) -> None:
+        self._num_alarms += 1
+        heapq.heappush(self._alarms, (max(at_us, self._cores.now_us), self._num_alarms, action))
+
+    def _counts(self, need: Need, execution: int) -> bool:
+        """Whether a need is one: some are only where one fact became true before another."""
+        if not need.only_if:
+            return True
+        first_us, second_us = (self._facts.get((fact, execution), math.inf) for fact in need.only_if)
+        return first_us <= second_us
+
+    def _lose_patience(self, cursor: _Cursor, key: tuple[str, int]) -> None:
+        """The time is over for which it wanted to wait; if it still does, it goes on."""
+        if cursor in self._blocked.get(key, ()):
+            self._blocked[key].remove(cursor)
+            cursor.need += 1
+            self._ready.append(cursor)
 
     def _line_up(self, cursor: _Cursor) -> None:
         """The step's work, when the actor's thread is free for it: the driver has two strands and one thread."""

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
+from crossfade.plan.turns import predecessors
 from crossfade.schedule.cost import CostModel, Workload
-from crossfade.schedule.device_steps import comes_down, device_steps, is_pushed
+from crossfade.schedule.device_steps import Before, comes_down, device_steps, holds, is_pushed
 from crossfade.schedule.strands import Need, Step, Strand
 from crossfade.types import DRIVER
 
@@ -35,13 +36,14 @@ def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int) 
         PlanError: an action names a node or a channel that does not exist.
     """
     strands = []
+    before = predecessors(plan)
     for actor, actions in plan.programs.items():
-        reckon = _Reckoner(plan, workload, costs, actor)
+        reckon = _Reckoner(plan, workload, costs, actor, before)
         if actor == DRIVER:
             strands += _driver_strands(reckon, actions, inflight)
         else:
             strands.append(_strand(actor, MAIN, [reckon.step(action) for action in actions]))
-            for stream, steps in device_steps(plan, workload, costs, actor).items():
+            for stream, steps in device_steps(plan, workload, costs, actor, before).items():
                 strands.append(Strand(actor, stream, steps, thread=f"{actor}'s {stream}"))
     return strands
 
@@ -63,7 +65,8 @@ def _driver_strands(reckon: _Reckoner, actions: tuple[Action, ...], inflight: in
 class _Reckoner:
     """Turns the actions of one actor into steps."""
 
-    def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str) -> None:
+    def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str, before: Before) -> None:
+        self._before = before
         self._plan, self._workload, self._costs, self._actor = plan, workload, costs, actor
         mine = [action for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV)]
         self._received = {self._channel(action).value: self._channel(action) for action in mine}
@@ -141,6 +144,7 @@ class _Reckoner:
         channel = self._channel(action)
         needs = self._arrived(channel.value) + tuple(self._is_free(channel, reader) for reader in channel.readers)
         if is_pushed(self._plan, channel):
+            needs += holds(self._plan, self._workload, self._costs, channel, self._before)
             work_us = self._costs.write_us + self._costs.push_host_us * len(channel.readers)
         elif comes_down(self._plan, self._workload, channel):
             work_us = self._costs.write_us + self._costs.push_host_us

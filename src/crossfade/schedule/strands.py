@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec
@@ -19,11 +20,16 @@ class Need:
         offset: of which execution, relative to the step's own: 0 or, for a slot, minus the ring's depth. Before
             execution 0 there is nothing to wait for.
         is_hop: whether it is seen in shared memory, ``hop_us`` after it became true.
+        patience_us: how long it is waited for; after that the step goes on without it. All such needs of a step share one time.
+        only_if: a need counts only if the first of these facts became true before the second, which is known by then; empty for
+            one that counts always.
     """
 
     fact: str
     offset: int = 0
     is_hop: bool = False
+    patience_us: float = math.inf
+    only_if: tuple[str, str] | tuple[()] = ()
 
 
 @dataclass(frozen=True, slots=True)

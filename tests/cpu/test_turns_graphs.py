@@ -1,0 +1,176 @@
+"""Graphs in which several actors push into one, between processes: they give what they would give without turns, and never stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+torch: Any = pytest.importorskip("torch")
+
+import crossfade  # noqa: E402
+from crossfade.engines import device_turns  # noqa: E402
+from crossfade.plan.turns import predecessors  # noqa: E402
+from tests.helpers.footprint import footprint, growth  # noqa: E402
+from tests.helpers.graphs import (  # noqa: E402
+    TENSOR_KINDS,
+    TENSOR_METHODS,
+    Bench,
+    Benches,
+    GraphDraw,
+    check_engines_agree,
+    graph_draws,
+)
+from tests.helpers.turn_workers import TurnWorker  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def benches() -> Iterator[Benches]:
+    with pytest.MonkeyPatch.context() as patch:  # the inline engine's actors live in this process
+        for name in ("_RULES", "Turns"):
+            patch.setattr(device_turns, name, getattr(device_turns, name))
+        inline, local = Bench("inline", TurnWorker), Bench("local", TurnWorker)
+        yield inline, local
+        inline.session.close()
+        local.session.close()
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=40)
+@given(draw=graph_draws(transports=("copy",), kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4))
+def test_random_graphs_give_the_same_with_turns_as_inline(benches: Benches, draw: GraphDraw) -> None:
+    check_engines_agree(benches, [draw])
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=20)
+@given(
+    one=graph_draws(transports=("copy",), with_large=False, kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4),
+    other=graph_draws(transports=("copy",), with_large=False, kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4),
+)
+def test_two_random_graphs_on_the_same_actors(benches: Benches, one: GraphDraw, other: GraphDraw) -> None:
+    check_engines_agree(benches, [one, other])
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    crossfade.init()
+    yield
+    crossfade.shutdown()
+
+
+Remote: Any = crossfade.remote(TurnWorker)
+
+
+@pytest.fixture(scope="module")
+def actors(session: None) -> list[Any]:
+    return [Remote.remote() for _ in range(4)]
+
+
+def fan_in(
+    actors: list[Any], *, pauses_s: tuple[float, ...] = (0.0, 0.0, 0.0), size: int = 5_000, **options: Any
+) -> Any:
+    """The last actor uses what the others make, in their order."""
+    *senders, receiver = actors
+    with crossfade.InputNode() as number:
+        made = [
+            sender.fill.bind(number, size, pause_s).with_tensor_transport("copy")
+            for sender, pause_s in zip(senders, pauses_s, strict=True)
+        ]
+        return receiver.firsts.bind(*made).compile(**options)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}], ids=str)
+def test_orders_of_turns_that_cross_in_two_graphs(actors: list[Any], options: dict[str, Any]) -> None:
+    graphs = [fan_in(actors, **options), fan_in([*actors[2::-1], actors[3]], **options)]
+    assert all(len(predecessors(graph.plan)) == 2 for graph in graphs)
+    refs: list[Any] = []
+    for number in range(60):
+        refs += [(number, graph.execute(number)) for graph in graphs]
+        while len(refs) > 2 * (graphs[0].plan.max_inflight - 1):
+            expected, ref = refs.pop(0)
+            assert ref.get(timeout=30) == [expected] * 3
+    for expected, ref in refs:
+        assert ref.get(timeout=30) == [expected] * 3
+    for graph in graphs:
+        graph.teardown(timeout=30)
+
+
+@pytest.mark.timeout(120)
+def test_who_is_late_holds_the_others_up_for_their_own_time_only(actors: list[Any]) -> None:
+    """The first is 50 ms late; the second is held for the 8 ms that 320 KB take here, and goes though nobody rings."""
+    before = crossfade.get(actors[1].num_held.remote())
+    graph = fan_in(actors, pauses_s=(0.05, 0.0, 0.0), size=40_000, record=True)
+    for number in range(5):
+        assert graph.execute(number).get(timeout=30) == [number] * 3
+    ends = {span.label: span.end_us for span in graph.timeline().spans if span.execution == 4 and "write" in span.label}
+    assert max(ends["write n1"], ends["write n2"]) < ends["write n0"]
+    assert crossfade.get(actors[1].num_held.remote()) - before == 5
+    graph.teardown(timeout=30)
+
+
+@pytest.mark.timeout(120)
+def test_a_writer_whose_value_only_comes_after_this_ones_is_not_waited_for(actors: list[Any]) -> None:
+    """A writes y for R and x for B, which makes of x what R uses first: y must not wait for that."""
+    a, b, r = actors[:3]
+    with crossfade.InputNode() as number:
+        y = a.fill.bind(number).with_tensor_transport("copy")
+        x = a.fill.bind(number).with_tensor_transport("copy")
+        z = b.pass_on.bind(x).with_tensor_transport("copy")
+        graph = r.firsts.bind(z, y).compile()
+    assert predecessors(graph.plan) == {}
+    assert graph.execute(3).get(timeout=30) == [4, 3]
+    graph.teardown(timeout=30)
+
+
+@pytest.mark.timeout(120)
+def test_graphs_with_turns_that_come_and_go_leave_nothing(actors: list[Any]) -> None:
+    def cycle(num: int) -> None:
+        for number in range(num):
+            graph = fan_in(actors)
+            assert graph.execute(number).get(timeout=30) == [number] * 3
+            graph.teardown(timeout=30)
+
+    pids = [os.getpid(), *(crossfade.get(actor.pid.remote()) for actor in actors)]
+    cycle(5)
+    before = [footprint(pid) for pid in pids]
+    cycle(20)
+    for first, pid in zip(before, pids, strict=True):
+        grown = growth(first, footprint(pid))
+        assert grown.pop("private_bytes", 0) < 4 << 20, grown
+        assert grown.pop("shared_bytes", 0) < 1 << 20
+        assert grown.pop("ring_bytes", 0) < 1 << 16
+        assert grown == {}
+
+
+def get_all(graph: Any, refs: list[Any]) -> None:
+    for ref in refs:
+        ref.get(timeout=30)
+    graph.execute(1).get(timeout=30)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_death_among_those_who_take_turns_ends_the_graph_and_nobody_else(session: None, victim: int) -> None:
+    actors = [Remote.options(name=f"turn{victim}{index}").remote() for index in range(4)]
+    graph = fan_in(actors, size=100_000)
+    assert graph.execute(1).get(timeout=30) == [1] * 3
+    refs = [graph.execute(number) for number in range(graph.plan.max_inflight)]
+    os.kill(crossfade.get(actors[victim].pid.remote()), signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(crossfade.ActorDiedError, match=f"turn{victim}{victim}"):
+        get_all(graph, refs)
+    assert time.monotonic() - begin < 5
+    graph.teardown(timeout=30)
+    left = [actor for index, actor in enumerate(actors) if index != victim]
+    again = fan_in(left, pauses_s=(0.0, 0.0))
+    assert again.execute(2).get(timeout=30) == [2] * 2
+    again.teardown(timeout=30)

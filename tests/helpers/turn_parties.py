@@ -1,0 +1,195 @@
+"""The copy ends of all parties of a plan in one process, on devices whose streams run when a test says so."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from crossfade.channels.asking import all_of
+from crossfade.channels.copy_engine import CopyReader, CopyWriter
+from crossfade.channels.device_home import DeviceHome
+from crossfade.device.host_driver import HostDriver
+from crossfade.engines.board import board_size_bytes, format_board, places, signals_size_bytes
+from crossfade.engines.device_ends import DeviceEnds
+from crossfade.graph.check import check
+from crossfade.graph.nodes import ActorInfo, InputNode, Node, bind
+from crossfade.host.doorbell import Bell
+from crossfade.host.memory import Heap, Memory
+from crossfade.plan.plan import Plan
+from crossfade.schedule.compile import compile_plan
+from crossfade.types import DRIVER, Transport
+from tests.helpers.host_rings import home_on, new_bell
+from tests.helpers.late_driver import LateDriver
+
+LIMIT_S = 20.0
+
+
+def actor(name: str, *gpus: int) -> ActorInfo:
+    return ActorInfo(name, name, "s", {"make": 1, "take": 1}, gpus=gpus)
+
+
+def compiled(output: Node, max_inflight: int = 4, *, overlap: bool = False) -> Plan:
+    checked = check(output, session="s", transports=tuple(Transport))
+    return compile_plan(checked, max_inflight=max_inflight, overlap=overlap)[0]
+
+
+def call(where: ActorInfo, method: str, *args: Any) -> Any:
+    made: Any = bind(where, method, args, {})
+    return made.with_tensor_transport("copy")
+
+
+def fan_in(num_senders: int = 3, *, overlap: bool = False) -> Plan:
+    """R uses what S0 makes, then what S1 makes, ...: channels n0, n1, ... with these turns."""
+    inp = InputNode()
+    made = [call(actor(f"S{i}"), "make", inp) for i in range(num_senders)]
+    return compiled(call(actor("R"), "take", *made), overlap=overlap)
+
+
+class LateStreams(LateDriver):
+    """A late driver whose counters are written and waited for on its streams too, and which notes what it copied.
+
+    Args:
+        who: whose device it is.
+        log: of all devices: who copied how much, in order.
+    """
+
+    def __init__(self, who: str, log: list[tuple[str, int]]) -> None:
+        super().__init__()
+        self._who = who
+        self._log = log
+
+    def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        self.give(stream, lambda: self._log.append((self._who, size_bytes)))
+        super().copy(target, source, size_bytes, stream)
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        self.give(stream, lambda: self._store(address, value))
+
+    def is_idle(self, stream: int) -> bool:
+        self.let_go()  # what others have set meanwhile
+        return super().is_idle(stream)
+
+    def wait_value(self, stream: int, address: int, value: int) -> None:
+        self._enqueue(stream, lambda: (self.peek(address) - value) & 0xFFFF_FFFF < 0x8000_0000)
+
+
+@dataclass
+class Party:
+    """One party's ends."""
+
+    ends: DeviceEnds
+    home: DeviceHome
+    bell: Bell
+    writers: dict[str, CopyWriter]
+    readers: dict[str, CopyReader]
+    wakes: list[float]
+
+    @property
+    def driver(self) -> Any:
+        return self.home.driver
+
+    def hold(self) -> None:
+        self.driver.hold(self.home.push_stream)
+
+    def let_go(self) -> None:
+        self.driver.let_go(self.home.push_stream)
+
+
+class Parties(dict[str, Party]):
+    """By name. `now_s` is the clock that says how long pushes are held."""
+
+    now_s = 0.0
+    log: list[tuple[str, int]]
+
+    def serve(self) -> None:
+        for party in self.values():
+            party.ends.serve()
+
+    def try_write(self, channel: str, value: object) -> bool:
+        """After the hosts have said all they have to say (a longer value asks for slots first)."""
+        (party,) = (each for each in self.values() if channel in each.writers)
+        for _ in range(4):
+            self.serve()
+            if party.writers[channel].try_write(value):
+                return True
+        return False
+
+    def run(self) -> None:
+        """Lets all streams that are not held go on, as far as they come."""
+        for _ in range(len(self)):
+            for party in self.values():
+                party.driver.let_go()
+
+
+@contextmanager
+def open_parties(
+    plan: Plan, make_driver: Callable[[str, list[tuple[str, int]]], HostDriver] = LateStreams
+) -> Iterator[Parties]:
+    """All ends of a plan's copy channels; on leaving, everything is let go, settles, and nothing may be held."""
+    log: list[tuple[str, int]] = []
+    parties = Parties()
+    parties.log = log
+    board_memory = Memory.create("board", board_size_bytes(plan))
+    board = board_memory.map(board_memory.size_bytes)
+    format_board(plan, board)
+    signals = Memory.create("signals", signals_size_bytes(plan))
+    names = [name for name in plan.programs if name != DRIVER]
+    heaps = {name: Memory.create("heap", 0) for name in names}
+    bells = {name: new_bell() for name in names}
+    for name in names:
+        home = home_on(make_driver(name, log))
+        wakes: list[float] = []
+        devices: Any = SimpleNamespace(homes=[home])
+        ends = DeviceEnds(plan, name, _shared(signals), devices, {}, wakes.append)
+        party = parties[name] = Party(ends, home, bells[name], {}, {}, wakes)
+        heap = Heap(heaps[name])
+        for place in places(plan):
+            if place.lanes is None:
+                continue
+            spec = place.spec
+            if spec.writer == name:
+                writer = party.writers[spec.id] = ends.writer(place, board, heap, bells)
+                if writer._turns is not None:
+                    writer._turns._now_s = lambda: parties.now_s
+            if name in spec.readers:
+                party.readers[spec.id] = ends.reader(place, board, heaps[spec.writer], bells[spec.writer])
+    try:
+        yield parties
+    finally:
+        _close(parties)
+        for memory in (board_memory, signals, *heaps.values()):
+            memory.close()
+        for bell in bells.values():
+            bell.close()
+
+
+def _shared(memory: Memory) -> Memory:
+    return Memory(os.dup(memory.fd))
+
+
+def _close(parties: Mapping[str, Party]) -> None:
+    for party in parties.values():
+        if isinstance(party.driver, LateDriver):
+            party.let_go()
+        ends: list[Any] = [*party.writers.values(), *party.readers.values()]
+        for end in ends:
+            end.close()
+    deadline = time.monotonic() + LIMIT_S
+    while not all_of(party.ends.settle() for party in parties.values()):
+        for party in parties.values():
+            if isinstance(party.driver, LateDriver):
+                party.driver.let_go()
+        assert time.monotonic() < deadline, "the ends did not settle"
+    for party in parties.values():
+        while not party.ends.is_empty:
+            party.ends.serve()
+            assert time.monotonic() < deadline, "tensors are kept"
+        party.ends.release()
+        party.home.streams.close()
+        party.home.pool.close()
+        assert party.driver.ledger.held() == []
