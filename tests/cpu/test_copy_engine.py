@@ -153,6 +153,28 @@ def test_who_has_no_memory_refuses_the_value_and_the_channel_goes_on() -> None:
         assert pair.read()[0].sum() == 1_000_000
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_slots_that_cannot_be_opened_are_told_of_and_end_the_channel(num_before: int) -> None:
+    """Also where there are others that were opened before: they stay what they are until the ends are closed."""
+    with open_copy(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        for _ in range(num_before):
+            assert pair.write(torch.ones(10))
+            assert pair.read()[0].sum() == 10
+
+        def refuse(handle: bytes, label: str) -> int:
+            raise DeviceError("out of address space")
+
+        writer._homes[0].driver.open_handle = refuse
+        with pytest.raises(DeviceError, match="its slots cannot be opened: out of address space"):
+            pair.write(torch.ones(100_000))
+        with pytest.raises(ChannelBroken, match="its slots cannot be opened: out of address space"):
+            pair.write(torch.ones(10))
+        assert pair.write("a message")
+        assert pair.read() == ["a message"]
+
+
 def test_a_value_that_does_not_unpickle_holds_no_slot() -> None:
     with open_copy(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
