@@ -14,6 +14,8 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
+from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.errors import ActorError, DeviceError  # noqa: E402
 from tests.helpers.footprint import footprint, growth  # noqa: E402
 
 torch.set_num_threads(1)
@@ -56,6 +58,13 @@ class Worker:
     def fail_if_odd(self, size: int) -> Any:
         if size % 2:
             raise KeyError(size)
+        return torch.arange(size)
+
+    def make_on_a_broken_device(self, size: int) -> Any:
+        def refuse(*args: Any) -> None:
+            raise DeviceError("cuMemcpyAsync failed: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+        HostDriver.copy = refuse  # type: ignore[method-assign]
         return torch.arange(size)
 
     def wait(self, value: Any, path: str) -> Any:
@@ -197,6 +206,24 @@ def test_a_killed_actor_is_named_and_the_others_go_on(session: None, victim: int
     left = [actor for index, actor in enumerate(actors) if index != victim]
     again = chain([left[0], left[1], left[0]])
     assert run(again, 100) == expected(100)
+
+
+@pytest.mark.timeout(60)
+def test_a_copy_that_cannot_be_enqueued_is_the_value_s_error_and_the_graph_s_end(session: None) -> None:
+    maker, reader = (Remote.options(name=name).remote() for name in ("maker", "reader"))
+    with crossfade.InputNode() as given:
+        made = maker.make_on_a_broken_device.bind(given).with_tensor_transport("copy")
+        graph = reader.total.bind(made).compile()
+    with pytest.raises(DeviceError, match=r"maker\.make_on_a_broken_device \(node n0\).*ILLEGAL_ADDRESS"):
+        run(graph, 7)
+    with pytest.raises(ActorError, match=r"actor maker cannot go on .*ILLEGAL_ADDRESS.* on its way to reader"):
+        run(graph, 5)
+    with pytest.raises(ActorError, match="actor maker cannot go on"):
+        graph.execute(5)
+    graph.teardown(timeout=30)
+    with crossfade.InputNode() as given:
+        again = maker.total.bind(reader.make.bind(given).with_tensor_transport("copy")).compile()
+    assert run(again, 100) == 4950
 
 
 def test_teardown_with_executions_in_flight(actors: list[Any]) -> None:

@@ -17,6 +17,7 @@ from crossfade.engines import control
 from crossfade.engines.board import peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
+from crossfade.engines.fault_place import fault_place
 from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
@@ -48,6 +49,7 @@ _SERVE_S = 0.001
 class _Part:
     """This actor's part of an open plan."""
 
+    number: int
     plan: Plan
     cursor: Cursor
     wiring: Wiring
@@ -111,8 +113,10 @@ class _Actor:
 
     def _look_around(self) -> bool:
         """Sees to what is not on a value's way: faults and messages."""
-        if any(part.fault for part in self._running):
-            self._running = [part for part in self._running if not part.fault]
+        faulted = [part for part in self._running if part.fault]
+        for part in faulted:
+            self._running.remove(part)
+            self._tell_fault(part)
         has_rung = self._doorbell.take_mail_flag()
         if self._devices is not None and (has_rung or self._devices.is_busy):
             self._devices.serve()
@@ -126,6 +130,13 @@ class _Actor:
                 break
             self._obey(pickle.loads(message.payload), message.fds)
         return True
+
+    def _tell_fault(self, part: _Part) -> None:
+        """No step of a part is taken any more: the driver hears why, and after it those who wait for its values."""
+        place = fault_place(part.plan, part.cursor.action)
+        send(self._connection, control.Faulted(part.number, f"{part.fault} (at {place})" if place else part.fault))
+        if part.wiring.device_ends is not None:
+            part.wiring.device_ends.end()
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
@@ -261,7 +272,7 @@ class _Actor:
         gpus = self._own_devices() if recorder is not None and plan.devices.get(self._name) else None
         recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else ()
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded)
-        return _Part(plan, cursor, wiring, recorder, len(plan.programs), guard)
+        return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), guard)
 
     def _close(self, number: int) -> None:
         part = self._parts.pop(number, None)

@@ -22,6 +22,7 @@ __all__ = [
     "Closed",
     "Create",
     "Created",
+    "Faulted",
     "Introduce",
     "OpenPlan",
     "Opened",
@@ -99,6 +100,14 @@ class Opened:
 
     number: int
     failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """From the actor, unasked: it takes no more steps of a plan, for the reason in ``text``."""
+
+    number: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,18 @@ class DeviceEnds:
         """The device on which collectives are done: the first."""
         return self._homes[0]
 
-    def writer(self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell]) -> CopyWriter:
-        """Opens the writing end of a channel. ``bells`` are those of all that this party knows."""
+    def writer(
+        self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell], node: str = ""
+    ) -> CopyWriter:
+        """Opens the writing end of a channel.
+
+        Args:
+            place: where it lies.
+            board: the plan's board.
+            heap: of this party.
+            bells: those of all that this party knows.
+            node: what makes the values, for errors.
+        """
         layout = lanes_of(place)
         writer: CopyWriter = _module().CopyWriter(
             place.spec.id,
@@ -92,6 +102,8 @@ class DeviceEnds:
             homes=self._homes,
             signals=[self._part(place, home.device) for home in self._homes],
             turns=self._turns.open(place, board, bells),
+            actor=self._party,
+            node=node,
         )
         self._writers.append((place.spec, writer))
         return writer
@@ -147,6 +159,11 @@ class DeviceEnds:
                 end.break_off(reason)
             else:
                 end.give_up(reason)
+
+    def end(self) -> None:
+        """No step is taken any more: readers hear that no more values come."""
+        for _, writer in self._writers:
+            writer.end()
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again."""

@@ -66,6 +66,7 @@ class LocalPlan:
         self._reports: dict[int, dict[str, control.Reported]] = {}
         self._queries = itertools.count()
         self._lost: ActorError | None = None
+        self._fault: ActorError | None = None  # an actor lives and cannot go on
         self._is_closed = False
         self._is_leaving = False  # the actors were told to leave the plan
         self._wiring: Wiring | None = None
@@ -141,11 +142,14 @@ class LocalPlan:
             if failure is not None:
                 raise failure.to_error()
 
-    def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported) -> None:
-        """An actor has answered."""
+    def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
+        """An actor has answered, or cannot go on."""
         if isinstance(reply, control.Reported):
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply
+        elif isinstance(reply, control.Faulted):
+            if reply.number == self.number and not self._is_leaving and self._fault is None:
+                self._fault = _cannot_go_on(actor, reply.text)
         elif reply.number == self.number:
             self._answers[type(reply), actor] = reply
             self._end_if_left()
@@ -165,13 +169,15 @@ class LocalPlan:
 
     def check(self) -> None:
         """See the protocol."""
-        if self._lost is not None:
-            raise self._lost.again()
+        if self._lost is None and self._fault is not None:
+            self._engine.doorbell.pump()  # the death that an actor has heard of may be known by now
+        lost = self._lost or self._fault
+        if lost is not None:
+            raise lost.again()
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
-        if self._lost is not None:
-            raise self._lost.again()
+        self.check()
         try:
             return self._driver.try_submit(values)
         except ChannelError as error:
@@ -183,13 +189,14 @@ class LocalPlan:
             values = self._driver.try_collect()
         except ChannelError as error:
             raise self._explained(error) from None
-        if values is None and self._lost is not None:
-            raise self._lost.again()
+        if values is None and (self._lost is not None or self._fault is not None):
+            self.check()
         return values
 
     def _explained(self, error: ChannelError) -> Exception:
         self._engine.doorbell.pump()  # the death behind a broken channel may be known by now
-        return self._lost.again() if self._lost is not None else error
+        lost = self._lost or self._fault
+        return lost.again() if lost is not None else error
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
@@ -277,3 +284,12 @@ class LocalPlan:
             self._board = None
             if self._wiring is not None:
                 self._wiring.close()
+
+
+def _cannot_go_on(actor: str, text: str) -> ActorError:
+    """An actor that lives has left a plan."""
+    error = ActorError(
+        f"actor {actor} cannot go on with the graph: {text}", hint="tear the graph down; its actors can be used again"
+    )
+    error.actor = actor
+    return error
