@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,10 @@ class Worker:
 
         HostDriver.copy = refuse  # type: ignore[method-assign]
         return torch.arange(size)
+
+    def touch(self, value: Any, path: str) -> int:
+        Path(path).touch()
+        return len(value)
 
     def wait(self, value: Any, path: str) -> Any:
         while not os.path.exists(path):
@@ -224,6 +229,27 @@ def test_a_copy_that_cannot_be_enqueued_is_the_value_s_error_and_the_graph_s_end
     with crossfade.InputNode() as given:
         again = maker.total.bind(reader.make.bind(given).with_tensor_transport("copy")).compile()
     assert run(again, 100) == 4950
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_that_dies_when_its_reader_has_left_the_plan(session: None, tmp_path: Path) -> None:
+    """The reader waits for the writer to say that it has finished, which the writer, busy in a method, never does."""
+    maker, reader = (Remote.remote() for _ in range(2))
+    pid = crossfade.get(maker.pid.remote())
+    arrived = tmp_path / "arrived"
+    with crossfade.InputNode() as given:
+        made = maker.make.bind(given).with_tensor_transport("copy")
+        outputs = [reader.touch.bind(made, str(arrived)), maker.wait.bind(given, str(tmp_path / "never"))]
+        graph = crossfade.MultiOutputNode(outputs).compile()
+    ref = graph.execute(1000)
+    while not arrived.exists():
+        time.sleep(0.01)
+    with pytest.raises(crossfade.TeardownTimeout):
+        graph.teardown(timeout=0.5)
+    os.kill(pid, signal.SIGKILL)
+    graph.teardown(timeout=20)
+    del ref
+    assert crossfade.get(reader.drop.remote(), timeout=20)
 
 
 def test_teardown_with_executions_in_flight(actors: list[Any]) -> None:

@@ -205,8 +205,11 @@ class _Actor:
 
     def _break_off(self, peer: str) -> None:
         """A peer has died: no step takes anything from it any more. Any thread may call it."""
+        reason = f"the process of {peer} is gone"
         for part in list(self._parts.values()):
-            part.wiring.break_off(peer, f"the process of {peer} is gone")
+            part.wiring.break_off(peer, reason)
+        if self._devices is not None:
+            self._devices.break_off(peer, reason)
 
     def _peer_died(self, peer: str) -> None:
         self._gone.add(peer)

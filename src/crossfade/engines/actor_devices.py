@@ -55,10 +55,22 @@ class ActorDevices:
         """See `select_gpus`."""
         select_gpus(self._gpus)
 
+    def _ends(self) -> list[DeviceEnds]:
+        """Of all plans, wherever they stand; some may be named twice. Any thread may ask: a plan is noted where it goes before it
+        is taken from where it was.
+        """
+        ends = list(self._open.values())
+        ends += [each for each, _ in list(self._settling.values())]
+        return ends + list(self._left_over.values())
+
     def _signals(self, peer: str) -> Sequence[Releasable]:
-        settling = [ends for ends, _ in list(self._settling.values())]
-        every = [*list(self._open.values()), *settling, *list(self._left_over.values())]
-        return [signal for ends in every for signal in ends.signals(peer)]
+        return [signal for ends in self._ends() for signal in ends.signals(peer)]
+
+    def break_off(self, peer: str, reason: str) -> None:
+        """A peer is gone, also for plans that were left: what would still come from there does not. Any thread may call it."""
+        for ends in self._ends():
+            ends.break_off(peer, reason)
+        self.is_busy = True
 
     def open(self, number: int, plan: Plan, party: str, signals: Memory, pidfds: Mapping[str, int]) -> DeviceEnds:
         """Prepares the device ends of a plan.
@@ -115,11 +127,12 @@ class ActorDevices:
         """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more."""
         for recorder in self._recorders.pop(number, ()):
             recorder.close()
-        ends = self._open.pop(number, None)
+        ends = self._open.get(number)
         if ends is None:
             on_left()
             return
         self._settling[number] = (ends, on_left)
+        del self._open[number]
         self.is_busy = True
         self.serve()
 
@@ -132,8 +145,8 @@ class ActorDevices:
         has_more = any_of(ends.serve() for ends in self._open.values())
         for number, (ends, on_left) in list(self._settling.items()):
             if ends.settle():
-                del self._settling[number]
                 self._left_over[number] = ends
+                del self._settling[number]
                 on_left()
         self._end_left_over()
         self.is_busy = has_more or bool(self._settling)
