@@ -148,7 +148,11 @@ class DeviceEnds:
                 lane.ring.around = device.around(DeviceLane.PUSH, Action(Verb.WRITE, spec.id), spec.id)
 
     def break_off(self, peer: str, reason: str) -> None:
-        """A party of the plan is gone, whether or not it is at the other end of a lane. Any thread may call it."""
+        """A process is gone. If it is a party of the plan, all ends hear of it, whether or not it is at the other end of a lane.
+        Any thread may call it.
+        """
+        if peer not in self._plan.programs:
+            return
         for spec, writer in self._writers:
             if peer in spec.readers:
                 writer.lose(spec.readers.index(peer), reason)
@@ -159,6 +163,12 @@ class DeviceEnds:
                 end.break_off(reason)
             else:
                 end.give_up(reason)
+
+    def go_without(self, absent: Sequence[str]) -> None:
+        """These parties could not open the plan: nobody is there who would say that nothing comes."""
+        for spec, reader in self._readers:
+            if spec.writer in absent:
+                reader.break_off(f"{spec.writer} could not open it")
 
     def end(self) -> None:
         """No step is taken any more: readers hear that no more values come."""

@@ -186,7 +186,7 @@ class Wiring:
         for name, collective in self.ends.collectives.items():
             if peer in self._plan.collective[name].parties:
                 collective.break_off(reason)
-        if self.device_ends is not None and peer in self._plan.programs:
+        if self.device_ends is not None:
             self.device_ends.break_off(peer, reason)
 
     def close(self) -> None:
