@@ -113,7 +113,10 @@ class Devices:
         watchdog.watch(peer, pidfd, signals, streams, done, before_release=lambda: self._on_death(peer))
 
     def forget(self, plan: int) -> None:
-        """A plan is closed: its streams wait for nobody any more."""
+        """A plan is closed: its streams wait for nobody any more.
+
+        Signals that nobody names any more may be closed when this returns, also those of a peer that other plans still have.
+        """
         for peer, watched in list(self._watched.items()):
             watched.users.discard(plan)
             if not watched.users:
@@ -121,6 +124,8 @@ class Devices:
                 for watchdog in self._watchdogs:
                     watchdog.forget(watched.pidfd)
                 os.close(watched.pidfd)
+        for watchdog in self._watchdogs:
+            watchdog.pause()
 
     def trim(self) -> None:
         """Gives memory that no channel uses back to the devices. They may wait for their streams."""
