@@ -399,7 +399,9 @@ class DeviceGroup:
     def _finish(self, poller: Any) -> None:
         """Waits for this party's stream, then for the others'; gives everything back."""
         driver, names = self.home.driver, {pidfd: name for name, pidfd in self._pidfds.items()}
-        while not all(driver.has_happened(task.done) for task in self._kept):
+        with self._guard:  # whoever takes results meanwhile lets go of some
+            kept = list(self._kept)
+        while not all(driver.has_happened(task.done) for task in kept):
             time.sleep(_PAUSE_S)
         self._table.finish()
         while True:
