@@ -487,6 +487,21 @@ def test_slots_that_cannot_be_opened_end_the_ring_and_all_slots_come_back(monkey
     finish_receiver(ends)
 
 
+def test_the_last_records_of_the_dead_may_come_when_their_slots_are_given_back() -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    ends.accept_all()[0].release()
+    ends.deliver()
+    ends.run()
+    ends.sender.close()
+    ends.receiver.break_off("the sender died")
+    ends.run()
+    ends.receiver.collect()
+    assert ends.receiver.is_empty
+    assert ends.accept_all() == []
+    assert ends.receiver.is_empty
+
+
 def test_a_board_may_be_shared_by_rings() -> None:
     driver = FakeDriver(Machine(), "process")
     board = HostBoard(driver, Memory.create("signals", 4096), 10, "row")

@@ -157,7 +157,8 @@ class RingReceiver:
                 if newest is None or size_bytes > newest.offer.slot_bytes:  # else that offer is on its way
                     self._wanted_bytes = size_bytes
             case Retired(generation, num_values):
-                self._generations[generation].num_sent = num_values
+                if generation in self._generations:  # else it was given back when the sender's death was heard of
+                    self._generations[generation].num_sent = num_values
             case Finished():
                 self._finish(0)
             case _:
