@@ -120,7 +120,7 @@ def test_who_asks_while_it_is_being_closed_hears_of_nobody() -> None:
         closer = threading.Thread(target=alive.close)
         poll = alive._poll
 
-        def close_first(timeout_ms: int) -> list[tuple[int, int]]:
+        def close_first(timeout_ms: float | None = None, /) -> list[tuple[int, int]]:
             closer.start()
             closer.join(0.1)
             return poll(timeout_ms)

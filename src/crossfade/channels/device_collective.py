@@ -175,7 +175,7 @@ class DeviceGroup:
                 return  # whoever has the turn looks once more behind it
             is_for_thread = False
             try:
-                while self.can_move() and not (self._reason or is_for_thread):
+                while not is_for_thread and self.can_move() and not self._reason:
                     if self._do(self._queue[0]):
                         self._drop_first()
                     else:
