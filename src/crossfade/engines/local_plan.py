@@ -178,7 +178,7 @@ class LocalPlan:
     def _why_lost(self) -> ActorError:
         """What came first: a death, or the fault of an actor that lives, which others have heard of and told as well."""
         if self._lost is None:
-            self._engine.doorbell.pump()  # whatever an actor has heard of before it told of its fault is known from now on
+            self._engine.hear()  # whatever an actor has heard of before it told of its fault is known from now on
         return self._lost or min(self._faults, key=itemgetter(0))[1]
 
     def try_submit(self, values: Sequence[Any]) -> bool:
