@@ -28,7 +28,7 @@ MOST_KINDS = 256
 MOST_DESCRIPTION_BYTES = 256
 """Of a kind. Tensors of so many dimensions that it would take more are sent as other values are."""
 
-_Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool]
+_Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool, torch.layout]
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Kinds:
         """The kind of a value, if it is a tensor that goes beside its record."""
         if type(value) is not torch.Tensor:
             return None
-        key = (value.device, value.dtype, value.shape, value.requires_grad)
+        key = (value.device, value.dtype, value.shape, value.requires_grad, value.layout)
         try:
             return self._kinds[key]
         except KeyError:
@@ -84,7 +84,7 @@ class Kinds:
         source = self._source_of(tensor) if is_plain else None
         if source is None:
             return None
-        _, dtype, shape, requires_grad = key
+        _, dtype, shape, requires_grad, _ = key
         description = pickle.dumps((source, dtype, tuple(shape), requires_grad), 5)
         if len(description) > MOST_DESCRIPTION_BYTES:
             return None

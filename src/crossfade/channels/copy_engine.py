@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.bare import MOST_DESCRIPTION_BYTES, NOTE, NUMBER, Kind, Kinds, KindTable
+from crossfade.channels.codec import is_plain
 from crossfade.channels.device_codec import LaneOf, Make, Split, Splitter, dense, join
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_lane import LaneReader, LaneWriter
@@ -45,8 +46,6 @@ _UNUSED = 0xFFFF_FFFF
 
 _BARE = 6
 """The kind of a record that is a tensor by itself."""
-
-_WITHOUT_TENSORS = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None), Failure})
 
 
 class CopyWriter(ShmWriter):
@@ -109,7 +108,7 @@ class CopyWriter(ShmWriter):
         Raises:
             DeviceError: a reader has no memory for the value.
         """
-        if type(value) in _WITHOUT_TENSORS:
+        if type(value) is Failure or is_plain(value):
             return super().try_write(value)
         kind = self._kinds.of(value) if self._is_bare_short else None
         if kind is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, Mailbox
-from crossfade.device.records import Enqueued, FreeEnqueued, Offer, Record
+from crossfade.device.records import Offer, Record
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
@@ -37,11 +37,6 @@ class _Post:
     def put(self, record: Record) -> None:
         self._unsent.append(record)
         self.flush()
-
-    def put_unless_enqueued(self, record: Record) -> None:
-        """What a sender tells. (The channel's own record tells what is enqueued.)"""
-        if not isinstance(record, Enqueued):
-            self.put(record)
 
     def flush(self) -> bool:
         """Whether everything has been told."""
@@ -95,7 +90,7 @@ class LaneWriter:
         self._offer: Offer | None = None
         self._is_closing = self._is_closed = self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
-        self.ring = RingSender(home.driver, part, home.push_stream, self._post.put_unless_enqueued, label)
+        self.ring = RingSender(home.driver, part, home.push_stream, self._post.put, label, tells_values=False)
 
     def can_send(self, size_bytes: int) -> bool:
         """`RingSender.can_send`, with what the reader has told until now."""
@@ -116,7 +111,7 @@ class LaneWriter:
     def _take_freed(self, offer: Offer) -> None:
         for slot, acquire in enumerate(self._freed[offer.group]):
             while acquire(False):
-                self.ring.on_record(FreeEnqueued(offer.generation, slot))
+                self.ring.credit(offer.generation, slot)
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way. Whether it should soon be called again."""
@@ -154,11 +149,11 @@ class _ReaderTells:
         self._on_freed = on_freed
         self._groups: dict[int, int] = {}  # of each generation
 
+    def free(self, generation: int, slot: int) -> None:
+        self._freed[self._groups[generation]][slot]()
+        self._on_freed()
+
     def tell(self, record: Record) -> None:
-        if isinstance(record, FreeEnqueued):
-            self._freed[self._groups[record.generation]][record.slot]()
-            self._on_freed()
-            return
         if isinstance(record, Offer):
             self._groups[record.generation] = record.group
         self._post.put(record)
@@ -203,14 +198,21 @@ class LaneReader:
             for group in range(NUM_GROUPS)
         ]
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
-        tell = _ReaderTells(board, self._post, freed, on_freed).tell
+        tells = _ReaderTells(board, self._post, freed, on_freed)
         self.ring = RingReceiver(
-            home.driver, home.pool, part, tell, label, num_slots=layout.num_slots, slot_bytes=slot_bytes
+            home.driver,
+            home.pool,
+            part,
+            tells.tell,
+            label,
+            num_slots=layout.num_slots,
+            slot_bytes=slot_bytes,
+            on_free=tells.free,
         )
 
     def accept(self, generation: int, slot: int, size_bytes: int) -> Lease:
         """`RingReceiver.accept`, on torch's current stream."""
-        return self.ring.accept(Enqueued(generation, slot, size_bytes), self._home.compute_stream())
+        return self.ring.accept_at(generation, slot, size_bytes, self._home.compute_stream())
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way. Whether it should soon be called again."""
