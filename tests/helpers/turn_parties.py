@@ -157,7 +157,7 @@ def open_parties(
                 if writer._turns is not None:
                     writer._turns._now_s = lambda: parties.now_s
             if name in spec.readers:
-                party.readers[spec.id] = ends.reader(place, board, heaps[spec.writer], bells[spec.writer])
+                party.readers[spec.id] = ends.reader(place, board, heaps[spec.writer], bells[spec.writer], None)
     try:
         yield parties
     finally:

@@ -39,6 +39,8 @@ from crossfade.host.memory import Heap, Memory
 if TYPE_CHECKING:
     import torch
 
+    from crossfade.channels.host_copies import HostCopies
+
 __all__ = ["CopyReader", "CopyWriter"]
 
 _UNUSED = 0xFFFF_FFFF
@@ -294,6 +296,7 @@ class CopyReader(ShmReader):
         homes: for each of the writer's devices, the device of this process on which its tensors arrive.
         signals: of all lanes, as each of those devices sees them.
         slot_bytes: length of the slots to set aside now; 0 to make none before the first tensor comes.
+        copies: brings tensors in the message, which lay on the CPU, to the device; None where they are wanted on the CPU.
     """
 
     def __init__(
@@ -311,11 +314,13 @@ class CopyReader(ShmReader):
         homes: Sequence[DeviceHome],
         signals: Sequence[SignalBoard],
         slot_bytes: int = 0,
+        copies: HostCopies | None = None,
     ) -> None:
         super().__init__(name, board, offset, ring, index, heap_memory, bell)
         self._homes = homes
         self._index = index
         self._kinds = KindTable(layout.num_readers)
+        self._copies = copies
         self._first_lane = index * layout.num_sources
         nudge = self.nudge()
         self.lanes = [
@@ -354,7 +359,15 @@ class CopyReader(ShmReader):
         return tensor.requires_grad_() if requires_grad else tensor
 
     def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
-        return join(message, self._open_lanes, private=private, shared=memoryview.toreadonly)
+        if self._copies is None:
+            return join(message, self._open_lanes, private=private, shared=memoryview.toreadonly)
+        from crossfade.channels.brought import Brought
+
+        brought = Brought(self._copies)
+        try:
+            return join(message, self._open_lanes, private=brought.place, shared=memoryview.toreadonly)
+        finally:
+            brought.end()
 
     def _open_lanes(self, notes: memoryview) -> Make:
         """Lets the compute stream wait for the parts of a value, and leases their slots."""

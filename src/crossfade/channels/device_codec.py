@@ -31,7 +31,13 @@ import torch
 from crossfade.channels.codec import decode
 from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.layout import split as take_apart
-from crossfade.channels.tensors import TensorPickler, TensorReducer, dump_by_cloudpickle, rebuild_device_tensor
+from crossfade.channels.tensors import (
+    TensorPickler,
+    TensorReducer,
+    dump_by_cloudpickle,
+    rebuild_device_tensor,
+    reduce_as_torch,
+)
 from crossfade.host.memory import align
 
 __all__ = [
@@ -126,7 +132,7 @@ class _Reducer(TensorReducer):
 
     def reduce(self, tensor: torch.Tensor) -> Any:
         if not _is_plain(tensor):
-            return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+            return reduce_as_torch(tensor)
         lane = self._lane_of(tensor)
         if lane is None:
             return super().reduce(tensor)

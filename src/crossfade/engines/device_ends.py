@@ -20,9 +20,11 @@ from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
 from crossfade.runtime.alive import Alive
 from crossfade.runtime.device_record import DeviceLane, DeviceRecorder
+from crossfade.types import TargetDevice
 
 if TYPE_CHECKING:
     from crossfade.channels.copy_engine import CopyReader, CopyWriter
+    from crossfade.channels.host_copies import HostCopies
 
 __all__ = ["DeviceEnds"]
 
@@ -96,8 +98,10 @@ class DeviceEnds:
         self._writers.append((place.spec, writer))
         return writer
 
-    def reader(self, place: RingPlace, board: mmap.mmap, heap: Memory, bell: Bell) -> CopyReader:
-        """Opens a reading end of a channel."""
+    def reader(
+        self, place: RingPlace, board: mmap.mmap, heap: Memory, bell: Bell, copies: HostCopies | None
+    ) -> CopyReader:
+        """Opens a reading end of a channel. ``copies`` brings CPU tensors to the device, where they are wanted there."""
         layout = lanes_of(place)
         has_same = num_devices(self._plan, place.spec.writer) == len(self._homes)
         homes = self._homes if has_same else self._homes[:1] * layout.num_sources
@@ -114,6 +118,7 @@ class DeviceEnds:
             homes=homes,
             signals=[self._part(place, home.device) for home in homes],
             slot_bytes=place.spec.buffer_bytes,
+            copies=copies if place.spec.device is TargetDevice.CUDA else None,
         )
         self._readers.append((place.spec, reader))
         return reader

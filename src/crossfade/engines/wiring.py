@@ -114,7 +114,7 @@ class Wiring:
         spec = place.spec
         heap, bell = self._heaps[spec.writer], self._bells[spec.writer]
         if place.lanes is not None and self.device_ends is not None:
-            return self.device_ends.reader(place, board, heap, bell)
+            return self.device_ends.reader(place, board, heap, bell, self._host_copies)
         args = spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell
         if self._host_copies is not None:
             from crossfade.channels.device_reader import HostToDeviceReader
