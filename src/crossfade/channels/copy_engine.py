@@ -19,17 +19,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.device_codec import LaneOf, Make, Split, Splitter, join
-from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.device_codec import Make, Split, Splitter, join
+from crossfade.channels.device_home import WITHOUT_TENSORS, DeviceHome, source_of
 from crossfade.channels.device_lane import LaneReader, LaneWriter
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
-from crossfade.device.driver import HOST
-from crossfade.device.signals import SignalBoard
+from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import Leased, tensor_on
-from crossfade.errors import ChannelBroken, DeviceError, Failure
+from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 
@@ -42,7 +41,6 @@ _NOTE = struct.Struct("<IIQ")
 """Of each lane: the generation and the slot of its part of the value, and its length; of an unused one, `_UNUSED`."""
 
 _UNUSED = 0xFFFF_FFFF
-_WITHOUT_TENSORS = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None), Failure})
 
 
 class CopyWriter(ShmWriter):
@@ -87,7 +85,7 @@ class CopyWriter(ShmWriter):
             )
             for lane in range(layout.num_lanes)
         ]
-        self._splitter = Splitter(_lanes_from(homes), layout.num_lanes * _NOTE.size)
+        self._splitter = Splitter(source_of(homes), layout.num_lanes * _NOTE.size)
         self._unused = _NOTE.pack(_UNUSED, 0, 0)
         self._ready = [home.driver.create_event() for home in homes]
         self._pending: tuple[object, Split] | None = None  # a value that there was no room for yet, taken apart
@@ -98,7 +96,7 @@ class CopyWriter(ShmWriter):
         Raises:
             DeviceError: a reader has no memory for the value.
         """
-        if type(value) in _WITHOUT_TENSORS:
+        if type(value) in WITHOUT_TENSORS:
             return super().try_write(value)
         if self._pending is not None and self._pending[0] is value:
             parts = self._pending[1]
@@ -164,6 +162,12 @@ class CopyWriter(ShmWriter):
             self.break_off(f"a copy could not be enqueued: {error}")
             raise ChannelBroken(f"channel {self.name} is broken: {error}") from error
 
+    def signals(self, reader: int) -> list[Releasable]:
+        """What a reader sets and streams of this process may wait for. Any thread may ask."""
+        num_sources = len(self._homes)
+        lanes = self.lanes[reader * num_sources : (reader + 1) * num_sources]
+        return [signal for lane in lanes for signal in lane.ring.signals()]
+
     def try_flush(self) -> bool:
         """See the protocol."""
         return all(lane.ring.is_done for lane in self.lanes)
@@ -198,21 +202,6 @@ class CopyWriter(ShmWriter):
             home.driver.destroy_event(event)
         self._ready = []
         return True
-
-
-def _lanes_from(homes: Sequence[DeviceHome]) -> LaneOf:
-    """By which of these devices a tensor goes: its own, if it is one of them."""
-    sources: dict[int, int] = {}
-    for source, home in enumerate(homes):
-        sources.setdefault(home.device, source)
-
-    def lane_of(tensor: torch.Tensor) -> int | None:
-        device = tensor.device
-        if device.type == "cpu":
-            return sources.get(HOST)
-        return sources.get(device.index) if device.type == "cuda" else None
-
-    return lane_of
 
 
 class CopyReader(ShmReader):
@@ -293,6 +282,10 @@ class CopyReader(ShmReader):
     def serve(self) -> bool:
         """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
         return any_of(lane.serve() for lane in self.lanes)
+
+    def signals(self) -> list[Releasable]:
+        """What the writer sets and streams of this process may wait for. Any thread may ask."""
+        return [signal for lane in self.lanes for signal in lane.ring.signals()]
 
     def break_off(self, reason: str) -> None:
         """See the protocol."""

@@ -31,7 +31,7 @@ from crossfade.channels.layout import split as take_apart
 from crossfade.channels.tensors import TensorPickler, TensorReducer
 from crossfade.host.memory import align
 
-__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "OpenLanes", "Placed", "Split", "Splitter", "join", "split"]
+__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "OpenLanes", "Placed", "Split", "Splitter", "join", "notes_of", "split"]
 
 ALIGN_BYTES = 256
 
@@ -251,6 +251,16 @@ def join(
     here = iter([private(place) if is_private else shared(place) for place, is_private in places])
     buffers = (beside[n] if n in beside else next(here) for n in range(len(places) + len(beside)))
     return pickle.loads(data, buffers=buffers)
+
+
+def notes_of(message: memoryview) -> memoryview | None:
+    """What the channel noted of the lanes of a value, before it is put together; None if no tensor lies beside the message.
+
+    Raises:
+        ValueError: the message is none.
+    """
+    _, is_apart, _, places = take_apart(message)
+    return places[0][0] if is_apart and places else None
 
 
 def _entries(table: memoryview) -> Iterator[tuple[int, int, int, int]]:

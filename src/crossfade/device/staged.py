@@ -15,7 +15,7 @@ free (PL-5), which it does without waiting for its GPU.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,17 +46,25 @@ class StagedStreams(NamedTuple):
 
 @dataclass(slots=True)
 class _Rest:
-    """What is left of a value: where it goes on, its chunks, what to keep until they are moved."""
+    """What is left of a value: (offset, address, length) of its parts, its chunks, what to keep until they are moved."""
 
-    address: int
+    parts: deque[tuple[int, int, int]]
     lengths: deque[int]
     keep: Any = None
+    offset: int = 0
 
-    def take(self) -> tuple[int, int]:
-        """The next chunk's address and length."""
-        address, length = self.address, self.lengths.popleft()
-        self.address += length
-        return address, length
+    def take(self) -> list[tuple[int, int, int]]:
+        """The pieces of the next chunk: (offset in the chunk, address, length)."""
+        begin, end = self.offset, self.offset + self.lengths.popleft()
+        self.offset = end
+        pieces = []
+        while self.parts and self.parts[0][0] < end:
+            offset, address, length = self.parts.popleft()
+            size_bytes = min(length, end - offset)
+            pieces.append((offset - begin, address, size_bytes))
+            if size_bytes < length:
+                self.parts.appendleft((end, address + size_bytes, length - size_bytes))
+        return pieces
 
 
 class _End:
@@ -64,11 +72,16 @@ class _End:
 
     Args:
         driver: this process's device.
-        memory: shared by both sides, zeroed, ``layout.size_bytes`` long.
+        memory: shared by both sides, zeroed, with room for ``layout.size_bytes`` bytes at ``offset``.
         layout: the same on both sides.
         streams: this end's; others may use them as well.
         tell: takes records to the other side, in order.
         label: for reports.
+        offset: a multiple of the page size.
+
+    Attributes:
+        around: called with the copies' stream before a chunk is copied, behind what that waits for; what it gives is called behind
+            it. None, the default, costs nothing.
     """
 
     def __init__(
@@ -79,18 +92,22 @@ class _End:
         streams: StagedStreams,
         tell: Callable[[Record], None],
         label: str,
+        offset: int = 0,
     ) -> None:
         self.label = label
+        self.around: Callable[[int], Callable[[], None]] | None = None
         self._driver = driver
         self._layout = layout
         self._streams = streams
         self._tell = tell
         self._number = 0  # of the last chunk
-        self._board = HostBoard(driver, memory, 2, label)
+        self._board = HostBoard(driver, memory, 2, label, offset)
         self._full = self._board.counter(0, f"full of {label}")
         self._free = self._board.counter(1, f"free of {label}")
         size_bytes = layout.num_chunks * layout.chunk_bytes
-        self._chunks: HostRange = driver.map_host(memory, layout.signal_bytes, size_bytes, f"chunks of {label}")
+        self._chunks: HostRange = driver.map_host(
+            memory, offset + layout.signal_bytes, size_bytes, f"chunks of {label}"
+        )
         for index in range(layout.num_chunks):
             place = self._chunks.address + index * layout.chunk_bytes
             driver.name_range(place, layout.chunk_bytes, f"chunk {index} of {label}")
@@ -122,6 +139,15 @@ class _End:
             self.join(sets)
         counter.set(sets, value)
 
+    def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Enqueues copies: (target, source, length) of each."""
+        stream = self._streams.copies
+        end = self.around(stream) if self.around is not None and copies else None
+        for target, source, size_bytes in copies:
+            self._driver.copy(target, source, size_bytes, stream)
+        if end is not None:
+            end()
+
     def join(self, stream: int) -> None:
         """Lets ``stream`` wait for everything that this end was given so far."""
         self._driver.record_event(self._copied, self._streams.copies)
@@ -137,8 +163,15 @@ class _End:
         return self._tail.has_passed()
 
     def break_off(self, reason: str) -> None:
-        """The other side is gone; calls raise `ChannelBroken` from now on."""
+        """The other side is gone, or gives up: calls raise `ChannelBroken`, and no chunk is enqueued any more. What is enqueued goes
+        on. Any thread may call it.
+        """
         self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
+
+    @property
+    def ended(self) -> ChannelError | None:
+        """What calls raise, once it has ended."""
+        return self._ended
 
     def close(self) -> None:
         """Unpins the memory. The device must have finished (`is_done`). Idempotent.
@@ -173,8 +206,9 @@ class StagedSender(_End):
         streams: StagedStreams,
         tell: Callable[[Record], None],
         label: str,
+        offset: int = 0,
     ) -> None:
-        super().__init__(driver, memory, layout, streams, tell, label)
+        super().__init__(driver, memory, layout, streams, tell, label, offset)
         self._credits = layout.num_chunks
         self._waiting: deque[_Rest] = deque()
         self._kept: deque[tuple[int, Any]] = deque()
@@ -191,11 +225,27 @@ class StagedSender(_End):
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
         """
+        self.send_parts([(0, address, size_bytes)], ready=ready, keep=keep)
+
+    def send_parts(
+        self, parts: Sequence[tuple[int, int, int]], *, ready: int | None = None, keep: Any = None
+    ) -> None:
+        """`send` for a value that lies in several places. What lies between its parts comes as it may.
+
+        Args:
+            parts: (offset in the value, address, length) of each; in order, and none over another.
+            ready: see `send`.
+            keep: see `send`.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
         self._check()
         if ready is not None:
             self._driver.wait_event(self._streams.copies, ready)
+        size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
         self._tell(Announced(size_bytes))
-        self._waiting.append(_Rest(address, deque(self._layout.lengths(size_bytes)), keep))
+        self._waiting.append(_Rest(deque(parts), deque(self._layout.lengths(size_bytes)), keep))
         self._pump()
 
     def on_record(self, record: Record) -> None:
@@ -213,7 +263,7 @@ class StagedSender(_End):
         while self._waiting and self._ended is None:
             value = self._waiting[0]
             while value.lengths and self._credits:
-                self._enqueue(*value.take())
+                self._enqueue(value.take())
                 num_untold += 1
                 if num_untold >= max(num_told, 1):
                     self._tell(ChunksEnqueued(num_untold))
@@ -226,13 +276,13 @@ class StagedSender(_End):
         if num_untold:
             self._tell(ChunksEnqueued(num_untold))
 
-    def _enqueue(self, address: int, length: int) -> None:
+    def _enqueue(self, pieces: list[tuple[int, int, int]]) -> None:
         self._credits -= 1
         self._tail.grow()
         chunk = self._next_chunk()
         if self._number > self._layout.num_chunks:
             self._wait(self._free, self._number - self._layout.num_chunks)
-        self._driver.copy(chunk, address, length, self._streams.copies)
+        self._copy([(chunk + offset, address, size_bytes) for offset, address, size_bytes in pieces])
         self._set(self._full, self._number)
 
     def _keep(self, keep: Any) -> None:
@@ -281,8 +331,9 @@ class StagedReceiver(_End):
         streams: StagedStreams,
         tell: Callable[[Record], None],
         label: str,
+        offset: int = 0,
     ) -> None:
-        super().__init__(driver, memory, layout, streams, tell, label)
+        super().__init__(driver, memory, layout, streams, tell, label, offset)
         self._announced: deque[int] = deque()
         self._num_arriving = 0  # chunks that are on their way and have no copy enqueued yet
         self._num_unfreed = 0  # chunks whose copy is enqueued, and their ``free`` is not
@@ -304,11 +355,11 @@ class StagedReceiver(_End):
         """Length of the next value that `receive` can take; None while none is announced, or one is still being enqueued."""
         return self._announced[0] if self._announced and self._into is None else None
 
-    def receive(self, address: int, *, ready: int | None = None) -> None:
+    def receive(self, address: int | None, *, ready: int | None = None) -> None:
         """Gives the next value a place in device memory; `is_enqueued` says when all of its copies are enqueued.
 
         Args:
-            address: at least `next_bytes` of memory.
+            address: at least `next_bytes` of memory; None to let the value go by.
             ready: an event after which the memory may be written.
 
         Raises:
@@ -320,8 +371,10 @@ class StagedReceiver(_End):
             raise ChannelError(f"{self.label}: there is no value to receive", hint="look at next_bytes first")
         if ready is not None:
             self._driver.wait_event(self._streams.copies, ready)
-        lengths = self._layout.lengths(self._announced.popleft())
-        self._into = _Rest(address, deque(lengths)) if lengths else None
+        size_bytes = self._announced.popleft()
+        lengths = self._layout.lengths(size_bytes)
+        parts = [] if address is None else [(0, address, size_bytes)]
+        self._into = _Rest(deque(parts), deque(lengths)) if lengths else None
         self._pump()
 
     @property
@@ -334,7 +387,7 @@ class StagedReceiver(_End):
         while self._into is not None and self._num_arriving and self._ended is None:
             self._num_arriving -= 1
             self._num_unfreed += 1
-            self._enqueue(*self._into.take())
+            self._enqueue(self._into.take())
             if not self._into.lengths:
                 self._into = None
             if self._into is None or self._num_unfreed >= self._layout.free_every:
@@ -342,11 +395,11 @@ class StagedReceiver(_End):
                 self._tell(ChunksFreeEnqueued(self._num_unfreed))
                 self._num_unfreed = 0
 
-    def _enqueue(self, address: int, length: int) -> None:
+    def _enqueue(self, pieces: list[tuple[int, int, int]]) -> None:
         self._tail.grow()
         chunk = self._next_chunk()
         self._wait(self._full, self._number)
-        self._driver.copy(address, chunk, length, self._streams.copies)
+        self._copy([(address, chunk + offset, size_bytes) for offset, address, size_bytes in pieces])
 
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""
