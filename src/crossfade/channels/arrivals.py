@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.device_home import DeviceHome
@@ -53,10 +54,14 @@ class Arrivals:
     Args:
         home: the device.
         stream: what fills it.
+
+    Attributes:
+        device: the device.
     """
 
     def __init__(self, home: DeviceHome, stream: int) -> None:
         self.stream = stream
+        self.device = home.device
         self._home = home
         self._driver = home.driver
         self._torch = torch_or_raise()
@@ -69,7 +74,7 @@ class Arrivals:
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """While it is entered, torch works on the stream that fills."""
-        return nullcontext() if self._as_torch is None else self._torch.cuda.stream(self._as_torch)  # type: ignore[no-any-return]
+        return nullcontext() if self._as_torch is None else self._torch.cuda.stream(self._as_torch)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Memory that the stream may fill.
@@ -118,16 +123,16 @@ def tensors_in(buffers: Mapping[int, torch.Tensor], devices: Mapping[int, int]) 
         buffers: by lane.
         devices: of each lane, also of those that carry no byte.
     """
-    torch = torch_or_raise()
+    module = torch_or_raise()
 
     def make(lane: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        empty = torch.empty(0, dtype=dtype, device=device_of(devices[lane]))
-        size_bytes = torch.Size(shape).numel() * dtype.itemsize
+        empty = module.empty(0, dtype=dtype, device=device_of(devices[lane]))
+        size_bytes = prod(shape) * dtype.itemsize
         if not size_bytes:
             return empty.view(shape)  # type: ignore[no-any-return]
         buffer = buffers.get(lane)
         if buffer is None or offset + size_bytes > buffer.numel() or offset % dtype.itemsize:
             raise ValueError(f"a tensor of {size_bytes} bytes at {offset} does not lie within its value")
-        return empty.set_(buffer.untyped_storage(), offset // dtype.itemsize, torch.Size(shape))  # type: ignore[no-any-return]
+        return empty.set_(buffer.untyped_storage(), offset // dtype.itemsize, shape)  # type: ignore[no-any-return]
 
     return make

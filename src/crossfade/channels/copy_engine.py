@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.device_codec import Make, Split, Splitter, join
-from crossfade.channels.device_home import WITHOUT_TENSORS, DeviceHome, source_of
+from crossfade.channels.device_home import WITHOUT_TENSORS, DeviceHome, Recorded, source_of
 from crossfade.channels.device_lane import LaneReader, LaneWriter
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import ChannelStatistics
@@ -162,6 +162,11 @@ class CopyWriter(ShmWriter):
             self.break_off(f"a copy could not be enqueued: {error}")
             raise ChannelBroken(f"channel {self.name} is broken: {error}") from error
 
+    @property
+    def recorded(self) -> Sequence[Recorded]:
+        """What enqueues its copies, by lane."""
+        return [lane.ring for lane in self.lanes]
+
     def signals(self, reader: int) -> list[Releasable]:
         """What a reader sets and streams of this process may wait for. Any thread may ask."""
         num_sources = len(self._homes)
@@ -282,6 +287,11 @@ class CopyReader(ShmReader):
     def serve(self) -> bool:
         """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
         return any_of(lane.serve() for lane in self.lanes)
+
+    @property
+    def recorded(self) -> Sequence[Recorded]:
+        """Nothing: what comes is enqueued by the writer."""
+        return []
 
     def signals(self) -> list[Releasable]:
         """What the writer sets and streams of this process may wait for. Any thread may ask."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from crossfade.device.driver import HOST, TimedDriver
 from crossfade.device.memory import Pool
@@ -15,10 +15,20 @@ from crossfade.errors import Failure
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WITHOUT_TENSORS", "DeviceHome", "source_of"]
+__all__ = ["WITHOUT_TENSORS", "DeviceHome", "Recorded", "source_of"]
 
 WITHOUT_TENSORS = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None), Failure})
 """Types of values that hold no tensor."""
+
+
+class Recorded(Protocol):
+    """What enqueues copies.
+
+    Attributes:
+        around: called with the stream before copies are enqueued on it; what it gives is called behind them.
+    """
+
+    around: Callable[[int], Callable[[], None]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +81,10 @@ def source_of(homes: Sequence[DeviceHome]) -> Callable[[torch.Tensor], int | Non
     for source, home in enumerate(homes):
         sources.setdefault(home.device, source)
 
-    def source(tensor: torch.Tensor) -> int | None:
+    def of(tensor: torch.Tensor) -> int | None:
         device = tensor.device
         if device.type == "cpu":
             return sources.get(HOST)
         return sources.get(device.index) if device.type == "cuda" else None
 
-    return source
+    return of

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, Mailbox
-from crossfade.device.records import Enqueued, FreeEnqueued, Offer, Record
+from crossfade.device.records import Announced, Enqueued, FreeEnqueued, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
@@ -43,9 +43,9 @@ class Post:
         self._unsent.append(record)
         self.flush()
 
-    def put_unless_enqueued(self, record: Record) -> None:
-        """What a sender tells. (The channel's own record tells what is enqueued.)"""
-        if not isinstance(record, Enqueued):
+    def put_unless_known(self, record: Record) -> None:
+        """What a sender tells. (The channel's own record tells that a value comes.)"""
+        if not isinstance(record, Enqueued | Announced):
             self.put(record)
 
     def flush(self) -> bool:
@@ -100,7 +100,7 @@ class LaneWriter:
         self._offer: Offer | None = None
         self._is_closing = self._is_closed = self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
-        self.ring = RingSender(home.driver, part, home.push_stream, self._post.put_unless_enqueued, label)
+        self.ring = RingSender(home.driver, part, home.push_stream, self._post.put_unless_known, label)
 
     def can_send(self, size_bytes: int) -> bool:
         """`RingSender.can_send`, with what the reader has told until now."""

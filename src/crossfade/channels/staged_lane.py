@@ -15,21 +15,28 @@ from crossfade.channels.arrivals import Arrivals, Arriving
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_lane import Post
 from crossfade.channels.device_layout import DeviceLayout, Mailbox
-from crossfade.device.records import Announced, Finished, Record
+from crossfade.device.records import Announced, Finished
 from crossfade.device.signals import Counter
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.staged_layout import StagedLayout
 from crossfade.device.streams import Role
+from crossfade.errors import ChannelBroken
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 
-__all__ = ["Chunks", "StagedLaneReader", "StagedLaneWriter", "staged_streams"]
+__all__ = ["Chunks", "StagedLaneReader", "StagedLaneWriter", "make_streams", "staged_streams"]
 
 
 def staged_streams(home: DeviceHome, role: Role) -> StagedStreams:
     """The streams that all lanes of a device share, in one direction (`Role.UP` or `Role.DOWN`)."""
     copies, waits, sets = home.streams.get(role), home.streams.get(role, "waits"), home.streams.get(role, "sets")
     return StagedStreams(copies, waits, sets)
+
+
+def make_streams(home: DeviceHome) -> None:
+    """Makes them, so that whoever looks out for deaths knows them."""
+    for role in (Role.UP, Role.DOWN):
+        staged_streams(home, role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +89,8 @@ class StagedLaneWriter:
         self._is_closed = self._is_alone = False
         streams = staged_streams(home, Role.UP)
         self.sender = StagedSender(
-            home.driver, chunks.memory, chunks.layout, streams, self._tell, label, chunks.of(lane)
+            home.driver, chunks.memory, chunks.layout, streams, self._post.put_unless_known, label, chunks.of(lane)
         )
-
-    def _tell(self, record: Record) -> None:
-        if not isinstance(record, Announced):
-            self._post.put(record)
 
     def send(self, parts: list[tuple[int, int, int]], ready: int, keep: Any) -> None:
         """`StagedSender.send_parts`."""
@@ -178,20 +181,20 @@ class StagedLaneReader:
                 self._is_receiving = True
                 self.receiver.receive(self._coming[0].address)
             if not self.receiver.is_enqueued:
-                if self._is_finished:
-                    self.receiver.break_off("the other side closed it")
                 return
             self._is_receiving = False
             self.arrivals.filled(self._coming.popleft())
 
-    def check(self) -> None:
-        """Raises what ended this end, if it has ended.
+    def check(self, arriving: Arriving) -> None:
+        """Raises why nobody may wait for this any more, if that is so.
 
         Raises:
-            ChannelBroken: the writer, or somebody else, is gone.
+            ChannelBroken: the writer, or somebody else, is gone; or the writer has closed it and this will not come.
         """
         if self.receiver.ended is not None:
             raise self.receiver.ended
+        if self._is_finished and not arriving.event:
+            raise ChannelBroken(f"{self.receiver.label}: the other side closed it")
 
     def serve(self) -> bool:
         """Enqueues the copies of chunks that are on their way. Whether it should soon be called again."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from crossfade.channels.device_layout import DeviceLayout, format_lanes
 from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.device.signals import WORD_BYTES
+from crossfade.device.staged_layout import StagedLayout
 from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
@@ -17,23 +18,33 @@ from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
 
 __all__ = [
+    "CHUNKS",
+    "SIGNALS",
+    "STAGING",
     "RingPlace",
     "board_size_bytes",
+    "device_memories",
     "format_board",
-    "gloo_parties",
-    "has_lanes",
+    "has_device_ends",
     "heap_owners",
     "heaps_of",
     "is_on_devices",
     "link_parties",
+    "meeting_parties",
+    "nccl_links",
     "num_devices",
     "peers_of",
     "places",
     "ring_states",
-    "signals_size_bytes",
 ]
 
-_IN_SHARED_MEMORY = (Transport.SHM, Transport.COPY)
+CHUNKS = StagedLayout(num_chunks=4, chunk_bytes=4 << 20)
+"""Memory of each lane of a staged channel: with 4 chunks none has to wait for the one before to be free."""
+
+SIGNALS, STAGING = "signals", "chunks"
+"""Names of `device_memories`: the signals of copy channels' lanes, and the chunks of staged channels'."""
+
+_HAVE_RECORDS = (Transport.SHM, Transport.COPY, Transport.STAGED, Transport.NCCL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +54,9 @@ class RingPlace:
     Attributes:
         spec: the channel.
         offset, ring: the block of its ring.
-        lanes_offset, lanes: the blocks of its lanes, for ``copy``.
-        first_signal: where its signals begin in the row of the plan's signals.
+        lanes_offset, lanes: the blocks of its lanes, for ``copy`` and ``staged``.
+        first_signal: for ``copy``, where its signals begin in the row of the plan's signals.
+        chunks_offset: for ``staged``, where its lanes' chunks begin in the memory of the plan's chunks.
     """
 
     spec: ChannelSpec
@@ -52,6 +64,7 @@ class RingPlace:
     ring: RingLayout
     lanes: DeviceLayout | None = None
     first_signal: int = 0
+    chunks_offset: int = 0
 
     @property
     def lanes_offset(self) -> int:
@@ -71,18 +84,20 @@ def num_devices(plan: Plan, party: str) -> int:
 
 def places(plan: Plan) -> Iterator[RingPlace]:
     """Each channel whose records lie on the board, in order."""
-    offset = signal = 0
+    offset = signal = chunks_offset = 0
     for spec in plan.channels:
-        if spec.transport not in _IN_SHARED_MEMORY:
+        if spec.transport not in _HAVE_RECORDS:
             continue
         ring = RingLayout(spec.depth, len(spec.readers))
         lanes = None
-        if spec.transport is Transport.COPY:
+        if spec.transport in (Transport.COPY, Transport.STAGED):
             lanes = DeviceLayout(len(spec.readers), num_devices(plan, spec.writer), spec.slots)
-        place = RingPlace(spec, offset, ring, lanes, signal)
+        place = RingPlace(spec, offset, ring, lanes, signal, chunks_offset)
         yield place
         offset = place.end
         signal += lanes.num_signals if lanes else 0
+        if lanes is not None and spec.transport is Transport.STAGED:
+            chunks_offset += lanes.num_lanes * CHUNKS.size_bytes
 
 
 def board_size_bytes(plan: Plan) -> int:
@@ -90,10 +105,15 @@ def board_size_bytes(plan: Plan) -> int:
     return max((place.end for place in places(plan)), default=1)
 
 
-def signals_size_bytes(plan: Plan) -> int:
-    """Memory that the signals of all lanes need; 0 if there are none."""
-    num_signals = sum(place.lanes.num_signals for place in places(plan) if place.lanes)
-    return align(num_signals * WORD_BYTES, PAGE_BYTES)
+def device_memories(plan: Plan) -> Mapping[str, int]:
+    """Memory beside the board that ends on devices need, by name: its length. Whoever has such an end of any kind gets all of it."""
+    signals = sum(place.lanes.num_signals for place in places(plan) if place.lanes)
+    staged = (place.lanes for place in places(plan) if place.lanes and place.spec.transport is Transport.STAGED)
+    sizes_bytes = {
+        SIGNALS: align(signals * WORD_BYTES, PAGE_BYTES),
+        STAGING: sum(lanes.num_lanes for lanes in staged) * CHUNKS.size_bytes,
+    }
+    return {name: size_bytes for name, size_bytes in sizes_bytes.items() if size_bytes}
 
 
 def format_board(plan: Plan, board: mmap.mmap) -> None:
@@ -119,14 +139,21 @@ def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
     )
 
 
-def has_lanes(plan: Plan, party: str) -> bool:
-    """Whether a party has an end of a lane."""
-    return any(spec.transport is Transport.COPY and party in (spec.writer, *spec.readers) for spec in plan.channels)
+def has_device_ends(plan: Plan, party: str) -> bool:
+    """Whether a party has an end of a channel between devices."""
+    return any(is_on_devices(spec) and party in (spec.writer, *spec.readers) for spec in plan.channels)
 
 
-def gloo_parties(plan: Plan) -> list[str]:
-    """Who meets others over gloo, for channels or for collectives."""
-    return sorted({*link_parties(plan), *(party for spec in plan.collectives for party in spec.parties)})
+def nccl_links(plan: Plan) -> list[tuple[str, str]]:
+    """(writer, reader) of every NCCL channel, each pair once, in an order that is the same everywhere."""
+    channels = [spec for spec in plan.channels if spec.transport is Transport.NCCL]
+    return sorted({(spec.writer, reader) for spec in channels for reader in spec.readers})
+
+
+def meeting_parties(plan: Plan) -> list[str]:
+    """Who meets others over the plan's store: for gloo channels, for NCCL's, or for collectives."""
+    collectives = [party for spec in plan.collectives for party in spec.parties]
+    return sorted({*link_parties(plan), *collectives, *(party for pair in nccl_links(plan) for party in pair)})
 
 
 def link_parties(plan: Plan) -> list[str]:
@@ -137,7 +164,7 @@ def link_parties(plan: Plan) -> list[str]:
 
 def heap_owners(plan: Plan) -> list[str]:
     """Who writes to a shared-memory ring."""
-    return list(dict.fromkeys(spec.writer for spec in plan.channels if spec.transport in _IN_SHARED_MEMORY))
+    return list(dict.fromkeys(spec.writer for spec in plan.channels if spec.transport in _HAVE_RECORDS))
 
 
 def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
@@ -146,7 +173,7 @@ def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
         dict.fromkeys(
             spec.writer
             for spec in plan.channels
-            if spec.transport in _IN_SHARED_MEMORY and (party == spec.writer or party in spec.readers)
+            if spec.transport in _HAVE_RECORDS and (party == spec.writer or party in spec.readers)
         )
     )
 

@@ -80,8 +80,8 @@ class Returned:
 class OpenPlan:
     """To the actor: take part in a plan. ``calls`` holds the arguments of its nodes, by node id.
 
-    Descriptors: the board, the gloo store if ``has_store``, the signals if it has an end of a lane, then the heap of each of
-    ``heaps``.
+    Descriptors: the board, the store if ``has_store``, what ends on devices need if it has one (`engines.board.device_memories`), then
+    the heap of each of ``heaps``.
     """
 
     number: int
