@@ -129,6 +129,12 @@ def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any],
     graph.teardown()
 
 
+def test_a_tensor_that_is_longer_than_what_is_set_aside_for_its_way(actors: list[Any], transport: str) -> None:
+    graph = chain(actors, transport)
+    refs = [graph.execute(size) for size in (5_000_000, 3, 4_000_000)]
+    assert [crossfade.get(ref, timeout=60) for ref in refs] == [expected(size) for size in (5_000_000, 3, 4_000_000)]
+
+
 def test_values_that_hold_tensors_among_other_things(actors: list[Any], transport: str) -> None:
     first, second, _ = actors
     with crossfade.InputNode() as given:
@@ -151,7 +157,9 @@ def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[A
             assert ref.get(timeout=30) == size * (size - 1)
 
 
-def test_kept_tensors_stay_whole_also_after_teardown_and_their_memory_comes_back(actors: list[Any], transport: str) -> None:
+def test_kept_tensors_stay_whole_also_after_teardown_and_their_memory_comes_back(
+    actors: list[Any], transport: str
+) -> None:
     first, second, _ = actors
     for _ in range(3):
         with crossfade.InputNode() as given:
@@ -255,3 +263,16 @@ def test_a_measured_timeline_has_the_spans_of_devices(session: None) -> None:
         ("second", "compute", "run n1", 1),
     ]
     assert {(span.actor, span.stream) for span in graph.predicted_timeline().spans} >= {("first", "push")}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_nccl_says_that_it_needs_gpus(session: None) -> None:
+    first, second = (Remote.options(num_gpus=1).remote() for _ in range(2))
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport(crossfade.Transport.NCCL)
+        output = second.total.bind(made)
+    with pytest.raises(crossfade.DeviceError, match="the transport 'nccl' needs a GPU on both sides"):
+        output.compile()
+    with crossfade.InputNode() as given:
+        graph = second.total.bind(first.make.bind(given)).compile()
+    assert graph.execute(100).get(timeout=30) == 4950

@@ -31,7 +31,19 @@ from crossfade.channels.layout import split as take_apart
 from crossfade.channels.tensors import TensorPickler, TensorReducer
 from crossfade.host.memory import align
 
-__all__ = ["ALIGN_BYTES", "LaneOf", "Make", "OpenLanes", "Placed", "Split", "Splitter", "join", "notes_of", "split"]
+__all__ = [
+    "ALIGN_BYTES",
+    "LaneOf",
+    "Make",
+    "OpenLanes",
+    "Placed",
+    "Split",
+    "Splitter",
+    "join",
+    "notes_of",
+    "places_of",
+    "split",
+]
 
 ALIGN_BYTES = 256
 
@@ -261,6 +273,18 @@ def notes_of(message: memoryview) -> memoryview | None:
     """
     _, is_apart, _, places = take_apart(message)
     return places[0][0] if is_apart and places else None
+
+
+def places_of(message: memoryview) -> list[tuple[int, int, int]]:
+    """(lane, offset, length) of each tensor that lies beside a message, in the order in which `Split` has them.
+
+    Raises:
+        ValueError: the message is none.
+    """
+    _, is_apart, _, places = take_apart(message)
+    if not is_apart or len(places) < 2 or places[1][0].nbytes % _ENTRY.size:
+        raise ValueError("a message has no table of tensors")
+    return [(lane, offset, size_bytes) for _, lane, offset, size_bytes in _entries(places[1][0])]
 
 
 def _entries(table: memoryview) -> Iterator[tuple[int, int, int, int]]:

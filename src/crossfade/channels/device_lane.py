@@ -40,6 +40,7 @@ class Post:
         self._unsent: deque[Record] = deque()
 
     def put(self, record: Record) -> None:
+        """Tells it, now or with a later call of anything here."""
         self._unsent.append(record)
         self.flush()
 

@@ -1,12 +1,12 @@
 """The staged channel: a shared-memory ring, and beside it lanes that take device tensors through pinned memory of the host.
 
 The ring carries every value's message without the tensors that lie on a device of the writer's, as that of the copy channel does
-(``channels.copy_engine``). These go through a lane to each reader, in chunks (``device.staged``), of which a value may need many more
-than there are: both hosts go on in their loops (`serve`), and neither waits for its device.
+(``channels.copy_engine``). These go through a lane to each reader, in chunks (``device.staged``), of which a value may need many
+more than there are: both hosts go on in their loops (`serve`), and neither waits for its device.
 
-The writer publishes a value's record at once, and enqueues as many chunks as are free. The reader takes the record when its program
-has asked for the value (`try_start`): then it takes memory of torch's and enqueues the copies into it. The value is there when all of
-them are enqueued (PL-5). Then it is put together, and the compute stream waits for the last copy.
+The writer publishes a value's record at once, and enqueues as many chunks as are free. The reader takes the record when its
+program has asked for the value (`try_start`): then it takes memory of torch's and enqueues the copies into it. The value is there
+when all of them are enqueued (PL-5). Then it is put together, and the compute stream waits for the last copy.
 
 A reader that has no memory lets the chunks go by, and gets a `Failure` in the place of the value. A value without device tensors
 costs no lane anything. Where the device is the CPU, CPU tensors go the same way.

@@ -26,6 +26,8 @@ class Role(StrEnum):
     """Device to host, for staged copies."""
     DOWN = "down"
     """Host to device, for staged copies."""
+    NCCL = "nccl"
+    """NCCL's transfers, one for each link."""
 
 
 class Streams:

@@ -106,7 +106,7 @@ def board_size_bytes(plan: Plan) -> int:
 
 
 def device_memories(plan: Plan) -> Mapping[str, int]:
-    """Memory beside the board that ends on devices need, by name: its length. Whoever has such an end of any kind gets all of it."""
+    """Memory beside the board that ends on devices need, by name: its length. Whoever has such an end gets all of it."""
     signals = sum(place.lanes.num_signals for place in places(plan) if place.lanes)
     staged = (place.lanes for place in places(plan) if place.lanes and place.spec.transport is Transport.STAGED)
     sizes_bytes = {

@@ -80,8 +80,8 @@ class Returned:
 class OpenPlan:
     """To the actor: take part in a plan. ``calls`` holds the arguments of its nodes, by node id.
 
-    Descriptors: the board, the store if ``has_store``, what ends on devices need if it has one (`engines.board.device_memories`), then
-    the heap of each of ``heaps``.
+    Descriptors: the board, the store if ``has_store``, `engines.board.device_memories` if it has an end on a device, then the heap
+    of each of ``heaps``.
     """
 
     number: int
