@@ -49,6 +49,8 @@ def open_staged_ends(
             end.close()
         settle(ends)
         assert all(reader.is_empty for reader in readers)
+        for end in ends:
+            end.give_back()
         for memory in (board_memory, heap, chunk_memory):
             memory.close()
         for bell in bells:

@@ -124,6 +124,9 @@ class ApartWriter(ShmWriter):
         self._ready = []
         return True
 
+    def give_back(self) -> None:
+        """Once settled, and once nobody looks at `signals` any more: gives back what is left."""
+
 
 def _places(parts: Split) -> Places:
     places: Places = {}
@@ -285,6 +288,9 @@ class ApartReader(ShmReader):
         """See the protocol. The devices may be behind: go on with `settle`."""
         super().close()
         self.inbox.clear()
+
+    def give_back(self) -> None:
+        """Once settled, and once nobody looks at `signals` any more: gives back what is left."""
 
     @property
     def is_empty(self) -> bool:

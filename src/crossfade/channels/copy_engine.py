@@ -208,6 +208,9 @@ class CopyWriter(ShmWriter):
         self._ready = []
         return True
 
+    def give_back(self) -> None:
+        """Nothing is left once it has settled."""
+
 
 class CopyReader(ShmReader):
     """One reading end.
@@ -321,6 +324,9 @@ class CopyReader(ShmReader):
         Tensors that the program kept stay good; `serve` gives their memory back when they are gone (`is_empty`).
         """
         return all_of(lane.settle() for lane in self.lanes)
+
+    def give_back(self) -> None:
+        """Nothing is left once it is empty."""
 
     @property
     def is_empty(self) -> bool:

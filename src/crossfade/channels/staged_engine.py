@@ -134,6 +134,11 @@ class StagedWriter(ApartWriter):
         """See `ApartWriter`."""
         return all_of(lane.settle() for lane in self.lanes) and super().settle()
 
+    def give_back(self) -> None:
+        """See `ApartWriter`."""
+        for lane in self.lanes:
+            lane.give_back()
+
 
 class StagedReader(ApartReader):
     """One reading end.
@@ -218,6 +223,11 @@ class StagedReader(ApartReader):
     def settle(self) -> bool:
         """Goes on with closing, without waiting. True once no device brings anything here any more."""
         return all_of(lane.settle() for lane in self.lanes)
+
+    def give_back(self) -> None:
+        """See `ApartReader`."""
+        for lane in self.lanes:
+            lane.give_back()
 
     def statistics(self) -> ChannelStatistics:
         """See the protocol."""

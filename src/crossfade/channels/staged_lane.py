@@ -86,7 +86,7 @@ class StagedLaneWriter:
     ) -> None:
         self._mail = Mailbox(board, offset + layout.to_writer(lane))
         self._post = Post(board, offset + layout.to_reader(lane), bell)
-        self._is_closed = self._is_alone = False
+        self._is_finished = self._is_alone = False
         streams = staged_streams(home, Role.UP)
         self.sender = StagedSender(
             home.driver, chunks.memory, chunks.layout, streams, self._post.put_unless_known, label, chunks.of(lane)
@@ -109,17 +109,20 @@ class StagedLaneWriter:
         self.sender.break_off(reason)
 
     def settle(self) -> bool:
-        """Goes on with closing; whether it is done. What is not enqueued yet is not sent any more."""
-        if not self._is_closed:
+        """Goes on with closing; whether the device has done everything. What is not enqueued yet is not sent any more."""
+        if not self._is_finished:
             self.sender.break_off("closed by this side")
             if not self.sender.is_done:
                 return False
-            self.sender.close()
-            self._is_closed = True
+            self._is_finished = True
             self._post.put(Finished())
         if self._is_alone:
             self._post.drop()
         return self._post.flush()
+
+    def give_back(self) -> None:
+        """Once settled, and once nobody looks at its signals any more: gives the memory back."""
+        self.sender.close()
 
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""
@@ -159,7 +162,7 @@ class StagedLaneReader:
         self._mail = Mailbox(board, offset + layout.to_reader(lane))
         self._post = Post(board, offset + layout.to_writer(lane), bell)
         self._coming: deque[Arriving] = deque()  # the first is being received, if `_is_receiving`
-        self._is_receiving = self._is_finished = self._is_closed = False
+        self._is_receiving = self._is_finished = False
         streams = staged_streams(home, Role.DOWN)
         self.receiver = StagedReceiver(
             home.driver, chunks.memory, chunks.layout, streams, self._post.put, label, chunks.of(lane)
@@ -211,18 +214,18 @@ class StagedLaneReader:
         self.receiver.break_off(reason)
 
     def settle(self) -> bool:
-        """Goes on with closing; whether it is done."""
-        if self._is_closed:
-            return True
+        """Goes on with closing; whether the device has done everything."""
         self.receiver.break_off("closed by this side")
         if not self.receiver.is_done:
             return False
-        self.receiver.close()
-        self._is_closed = True
         self._coming.clear()
         self._post.drop()
         self.arrivals.close()
         return True
+
+    def give_back(self) -> None:
+        """Once settled, and once nobody looks at its signals any more: gives the memory back."""
+        self.receiver.close()
 
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""

@@ -203,8 +203,10 @@ class DeviceEnds:
         return all(reader.is_empty for _, reader in self._readers)
 
     def release(self) -> None:
-        """Once empty: takes the signals away from the devices."""
+        """Once empty, and once nobody looks at `signals` any more: takes them away from the devices, with all other memory."""
         self.alive.close()
+        for end in self._ends():
+            end.give_back()
         for board in self._boards.values():
             board.close()
         self._close_memories()

@@ -117,7 +117,11 @@ class Devices:
         watchdog.watch(peer, pidfd, signals, streams, done, before_release=lambda: self._on_death(peer))
 
     def forget(self, plan: int) -> None:
-        """A plan is closed: its streams wait for nobody any more."""
+        """A plan is closed: its streams wait for nobody any more. If its signals are not among those that the watchdog can ask for,
+        they may be closed when this returns.
+        """
+        for watchdog in self._watchdogs:
+            watchdog.sync()
         for peer, watched in list(self._watched.items()):
             watched.users.discard(plan)
             if not watched.users:
