@@ -28,3 +28,10 @@ def test_pl4_random_graphs_give_what_plain_calls_give(benches: Benches, draws: l
 def test_pl4_random_graphs_over_gloo_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:
     pytest.importorskip("torch", reason="gloo needs torch")
     check_against_plain_calls(benches, [draw])
+
+
+@pytest.mark.timeout(600)
+@given(draw=graph_draws(transports=("copy", "staged")))
+def test_pl4_random_graphs_over_device_channels_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:
+    pytest.importorskip("torch", reason="channels between devices need torch")
+    check_against_plain_calls(benches, [draw])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -98,15 +98,19 @@ def open_links(pair: tuple[str, str], homes: Sequence[DeviceHome], make_group: A
 
 @contextmanager
 def open_nccl_channels(
-    depth: int, num_readers: int, num_channels: int = 1
+    depth: int,
+    num_readers: int,
+    num_channels: int = 1,
+    make_home: Callable[[], DeviceHome] = host_home,
+    make_group: Any = StandIn,
 ) -> Iterator[list[tuple[NcclWriter, list[NcclReader]]]]:
     """Channels from one writer to the same readers, over one link to each. On leaving, nothing may be held."""
     ring = RingLayout(depth, num_readers)
     board_memory, heap_memory = Memory.create("board", num_channels * ring.size_bytes), Memory.create("heap", 0)
     board, heap = board_memory.map(board_memory.size_bytes), Heap(heap_memory)
     bells = [make_bell() for _ in range(num_readers + 1)]
-    homes = [host_home() for _ in range(num_readers + 1)]
-    links = [open_links(("a", f"b{index}"), (homes[0], homes[1 + index])) for index in range(num_readers)]
+    homes = [make_home() for _ in range(num_readers + 1)]
+    links = [open_links(("a", f"b{index}"), (homes[0], homes[1 + index]), make_group) for index in range(num_readers)]
     channels = []
     for number in range(num_channels):
         offset = number * ring.size_bytes
@@ -136,16 +140,16 @@ def open_nccl_channels(
 
 
 @contextmanager
-def open_nccl_ends(depth: int, num_readers: int) -> Iterator[tuple[NcclWriter, list[NcclReader]]]:
+def open_nccl_ends(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[NcclWriter, list[NcclReader]]]:
     """One channel."""
-    with open_nccl_channels(depth, num_readers) as channels:
+    with open_nccl_channels(depth, num_readers, **options) as channels:
         yield channels[0]
 
 
 @contextmanager
-def open_nccl_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
+def open_nccl_pair(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[Writer, Sequence[Reader]]]:
     """For the conformance suite."""
-    with open_nccl_ends(depth, num_readers) as (writer, readers):
+    with open_nccl_ends(depth, num_readers, **options) as (writer, readers):
         ends: list[Any] = [writer, *readers]
         served: list[Any] = [Served(end, ends) for end in ends]
         yield served[0], served[1:]

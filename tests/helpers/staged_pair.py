@@ -62,9 +62,9 @@ def open_staged_ends(
 
 
 @contextmanager
-def open_staged_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
+def open_staged_pair(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[Writer, Sequence[Reader]]]:
     """For the conformance suite."""
-    with open_staged_ends(depth, num_readers) as (writer, readers):
+    with open_staged_ends(depth, num_readers, **options) as (writer, readers):
         ends: list[Any] = [writer, *readers]
         served: list[Any] = [Served(end, ends) for end in ends]
         yield served[0], served[1:]
