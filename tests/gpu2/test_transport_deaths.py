@@ -61,7 +61,7 @@ def get_all(refs: list[Any]) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_actor_is_named_and_the_other_goes_on(transport: Any, victim: int) -> None:
     pair = [Remote.options(num_gpus=1, name=f"w{index}").remote() for index in range(2)]
-    graph = there_and_back(*pair, transport)
+    graph = there_and_back(pair[0], pair[1], transport)
     assert crossfade.get(graph.execute(1000), timeout=60) == 999_000
     pid = crossfade.get(pair[victim].pid.remote())
     refs = [graph.execute(20_000_000) for _ in range(5)]
