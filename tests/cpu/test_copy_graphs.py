@@ -267,6 +267,21 @@ def test_a_measured_timeline_has_the_spans_of_devices(session: None) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(session: None) -> None:
+    first, second = (Remote.options(num_gpus=1, name=name).remote() for name in ("above", "below"))
+    with crossfade.InputNode() as given:
+        graph = second.total.bind(first.make.bind(given).with_tensor_transport("staged")).compile(record=True)
+    for _ in range(3):
+        assert crossfade.get(graph.execute(100_000), timeout=30) == 4999950000
+    spans = [span for span in graph.timeline().spans if span.stream in ("up", "down")]
+    assert {(span.actor, span.stream, span.label) for span in spans} == {
+        ("above", "up", "send n0"),
+        ("below", "down", "recv n0"),
+    }
+    graph.teardown()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_nccl_says_that_it_needs_gpus(session: None) -> None:
     first, second = (Remote.options(num_gpus=1).remote() for _ in range(2))
     with crossfade.InputNode() as given:
