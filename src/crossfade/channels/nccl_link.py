@@ -188,7 +188,7 @@ class NcclLink:
         pair: who writes, who reads.
         me: this party; making the link waits for the other one.
         homes: for each of the writer's devices, this process's device.
-        make_group: makes the process groups.
+        make_group: makes the process groups; None for `nccl_group`.
 
     Attributes:
         lanes: one for each of the writer's devices.
@@ -206,7 +206,7 @@ class NcclLink:
         pair: tuple[str, str],
         me: str,
         homes: Sequence[DeviceHome],
-        make_group: GroupFactory = nccl_group,
+        make_group: GroupFactory | None = None,
     ) -> None:
         self.reason = ""
         self.readers: list[NcclReader] = []
@@ -226,7 +226,7 @@ class NcclLink:
             for source, home in enumerate(homes):
                 with torch.cuda.device(home.device):  # for this thread, which may be a new one; nothing on the host
                     store_of_lane = _PrefixStore(f"nccl/{pair[0]}/{pair[1]}/{source}", file_store)
-                    group = make_group(store_of_lane, _WRITER if self._is_writer else _READER, home)
+                    group = (make_group or nccl_group)(store_of_lane, _WRITER if self._is_writer else _READER, home)
                     stream = home.streams.get(Role.NCCL, f"{pair[0]} to {pair[1]} {source}")
                     self.lanes.append(_Lane(home, group, stream))
                     self.lanes[-1].greet(self._is_writer)
