@@ -14,6 +14,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
+from tests.helpers.footprint import footprint, growth  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: see tests/gpu2")
 
@@ -114,6 +115,27 @@ def test_teardown_with_executions_in_flight(actors: list[Any]) -> None:
         graph.teardown(timeout=30)
         del refs
     assert crossfade.get(chain(actors).execute(3), timeout=30) == expected(3)
+
+
+def test_graphs_that_come_and_go_leave_nothing(actors: list[Any]) -> None:
+    def cycle(num: int) -> None:
+        for _ in range(num):
+            graph = chain(actors)
+            assert crossfade.get(graph.execute(1000), timeout=30) == expected(1000)
+            graph.teardown(timeout=30)
+
+    pids = [crossfade.get(actor.pid.remote()) for actor in actors]
+    cycle(3)
+    before = [footprint(pid) for pid in pids]
+    cycle(10)
+    grown: dict[int, dict[str, int]] = {}
+    deadline = time.monotonic() + 10  # groups end in the background
+    while time.monotonic() < deadline:
+        grown = {pid: growth(first, footprint(pid)) for first, pid in zip(before, pids, strict=True)}
+        if not any(each.keys() - {"private_bytes", "shared_bytes", "ring_bytes"} for each in grown.values()):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"what was left: {grown}")
 
 
 @pytest.mark.parametrize("victim", [0, 1])
