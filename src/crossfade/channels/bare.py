@@ -17,10 +17,18 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-__all__ = ["MOST_DESCRIPTION_BYTES", "MOST_KINDS", "NOTE", "NUMBER", "Kind", "KindTable", "Kinds"]
+__all__ = ["BARE", "MOST_DESCRIPTION_BYTES", "MOST_KINDS", "NOTE", "NUMBER", "UNUSED", "Kind", "KindTable", "Kinds"]
+
+BARE = 6
+"""The kind of a ring's record that is a tensor by itself."""
 
 NUMBER = struct.Struct("<I")
 NOTE = struct.Struct("<IIQ")
+"""Of each lane: the generation and the slot of its part of the value, and its length."""
+
+UNUSED = 0xFFFF_FFFF
+"""What stands for the generation in the note of a lane that a value does not take."""
+
 NEW = 1 << 31
 MOST_KINDS = 256
 """Of one channel. Tensors of further ones are sent as other values are."""

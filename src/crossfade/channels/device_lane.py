@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, Mailbox
-from crossfade.device.records import Offer, Record
+from crossfade.device.records import Announced, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
@@ -23,11 +23,16 @@ from crossfade.host.doorbell import Bell
 from crossfade.host.memory import address_of
 from crossfade.host.semaphore import open_semaphore
 
-__all__ = ["LaneReader", "LaneWriter"]
+__all__ = ["LaneReader", "LaneWriter", "Post"]
 
 
-class _Post:
-    """What this side tells the other, as far as there is room for it."""
+class Post:
+    """What this side tells the other, as far as there is room for it.
+
+    Args:
+        board, offset: where the mailbox lies.
+        bell: the other side's.
+    """
 
     def __init__(self, board: mmap.mmap, offset: int, bell: Bell) -> None:
         self._mailbox = Mailbox(board, offset)
@@ -35,8 +40,14 @@ class _Post:
         self._unsent: deque[Record] = deque()
 
     def put(self, record: Record) -> None:
+        """Tells it, now or with a later call of anything here."""
         self._unsent.append(record)
         self.flush()
+
+    def put_unless_known(self, record: Record) -> None:
+        """What a staged sender tells. (The channel's own record tells that a value comes.)"""
+        if not isinstance(record, Announced):
+            self.put(record)
 
     def flush(self) -> bool:
         """Whether everything has been told."""
@@ -82,7 +93,7 @@ class LaneWriter:
     ) -> None:
         base = address_of(board, offset)
         self._mail = Mailbox(board, offset + layout.to_writer(lane))
-        self._post = _Post(board, offset + layout.to_reader(lane), bell)
+        self._post = Post(board, offset + layout.to_reader(lane), bell)
         self._freed = [
             [open_semaphore(base + layout.freed(lane, group, slot)).acquire for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
@@ -141,7 +152,7 @@ class _ReaderTells:
     """What a receiver tells, also after its channel is closed, when the last leases end."""
 
     def __init__(
-        self, board: mmap.mmap, post: _Post, freed: list[list[Callable[[], None]]], on_freed: Callable[[], None]
+        self, board: mmap.mmap, post: Post, freed: list[list[Callable[[], None]]], on_freed: Callable[[], None]
     ) -> None:
         self._board = board  # semaphores point into it
         self._post = post
@@ -192,7 +203,7 @@ class LaneReader:
         base = address_of(board, offset)
         self._home = home
         self._mail = Mailbox(board, offset + layout.to_reader(lane))
-        self._post = _Post(board, offset + layout.to_writer(lane), bell)
+        self._post = Post(board, offset + layout.to_writer(lane), bell)
         freed: list[list[Callable[[], None]]] = [
             [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)

@@ -121,6 +121,11 @@ class Watchdog:
             self._releases.pop(pidfd, None)
             self._dead.pop(pidfd, None)
 
+    def sync(self) -> None:
+        """Returns when signals that were asked for before this call are not touched any more."""
+        with self._lock:
+            pass
+
     def _run(self) -> None:
         self._driver.enter_thread()
         is_closing = False

@@ -60,21 +60,23 @@ class ActorDevices:
         every = [*list(self._open.values()), *settling, *list(self._left_over.values())]
         return [signal for ends in every for signal in ends.signals(peer)]
 
-    def open(self, number: int, plan: Plan, party: str, signals: Memory, pidfds: Mapping[str, int]) -> DeviceEnds:
+    def open(
+        self, number: int, plan: Plan, party: str, shared: Mapping[str, Memory], pidfds: Mapping[str, int]
+    ) -> DeviceEnds:
         """Prepares the device ends of a plan.
 
         Args:
             number: of the plan.
             plan: the plan.
             party: who this is.
-            signals: the plan's; owned by the ends from now on.
+            shared: the plan's `crossfade.engines.board.device_memories`; owned by the ends from now on.
             pidfds: of the peers that live.
 
         Raises:
             MissingDependency, DeviceError: see `DeviceEnds`.
         """
         self._end_left_over()
-        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices, pidfds, self._alarm.wake_in)
+        ends = self._open[number] = DeviceEnds(plan, party, shared, self._devices, pidfds, self._alarm.wake_in)
         for peer in peers_of(plan, party) & pidfds.keys():
             self._devices.watch(peer, pidfds[peer], number)
         return ends
