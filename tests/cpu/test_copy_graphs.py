@@ -73,7 +73,7 @@ Remote = crossfade.remote(Worker)
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
-    crossfade.init(num_gpus=8)
+    crossfade.init(num_gpus=16)
     yield
     crossfade.shutdown()
 
