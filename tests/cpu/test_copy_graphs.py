@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -16,6 +17,8 @@ torch: Any = pytest.importorskip("torch")
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.engines.actor_devices import ActorDevices  # noqa: E402
+from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import ActorError, DeviceError  # noqa: E402
 from tests.helpers.footprint import footprint, growth  # noqa: E402
 
@@ -67,6 +70,17 @@ class Worker:
 
         HostDriver.copy = refuse  # type: ignore[method-assign]
         return torch.arange(size)
+
+    def cannot_write(self) -> None:
+        def refuse(*args: Any) -> Any:
+            raise DeviceError("pinning failed")
+
+        DeviceEnds.writer = refuse  # type: ignore[method-assign]
+
+    def num_settling(self) -> int:
+        """Plans that were left and are not done with; the garbage collector knows the object that has them."""
+        (devices,) = (each for each in gc.get_objects() if type(each) is ActorDevices)
+        return len(devices._open) + len(devices._settling)
 
     def touch(self, value: Any, path: str) -> int:
         Path(path).touch()
@@ -250,6 +264,33 @@ def test_a_writer_that_dies_when_its_reader_has_left_the_plan(session: None, tmp
     graph.teardown(timeout=20)
     del ref
     assert crossfade.get(reader.drop.remote(), timeout=20)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("options", [{}, {"buffer_bytes": 100_000}], ids=str)
+def test_where_one_cannot_open_its_ends_nobody_waits_for_it(session: None, options: dict[str, Any]) -> None:
+    """Neither those who read from it and have set memory aside, nor it itself, which reads from others and from such as it."""
+    first, second, third = (Remote.remote() for _ in range(3))
+    crossfade.get([second.cannot_write.remote(), third.cannot_write.remote()])
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport("copy")
+        doubled = second.double.bind(made).with_tensor_transport("copy")
+        again = third.double.bind(doubled).with_tensor_transport("copy")
+        total = first.total.bind(doubled, again)
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="pinning failed"):
+                total.compile(**options)
+    for actor in (first, second, third):
+        assert until(lambda actor=actor: crossfade.get(actor.num_settling.remote()) == 0)
+
+
+def until(is_so: Any) -> bool:
+    deadline = time.monotonic() + 10
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def test_teardown_with_executions_in_flight(actors: list[Any]) -> None:

@@ -149,7 +149,7 @@ class _Actor:
             case control.OpenPlan():
                 self._open(message, fds)
             case control.ClosePlan():
-                self._close(message.number)
+                self._close(message)
             case control.Report():
                 self._report(message)
             case control.Stop():
@@ -277,7 +277,8 @@ class _Actor:
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded)
         return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), guard)
 
-    def _close(self, number: int) -> None:
+    def _close(self, message: control.ClosePlan) -> None:
+        number = message.number
         part = self._parts.pop(number, None)
         if part is not None:
             if part in self._running:
@@ -286,7 +287,7 @@ class _Actor:
             if part.guard is not None:
                 part.guard.close()
         if self._devices is not None:
-            self._devices.leave(number, lambda: send(self._connection, control.Closed(number)))
+            self._devices.leave(number, lambda: send(self._connection, control.Closed(number)), message.absent)
         else:
             send(self._connection, control.Closed(number))
 

@@ -123,16 +123,24 @@ class ActorDevices:
         """What ran on this actor's GPUs for a plan."""
         return [span for recorder in self._recorders.get(number, ()) for span in recorder.spans()]
 
-    def leave(self, number: int, on_left: Callable[[], None]) -> None:
-        """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more."""
+    def leave(self, number: int, on_left: Callable[[], None], absent: Sequence[str] = ()) -> None:
+        """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more.
+
+        Args:
+            number: of the plan. It may have been left before, and nobody have known then that somebody was absent.
+            on_left: takes the place of an earlier one.
+            absent: who could not open the plan.
+        """
         for recorder in self._recorders.pop(number, ()):
             recorder.close()
-        ends = self._open.get(number)
+        before = self._settling.get(number)
+        ends = self._open.get(number) if before is None else before[0]
         if ends is None:
             on_left()
             return
         self._settling[number] = (ends, on_left)
-        del self._open[number]
+        self._open.pop(number, None)
+        ends.go_without(absent)
         self.is_busy = True
         self.serve()
 

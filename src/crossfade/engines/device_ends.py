@@ -160,6 +160,12 @@ class DeviceEnds:
             else:
                 end.give_up(reason)
 
+    def go_without(self, absent: Sequence[str]) -> None:
+        """These parties could not open the plan: nobody is there who would say that nothing comes."""
+        for spec, reader in self._readers:
+            if spec.writer in absent:
+                reader.break_off(f"{spec.writer} could not open it")
+
     def end(self) -> None:
         """No step is taken any more: readers hear that no more values come."""
         for _, writer in self._writers:

@@ -152,6 +152,8 @@ class LocalPlan:
                 self._fault = _cannot_go_on(actor, reply.text)
         elif reply.number == self.number:
             self._answers[type(reply), actor] = reply
+            if self._is_leaving and isinstance(reply, control.Opened) and reply.failure is not None:
+                self._tell_to_leave()  # the others could not know
             self._end_if_left()
 
     def lose(self, actor: str, error: ActorError) -> None:
@@ -257,10 +259,15 @@ class LocalPlan:
         """See the protocol."""
         if not self._is_leaving:
             self._is_leaving = True
-            for actor in self._actors:
-                if self._engine.is_alive(actor):
-                    self._engine.send(actor, control.ClosePlan(self.number))
+            self._tell_to_leave()
             self._end_if_left()
+
+    def _tell_to_leave(self) -> None:
+        answers = {actor: self._answers.get((control.Opened, actor)) for actor in self._actors}
+        absent = tuple(actor for actor, answer in answers.items() if answer is not None and answer.failure is not None)
+        for actor in self._actors:
+            if self._engine.is_alive(actor):
+                self._engine.send(actor, control.ClosePlan(self.number, absent))
 
     def close(self, timeout_s: float | None = None) -> None:
         """See the protocol."""
