@@ -155,6 +155,57 @@ def test_who_has_no_memory_refuses_the_value_and_the_channel_goes_on() -> None:
         assert pair.read()[0].sum() == 1_000_000
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_slots_that_cannot_be_opened_are_told_of_and_end_the_channel(num_before: int) -> None:
+    """Also where there are others that were opened before: they stay what they are until the ends are closed."""
+    with open_copy(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        for _ in range(num_before):
+            assert pair.write(torch.ones(10))
+            assert pair.read()[0].sum() == 10
+
+        def refuse(handle: bytes, label: str) -> int:
+            raise DeviceError("out of address space")
+
+        writer._homes[0].driver.open_handle = refuse
+        with pytest.raises(DeviceError, match="its slots cannot be opened: out of address space"):
+            pair.write(torch.ones(100_000))
+        with pytest.raises(ChannelBroken, match="its slots cannot be opened: out of address space"):
+            pair.write(torch.ones(10))
+        assert pair.write("a message")
+        assert pair.read() == ["a message"]
+
+
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_a_copy_that_cannot_be_enqueued_is_an_error_in_the_value_s_place(is_bare: bool) -> None:
+    with open_copy(4, 2) as (writer, readers):
+        pair = Pair(writer, readers)
+        assert pair.write(torch.arange(10))
+        assert [value.sum() for value in pair.read()] == [45, 45]
+        driver = writer._homes[0].driver
+        copies = [driver.copy]
+
+        def refuse_the_second(*args: Any) -> None:
+            if not copies:
+                raise DeviceError("an illegal address")
+            copies.pop()(*args)
+
+        driver.copy = refuse_the_second
+        value = torch.arange(10)
+        assert pair.write(value if is_bare else ["x" * 10_000, value])
+        for failure in pair.read():
+            assert type(failure) is Failure
+            with pytest.raises(DeviceError, match="a copy could not be enqueued: an illegal address"):
+                raise failure.to_error()
+        for other in (torch.arange(3), "a message"):
+            with pytest.raises(ChannelBroken, match="a copy could not be enqueued: an illegal address"):
+                writer.try_write(other)
+        writer.end()
+        with pytest.raises(ChannelBroken):
+            readers[0].try_read()
+
+
 def test_a_value_that_does_not_unpickle_holds_no_slot() -> None:
     with open_copy(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
-from crossfade.errors import DeviceError  # noqa: E402
+from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.engines.actor_devices import ActorDevices  # noqa: E402
+from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
+from crossfade.errors import ActorError, DeviceError  # noqa: E402
 from tests.helpers.footprint import footprint, growth  # noqa: E402
 
 torch.set_num_threads(1)
@@ -58,6 +63,28 @@ class Worker:
         if size % 2:
             raise KeyError(size)
         return torch.arange(size)
+
+    def make_on_a_broken_device(self, size: int) -> Any:
+        def refuse(*args: Any) -> None:
+            raise DeviceError("cuMemcpyAsync failed: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+        HostDriver.copy = refuse  # type: ignore[method-assign,assignment]
+        return torch.arange(size)
+
+    def cannot_write(self) -> None:
+        def refuse(*args: Any) -> Any:
+            raise DeviceError("pinning failed")
+
+        DeviceEnds.writer = refuse  # type: ignore[method-assign,assignment]
+
+    def num_settling(self) -> int:
+        """Plans that were left and are not done with; the garbage collector knows the object that has them."""
+        (devices,) = (each for each in gc.get_objects() if type(each) is ActorDevices)
+        return len(devices._open) + len(devices._settling)
+
+    def touch(self, value: Any, path: str) -> int:
+        Path(path).touch()
+        return len(value)
 
     def wait(self, value: Any, path: str) -> Any:
         while not os.path.exists(path):
@@ -211,6 +238,72 @@ def test_a_killed_actor_is_named_and_the_others_go_on(session: None, victim: int
     left = [actor for index, actor in enumerate(actors) if index != victim]
     again = chain([left[0], left[1], left[0]], transport)
     assert run(again, 100) == expected(100)
+
+
+@pytest.mark.timeout(60)
+def test_a_copy_that_cannot_be_enqueued_is_the_value_s_error_and_the_graph_s_end(session: None) -> None:
+    maker, reader = (Remote.options(name=name).remote() for name in ("maker", "reader"))
+    with crossfade.InputNode() as given:
+        made = maker.make_on_a_broken_device.bind(given).with_tensor_transport("copy")
+        graph = reader.total.bind(made).compile()
+    with pytest.raises(DeviceError, match=r"maker\.make_on_a_broken_device \(node n0\).*ILLEGAL_ADDRESS"):
+        run(graph, 7)
+    with pytest.raises(ActorError, match=r"actor maker cannot go on .*ILLEGAL_ADDRESS.* on its way to reader"):
+        run(graph, 5)
+    with pytest.raises(ActorError, match="actor maker cannot go on"):
+        graph.execute(5)
+    graph.teardown(timeout=30)
+    with crossfade.InputNode() as given:
+        again = maker.total.bind(reader.make.bind(given).with_tensor_transport("copy")).compile()
+    assert run(again, 100) == 4950
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_that_dies_when_its_reader_has_left_the_plan(session: None, tmp_path: Path) -> None:
+    """The reader waits for the writer to say that it has finished, which the writer, busy in a method, never does."""
+    maker, reader = (Remote.remote() for _ in range(2))
+    pid = crossfade.get(maker.pid.remote())
+    arrived = tmp_path / "arrived"
+    with crossfade.InputNode() as given:
+        made = maker.make.bind(given).with_tensor_transport("copy")
+        outputs = [reader.touch.bind(made, str(arrived)), maker.wait.bind(given, str(tmp_path / "never"))]
+        graph = crossfade.MultiOutputNode(outputs).compile()
+    ref = graph.execute(1000)
+    while not arrived.exists():
+        time.sleep(0.01)
+    with pytest.raises(crossfade.TeardownTimeout):
+        graph.teardown(timeout=0.5)
+    os.kill(pid, signal.SIGKILL)
+    graph.teardown(timeout=20)
+    del ref
+    assert crossfade.get(reader.drop.remote(), timeout=20)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("options", [{}, {"buffer_bytes": 100_000}], ids=str)
+def test_where_one_cannot_open_its_ends_nobody_waits_for_it(session: None, options: dict[str, Any]) -> None:
+    """Neither those who read from it and have set memory aside, nor it itself, which reads from others and from such as it."""
+    first, second, third = (Remote.remote() for _ in range(3))
+    crossfade.get([second.cannot_write.remote(), third.cannot_write.remote()])
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport("copy")
+        doubled = second.double.bind(made).with_tensor_transport("copy")
+        again = third.double.bind(doubled).with_tensor_transport("copy")
+        total = first.total.bind(doubled, again)
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="pinning failed"):
+                total.compile(**options)
+    for actor in (first, second, third):
+        assert until(lambda actor=actor: crossfade.get(actor.num_settling.remote()) == 0)
+
+
+def until(is_so: Any) -> bool:
+    deadline = time.monotonic() + 10
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def test_teardown_with_executions_in_flight(actors: list[Any], transport: str) -> None:

@@ -465,6 +465,28 @@ def test_where_there_is_no_memory_the_value_is_refused_and_the_ring_goes_on(monk
     assert ends.sender.try_send(ends.source, 5_000)
 
 
+def test_slots_that_cannot_be_opened_end_the_ring_and_all_slots_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    assert not ends.sender.try_send(ends.source, 5_000)
+
+    def refuse(handle: bytes, label: str) -> int:
+        raise DeviceError("out of address space")
+
+    monkeypatch.setattr(ends.driver, "open_handle", refuse)
+    leases = ends.accept_all()
+    with pytest.raises(DeviceError, match="its slots cannot be opened: out of address space"):
+        ends.deliver()
+    assert not ends.sender.is_growing
+    with pytest.raises(ChannelBroken, match="its slots cannot be opened: out of address space"):
+        ends.sender.try_send(ends.source, 8)
+    ends.run()
+    ends.sender.close()
+    for lease in leases:
+        lease.release()
+    finish_receiver(ends)
+
+
 def test_a_board_may_be_shared_by_rings() -> None:
     driver = FakeDriver(Machine(), "process")
     board = HostBoard(driver, Memory.create("signals", 4096), 10, "row")

@@ -26,9 +26,10 @@ from crossfade.channels.device_lane import LaneWriter
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, ShmWriter
+from crossfade.channels.short_failure import short_failure
 from crossfade.channels.turns import Turns
 from crossfade.device.signals import Releasable, SignalBoard
-from crossfade.errors import ChannelBroken, DeviceError, Failure
+from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap
 
@@ -47,6 +48,8 @@ class CopyWriter(ShmWriter):
         homes: the devices of this process, in their order.
         signals: of all lanes, as each of those devices sees them.
         turns: of its lanes among those of other writers; None if nobody else pushes to its readers.
+        actor: who writes, for errors.
+        node: what makes the values, for errors.
     """
 
     def __init__(
@@ -63,8 +66,12 @@ class CopyWriter(ShmWriter):
         homes: Sequence[DeviceHome],
         signals: Sequence[SignalBoard],
         turns: Turns | None = None,
+        actor: str = "",
+        node: str = "",
     ) -> None:
         super().__init__(name, board, offset, ring, heap, bells)
+        self._where = (actor, f"{node or f'the value of channel {name}'}, copying it to its readers' devices,")
+        self._has_failed = False
         self._homes = homes
         self._turns = turns
         self.lanes = [
@@ -91,6 +98,8 @@ class CopyWriter(ShmWriter):
 
     def try_write(self, value: object) -> bool:
         """See the protocol. On a device, the tensors of the value may be computed only by what is enqueued now.
+
+        Where a copy cannot be enqueued, the readers get that error in the value's place, and the channel is broken from then on.
 
         Raises:
             DeviceError: a reader has no memory for the value.
@@ -154,10 +163,14 @@ class CopyWriter(ShmWriter):
         self.ask_to_be_rung()  # what came before this was seen has rung nobody: look once more
         return all_of(lane.can_send(size_bytes) for lane in lanes)
 
-    def _broken(self, error: DeviceError) -> ChannelBroken:
-        """Some lanes may have got a value, so none can go on."""
-        self.give_up(f"a copy could not be enqueued: {error}")
-        return ChannelBroken(f"channel {self.name} is broken: {error}")
+    def _fail(self, error: CrossfadeError) -> None:
+        """Some lanes may have got the value that is staged, so none can go on: its readers get an error in its place, and the
+        next try to write raises.
+        """
+        text = f"a copy could not be enqueued: {error}"
+        self._put_pickle(self._at, short_failure(DeviceError(f"channel {self.name}: {text}"), *self._where))
+        self._has_failed = True
+        self.give_up(text)
 
     def _split(self, value: object) -> Split:
         parts = self._splitter.split(value)
@@ -187,6 +200,8 @@ class CopyWriter(ShmWriter):
 
     def _send(self, parts: Split) -> None:
         for source, size_bytes in parts.lane_bytes.items():
+            if self._has_failed:
+                return
             places = [
                 (each.offset, each.tensor.data_ptr(), each.size_bytes) for each in parts.tensors if each.lane == source
             ]
@@ -205,8 +220,8 @@ class CopyWriter(ShmWriter):
                 turns.wait(lane, number, size_bytes, stream)
                 self.lanes[lane].ring.send(places, size_bytes, ready=ready, keep=keep)
                 turns.mark(lane, number, size_bytes, stream)
-        except DeviceError as error:
-            raise self._broken(error) from error
+        except CrossfadeError as error:
+            self._fail(error)
 
     def publish(self) -> None:
         """Gives what is staged to the readers, and the turn to those after. Cannot fail."""

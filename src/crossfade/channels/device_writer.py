@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,8 @@ from crossfade.channels.host_copies import HostCopies
 from crossfade.channels.layout import Encoded
 from crossfade.channels.pinned import PinnedWriterSlots
 from crossfade.channels.ring_layout import RingLayout
-from crossfade.channels.shm_ring import INLINE_BYTES, SLOT_MESSAGE, WRITER_GONE, ShmWriter
+from crossfade.channels.shm_ring import SLOT_MESSAGE, WRITER_GONE, ShmWriter
+from crossfade.channels.short_failure import short_failure
 from crossfade.device.moments import Moment
 from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
@@ -23,8 +23,6 @@ from crossfade.host.memory import Heap
 from crossfade.host.semaphore import FENCE_AFTER_POST
 
 __all__ = ["DeviceToHostWriter"]
-
-_MOST_CHARACTERS = 240
 
 
 class DeviceToHostWriter(ShmWriter):
@@ -146,7 +144,7 @@ class DeviceToHostWriter(ShmWriter):
             if reason is None and self._distrust is not None:
                 reason = self._distrust()
             if reason is not None:
-                self._put_pickle(at, _short_failure(reason, *self._where))
+                self._put_pickle(at, short_failure(reason, *self._where))
                 self._unused.append(slot)
         self._tell()
         self._num_told += 1
@@ -190,14 +188,3 @@ def _is_plain(value: object) -> bool:
         return True
     numpy = sys.modules.get("numpy")
     return numpy is not None and kind is numpy.ndarray and not value.dtype.hasobject  # type: ignore[attr-defined]
-
-
-def _short_failure(error: CrossfadeError, actor: str, node: str) -> bytes:
-    """The pickle of an error of its kind that fits into a record, for whoever waits for the value."""
-    num = _MOST_CHARACTERS
-    while True:
-        failure = Failure.capture(type(error)(str(error)[:num]), actor=actor, node=node[:num])
-        data = pickle.dumps(failure, 5)
-        if len(data) <= INLINE_BYTES:
-            return data
-        num //= 2

@@ -111,9 +111,15 @@ class RingSender:
     def _accept(self, offer: Offer) -> None:
         if self._ended is not None:
             return  # the receiver knows by `Finished` that it is not used
+        try:
+            target = _Target(self._driver, self._board, offer, self.label)
+        except DeviceError as error:  # the slots before stay what they are: the device may still copy into them
+            reason = f"its slots cannot be opened: {error}"
+            self.give_up(reason)
+            raise DeviceError(f"{self.label}: {reason}") from error
         if self._target is not None:
             self._closing.append((self._target, self._mark()))
-        self._target = _Target(self._driver, self._board, offer, self.label)
+        self._target = target
         self._wanted_bytes = 0
         self._refused = None
 

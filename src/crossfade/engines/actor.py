@@ -17,6 +17,7 @@ from crossfade.engines import control
 from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
+from crossfade.engines.fault_place import fault_place
 from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
@@ -48,6 +49,7 @@ _SERVE_S = 0.001
 class _Part:
     """This actor's part of an open plan."""
 
+    number: int
     plan: Plan
     cursor: Cursor
     wiring: Wiring
@@ -111,8 +113,10 @@ class _Actor:
 
     def _look_around(self) -> bool:
         """Sees to what is not on a value's way: faults and messages."""
-        if any(part.fault for part in self._running):
-            self._running = [part for part in self._running if not part.fault]
+        faulted = [part for part in self._running if part.fault]
+        for part in faulted:
+            self._running.remove(part)
+            self._tell_fault(part)
         has_rung = self._doorbell.take_mail_flag()
         if self._devices is not None and (has_rung or self._devices.is_busy):
             self._devices.serve()
@@ -127,6 +131,13 @@ class _Actor:
             self._obey(pickle.loads(message.payload), message.fds)
         return True
 
+    def _tell_fault(self, part: _Part) -> None:
+        """No step of a part is taken any more: the driver hears why, and after it those who wait for its values."""
+        place = fault_place(part.plan, part.cursor.action)
+        send(self._connection, control.Faulted(part.number, f"{part.fault} (at {place})" if place else part.fault))
+        if part.wiring.device_ends is not None:
+            part.wiring.device_ends.end()
+
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
             case control.Create():
@@ -138,7 +149,7 @@ class _Actor:
             case control.OpenPlan():
                 self._open(message, fds)
             case control.ClosePlan():
-                self._close(message.number)
+                self._close(message)
             case control.Report():
                 self._report(message)
             case control.Stop():
@@ -194,8 +205,11 @@ class _Actor:
 
     def _break_off(self, peer: str) -> None:
         """A peer has died: no step takes anything from it any more. Any thread may call it."""
+        reason = f"the process of {peer} is gone"
         for part in list(self._parts.values()):
-            part.wiring.break_off(peer, f"the process of {peer} is gone")
+            part.wiring.break_off(peer, reason)
+        if self._devices is not None:
+            self._devices.break_off(peer, reason)
 
     def _peer_died(self, peer: str) -> None:
         self._gone.add(peer)
@@ -263,9 +277,10 @@ class _Actor:
         gpus = self._own_devices() if recorder is not None and plan.devices.get(self._name) else None
         recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else ()
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded)
-        return _Part(plan, cursor, wiring, recorder, len(plan.programs), guard)
+        return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), guard)
 
-    def _close(self, number: int) -> None:
+    def _close(self, message: control.ClosePlan) -> None:
+        number = message.number
         part = self._parts.pop(number, None)
         if part is not None:
             if part in self._running:
@@ -274,7 +289,7 @@ class _Actor:
             if part.guard is not None:
                 part.guard.close()
         if self._devices is not None:
-            self._devices.leave(number, lambda: send(self._connection, control.Closed(number)))
+            self._devices.leave(number, lambda: send(self._connection, control.Closed(number)), message.absent)
         else:
             send(self._connection, control.Closed(number))
 

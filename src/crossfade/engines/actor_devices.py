@@ -55,10 +55,22 @@ class ActorDevices:
         """See `select_gpus`."""
         select_gpus(self._gpus)
 
+    def _ends(self) -> list[DeviceEnds]:
+        """Of all plans, wherever they stand; some may be named twice. Any thread may ask: a plan is noted where it goes before it
+        is taken from where it was.
+        """
+        ends = list(self._open.values())
+        ends += [each for each, _ in list(self._settling.values())]
+        return ends + list(self._left_over.values())
+
     def _signals(self, peer: str) -> Sequence[Releasable]:
-        settling = [ends for ends, _ in list(self._settling.values())]
-        every = [*list(self._open.values()), *settling, *list(self._left_over.values())]
-        return [signal for ends in every for signal in ends.signals(peer)]
+        return [signal for ends in self._ends() for signal in ends.signals(peer)]
+
+    def break_off(self, peer: str, reason: str) -> None:
+        """A peer is gone, also for plans that were left: what would still come from there does not. Any thread may call it."""
+        for ends in self._ends():
+            ends.break_off(peer, reason)
+        self.is_busy = True
 
     def open(
         self, number: int, plan: Plan, party: str, shared: Mapping[str, Memory], pidfds: Mapping[str, int]
@@ -113,15 +125,24 @@ class ActorDevices:
         """What ran on this actor's GPUs for a plan."""
         return [span for recorder in self._recorders.get(number, ()) for span in recorder.spans()]
 
-    def leave(self, number: int, on_left: Callable[[], None]) -> None:
-        """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more."""
+    def leave(self, number: int, on_left: Callable[[], None], absent: Sequence[str] = ()) -> None:
+        """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more.
+
+        Args:
+            number: of the plan. It may have been left before, and nobody have known then that somebody was absent.
+            on_left: takes the place of an earlier one.
+            absent: who could not open the plan.
+        """
         for recorder in self._recorders.pop(number, ()):
             recorder.close()
-        ends = self._open.pop(number, None)
+        before = self._settling.get(number)
+        ends = self._open.get(number) if before is None else before[0]
         if ends is None:
             on_left()
             return
         self._settling[number] = (ends, on_left)
+        self._open.pop(number, None)
+        ends.go_without(absent)
         self.is_busy = True
         self.serve()
 
@@ -134,8 +155,8 @@ class ActorDevices:
         has_more = any_of(ends.serve() for ends in self._open.values())
         for number, (ends, on_left) in list(self._settling.items()):
             if ends.settle():
-                del self._settling[number]
                 self._left_over[number] = ends
+                del self._settling[number]
                 on_left()
         self._end_left_over()
         self.is_busy = has_more or bool(self._settling)

@@ -22,6 +22,7 @@ __all__ = [
     "Closed",
     "Create",
     "Created",
+    "Faulted",
     "Introduce",
     "OpenPlan",
     "Opened",
@@ -103,10 +104,19 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class ClosePlan:
-    """To the actor: leave a plan."""
+class Faulted:
+    """From the actor, unasked: it takes no more steps of a plan, for the reason in ``text``."""
 
     number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePlan:
+    """To the actor: leave a plan. Nothing comes from those of ``absent``, who could not open it. It may come again, with more."""
+
+    number: int
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

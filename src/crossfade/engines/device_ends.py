@@ -141,8 +141,18 @@ class DeviceEnds:
         link.break_off("the plan was given up")
         raise ChannelBroken(f"the plan was given up while {self._party} met the others")
 
-    def writer(self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell]) -> _Writer:
-        """Opens the writing end of a channel. ``bells`` are those of all that this party knows."""
+    def writer(
+        self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell], node: str = ""
+    ) -> _Writer:
+        """Opens the writing end of a channel.
+
+        Args:
+            place: where it lies.
+            board: the plan's board.
+            heap: of this party.
+            bells: those of all that this party knows.
+            node: what makes the values, for errors.
+        """
         spec, homes = place.spec, self._homes
         args = spec.id, board, place.offset, place.ring, heap, [bells[reader] for reader in spec.readers]
         writer: _Writer
@@ -150,7 +160,13 @@ class DeviceEnds:
             case Transport.COPY:
                 signals, turns = self._signals_of(place, homes), self._turns.open(place, board, bells)
                 writer = _module("copy_engine").CopyWriter(
-                    *args, **_lanes(place), homes=homes, signals=signals, turns=turns
+                    *args,
+                    **_lanes(place),
+                    homes=homes,
+                    signals=signals,
+                    turns=turns,
+                    actor=self._party,
+                    node=node,
                 )
             case Transport.STAGED:
                 writer = _module("staged_engine").StagedWriter(
@@ -239,6 +255,17 @@ class DeviceEnds:
         for pair, link in self._links.items():  # once everything here is marked: it lets streams go
             if peer in pair:
                 link.break_off(reason)
+
+    def go_without(self, absent: Sequence[str]) -> None:
+        """These parties could not open the plan: nobody is there who would say that nothing comes."""
+        for spec, reader in self._readers:
+            if spec.writer in absent:
+                reader.break_off(f"{spec.writer} could not open it")
+
+    def end(self) -> None:
+        """No step is taken any more: readers hear that no more values come."""
+        for _, writer in self._writers:
+            writer.end()
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again."""

@@ -163,7 +163,7 @@ class LocalEngine:
                         reply.number not in process.awaited
                     ):  # looked at afterwards: the reference may be dropped meanwhile
                         process.replies.pop(reply.number, None)
-                case control.Opened() | control.Closed() | control.Reported():
+                case control.Opened() | control.Closed() | control.Reported() | control.Faulted():
                     for plan in list(self._plans.values()):
                         plan.receive(process.name, reply)
 

@@ -66,6 +66,7 @@ class LocalPlan:
         self._reports: dict[int, dict[str, control.Reported]] = {}
         self._queries = itertools.count()
         self._lost: ActorError | None = None
+        self._fault: ActorError | None = None  # an actor lives and cannot go on
         self._is_closed = False
         self._is_leaving = False  # the actors were told to leave the plan
         self._wiring: Wiring | None = None
@@ -141,13 +142,18 @@ class LocalPlan:
             if failure is not None:
                 raise failure.to_error()
 
-    def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported) -> None:
-        """An actor has answered."""
+    def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
+        """An actor has answered, or cannot go on."""
         if isinstance(reply, control.Reported):
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply
+        elif isinstance(reply, control.Faulted):
+            if reply.number == self.number and not self._is_leaving and self._fault is None:
+                self._fault = _cannot_go_on(actor, reply.text)
         elif reply.number == self.number:
             self._answers[type(reply), actor] = reply
+            if self._is_leaving and isinstance(reply, control.Opened) and reply.failure is not None:
+                self._tell_to_leave()  # the others could not know
             self._end_if_left()
 
     def lose(self, actor: str, error: ActorError) -> None:
@@ -165,13 +171,15 @@ class LocalPlan:
 
     def check(self) -> None:
         """See the protocol."""
-        if self._lost is not None:
-            raise self._lost.again()
+        if self._lost is None and self._fault is not None:
+            self._engine.doorbell.pump()  # the death that an actor has heard of may be known by now
+        lost = self._lost or self._fault
+        if lost is not None:
+            raise lost.again()
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
-        if self._lost is not None:
-            raise self._lost.again()
+        self.check()
         try:
             return self._driver.try_submit(values)
         except ChannelError as error:
@@ -183,13 +191,14 @@ class LocalPlan:
             values = self._driver.try_collect()
         except ChannelError as error:
             raise self._explained(error) from None
-        if values is None and self._lost is not None:
-            raise self._lost.again()
+        if values is None and (self._lost is not None or self._fault is not None):
+            self.check()
         return values
 
     def _explained(self, error: ChannelError) -> Exception:
         self._engine.doorbell.pump()  # the death behind a broken channel may be known by now
-        return self._lost.again() if self._lost is not None else error
+        lost = self._lost or self._fault
+        return lost.again() if lost is not None else error
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
@@ -250,10 +259,15 @@ class LocalPlan:
         """See the protocol."""
         if not self._is_leaving:
             self._is_leaving = True
-            for actor in self._actors:
-                if self._engine.is_alive(actor):
-                    self._engine.send(actor, control.ClosePlan(self.number))
+            self._tell_to_leave()
             self._end_if_left()
+
+    def _tell_to_leave(self) -> None:
+        answers = {actor: self._answers.get((control.Opened, actor)) for actor in self._actors}
+        absent = tuple(actor for actor, answer in answers.items() if answer is not None and answer.failure is not None)
+        for actor in self._actors:
+            if self._engine.is_alive(actor):
+                self._engine.send(actor, control.ClosePlan(self.number, absent))
 
     def close(self, timeout_s: float | None = None) -> None:
         """See the protocol."""
@@ -277,3 +291,12 @@ class LocalPlan:
             self._board = None
             if self._wiring is not None:
                 self._wiring.close()
+
+
+def _cannot_go_on(actor: str, text: str) -> ActorError:
+    """An actor that lives has left a plan."""
+    error = ActorError(
+        f"actor {actor} cannot go on with the graph: {text}", hint="tear the graph down; its actors can be used again"
+    )
+    error.actor = actor
+    return error

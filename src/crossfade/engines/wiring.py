@@ -82,7 +82,7 @@ class Wiring:
     def _ring_writer(self, place: RingPlace, board: mmap.mmap, heap: Heap) -> Writer:
         spec = place.spec
         if is_on_devices(spec) and self.device_ends is not None:
-            return self.device_ends.writer(place, board, heap, self._bells)
+            return self.device_ends.writer(place, board, heap, self._bells, self._maker_of(spec.value))
         bells = [self._bells[reader] for reader in spec.readers]
         args = spec.id, board, place.offset, place.ring, heap, bells
         distrust = self.device_ends.distrust if self.device_ends is not None else None
