@@ -242,6 +242,8 @@ class DeviceEnds:
 
     def break_off(self, peer: str, reason: str) -> None:
         """A party of the plan is gone, whether or not it is at the other end of a lane. Any thread may call it."""
+        if peer not in self._plan.programs:
+            return
         for spec, writer in self._writers:
             if peer in spec.readers:
                 writer.lose(spec.readers.index(peer), reason)
