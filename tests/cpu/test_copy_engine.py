@@ -255,6 +255,28 @@ def test_the_tensors_of_a_dead_writer_are_not_given_out_and_its_slots_come_back(
         assert reader.is_empty
 
 
+def test_a_death_may_be_heard_of_in_the_middle_of_telling() -> None:
+    """By the watchdog's thread, while the main thread tells the dead: what was still to be told is dropped behind that."""
+    with open_copy(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        assert pair.write(torch.arange(4))
+        (tensor,) = pair.read()
+        mailbox = reader.lanes[0]._post._mailbox
+        try_put = mailbox.try_put
+
+        def die_first(record: Any) -> bool:
+            reader.break_off("the writer died")
+            return bool(try_put(record))
+
+        mailbox.try_put = die_first
+        assert not writer.try_write(torch.arange(1_000_000))
+        reader.serve()
+        writer.lose(0, "the reader died")
+        assert tensor.sum() == 6
+        del tensor
+        settle([reader, writer])
+
+
 def test_a_dead_reader_does_not_keep_the_others_from_ending() -> None:
     with open_copy(2, 2) as (writer, (first, second)):
         pair = Pair(writer, [first, second])

@@ -16,6 +16,8 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
+from crossfade.channels.device_collective import DeviceGroup  # noqa: E402
+from crossfade.collective import allreduce  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.engines.actor_devices import ActorDevices  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
@@ -31,6 +33,7 @@ class Worker:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self._kept: list[Any] = []
+        self._num_looks = 0
 
     def pid(self) -> int:
         return os.getpid()
@@ -68,14 +71,30 @@ class Worker:
         def refuse(*args: Any) -> None:
             raise DeviceError("cuMemcpyAsync failed: CUDA_ERROR_ILLEGAL_ADDRESS")
 
-        HostDriver.copy = refuse  # type: ignore[method-assign,assignment]
+        HostDriver.copy = refuse  # type: ignore[method-assign, assignment]
         return torch.arange(size)
+
+    def count_looks(self) -> None:
+        """From now on: how often it was seen to it that exchanges are enqueued."""
+        enqueue_all = DeviceGroup.enqueue_all
+
+        def counted(group: DeviceGroup) -> None:
+            self._num_looks += 1
+            enqueue_all(group)
+
+        DeviceGroup.enqueue_all = counted  # type: ignore[method-assign, assignment]
+
+    def make_counted(self, size: int) -> Any:
+        return torch.full((3,), self._num_looks)
+
+    def looks(self, value: Any) -> Any:
+        return value.tolist(), self._num_looks
 
     def cannot_write(self) -> None:
         def refuse(*args: Any) -> Any:
             raise DeviceError("pinning failed")
 
-        DeviceEnds.writer = refuse  # type: ignore[method-assign,assignment]
+        DeviceEnds.writer = refuse  # type: ignore[method-assign, assignment]
 
     def num_settling(self) -> int:
         """Plans that were left and are not done with; the garbage collector knows the object that has them."""
@@ -385,3 +404,18 @@ def test_nccl_says_that_it_needs_gpus(session: None) -> None:
     with crossfade.InputNode() as given:
         graph = second.total.bind(first.make.bind(given)).compile()
     assert graph.execute(100).get(timeout=30) == 4950
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(session: None) -> None:
+    """Where its plan has such collectives."""
+    both = [Remote.options(num_gpus=1).remote() for _ in range(2)]
+    crossfade.get([actor.count_looks.remote() for actor in both])
+    with crossfade.InputNode() as given:
+        sums = allreduce.bind([actor.make_counted.bind(given) for actor in both])
+        outputs = [actor.looks.bind(value) for actor, value in zip(both, sums, strict=True)]
+        graph = crossfade.MultiOutputNode(outputs).compile()
+    assert {spec.transport for spec in graph.plan.collectives} == {"copy"}
+    assert [run(graph, 1) for _ in range(2)] == [[([2] * 3, 2)] * 2, [([6] * 3, 4)] * 2]
+    graph.teardown()
+    assert run(chain([*both, both[0]], "copy"), 3) == expected(3)

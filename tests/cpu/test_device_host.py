@@ -106,6 +106,24 @@ def test_a_pool_gives_all_back(driver: HostDriver) -> None:
     assert driver.ledger.held() == []
 
 
+def test_a_pool_gives_idle_blocks_back_where_there_is_no_memory(driver: HostDriver) -> None:
+    pool, allocate = Pool(driver), driver.allocate
+
+    def allocate_one(size_bytes: int, label: str) -> int:
+        if driver.ledger.held("memory"):
+            raise DeviceError("out of memory")
+        return allocate(size_bytes, label)
+
+    driver.allocate = allocate_one  # type: ignore[method-assign]
+    for size_bytes in (1, 10 << 20, 1):
+        block = pool.take(size_bytes, "block", "test")
+        with pytest.raises(DeviceError, match="out of memory"):
+            pool.take(1, "another", "test")
+        block.drop("test")
+    pool.close()
+    assert driver.ledger.held() == []
+
+
 @pytest.mark.parametrize(("num_slots", "num_kept"), [(1, 0), (1, 3), (2, 0), (2, 3), (4, 2)])
 def test_values_of_growing_lengths_go_through_a_ring(num_slots: int, num_kept: int) -> None:
     sent, received = run_workers(

@@ -258,6 +258,25 @@ def test_an_event_that_fails_is_told_of_by_the_thread(late: LateDriver) -> None:
         assert isinstance(take(ring.reader), Failure)
 
 
+@pytest.mark.parametrize("is_by_thread", [False, True])
+def test_what_raises_when_it_is_done_holds_up_nothing_behind_it(
+    late: LateDriver, monkeypatch: pytest.MonkeyPatch, is_by_thread: bool
+) -> None:
+    raised: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(str(args.exc_value)))
+
+    def fail(error: DeviceError | None) -> None:
+        raise KeyError("planted")
+
+    with open_ring(late, spin_us=0.0 if is_by_thread else LONG_US) as ring:
+        for number in range(3):
+            ring.copies.publisher.submit((), fail)
+            assert ring.writer.try_write(torch.arange(number))
+            until(lambda: not ((is_by_thread or not ring.copies.poll()) and ring.copies.is_pending))
+            assert len(take(ring.reader)) == number
+    assert raised == ["'planted'"] * 3
+
+
 def test_what_cannot_be_trusted_is_not_told_of(late: LateDriver) -> None:
     """A stream that waited for the dead was let go: the copy is done, and what it copied is rubbish."""
     with open_ring(late, spin_us=LONG_US) as ring:

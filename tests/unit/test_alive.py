@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -107,6 +108,27 @@ def test_a_descriptor_that_its_owner_closes_hides_no_death() -> None:
         assert await_end(pidfd, 10)
         assert alive.check() == ["a"]
         alive.close()
+
+
+@pytest.mark.timeout(20)
+def test_who_asks_while_it_is_being_closed_hears_of_nobody() -> None:
+    """A publisher's thread may be about to look; the descriptors that it would look at may be others' by then."""
+    with process() as (popen, pidfd):
+        alive = Alive({"a": pidfd})
+        popen.kill()
+        assert await_end(pidfd, 10)
+        closer = threading.Thread(target=alive.close)
+        poll = alive._poll
+
+        def close_first(timeout_ms: float | None = None, /) -> list[tuple[int, int]]:
+            closer.start()
+            closer.join(0.1)
+            return poll(timeout_ms)
+
+        alive._poll = close_first
+        assert alive.check() == ["a"]
+        closer.join(10)
+        assert alive.check() == []
 
 
 def test_where_there_is_nobody_to_ask_about_nothing_is_asked() -> None:

@@ -261,6 +261,72 @@ def test_who_forgets_a_peer_that_has_just_died_waits_until_streams_are_let_go(
 
 
 @pytest.mark.timeout(20)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_signals_that_fail_do_not_keep_others_from_being_let_go(
+    driver: RunningDriver, board: HostBoard, killed: int, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """At once, or when the streams have run dry and signals are only kept set. It is printed once."""
+    raised: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
+    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
+    has_failed, died, other = threading.Event(), threading.Semaphore(0), os.dup(killed)
+    is_failing = not is_late
+
+    def fail() -> list[Signal]:
+        if is_failing:
+            has_failed.set()
+            raise ValueError("these signals are closed")
+        return []
+
+    watchdog.watch("worker 7", killed, fail, [], lambda report: died.release())
+    if is_late:
+        assert died.acquire(timeout=5)
+        is_failing = True
+    assert has_failed.wait(5)
+    signal.wait(stream)
+    watchdog.watch("worker 8", other, lambda: [signal], [stream], lambda report: died.release())
+    end = time.monotonic() + 5
+    while not driver.is_idle(stream):
+        assert time.monotonic() < end
+    assert died.acquire(timeout=5)
+    watchdog.forget(killed)
+    watchdog.close()
+    os.close(other)
+    assert [str(error) for error in raised] == ["these signals are closed"]
+    assert [report.peer for report in watchdog.reports if report.is_free] == ["worker 7", "worker 8"][not is_late :]
+
+
+@pytest.mark.timeout(20)
+def test_who_closes_signals_of_the_dead_waits_for_the_step_that_sets_them(driver: RunningDriver, killed: int) -> None:
+    """Also where the peer is not forgotten, since others still wait for it."""
+    watchdog, is_in, may_go = Watchdog(driver), threading.Event(), threading.Event()
+
+    class Slow:
+        label = "a signal"
+
+        def is_set(self) -> bool:
+            is_in.set()
+            assert may_go.wait(5)
+            return True
+
+        def is_missed(self, was_released: bool) -> bool:
+            return False
+
+        def release(self) -> None: ...
+
+    watchdog.watch("worker 7", killed, lambda: [Slow()], [], lambda report: None)
+    assert is_in.wait(5)
+    closer = threading.Thread(target=watchdog.pause)
+    closer.start()
+    closer.join(0.05)
+    assert closer.is_alive()
+    may_go.set()
+    closer.join(5)
+    assert not closer.is_alive()
+    watchdog.close()
+
+
+@pytest.mark.timeout(20)
 def test_a_peer_that_is_forgotten_may_end(driver: RunningDriver) -> None:
     peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     watchdog, pidfd = Watchdog(driver), open_pidfd(peer.pid)

@@ -487,6 +487,81 @@ def test_slots_that_cannot_be_opened_end_the_ring_and_all_slots_come_back(monkey
     finish_receiver(ends)
 
 
+def test_the_last_records_of_the_dead_may_come_when_their_slots_are_given_back() -> None:
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    ends.accept_all()[0].release()
+    ends.deliver()
+    ends.run()
+    ends.sender.close()
+    ends.receiver.break_off("the sender died")
+    ends.run()
+    ends.receiver.collect()
+    assert ends.receiver.is_empty
+    assert ends.accept_all() == []
+    assert ends.receiver.is_empty
+
+
+@pytest.mark.timeout(20)
+def test_slots_are_not_offered_anew_before_the_credit_of_their_last_lease_is_back() -> None:
+    """The lease ends in one thread, and its ring is collected in another."""
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    (lease,) = ends.accept_all()
+    assert not ends.sender.try_send(ends.source, 5_000)
+    ends.accept_all()
+    ends.deliver()
+    ends.run()
+    ends.sender.collect()
+    ends.accept_all()
+    tell, collector = ends.receiver._tell, threading.Thread(target=ends.receiver.collect)
+    left: list[int] = []
+
+    def tell_late(record: Record) -> None:
+        ends.run()
+        collector.start()
+        collector.join(0.1)
+        left.extend(ends.receiver._generations)
+        tell(record)
+
+    ends.receiver._tell = tell_late
+    lease.release()
+    assert left == [0, 1]
+    collector.join(10)
+    assert list(ends.receiver._generations) == [1]
+
+
+def test_sources_are_let_go_of_before_the_receiver_may_use_their_slots_counters_anew() -> None:
+    """The device gets so far between the look at the sources and the look at the slots."""
+    ends = Ends()
+
+    class Value:
+        is_alive = True
+
+        def __del__(self) -> None:
+            Value.is_alive = False
+
+    assert ends.sender.try_send(ends.source, 8, keep=Value())
+    assert not ends.sender.try_send(ends.source, 5_000)
+    leases = ends.accept_all()
+    ends.deliver()
+    has_happened, seen = ends.driver.has_happened, []
+
+    def happens(event: int) -> bool:
+        ends.run()
+        return bool(has_happened(event))
+
+    def tell(record: Record) -> None:
+        seen.append((type(record), Value.is_alive))
+        ends.to_receiver.append(record)
+
+    ends.driver.has_happened = happens  # type: ignore[method-assign]
+    ends.sender._tell = tell
+    ends.sender.collect()
+    assert seen == [(Retired, False)]
+    assert leases
+
+
 def test_a_board_may_be_shared_by_rings() -> None:
     driver = FakeDriver(Machine(), "process")
     board = HostBoard(driver, Memory.create("signals", 4096), 10, "row")

@@ -7,7 +7,8 @@
 Because everybody draws the same conclusion from the same offers, each party enqueues its part of an exchange only when it is known
 that all others enqueue theirs, or have done so (PL-5). Whoever comes last enqueues at once. For those who came early a
 thread of the group does, should their main thread be busy: what others send behind an exchange may be the very thing for
-which a method waits. A main thread that is at hand does it itself, which is quicker.
+which a method waits. A main thread that is at hand does it itself, which is quicker, and before each method it sees to it that
+nothing is left for the thread to enqueue (`DeviceGroup.enqueue_all`).
 
 Where the device is the CPU (`device.host_driver`) an exchange runs in whoever enqueues it, and waits for the others. So there it is
 always the thread that does it, and the program goes on (PL-2). That is the one difference between the two.
@@ -100,6 +101,7 @@ class DeviceGroup:
         self._spare_events: list[int] = []
         self._turn = threading.Lock()  # of who enqueues
         self._guard = threading.Lock()  # of the queue's beginning and end
+        self._moved = threading.Condition()  # told when something was enqueued, or never will be
         self._release = threading.Lock()  # of who lets streams go, or gives back what they wait on
         self._reason = ""
         self._is_closing = self._is_ending = self._is_let_go = False
@@ -166,27 +168,56 @@ class DeviceGroup:
         except IndexError:
             return False
 
+    def _may_move(self) -> bool:
+        return self.can_move() and not self._reason
+
     def pump(self) -> None:
         """Enqueues all that everybody has come to, in the order in which it was started."""
-        while self.can_move() and not self._reason:
+        while self._may_move():
             if not self._turn.acquire(False):
                 return  # whoever has the turn looks once more behind it
+            is_for_thread = False
             try:
-                while self.can_move() and not self._reason:
-                    if not self._do(self._queue[0]):
-                        self._table.own.wake.post()
-                        return
-                    self._drop_first()
+                while self._may_move() and not is_for_thread:
+                    if self._do(self._queue[0]):
+                        self._drop_first()
+                    else:
+                        is_for_thread = True
             except Exception as error:
                 self._give_up(str(error) if isinstance(error, CrossfadeError) else f"{type(error).__name__}: {error}")
             finally:
                 self._turn.release()
+            if is_for_thread:
+                self._table.own.wake.post()  # now that it can have the turn
+                return
+
+    def enqueue_all(self) -> None:
+        """Before a method: waits until this party's part of all that everybody has come to is enqueued.
+
+        A value that the method uses may have been sent behind such an exchange. If the method then loads a kernel, the driver waits
+        for the device, and may hold up the very thread that has still to enqueue what the device waits for.
+        """
+        if not self._queue or self.home.is_host:  # there the thread does not enqueue an exchange, but runs it
+            return
+        self.pump()
+        with self._moved:
+            while self._is_behind():
+                self._moved.wait(_SLICE_S)
+
+    def _is_behind(self) -> bool:
+        with self._guard:
+            return not self._reason and any(not t.done and self._table.has_all(t.number) for t in self._queue)
+
+    def _tell_moved(self) -> None:
+        with self._moved:
+            self._moved.notify_all()
 
     def _drop_first(self) -> None:
         with self._guard:
             self._queue.popleft()
             if not self._queue:
                 self._table.await_some(False)
+        self._tell_moved()
 
     def _do(self, task: Task) -> bool:
         """Does one; False if it is not for this thread."""
@@ -225,6 +256,7 @@ class DeviceGroup:
             task.done = self._spare_events.pop() if self._spare_events else driver.create_event()
             driver.record_event(task.done, self._stream)
         self._kept.append(task)
+        self._tell_moved()
         return outs
 
     def _stage(self, task: Task, layout: bytes) -> list[torch.Tensor]:
@@ -281,6 +313,7 @@ class DeviceGroup:
         self._reason = self._reason or reason
         for end in self._ends:
             end.broken = end.broken or reason
+        self._tell_moved()
 
     def _give_up(self, reason: str) -> None:
         """This party has not done its part: the others must not wait for it."""
@@ -369,7 +402,9 @@ class DeviceGroup:
     def _finish(self, poller: Any) -> None:
         """Waits for this party's stream, then for the others'; gives everything back."""
         driver, names = self.home.driver, {pidfd: name for name, pidfd in self._pidfds.items()}
-        while not all(driver.has_happened(task.done) for task in self._kept):
+        with self._guard:  # whoever takes results meanwhile lets go of some
+            kept = list(self._kept)
+        while not all(driver.has_happened(task.done) for task in kept):
             time.sleep(_PAUSE_S)
         self._table.finish()
         while True:

@@ -27,7 +27,7 @@ __all__ = ["LaneReader", "LaneWriter", "Post"]
 
 
 class Post:
-    """What this side tells the other, as far as there is room for it.
+    """What this side tells the other, as far as there is room for it. One thread uses it.
 
     Args:
         board, offset: where the mailbox lies.
@@ -131,7 +131,7 @@ class LaneWriter:
         return not self._post.flush() or self.ring.is_growing
 
     def break_off(self, reason: str) -> None:
-        """The reader is gone."""
+        """The reader is gone. Any thread may call it."""
         self._is_broken = True
         self.ring.break_off(reason)
 
@@ -208,6 +208,7 @@ class LaneReader:
             [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
         ]
+        self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
         tells = _ReaderTells(board, self._post, freed, on_freed)
         self.ring = RingReceiver(
@@ -230,12 +231,14 @@ class LaneReader:
         while (record := self._mail.take()) is not None:
             self.ring.on_record(record)
         self.ring.collect()
+        if self._is_broken:
+            self._post.drop()
         return not self._post.flush() or self.ring.is_growing
 
     def break_off(self, reason: str) -> None:
-        """The writer is gone."""
+        """The writer is gone. Any thread may call it; what it was still to be told is dropped by the next `serve`."""
+        self._is_broken = True
         self.ring.break_off(reason)
-        self._post.drop()
 
     def settle(self) -> bool:
         """Goes on with closing; whether the writer's side is closed and this side's device has done everything.

@@ -10,6 +10,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.ring_layout import RingLayout
@@ -47,9 +48,12 @@ class Pins:
         self._dropped.append(piece)
 
     def collect(self) -> None:
-        """Gives up what was dropped, if that does not have to wait."""
-        if self._dropped and all(map(_is_idle, self._homes)):
-            self.close()
+        """Gives up what was dropped, if that does not have to wait. A device that refuses to say so keeps it."""
+        if not self._dropped:
+            return
+        with suppress(DeviceError):
+            if all(map(_is_idle, self._homes)):
+                self.close()
 
     def close(self) -> None:
         """Gives up what was dropped; waits for the devices."""

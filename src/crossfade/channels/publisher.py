@@ -111,8 +111,13 @@ class Publisher:
         jobs, has_done = self._jobs, False
         while jobs and jobs[0].is_due():
             job = jobs[0]
-            job.done(job.error)
-            jobs.popleft()
+            try:
+                job.done(job.error)
+            except Exception as error:  # a bug, which must not keep what comes behind from being done
+                what = threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+                threading.excepthook(what)
+            finally:
+                jobs.popleft()
             has_done = True
         return has_done
 

@@ -90,7 +90,15 @@ class Pool:
         return sum(size_bytes * len(blocks) for size_bytes, blocks in self._idle.items())
 
     def take(self, size_bytes: int, label: str, user: str) -> Block:
-        """A block of at least ``size_bytes``, with its first user."""
+        """A block of at least ``size_bytes``, with its first user.
+
+        Where there is no memory for it, what nobody uses is given back first. That may wait for all streams of the device, which
+        may wait for others; but whatever these wait for is enqueued (PL-5), and needs no host of this or of another process, so
+        it comes to an end.
+
+        Raises:
+            DeviceError: there is no memory for it even so.
+        """
         size_bytes = align(max(size_bytes, 1), BLOCK_BYTES)
         with self._lock:
             idle = self._idle.get(size_bytes)
@@ -98,10 +106,18 @@ class Pool:
                 block = idle.pop()
                 block.label = label
             else:
-                block = Block(self, self.driver.allocate(size_bytes, label), size_bytes, label)
+                block = Block(self, self._allocate(size_bytes, label), size_bytes, label)
             block.use(user)
             self._used.add(block)
         return block
+
+    def _allocate(self, size_bytes: int, label: str) -> int:
+        try:
+            return self.driver.allocate(size_bytes, label)
+        except DeviceError:
+            if not self.trim():
+                raise
+        return self.driver.allocate(size_bytes, label)
 
     def _take_back(self, block: Block) -> None:
         with self._lock:

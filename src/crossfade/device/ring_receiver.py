@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -128,6 +129,7 @@ class RingReceiver:
         self._last: dict[int, int] = {}  # once ended: for each stream, the event of the last thing it was given
         self._is_marked = False  # once ended: those events stand for all that came before the end
         self._streams: set[int] = set()
+        self._ending = threading.RLock()  # of leases; one may end anywhere, also where this thread has it
         self._postponed: deque[tuple[Lease, list[int]]] = deque()
         if slot_bytes:
             self._offer(slot_bytes)
@@ -163,7 +165,8 @@ class RingReceiver:
                 if newest is None or size_bytes > newest.offer.slot_bytes:  # else that offer is on its way
                     self._wanted_bytes = size_bytes
             case Retired(generation, num_values):
-                self._generations[generation].num_sent = num_values
+                if generation in self._generations:  # else it was given back when the sender's death was heard of
+                    self._generations[generation].num_sent = num_values
             case Finished():
                 self._finish(0)
             case _:
@@ -246,10 +249,12 @@ class RingReceiver:
         if not is_running:
             self._mark(stream)
         # Now that the end of the use is enqueued and noted, `collect` may see the slot without a lease; and the next value of the
-        # slot may come as soon as the credit is back.
-        del slots.leases[lease.slot]
-        if is_running:
-            self._on_free(lease.generation, lease.slot)
+        # slot may come as soon as the credit is back. Between the two nobody may look: slots that were offered anew on the same
+        # signals would get a credit that is not theirs.
+        with self._ending:
+            del slots.leases[lease.slot]
+            if is_running:
+                self._on_free(lease.generation, lease.slot)
 
     def _mark(self, stream: int) -> None:
         """Once this end has ended: notes how far the stream has to come before slots can be given back."""
@@ -272,8 +277,11 @@ class RingReceiver:
         while self._postponed and not any(map(self.driver.is_capturing, self._postponed[0][1])):
             self._end_now(*self._postponed.popleft())
         for generation, slots in list(self._generations.items()):
-            if slots.is_unused(self._has_ended):
-                del self._generations[generation]
+            with self._ending:
+                is_unused = slots.is_unused(self._has_ended)
+                if is_unused:
+                    del self._generations[generation]
+            if is_unused:
                 slots.block.drop(self._user(generation))
         if self._wanted_bytes and self._ended is None and not self._is_finished:
             self._offer_wanted(self._wanted_bytes)

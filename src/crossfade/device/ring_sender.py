@@ -247,14 +247,18 @@ class RingSender:
 
     def collect(self) -> None:
         """Lets go of sources whose copies are done, and closes earlier generations."""
+        self._let_go_of_copied()
+        while self._closing and self._driver.has_happened(self._closing[0][1]):
+            self._let_go_of_copied()  # all that went into it: once it is retired, its counters may begin anew
+            target, event = self._closing.popleft()
+            self._events.append(event)
+            self._retire(target)
+
+    def _let_go_of_copied(self) -> None:
         while self._kept and self._is_copied(self._kept[0]):
             event = self._kept.popleft().event
             if event >= 0:
                 self._events.append(event)
-        while self._closing and self._driver.has_happened(self._closing[0][1]):
-            target, event = self._closing.popleft()
-            self._events.append(event)
-            self._retire(target)
 
     def _is_copied(self, kept: _Kept) -> bool:
         if kept.full is not None:

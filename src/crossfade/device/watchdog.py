@@ -57,6 +57,7 @@ class _Watched:
     streams: Sequence[int]
     on_death: Callable[[DeathReport], None]
     before_release: Callable[[], None]
+    has_complained: bool = False
 
 
 def _nothing() -> None: ...
@@ -121,11 +122,6 @@ class Watchdog:
             self._releases.pop(pidfd, None)
             self._dead.pop(pidfd, None)
 
-    def sync(self) -> None:
-        """Returns when signals that were asked for before this call are not touched any more."""
-        with self._lock:
-            pass
-
     def _run(self) -> None:
         self._driver.enter_thread()
         is_closing = False
@@ -159,16 +155,35 @@ class Watchdog:
         done: list[tuple[_Watched, DeathReport]] = []
         with self._lock:
             for pidfd, watched in self._dead.items():
-                release = self._releases.get(pidfd)
-                if release is None:
-                    _release_all(watched.signals())
-                elif (report := release.step()) is not None:
+                report = self._step(watched, self._releases.get(pidfd))
+                if report is not None:
                     del self._releases[pidfd]
                     self.reports.append(report)
                     done.append((watched, report))
             if done:
                 self._lock.notify_all()
         return done
+
+    def _step(self, watched: _Watched, release: _Release | None) -> DeathReport | None:
+        """Sets what one of the dead would have set. What that raises is printed once, and keeps nobody else from being let go."""
+        try:
+            if release is not None:
+                return release.step()
+            _release_all(watched.signals())
+        except Exception as error:
+            if not watched.has_complained:
+                watched.has_complained = True
+                _print(error)
+            if release is not None:
+                return release.end_in_time()
+        return None
+
+    def pause(self) -> None:
+        """Waits for the end of a step that is being taken: signals that were to be set until now, and are not any more, may be
+        closed when this returns.
+        """
+        with self._lock:
+            pass
 
     def close(self) -> None:
         """Ends the thread, and lets go nobody any more. Idempotent."""
@@ -188,8 +203,13 @@ def _call(function: Callable[[], None]) -> None:
     try:
         function()
     except Exception as error:
-        what = threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
-        threading.excepthook(what)
+        _print(error)
+
+
+def _print(error: Exception) -> None:
+    threading.excepthook(
+        threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+    )
 
 
 def _release_all(signals: Sequence[Releasable]) -> list[str]:
@@ -232,11 +252,17 @@ class _Release:
             if signal.is_missed(signal.label in self._released):
                 self._waited_for[signal.label] = None
         self._released.update(_release_all(current))
-        passed_s = time.monotonic() - self._begin
-        if self._is_dry or passed_s > self._limit_s:
-            return DeathReport(self._peer, tuple(self._waited_for), passed_s, self._is_dry)
-        self._is_dry = all(map(self._driver.is_idle, self._streams))
-        return None
+        report = self._report() if self._is_dry else self.end_in_time()
+        if report is None:
+            self._is_dry = all(map(self._driver.is_idle, self._streams))
+        return report
+
+    def end_in_time(self) -> DeathReport | None:
+        """The report once the time is over."""
+        return self._report() if time.monotonic() - self._begin > self._limit_s else None
+
+    def _report(self) -> DeathReport:
+        return DeathReport(self._peer, tuple(self._waited_for), time.monotonic() - self._begin, self._is_dry)
 
 
 def release(

@@ -276,7 +276,7 @@ class _Actor:
         guard = Guard(plan, self._name) if message.debug else None
         gpus = self._own_devices() if recorder is not None and plan.devices.get(self._name) else None
         recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else ()
-        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded)
+        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded, wiring.before_run)
         return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), guard)
 
     def _close(self, message: control.ClosePlan) -> None:

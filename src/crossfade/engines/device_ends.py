@@ -241,7 +241,9 @@ class DeviceEnds:
                 arriving.around = device.around(DeviceLane.DOWN, Action(Verb.RECV, spec.id), spec.id)
 
     def break_off(self, peer: str, reason: str) -> None:
-        """A party of the plan is gone, whether or not it is at the other end of a lane. Any thread may call it."""
+        """A process is gone. If it is a party of the plan, all ends hear of it, whether or not it is at the other end of a lane.
+        Any thread may call it.
+        """
         if peer not in self._plan.programs:
             return
         for spec, writer in self._writers:

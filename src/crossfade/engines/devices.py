@@ -120,11 +120,10 @@ class Devices:
         watchdog.watch(peer, pidfd, signals, streams, done, before_release=lambda: self._on_death(peer))
 
     def forget(self, plan: int) -> None:
-        """A plan is closed: its streams wait for nobody any more. If its signals are not among those that the watchdog can ask for,
-        they may be closed when this returns.
+        """A plan is closed: its streams wait for nobody any more.
+
+        Signals that nobody names any more may be closed when this returns, also those of a peer that other plans still have.
         """
-        for watchdog in self._watchdogs:
-            watchdog.sync()
         for peer, watched in list(self._watched.items()):
             watched.users.discard(plan)
             if not watched.users:
@@ -132,6 +131,8 @@ class Devices:
                 for watchdog in self._watchdogs:
                     watchdog.forget(watched.pidfd)
                 os.close(watched.pidfd)
+        for watchdog in self._watchdogs:
+            watchdog.pause()
 
     def trim(self) -> None:
         """Gives memory that no channel uses back to the devices. They may wait for their streams."""

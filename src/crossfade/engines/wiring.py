@@ -43,6 +43,11 @@ class Wiring:
         device_ends: opens its ends of channels between devices, and has its devices, if it uses any.
         host_copies: how it brings tensors to its devices and from there, if it has any.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
+
+    Attributes:
+        ends: its ends.
+        device_ends: as above.
+        before_run: to be called before each method: cheap looks, as a rule.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Wiring:
     ) -> None:
         self.ends = Ends()
         self.device_ends = device_ends
+        self.before_run: list[Callable[[], None]] = []
         self._on_death = on_death
         self._host_copies = host_copies
         self._plan = plan
@@ -170,7 +176,9 @@ class Wiring:
         meetings = [_meeting(s) for s in self._plan.collectives if (s.group, s.transport) == (parties, transport)]
         bells = {party: self._bells[party] for party in parties}
         home = None if self.device_ends is None else self.device_ends.home
-        return opener(store, number, parties, self._party, bells, meetings, home, self._on_death)
+        group = opener(store, number, parties, self._party, bells, meetings, home, self._on_death)
+        self.before_run.append(group.enqueue_all)
+        return group
 
     def break_off(self, peer: str, reason: str) -> None:
         """A peer is gone: the ends of all channels with it say so from now on."""
@@ -183,7 +191,7 @@ class Wiring:
         for name, collective in self.ends.collectives.items():
             if peer in self._plan.collective[name].parties:
                 collective.break_off(reason)
-        if self.device_ends is not None and peer in self._plan.programs:
+        if self.device_ends is not None:
             self.device_ends.break_off(peer, reason)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ class Alive:
     """
 
     def __init__(self, pidfds: Mapping[str, int]) -> None:
-        self._parties = {os.dup(pidfd): party for party, pidfd in pidfds.items()}
+        self._parties: dict[int, str] = {os.dup(pidfd): party for party, pidfd in pidfds.items()}
         poller = select.poll()
         for own in self._parties:
             poller.register(own, select.POLLIN)
@@ -36,13 +36,15 @@ class Alive:
 
     def check(self) -> list[str]:
         """Who is dead, by name; nobody, as a rule. One system call, which waits for nothing; none where nobody is asked about."""
-        parties = self._parties
-        if not parties:
+        if not self._parties:
             return []
         with self._lock:
-            return sorted(parties[fd] for fd, _ in self._poll(0))
+            parties = self._parties  # none if it was closed meanwhile: then the descriptors are others'
+            return sorted(parties[fd] for fd, _ in self._poll(0)) if parties else []
 
     def close(self) -> None:
         """Nobody is asked about any more. Idempotent."""
-        while self._parties:
-            os.close(self._parties.popitem()[0])
+        with self._lock:
+            parties, self._parties = self._parties, {}
+        for own in parties:
+            os.close(own)

@@ -49,6 +49,7 @@ def bind(
     recorder: Recorder | None = None,
     guard: Guard | None = None,
     devices: Sequence[tuple[DeviceRecorder, int]] = (),
+    before_run: Sequence[Callable[[], None]] = (),
 ) -> Cursor:
     """A cursor that runs ``actor``'s program.
 
@@ -61,8 +62,9 @@ def bind(
         recorder: records every action if given.
         devices: record, beside it, what the actor's methods enqueue: each on a stream.
         guard: watches every value if given.
+        before_run: called before each method.
     """
-    binder = _Binder(plan, actor, methods, calls, ends, guard)
+    binder = _Binder(plan, actor, methods, calls, ends, guard, before_run)
     program = plan.programs[actor]
     if recorder is not None:
         _listen(plan, program, ends, recorder)
@@ -120,8 +122,10 @@ class _Binder:
         calls: Mapping[str, Call],
         ends: Ends,
         guard: Guard | None,
+        before_run: Sequence[Callable[[], None]],
     ) -> None:
         self._guard = guard
+        self._before_run = tuple(before_run)
         self._plan = plan
         self._actor = actor
         self._methods = methods
@@ -180,7 +184,7 @@ class _Binder:
                 start = self._ends.readers[action.target].try_start
                 return [start, self._read(action.target)] if action.stream == MAIN else [start]
             case Verb.RUN:
-                return [self._run(self._plan.node[action.target])]
+                return [_behind(self._before_run, self._run(self._plan.node[action.target]))]
             case Verb.WRITE:
                 return [self._write(action.target)]
             case Verb.SEND:
@@ -340,6 +344,19 @@ class _Binder:
             return True
 
         return run
+
+
+def _behind(before: Sequence[Callable[[], None]], step: Step) -> Step:
+    """A step before which something is to be done."""
+    if not before:
+        return step
+
+    def behind() -> bool:
+        for each in before:
+            each()
+        return step()
+
+    return behind
 
 
 def _returns(result: Any, num_returns: int) -> Sequence[Any]:

@@ -1,0 +1,163 @@
+"""One party's part in collectives of device tensors, when its thread and its main thread meet; the other party is the test."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from crossfade.channels import device_collective  # noqa: E402
+from crossfade.channels.collective import Meeting, make_offer  # noqa: E402
+from crossfade.channels.device_collective import DeviceGroup  # noqa: E402
+from crossfade.channels.device_end import DeviceCollective  # noqa: E402
+from crossfade.channels.device_home import DeviceHome  # noqa: E402
+from crossfade.channels.table import Part, Said, Status, Table  # noqa: E402
+from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.device.memory import Pool  # noqa: E402
+from crossfade.device.streams import Streams  # noqa: E402
+from crossfade.host.memory import Memory  # noqa: E402
+from crossfade.host.processes import open_pidfd  # noqa: E402
+from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
+from tests.helpers.copy_pair import make_bell  # noqa: E402
+
+LIMIT_S = 10.0
+NUM_SLOTS = 8
+MEETING = Meeting("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, ("A", "B"))
+
+
+class NearHome(DeviceHome):
+    """The CPU in the place of a device on which hosts only enqueue."""
+
+    @property
+    def is_host(self) -> bool:
+        return False
+
+
+class Mover:
+    """Enqueues when it may.
+
+    Attributes:
+        begun, may_go: of each exchange.
+        num_moved: exchanges that are enqueued.
+    """
+
+    def __init__(self) -> None:
+        self.begun, self.may_go = threading.Semaphore(0), threading.Semaphore(0)
+        self.num_moved = 0
+
+    def move(self, meeting: Meeting, rank: int, tensors: Sequence[Any], outs: Sequence[Any]) -> None:
+        self.begun.release()
+        assert self.may_go.acquire(timeout=LIMIT_S)
+        for tensor, out in zip(tensors, outs, strict=True):
+            out.copy_(tensor)
+        self.num_moved += 1
+
+    def let_go(self, why: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class World:
+    """Party A's group, and what the other one says."""
+
+    def __init__(self) -> None:
+        parts = [Part.create(name, 1, 0, NUM_SLOTS) for name in "AB"]
+        theirs = [Part(Memory(os.dup(part.memory.fd)), 0, NUM_SLOTS) for part in parts]
+        self.driver = HostDriver(LIMIT_S)
+        home = NearHome(self.driver, Pool(self.driver), Streams(self.driver))
+        self.mover = Mover()
+        self._other = Table(theirs, 1)
+        self._bells = {name: make_bell() for name in "AB"}
+        self._pidfd = open_pidfd(os.getpid())
+        table = Table(parts, 0)
+        self.group = DeviceGroup(table, self.mover, home, "AB", self._bells, {"B": self._pidfd}, table.close)
+        self.end: DeviceCollective = self.group.collective(MEETING, 0, 0, 1)
+
+    def offer(self) -> None:
+        """The other party comes to the collective."""
+        self._other.say(Said(Status.OFFER, 0, make_offer(MEETING, 1, [torch.ones(3)]).layout()))
+
+    def close(self) -> None:
+        self.group.ask_to_end()
+        self._other.end()
+        self._other.finish()
+        for _ in range(NUM_SLOTS):
+            self.mover.may_go.release()
+        self.group._thread.join(LIMIT_S)
+        assert not self.group._thread.is_alive()
+        for bell in self._bells.values():
+            bell.close()
+        os.close(self._pidfd)
+        assert self.driver.ledger.held() == []
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(device_collective, "_as_torch", lambda stream, device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(60)
+def test_pl5_a_method_begins_when_all_that_everybody_has_come_to_is_enqueued(world: World) -> None:
+    """The party's thread is about to enqueue its part, and has not: the main thread waits for that."""
+    world.end.start([torch.ones(3)])
+    world.group.enqueue_all()  # the other one has not come: there is nothing to wait for
+    world.offer()
+    assert world.mover.begun.acquire(timeout=LIMIT_S)
+    has_begun: list[int] = []
+
+    def run() -> None:
+        world.group.enqueue_all()
+        has_begun.append(world.mover.num_moved)
+
+    main = threading.Thread(target=run)
+    main.start()
+    main.join(0.1)
+    assert has_begun == []
+    world.mover.may_go.release()
+    main.join(LIMIT_S)
+    assert has_begun == [1]
+    result = world.end.try_finish()
+    assert result is not None
+    world.group.enqueue_all()
+
+
+@pytest.mark.timeout(60)
+def test_who_waits_to_begin_a_method_is_let_go_when_a_party_is_gone(world: World) -> None:
+    world.end.start([torch.ones(3)])
+    world.offer()
+    assert world.mover.begun.acquire(timeout=LIMIT_S)
+    main = threading.Thread(target=world.group.enqueue_all)
+    main.start()
+    world.group.break_off("B is gone")
+    main.join(LIMIT_S)
+    assert not main.is_alive()
+
+
+@pytest.mark.timeout(60)
+def test_a_result_may_be_taken_while_the_group_ends(world: World) -> None:
+    """The thread looks at what is under way, and the main thread takes it out meanwhile."""
+    world.mover.may_go.release(2)
+    for _ in range(2):
+        world.end.start([torch.ones(3)])
+        world.offer()
+        world.group.enqueue_all()
+    has_happened, is_ending = world.driver.has_happened, threading.Event()
+
+    def happens(event: int) -> bool:
+        if threading.current_thread() is world.group._thread and not is_ending.is_set():
+            is_ending.set()
+            world.group._kept.append(world.group._kept.popleft())  # what the main thread's taking does to it
+        return has_happened(event)
+
+    world.driver.has_happened = happens  # type: ignore[method-assign]
+    world.group.ask_to_end()
+    assert is_ending.wait(LIMIT_S)
