@@ -29,7 +29,10 @@ class Transport(StrEnum):
     Between two actors that have no GPU, memory of the host stands for that of GPUs.
     """
     STAGED = "staged"
-    """From GPU to GPU through pinned memory of the host, where GPUs cannot reach each other."""
+    """From GPU to GPU through pinned memory of the host, where GPUs cannot reach each other.
+
+    Between two actors that have no GPU, as for ``copy``.
+    """
     NCCL = "nccl"
     """NCCL's send and receive; only where this member itself is asked for."""
 

@@ -6,14 +6,16 @@ import gc
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels import conformance  # noqa: E402
+from crossfade.channels.host_copies import HostCopies  # noqa: E402
 from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
-from tests.helpers.copy_pair import open_copy_ends, open_copy_pair, settle  # noqa: E402
+from tests.helpers.copy_pair import make_bell, open_copy_ends, open_copy_pair, settle  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -288,3 +290,31 @@ def test_a_dead_reader_does_not_keep_the_others_from_ending() -> None:
         settle([writer, second])
         assert second.is_empty
         first.break_off("the writer died")
+
+
+def test_a_sparse_tensor_is_not_of_the_kind_of_a_dense_one() -> None:
+    with open_copy(4, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        for tensor in (torch.eye(4), torch.eye(4).to_sparse(), torch.eye(4)):
+            assert pair.write(tensor)
+            assert torch.equal(pair.read()[0].to_dense(), torch.eye(4))
+
+
+def test_cpu_tensors_are_brought_to_the_device_where_they_are_wanted_there() -> None:
+    """Here the device is the CPU as well: what is brought lies in memory of its own."""
+    bell = make_bell()
+    with open_copy(4, 1) as (writer, (reader,)):
+        home = reader._homes[0]
+        copies = HostCopies([home], bell)
+        reader._copies = copies
+        pair = Pair(writer, [reader])
+        mask = np.arange(3)
+        value = {"mask": mask, "tensors": [torch.arange(7), torch.zeros(0)]}
+        writer._splitter._lane_of = lambda tensor: None
+        assert pair.write(value)
+        (got,) = pair.read()
+        assert [each.tolist() for each in got["tensors"]] == [list(range(7)), []]
+        assert got["mask"].tolist() == [0, 1, 2]
+        while not copies.close(1.0):
+            pass
+    bell.close()

@@ -1,4 +1,4 @@
-"""Compiled graphs over copy channels, between processes; where there is no GPU, CPU tensors stand for device ones."""
+"""Compiled graphs over copy and staged channels, between processes; where there is no GPU, CPU tensors stand for device ones."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ Remote = crossfade.remote(Worker)
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
-    crossfade.init(num_gpus=8)
+    crossfade.init(num_gpus=16)
     yield
     crossfade.shutdown()
 
@@ -145,11 +145,16 @@ def actors(session: None) -> list[Any]:
     return [Remote.remote() for _ in range(3)]
 
 
-def chain(actors: list[Any], **options: Any) -> Any:
+@pytest.fixture(params=["copy", "staged"])
+def transport(request: Any) -> str:
+    return str(request.param)
+
+
+def chain(actors: list[Any], transport: str, **options: Any) -> Any:
     first, second, third = actors
     with crossfade.InputNode() as given:
-        made = first.make.bind(given).with_tensor_transport("copy")
-        doubled = second.double.bind(made).with_tensor_transport("copy")
+        made = first.make.bind(given).with_tensor_transport(transport)
+        doubled = second.double.bind(made).with_tensor_transport(transport)
         return crossfade.MultiOutputNode([third.total.bind(doubled, made), second.total.bind(made)]).compile(**options)
 
 
@@ -167,31 +172,37 @@ def expected(size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}, {"buffer_bytes": 100_000}], ids=str)
-def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any]) -> None:
-    graph = chain(actors, **options)
+def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any], transport: str) -> None:
+    graph = chain(actors, transport, **options)
     sizes = [0, 1, 10, 1000, 5, 100_000, 100_000, 7]
     for size in sizes:
         assert run(graph, size) == expected(size)
     num_ahead = min(len(sizes), graph.plan.max_inflight)
     refs = [graph.execute(size) for size in sizes[:num_ahead]]
     assert [crossfade.get(ref, timeout=30) for ref in refs] == [expected(size) for size in sizes[:num_ahead]]
-    assert {spec.transport for spec in graph.plan.channels if spec.id in ("n0", "n1")} == {"copy"}
+    assert {spec.transport for spec in graph.plan.channels if spec.id in ("n0", "n1")} == {transport}
     graph.teardown()
 
 
-def test_values_that_hold_tensors_among_other_things(actors: list[Any]) -> None:
+def test_a_tensor_that_is_longer_than_what_is_set_aside_for_its_way(actors: list[Any], transport: str) -> None:
+    graph = chain(actors, transport)
+    refs = [graph.execute(size) for size in (5_000_000, 3, 4_000_000)]
+    assert [crossfade.get(ref, timeout=60) for ref in refs] == [expected(size) for size in (5_000_000, 3, 4_000_000)]
+
+
+def test_values_that_hold_tensors_among_other_things(actors: list[Any], transport: str) -> None:
     first, second, _ = actors
     with crossfade.InputNode() as given:
-        graph = second.describe.bind(first.pack.bind(given).with_tensor_transport("copy")).compile()
+        graph = second.describe.bind(first.pack.bind(given).with_tensor_transport(transport)).compile()
     for size in (1, 3, 0):
         assert graph.execute(size).get(timeout=30) == ("x" * size, list(range(size)), True, None)
 
 
-def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[Any]) -> None:
+def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[Any], transport: str) -> None:
     first, second, third = actors
     with crossfade.InputNode() as given:
-        made = first.fail_if_odd.bind(given).with_tensor_transport("copy")
-        graph = third.total.bind(second.double.bind(made).with_tensor_transport("copy")).compile()
+        made = first.fail_if_odd.bind(given).with_tensor_transport(transport)
+        graph = third.total.bind(second.double.bind(made).with_tensor_transport(transport)).compile()
     for size in range(10):
         ref = graph.execute(size)
         if size % 2:
@@ -201,22 +212,24 @@ def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[A
             assert ref.get(timeout=30) == size * (size - 1)
 
 
-def test_kept_tensors_stay_whole_also_after_teardown_and_their_memory_comes_back(actors: list[Any]) -> None:
+def test_kept_tensors_stay_whole_also_after_teardown_and_their_memory_comes_back(
+    actors: list[Any], transport: str
+) -> None:
     first, second, _ = actors
     for _ in range(3):
         with crossfade.InputNode() as given:
-            graph = second.keep.bind(first.make.bind(given).with_tensor_transport("copy")).compile()
+            graph = second.keep.bind(first.make.bind(given).with_tensor_transport(transport)).compile()
         for size in (10, 20, 3000, 4, 3000):
             assert graph.execute(size).get(timeout=30)
         graph.teardown()
     crossfade.get(second.drop.remote())
-    graph = chain(actors)
+    graph = chain(actors, transport)
     assert run(graph, 5) == expected(5)
     graph.teardown()
 
 
-def test_two_graphs_on_the_same_actors(actors: list[Any]) -> None:
-    one, other = chain(actors), chain(actors[::-1])
+def test_two_graphs_on_the_same_actors(actors: list[Any], transport: str) -> None:
+    one, other = chain(actors, transport), chain(actors[::-1], transport)
     refs = [(size, one.execute(size), other.execute(size + 1)) for size in range(0, 3000, 500)]
     for size, mine, theirs in refs:
         assert crossfade.get(mine, timeout=30) == expected(size)
@@ -225,32 +238,32 @@ def test_two_graphs_on_the_same_actors(actors: list[Any]) -> None:
     assert run(other, 4) == expected(4)
 
 
-def test_a_reader_asks_for_memory_while_its_program_stands_elsewhere(actors: list[Any]) -> None:
+def test_a_reader_asks_for_memory_while_its_program_stands_elsewhere(actors: list[Any], transport: str) -> None:
     """The second actor waits for the third, which waits for the first, whose longer value needs new slots on the second."""
     first, second, third = actors
     with crossfade.InputNode() as given:
-        made = first.make.bind(given).with_tensor_transport("copy")
+        made = first.make.bind(given).with_tensor_transport(transport)
         other = first.make.bind(given)
-        late = third.double.bind(other).with_tensor_transport("copy")
+        late = third.double.bind(other).with_tensor_transport(transport)
         graph = second.total.bind(late, made).compile(overlap=True)
     for size in (1, 10, 100, 1000, 10_000, 100_000):
         assert graph.execute(size).get(timeout=30) == 3 * (size * (size - 1) // 2)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_actor_is_named_and_the_others_go_on(session: None, victim: int) -> None:
-    actors = [Remote.options(name=f"w{victim}{index}").remote() for index in range(3)]
-    graph = chain(actors)
+def test_a_killed_actor_is_named_and_the_others_go_on(session: None, victim: int, transport: str) -> None:
+    actors = [Remote.options(name=f"{transport}{victim}{index}").remote() for index in range(3)]
+    graph = chain(actors, transport)
     assert run(graph, 100) == expected(100)
-    refs = [graph.execute(200_000) for _ in range(5)]
+    refs = [graph.execute(3_000_000) for _ in range(5)]
     os.kill(crossfade.get(actors[victim].pid.remote()), signal.SIGKILL)
     begin = time.monotonic()
-    with pytest.raises(crossfade.ActorDiedError, match=f"w{victim}{victim}"):
+    with pytest.raises(crossfade.ActorDiedError, match=f"{transport}{victim}{victim}"):
         wait_for_all(graph, refs)
     assert time.monotonic() - begin < 2
     graph.teardown()
     left = [actor for index, actor in enumerate(actors) if index != victim]
-    again = chain([left[0], left[1], left[0]])
+    again = chain([left[0], left[1], left[0]], transport)
     assert run(again, 100) == expected(100)
 
 
@@ -338,19 +351,19 @@ def test_a_device_that_refuses_ends_a_plan_and_not_its_actor(session: None, refu
     assert until(lambda: crossfade.get(reader.num_settling.remote()) == 0)
 
 
-def test_teardown_with_executions_in_flight(actors: list[Any]) -> None:
+def test_teardown_with_executions_in_flight(actors: list[Any], transport: str) -> None:
     for _ in range(5):
-        graph = chain(actors)
+        graph = chain(actors, transport)
         refs = [graph.execute(10_000) for _ in range(5)]
         graph.teardown(timeout=30)
         del refs
-    assert run(chain(actors), 3) == expected(3)
+    assert run(chain(actors, transport), 3) == expected(3)
 
 
-def test_graphs_that_come_and_go_leave_nothing(actors: list[Any]) -> None:
+def test_graphs_that_come_and_go_leave_nothing(actors: list[Any], transport: str) -> None:
     def cycle(num: int) -> None:
         for _ in range(num):
-            graph = chain(actors)
+            graph = chain(actors, transport)
             assert run(graph, 1000) == expected(1000)
             graph.teardown(timeout=30)
 
@@ -392,6 +405,34 @@ def test_a_measured_timeline_has_the_spans_of_devices(session: None) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(session: None) -> None:
+    first, second = (Remote.options(num_gpus=1, name=name).remote() for name in ("above", "below"))
+    with crossfade.InputNode() as given:
+        graph = second.total.bind(first.make.bind(given).with_tensor_transport("staged")).compile(record=True)
+    for _ in range(3):
+        assert crossfade.get(graph.execute(100_000), timeout=30) == 4999950000
+    spans = [span for span in graph.timeline().spans if span.stream in ("up", "down")]
+    assert {(span.actor, span.stream, span.label) for span in spans} == {
+        ("above", "up", "send n0"),
+        ("below", "down", "recv n0"),
+    }
+    graph.teardown()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_nccl_says_that_it_needs_gpus(session: None) -> None:
+    first, second = (Remote.options(num_gpus=1).remote() for _ in range(2))
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport(crossfade.Transport.NCCL)
+        output = second.total.bind(made)
+    with pytest.raises(DeviceError, match="the transport 'nccl' needs a GPU on both sides"):
+        output.compile()
+    with crossfade.InputNode() as given:
+        graph = second.total.bind(first.make.bind(given)).compile()
+    assert graph.execute(100).get(timeout=30) == 4950
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(session: None) -> None:
     """Where its plan has such collectives."""
     both = [Remote.options(num_gpus=1).remote() for _ in range(2)]
@@ -403,4 +444,4 @@ def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(session:
     assert {spec.transport for spec in graph.plan.collectives} == {"copy"}
     assert [run(graph, 1) for _ in range(2)] == [[([2] * 3, 2)] * 2, [([6] * 3, 4)] * 2]
     graph.teardown()
-    assert run(chain([*both, both[0]]), 3) == expected(3)
+    assert run(chain([*both, both[0]], "copy"), 3) == expected(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -164,6 +165,20 @@ def test_sparse_tensors_are_sent_as_their_parts() -> None:
     sparse = torch.eye(4).to_sparse()
     assert len(split(sparse, all_in_one).tensors) == 2
     assert torch.equal(there_and_back(sparse).to_dense(), torch.eye(4))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr], ids=str)
+def test_sparse_tensors_of_all_layouts_are_kept_by_nobody(layout: Any) -> None:
+    dense = torch.tensor([[1.0, 0, 2, 0], [0, 0, 0, 3]])
+    sparse = dense.to_sparse(layout=layout, blocksize=(1, 2) if layout is torch.sparse_bsr else None)
+    got = there_and_back([sparse, sparse])
+    assert got[0] is got[1]
+    assert got[0].layout is layout
+    assert torch.equal(got[0].to_dense(), dense)
+    gone = weakref.ref(got[0])
+    del got
+    assert gone() is None
 
 
 def test_what_only_cloudpickle_takes() -> None:

@@ -56,3 +56,10 @@ def tensor_benches() -> Iterator[Benches]:
 @given(draw=graph_draws(kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4))
 def test_pl4_random_graphs_of_tensors_give_the_same_on_both_engines(tensor_benches: Benches, draw: GraphDraw) -> None:
     check_engines_agree(tensor_benches, [draw])
+
+
+@pytest.mark.timeout(600)
+@given(draw=graph_draws(transports=("copy", "staged")))
+def test_pl4_random_graphs_over_device_channels_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:
+    pytest.importorskip("torch", reason="channels between devices need torch")
+    check_against_plain_calls(benches, [draw])

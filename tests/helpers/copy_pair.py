@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from crossfade.channels.asking import all_of
-from crossfade.channels.copy_engine import CopyReader, CopyWriter
+from crossfade.channels.copy_engine import CopyWriter
+from crossfade.channels.copy_reader import CopyReader
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, format_lanes
 from crossfade.channels.protocol import Reader, Writer

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from crossfade.channels.asking import all_of
-from crossfade.channels.copy_engine import CopyReader, CopyWriter
+from crossfade.channels.copy_engine import CopyWriter
+from crossfade.channels.copy_reader import CopyReader
 from crossfade.channels.device_home import DeviceHome
 from crossfade.device.host_driver import HostDriver
-from crossfade.engines.board import board_size_bytes, format_board, places, signals_size_bytes
+from crossfade.engines.board import board_size_bytes, device_memories, format_board, places
 from crossfade.engines.device_ends import DeviceEnds
 from crossfade.graph.check import check
 from crossfade.graph.nodes import ActorInfo, InputNode, Node, bind
@@ -137,7 +138,7 @@ def open_parties(
     board_memory = Memory.create("board", board_size_bytes(plan))
     board = board_memory.map(board_memory.size_bytes)
     format_board(plan, board)
-    signals = Memory.create("signals", signals_size_bytes(plan))
+    shared = {name: Memory.create(name, size_bytes) for name, size_bytes in device_memories(plan).items()}
     names = [name for name in plan.programs if name != DRIVER]
     heaps = {name: Memory.create("heap", 0) for name in names}
     bells = {name: new_bell() for name in names}
@@ -145,7 +146,8 @@ def open_parties(
         home = home_on(make_driver(name, log))
         wakes: list[float] = []
         devices: Any = SimpleNamespace(homes=[home])
-        ends = DeviceEnds(plan, name, _shared(signals), devices, {}, wakes.append)
+        own = {what: Memory(os.dup(memory.fd)) for what, memory in shared.items()}
+        ends = DeviceEnds(plan, name, own, devices, {}, wakes.append)
         party = parties[name] = Party(ends, home, bells[name], {}, {}, wakes)
         heap = Heap(heaps[name])
         for place in places(plan):
@@ -153,23 +155,23 @@ def open_parties(
                 continue
             spec = place.spec
             if spec.writer == name:
-                writer = party.writers[spec.id] = ends.writer(place, board, heap, bells)
+                writer = ends.writer(place, board, heap, bells)
+                assert isinstance(writer, CopyWriter)
+                party.writers[spec.id] = writer
                 if writer._turns is not None:
                     writer._turns._now_s = lambda: parties.now_s
             if name in spec.readers:
-                party.readers[spec.id] = ends.reader(place, board, heaps[spec.writer], bells[spec.writer])
+                reader = ends.reader(place, board, heaps[spec.writer], bells[spec.writer], None)
+                assert isinstance(reader, CopyReader)
+                party.readers[spec.id] = reader
     try:
         yield parties
     finally:
         _close(parties)
-        for memory in (board_memory, signals, *heaps.values()):
+        for memory in (board_memory, *shared.values(), *heaps.values()):
             memory.close()
         for bell in bells.values():
             bell.close()
-
-
-def _shared(memory: Memory) -> Memory:
-    return Memory(os.dup(memory.fd))
 
 
 def _close(parties: Mapping[str, Party]) -> None:

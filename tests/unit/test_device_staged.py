@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import pairwise
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.device.fake import FakeDriver, Machine
+from crossfade.device.fake.machine import Range
 from crossfade.device.records import Announced, ChunksEnqueued, ChunksFreeEnqueued, Enqueued, Record
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
+from crossfade.device.staged_end import Rest
 from crossfade.device.staged_layout import Cut, StagedLayout, pipeline_us
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import PAGE_BYTES, Memory
@@ -76,6 +79,30 @@ def test_how_often_chunks_are_freed_is_checked(chunks_per_free: int) -> None:
         StagedLayout(4, 4096, chunks_per_free=chunks_per_free)
 
 
+@given(
+    layout=LAYOUTS, sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=8), gaps=st.lists(st.integers(0, 300))
+)
+def test_the_pieces_of_chunks_are_the_parts_of_a_value(layout: StagedLayout, sizes: list[int], gaps: list[int]) -> None:
+    parts, end = [], 0
+    for index, size_bytes in enumerate(sizes):
+        offset = end + (gaps[index] if index < len(gaps) else 0)
+        parts.append((offset, 1_000_000 * (index + 1), size_bytes))
+        end = offset + size_bytes
+    lengths = layout.lengths(end)
+    rest = Rest(deque(parts), deque(lengths))
+    at, found = 0, []
+    for length in lengths:
+        for offset, address, size_bytes in rest.take():
+            assert 0 <= offset < offset + size_bytes <= length
+            found += [(at + offset + k, address + k) for k in (0, size_bytes - 1)]
+        at += length
+    assert not rest.parts
+    where = {number: (offset, address) for number, (offset, address, _) in enumerate(parts)}
+    for place, address in found:
+        offset, first = where[address // 1_000_000 - 1]
+        assert place - offset == address - first
+
+
 class Ends:
     """A sender and a receiver whose records the test carries."""
 
@@ -95,6 +122,12 @@ class Ends:
     def tell_receiver(self) -> None:
         while self.to_receiver:
             self.receiver.on_record(self.to_receiver.pop(0))
+
+    def exchange(self) -> None:
+        """Both hosts hear of everything, once."""
+        self.tell_receiver()
+        while self.to_sender:
+            self.sender.on_record(self.to_sender.pop(0))
 
     def run(self) -> None:
         """Lets the device do all that it can."""
@@ -116,6 +149,24 @@ def test_records_double_so_that_the_receiver_begins_early_and_hears_of_many_at_o
     ends.sender.send(ends.source, 12 * PAGE_BYTES)
     numbers = [record.num_chunks for record in ends.to_receiver if isinstance(record, ChunksEnqueued)]
     assert numbers == [1, 1, 2, 4, 4]
+
+
+def test_a_value_without_a_place_goes_by_and_the_next_one_comes_whole() -> None:
+    ends = Ends(StagedLayout(2, PAGE_BYTES, Cut.FULL))
+    ends.driver.kernel(ends.sender._streams.copies, "make", writes=((ends.source, b"next" * 5 * (PAGE_BYTES // 4)),))
+    ends.sender.send(ends.source, 5 * PAGE_BYTES)
+    ends.sender.send(ends.source, 4)
+    for place in (None, ends.target):
+        while ends.receiver.next_bytes is None or not ends.receiver.is_enqueued:
+            ends.exchange()
+        ends.receiver.receive(place)
+        while not ends.receiver.is_enqueued:
+            ends.exchange()
+    seen: list[bytes] = []
+    ends.driver.kernel(ends.receiver._streams.copies, "use", reads=(Range(ends.target, 4),), seen=seen)
+    ends.run()
+    assert ends.sender.is_flushed
+    assert seen == [b"next"]
 
 
 def test_nothing_is_waited_for_that_the_host_can_see() -> None:

@@ -140,8 +140,8 @@ def test_where_the_reader_gets_its_tensors() -> None:
 @pytest.mark.parametrize("asked", ["accelerator", "copy", "staged", "nccl"])
 def test_device_transports_need_a_gpu_on_both_sides(asked: str) -> None:
     for of, who in (({"A": (0,)}, "B has none"), ({"B": (0,)}, "A has none"), ({}, "A and B have none")):
-        if asked == "copy" and not of:
-            assert chosen(asked, Gpus(of)) == "copy"  # memory of the host stands for that of GPUs
+        if asked in ("copy", "staged") and not of:
+            assert chosen(asked, Gpus(of)) == asked  # memory of the host stands for that of GPUs
             continue
         with pytest.raises(
             GraphError, match=rf"(?s)A\.make\(\) asks for the transport '{asked}' from A to B.*{who}\nhint: "

@@ -17,10 +17,18 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-__all__ = ["MOST_DESCRIPTION_BYTES", "MOST_KINDS", "NOTE", "NUMBER", "Kind", "KindTable", "Kinds"]
+__all__ = ["BARE", "MOST_DESCRIPTION_BYTES", "MOST_KINDS", "NOTE", "NUMBER", "UNUSED", "Kind", "KindTable", "Kinds"]
+
+BARE = 6
+"""The kind of a ring's record that is a tensor by itself."""
 
 NUMBER = struct.Struct("<I")
 NOTE = struct.Struct("<IIQ")
+"""Of each lane: the generation and the slot of its part of the value, and its length."""
+
+UNUSED = 0xFFFF_FFFF
+"""What stands for the generation in the note of a lane that a value does not take."""
+
 NEW = 1 << 31
 MOST_KINDS = 256
 """Of one channel. Tensors of further ones are sent as other values are."""
@@ -28,7 +36,7 @@ MOST_KINDS = 256
 MOST_DESCRIPTION_BYTES = 256
 """Of a kind. Tensors of so many dimensions that it would take more are sent as other values are."""
 
-_Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool]
+_Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool, torch.layout]
 
 
 @dataclass(slots=True)
@@ -71,7 +79,7 @@ class Kinds:
         """The kind of a value, if it is a tensor that goes beside its record."""
         if type(value) is not torch.Tensor:
             return None
-        key = (value.device, value.dtype, value.shape, value.requires_grad)
+        key = (value.device, value.dtype, value.shape, value.requires_grad, value.layout)
         try:
             return self._kinds[key]
         except KeyError:
@@ -84,7 +92,7 @@ class Kinds:
         source = self._source_of(tensor) if is_plain else None
         if source is None:
             return None
-        _, dtype, shape, requires_grad = key
+        _, dtype, shape, requires_grad, _ = key
         description = pickle.dumps((source, dtype, tuple(shape), requires_grad), 5)
         if len(description) > MOST_DESCRIPTION_BYTES:
             return None

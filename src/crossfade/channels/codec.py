@@ -16,11 +16,12 @@ from typing import Any
 from crossfade.channels.layout import Encoded, Pickled, encode, split
 from crossfade.errors import Failure
 
-__all__ = ["PLAIN_TYPES", "decode", "message_of", "prepare", "undecodable"]
+__all__ = ["PLAIN_TYPES", "decode", "is_plain", "message_of", "prepare", "undecodable"]
 
 PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
 """What is pickled as it is: there is nothing in it."""
 
+_FEW = 16
 _by_cloudpickle: set[type] = set()
 
 
@@ -33,13 +34,23 @@ def prepare(value: object) -> bytes | Encoded:
         Exception: what pickling raised.
     """
     kind = type(value)
-    if kind in PLAIN_TYPES:
+    if kind in PLAIN_TYPES or is_plain(value):
         return pickle.dumps(value, 5)
     numpy = sys.modules.get("numpy")
     if numpy is not None and kind is numpy.ndarray and (message := _arrays().encode_array(value)) is not None:
         return message  # type: ignore[no-any-return]
     pickled = _dump(value, kind)
     return encode(pickled) if pickled.buffers else pickled.pickle
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a number, a text and the like, or a short tuple or list of such: a shape, a few figures."""
+    kind = type(value)
+    if kind in PLAIN_TYPES:
+        return True
+    if (kind is tuple or kind is list) and len(value) <= _FEW:  # type: ignore[arg-type]
+        return all(type(each) in PLAIN_TYPES for each in value)  # type: ignore[attr-defined]
+    return False
 
 
 def message_of(value: object, *, keeps_devices: bool = False) -> Encoded:

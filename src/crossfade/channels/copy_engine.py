@@ -1,4 +1,4 @@
-"""The copy-engine channel: a shared-memory ring, and beside it lanes that carry device tensors.
+"""The copy-engine channel: a shared-memory ring, and beside it lanes that carry device tensors. Here, its writing end.
 
 The ring carries every value's message; the tensors in it that lie on a device of the writer's stay out of the message
 (``channels.device_codec``) and go through a *lane* to each reader, from device to device, as they are. So a value without such
@@ -14,40 +14,26 @@ Where the device is the CPU (`crossfade.device.driver.HOST`), CPU tensors go the
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
-from math import prod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.bare import MOST_DESCRIPTION_BYTES, NOTE, NUMBER, Kind, Kinds, KindTable
-from crossfade.channels.device_codec import LaneOf, Make, Split, Splitter, dense, join
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_lane import LaneReader, LaneWriter
+from crossfade.channels.bare import BARE, MOST_DESCRIPTION_BYTES, NOTE, NUMBER, UNUSED, Kind, Kinds
+from crossfade.channels.codec import is_plain
+from crossfade.channels.device_codec import Split, Splitter, dense
+from crossfade.channels.device_home import DeviceHome, Recorded, source_of
+from crossfade.channels.device_lane import LaneWriter
 from crossfade.channels.device_layout import DeviceLayout
-from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
-from crossfade.channels.shm_ring import INLINE_BYTES, WRITER_GONE, ShmReader, ShmWriter
+from crossfade.channels.shm_ring import INLINE_BYTES, ShmWriter
 from crossfade.channels.short_failure import short_failure
 from crossfade.channels.turns import Turns
-from crossfade.device.driver import HOST
-from crossfade.device.signals import SignalBoard
-from crossfade.device.tensors import Leased, tensor_on
+from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
-from crossfade.host.memory import Heap, Memory
+from crossfade.host.memory import Heap
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["CopyReader", "CopyWriter"]
-
-_UNUSED = 0xFFFF_FFFF
-"""What stands for the generation in the note (`NOTE`: generation, slot, length) of a lane that a value does not take."""
-
-_BARE = 6
-"""The kind of a record that is a tensor by itself."""
-
-_WITHOUT_TENSORS = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None), Failure})
+__all__ = ["CopyWriter"]
 
 
 class CopyWriter(ShmWriter):
@@ -101,9 +87,9 @@ class CopyWriter(ShmWriter):
             )
             for lane in range(layout.num_lanes)
         ]
-        lane_of = _lanes_from(homes)
+        lane_of = source_of(homes)
         self._splitter = Splitter(lane_of, layout.num_lanes * NOTE.size)
-        self._unused = NOTE.pack(_UNUSED, 0, 0)
+        self._unused = NOTE.pack(UNUSED, 0, 0)
         self._ready = [home.driver.create_event() for home in homes]
         self._pending: tuple[object, Any] | None = None  # a value that there was no room for yet, taken apart
         self._kinds = Kinds(lane_of)
@@ -118,7 +104,7 @@ class CopyWriter(ShmWriter):
         Raises:
             DeviceError: a reader has no memory for the value.
         """
-        if type(value) in _WITHOUT_TENSORS:
+        if type(value) is Failure or is_plain(value):
             return super().try_write(value)
         kind = self._kinds.of(value) if self._is_bare_short else None
         if kind is not None:
@@ -164,7 +150,7 @@ class CopyWriter(ShmWriter):
             raise
         self._pending = None
         self.stage_record(
-            _BARE, kind.record(b"".join([NOTE.pack(*lane.ring.place_of_next(), size_bytes) for lane in lanes]))
+            BARE, kind.record(b"".join([NOTE.pack(*lane.ring.place_of_next(), size_bytes) for lane in lanes]))
         )
         self._push(kind.source, ((0, whole.data_ptr(), size_bytes),), size_bytes, whole)
         kind.is_told = True
@@ -185,10 +171,6 @@ class CopyWriter(ShmWriter):
         self._put_pickle(self._at, short_failure(DeviceError(f"channel {self.name}: {text}"), *self._where))
         self._has_failed = True
         self.give_up(text)
-
-    def end(self) -> None:
-        """Once nothing is written any more: the readers hear that no more values come."""
-        self._tell_closed(WRITER_GONE, self._bells)
 
     def _split(self, value: object) -> Split:
         parts = self._splitter.split(value)
@@ -250,6 +232,17 @@ class CopyWriter(ShmWriter):
         super().publish()
         self._turns.ring()
 
+    @property
+    def recorded(self) -> Sequence[Recorded]:
+        """What enqueues its copies, by lane."""
+        return [lane.ring for lane in self.lanes]
+
+    def signals(self, reader: int) -> list[Releasable]:
+        """What a reader sets and streams of this process may wait for. Any thread may ask."""
+        num_sources = len(self._homes)
+        lanes = self.lanes[reader * num_sources : (reader + 1) * num_sources]
+        return [signal for lane in lanes for signal in lane.ring.signals()]
+
     def try_flush(self) -> bool:
         """See the protocol."""
         return all(lane.ring.is_done for lane in self.lanes)
@@ -290,160 +283,5 @@ class CopyWriter(ShmWriter):
         self._ready = []
         return True
 
-
-def _lanes_from(homes: Sequence[DeviceHome]) -> LaneOf:
-    """By which of these devices a tensor goes: its own, if it is one of them."""
-    sources: dict[int, int] = {}
-    for source, home in enumerate(homes):
-        sources.setdefault(home.device, source)
-
-    def lane_of(tensor: torch.Tensor) -> int | None:
-        device = tensor.device
-        if device.type == "cpu":
-            return sources.get(HOST)
-        return sources.get(device.index) if device.type == "cuda" else None
-
-    return lane_of
-
-
-class CopyReader(ShmReader):
-    """One reading end.
-
-    Args:
-        name: for errors.
-        board, offset, ring: where the ring's block lies.
-        index: which of the readers this is.
-        heap_memory: the writer's heap.
-        bell: the writer's doorbell.
-        lanes_offset, layout: where the lanes' blocks lie on the board.
-        homes: for each of the writer's devices, the device of this process on which its tensors arrive.
-        signals: of all lanes, as each of those devices sees them.
-        slot_bytes: length of the slots to set aside now; 0 to make none before the first tensor comes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        board: mmap.mmap,
-        offset: int,
-        ring: RingLayout,
-        index: int,
-        heap_memory: Memory,
-        bell: Bell,
-        *,
-        lanes_offset: int,
-        layout: DeviceLayout,
-        homes: Sequence[DeviceHome],
-        signals: Sequence[SignalBoard],
-        slot_bytes: int = 0,
-    ) -> None:
-        super().__init__(name, board, offset, ring, index, heap_memory, bell)
-        self._homes = homes
-        self._index = index
-        self._kinds = KindTable(layout.num_readers)
-        self._first_lane = index * layout.num_sources
-        nudge = self.nudge()
-        self.lanes = [
-            LaneReader(
-                home,
-                board,
-                lanes_offset,
-                layout,
-                self._first_lane + source,
-                signals[source],
-                bell,
-                nudge,
-                f"{name} at reader {index}",
-                slot_bytes if source == 0 else 0,
-            )
-            for source, home in enumerate(homes)
-        ]
-        self._num_tensors_copied_out = 0
-
-    def _read_message(self, at: int, kind: int, size: int) -> object:
-        if kind != _BARE:
-            return super()._read_message(at, kind, size)
-        payload = memoryview(self._board)[at + 8 : at + 8 + min(size, INLINE_BYTES)]
-        source, dtype, shape, requires_grad = self._kinds.find(payload)
-        note = NOTE.unpack_from(payload, NUMBER.size + self._index * NOTE.size)
-        lane = self.lanes[source]
-        is_short = lane.ring.is_short
-        lease = lane.accept(*note)
-        leased = Leased(lease)
-        if lease.size_bytes != prod(shape) * dtype.itemsize:
-            raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {lease.size_bytes} bytes")
-        tensor = tensor_on(lease.address, shape, dtype, self._homes[source].device, keep=leased)
-        if is_short:
-            self._num_tensors_copied_out += 1
-            tensor = tensor.clone()
-        return tensor.requires_grad_() if requires_grad else tensor
-
-    def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
-        return join(message, self._open_lanes, private=private, shared=memoryview.toreadonly)
-
-    def _open_lanes(self, notes: memoryview) -> Make:
-        """Lets the compute stream wait for the parts of a value, and leases their slots."""
-        opened: dict[int, tuple[int, int, Leased, bool]] = {}
-        for source, lane in enumerate(self.lanes):
-            generation, slot, size_bytes = NOTE.unpack_from(notes, (self._first_lane + source) * NOTE.size)
-            if generation != _UNUSED:
-                is_short = lane.ring.is_short
-                lease = lane.accept(generation, slot, size_bytes)
-                opened[source] = (lease.address, size_bytes, Leased(lease), is_short)
-                self._num_tensors_copied_out += is_short
-
-        def make(source: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-            address, size_bytes, leased, is_short = opened[source]
-            tensor = tensor_on(address + offset, shape, dtype, self._homes[source].device, keep=leased)
-            if offset + tensor.numel() * tensor.itemsize > size_bytes:
-                raise ValueError(f"a tensor at {offset} does not lie within the {size_bytes} bytes of its slot")
-            return tensor.clone() if is_short else tensor
-
-        return make
-
-    def serve(self) -> bool:
-        """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
-        return any_of(lane.serve() for lane in self.lanes)
-
-    def break_off(self, reason: str) -> None:
-        """See the protocol."""
-        super().break_off(reason)
-        for lane in self.lanes:
-            lane.break_off(reason)
-
-    def give_up(self, reason: str) -> None:
-        """Somebody else is gone, and the writer is not: no tensor is taken any more."""
-        for lane in self.lanes:
-            lane.ring.give_up(reason)
-
-    def close(self) -> None:
-        """See the protocol. The devices may be behind: go on with `settle`."""
-        super().close()
-        for lane in self.lanes:
-            lane.ring.close()
-
-    def settle(self) -> bool:
-        """Goes on with closing, without waiting. True once no value can come any more and the devices are done with those that
-        came.
-
-        Tensors that the program kept stay good; `serve` gives their memory back when they are gone (`is_empty`).
-        """
-        return all_of(lane.settle() for lane in self.lanes)
-
-    @property
-    def is_empty(self) -> bool:
-        """Once settled: whether all memory has been given back."""
-        return all(lane.ring.is_empty for lane in self.lanes)
-
-    def statistics(self) -> ChannelStatistics:
-        """See the protocol. Slots are those of the lanes."""
-        ring = super().statistics()
-        lanes = [lane.ring.statistics() for lane in self.lanes]
-        return ChannelStatistics(
-            ring.num_values,
-            ring.num_bytes + sum(lane.num_bytes for lane in lanes),
-            num_copied_out=ring.num_copied_out + self._num_tensors_copied_out,
-            num_slots=sum(lane.num_slots for lane in lanes if lane.num_generations),
-            slot_bytes=sum(lane.num_slots * lane.slot_bytes for lane in lanes),
-            num_kept=ring.num_kept + sum(lane.num_leased for lane in lanes),
-        )
+    def give_back(self) -> None:
+        """Nothing is left once it has settled."""

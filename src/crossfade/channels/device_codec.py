@@ -31,7 +31,13 @@ import torch
 from crossfade.channels.codec import decode
 from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.layout import split as take_apart
-from crossfade.channels.tensors import TensorPickler, TensorReducer, dump_by_cloudpickle, rebuild_device_tensor
+from crossfade.channels.tensors import (
+    TensorPickler,
+    TensorReducer,
+    dump_by_cloudpickle,
+    rebuild_device_tensor,
+    reduce_as_torch,
+)
 from crossfade.host.memory import align
 
 __all__ = [
@@ -45,6 +51,8 @@ __all__ = [
     "Splitter",
     "dense",
     "join",
+    "notes_of",
+    "places_of",
     "split",
     "split_for_host",
 ]
@@ -126,7 +134,7 @@ class _Reducer(TensorReducer):
 
     def reduce(self, tensor: torch.Tensor) -> Any:
         if not _is_plain(tensor):
-            return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+            return reduce_as_torch(tensor)
         lane = self._lane_of(tensor)
         if lane is None:
             return super().reduce(tensor)
@@ -313,6 +321,28 @@ def join(
     here = iter([private(place) if is_private else shared(place) for place, is_private in places])
     buffers = (beside[n] if n in beside else next(here) for n in range(len(places) + len(beside)))
     return pickle.loads(data, buffers=buffers)
+
+
+def notes_of(message: memoryview) -> memoryview | None:
+    """What the channel noted of the lanes of a value, before it is put together; None if no tensor lies beside the message.
+
+    Raises:
+        ValueError: the message is none.
+    """
+    _, is_apart, _, places = take_apart(message)
+    return places[0][0] if is_apart and places else None
+
+
+def places_of(message: memoryview) -> list[tuple[int, int, int]]:
+    """(lane, offset, length) of each tensor that lies beside a message, in the order in which `Split` has them.
+
+    Raises:
+        ValueError: the message is none.
+    """
+    _, is_apart, _, places = take_apart(message)
+    if not is_apart or len(places) < 2 or places[1][0].nbytes % _ENTRY.size:
+        raise ValueError("a message has no table of tensors")
+    return [(lane, offset, size_bytes) for _, lane, offset, size_bytes in _entries(places[1][0])]
 
 
 def _entries(table: memoryview) -> Iterator[tuple[int, int, int, int]]:

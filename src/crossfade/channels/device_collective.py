@@ -168,14 +168,17 @@ class DeviceGroup:
         except IndexError:
             return False
 
+    def _may_move(self) -> bool:
+        return self.can_move() and not self._reason
+
     def pump(self) -> None:
         """Enqueues all that everybody has come to, in the order in which it was started."""
-        while self.can_move() and not self._reason:
+        while self._may_move():
             if not self._turn.acquire(False):
                 return  # whoever has the turn looks once more behind it
             is_for_thread = False
             try:
-                while not is_for_thread and self.can_move() and not self._reason:
+                while self._may_move() and not is_for_thread:
                     if self._do(self._queue[0]):
                         self._drop_first()
                     else:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from crossfade.device.driver import HOST, TimedDriver
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import current_stream
 
-__all__ = ["DeviceHome"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeviceHome", "Recorded", "source_of"]
+
+
+class Recorded(Protocol):
+    """What enqueues copies.
+
+    Attributes:
+        around: called with the stream before copies are enqueued on it; what it gives is called behind them.
+    """
+
+    around: Callable[[int], Callable[[], None]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +69,18 @@ class DeviceHome:
     def down_stream(self) -> int:
         """Copies from the host."""
         return self.streams.get(Role.DOWN)
+
+
+def source_of(homes: Sequence[DeviceHome]) -> Callable[[torch.Tensor], int | None]:
+    """From which of these devices a tensor goes to others: its own, if it is one of them."""
+    sources: dict[int, int] = {}
+    for source, home in enumerate(homes):
+        sources.setdefault(home.device, source)
+
+    def of(tensor: torch.Tensor) -> int | None:
+        device = tensor.device
+        if device.type == "cpu":
+            return sources.get(HOST)
+        return sources.get(device.index) if device.type == "cuda" else None
+
+    return of

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, Mailbox
-from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record
+from crossfade.device.records import Announced, Finished, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
@@ -25,11 +25,16 @@ from crossfade.host.doorbell import Bell
 from crossfade.host.memory import address_of
 from crossfade.host.semaphore import open_semaphore
 
-__all__ = ["LaneReader", "LaneWriter"]
+__all__ = ["LaneReader", "LaneWriter", "Post"]
 
 
-class _Post:
-    """What this side tells the other, as far as there is room for it. One thread uses it."""
+class Post:
+    """What this side tells the other, as far as there is room for it. One thread uses it.
+
+    Args:
+        board, offset: where the mailbox lies.
+        bell: the other side's.
+    """
 
     def __init__(self, board: mmap.mmap, offset: int, bell: Bell) -> None:
         self._mailbox = Mailbox(board, offset)
@@ -37,12 +42,13 @@ class _Post:
         self._unsent: deque[Record] = deque()
 
     def put(self, record: Record) -> None:
+        """Tells it, now or with a later call of anything here."""
         self._unsent.append(record)
         self.flush()
 
-    def put_unless_enqueued(self, record: Record) -> None:
-        """What a sender tells. (The channel's own record tells what is enqueued.)"""
-        if not isinstance(record, Enqueued):
+    def put_unless_known(self, record: Record) -> None:
+        """What a staged sender tells. (The channel's own record tells that a value comes.)"""
+        if not isinstance(record, Announced):
             self.put(record)
 
     def flush(self) -> bool:
@@ -89,7 +95,7 @@ class LaneWriter:
     ) -> None:
         base = address_of(board, offset)
         self._mail = Mailbox(board, offset + layout.to_writer(lane))
-        self._post = _Post(board, offset + layout.to_reader(lane), bell)
+        self._post = Post(board, offset + layout.to_reader(lane), bell)
         self._freed = [
             [open_semaphore(base + layout.freed(lane, group, slot)).acquire for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
@@ -97,7 +103,7 @@ class LaneWriter:
         self._offer: Offer | None = None
         self._is_closing = self._is_closed = self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
-        self.ring = RingSender(home.driver, part, home.push_stream, self._post.put_unless_enqueued, label)
+        self.ring = RingSender(home.driver, part, home.push_stream, self._post.put, label, tells_values=False)
 
     def can_send(self, size_bytes: int) -> bool:
         """`RingSender.can_send`, with what the reader has told until now."""
@@ -118,7 +124,7 @@ class LaneWriter:
     def _take_freed(self, offer: Offer) -> None:
         for slot, acquire in enumerate(self._freed[offer.group]):
             while acquire(False):
-                self.ring.on_record(FreeEnqueued(offer.generation, slot))
+                self.ring.credit(offer.generation, slot)
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way. Whether it should soon be called again."""
@@ -154,7 +160,7 @@ class _ReaderTells:
     """What a receiver tells, also after its channel is closed, when the last leases end."""
 
     def __init__(
-        self, board: mmap.mmap, post: _Post, freed: list[list[Callable[[], None]]], on_freed: Callable[[], None]
+        self, board: mmap.mmap, post: Post, freed: list[list[Callable[[], None]]], on_freed: Callable[[], None]
     ) -> None:
         self._board = board  # semaphores point into it
         self._post = post
@@ -162,11 +168,11 @@ class _ReaderTells:
         self._on_freed = on_freed
         self._groups: dict[int, int] = {}  # of each generation
 
+    def free(self, generation: int, slot: int) -> None:
+        self._freed[self._groups[generation]][slot]()
+        self._on_freed()
+
     def tell(self, record: Record) -> None:
-        if isinstance(record, FreeEnqueued):
-            self._freed[self._groups[record.generation]][record.slot]()
-            self._on_freed()
-            return
         if isinstance(record, Offer):
             self._groups[record.generation] = record.group
         self._post.put(record)
@@ -205,21 +211,28 @@ class LaneReader:
         base = address_of(board, offset)
         self._home = home
         self._mail = Mailbox(board, offset + layout.to_reader(lane))
-        self._post = _Post(board, offset + layout.to_writer(lane), bell)
+        self._post = Post(board, offset + layout.to_writer(lane), bell)
         freed: list[list[Callable[[], None]]] = [
             [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
         ]
         self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
-        tell = _ReaderTells(board, self._post, freed, on_freed).tell
+        tells = _ReaderTells(board, self._post, freed, on_freed)
         self.ring = RingReceiver(
-            home.driver, home.pool, part, tell, label, num_slots=layout.num_slots, slot_bytes=slot_bytes
+            home.driver,
+            home.pool,
+            part,
+            tells.tell,
+            label,
+            num_slots=layout.num_slots,
+            slot_bytes=slot_bytes,
+            on_free=tells.free,
         )
 
     def accept(self, generation: int, slot: int, size_bytes: int) -> Lease:
         """`RingReceiver.accept`, on torch's current stream."""
-        return self.ring.accept(Enqueued(generation, slot, size_bytes), self._home.compute_stream())
+        return self.ring.accept_at(generation, slot, size_bytes, self._home.compute_stream())
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way. Whether it should soon be called again."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from crossfade.channels.codec import PLAIN_TYPES
+from crossfade.channels.codec import is_plain
 from crossfade.channels.device_codec import HostSplit, Placed, split_for_host
 from crossfade.channels.host_copies import HostCopies
 from crossfade.channels.layout import Encoded
@@ -184,7 +184,7 @@ class DeviceToHostWriter(ShmWriter):
 def _is_plain(value: object) -> bool:
     """Whether there is no tensor in a value, as far as its type tells."""
     kind = type(value)
-    if kind in PLAIN_TYPES or kind is Failure:
+    if kind is Failure or is_plain(value):
         return True
     numpy = sys.modules.get("numpy")
     return numpy is not None and kind is numpy.ndarray and not value.dtype.hasobject  # type: ignore[attr-defined]

@@ -242,6 +242,10 @@ class ShmWriter(_End):
         """Always: an accepted value lies in memory that the readers see."""
         return True
 
+    def end(self) -> None:
+        """Once nothing is written any more: the readers hear that no more values come."""
+        self._tell_closed(WRITER_GONE, self._bells)
+
     def close(self) -> None:
         """See the protocol."""
         self._close(WRITER_GONE, self._bells)

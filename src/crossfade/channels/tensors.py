@@ -22,6 +22,7 @@ __all__ = [
     "bring_to_host",
     "dump_by_cloudpickle",
     "rebuild_device_tensor",
+    "reduce_as_torch",
     "tensor_of",
 ]
 
@@ -51,13 +52,51 @@ class TensorReducer:
         kind = tensor.device.type
         is_far = kind == "cuda" and not self._keeps_devices
         if tensor.layout is not torch.strided or not (kind == "cpu" or is_far) or tensor.is_quantized:
-            return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+            return reduce_as_torch(tensor)
         near = bring_to_host(tensor) if is_far else tensor
         flat = near.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         data: Any = flat.view(torch.uint8).numpy() if flat.numel() else flat.new_empty(0, dtype=torch.uint8).numpy()
         self.private.add(len(self.buffers))
         rebuild = rebuild_device_tensor if is_far else _rebuild_tensor
         return rebuild, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+
+
+def reduce_as_torch(tensor: torch.Tensor) -> Any:
+    """How a tensor that is not dense is pickled: a sparse one as its dense parts, others torch's way.
+
+    (Torch's way for sparse ones keeps every tensor that is unpickled in a list of its own until the next ``torch.load``.)
+    """
+    if tensor.layout is torch.sparse_coo:
+        parts = (tensor._indices(), tensor._values())
+        return _rebuild_coo, (*parts, tuple(tensor.shape), tensor.is_coalesced(), tensor.requires_grad)
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (tensor.crow_indices(), tensor.col_indices())
+        return _rebuild_compressed, (*parts, tensor.values(), tuple(tensor.shape), tensor.layout, tensor.requires_grad)
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (tensor.ccol_indices(), tensor.row_indices())
+        return _rebuild_compressed, (*parts, tensor.values(), tuple(tensor.shape), tensor.layout, tensor.requires_grad)
+    return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+
+
+def _rebuild_coo(
+    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool, requires_grad: bool
+) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        indices, values, shape, is_coalesced=is_coalesced, requires_grad=requires_grad, check_invariants=False
+    )
+
+
+def _rebuild_compressed(
+    outer: torch.Tensor,
+    inner: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    layout: torch.layout,
+    requires_grad: bool,
+) -> torch.Tensor:
+    return torch.sparse_compressed_tensor(
+        outer, inner, values, shape, layout=layout, requires_grad=requires_grad, check_invariants=False
+    )
 
 
 class TensorPickler(pickle.Pickler):

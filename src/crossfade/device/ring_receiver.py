@@ -56,14 +56,16 @@ class Lease:
 
     __slots__ = ("__weakref__", "_number", "_ring", "_streams", "address", "generation", "size_bytes", "slot")
 
-    def __init__(self, ring: RingReceiver, record: Enqueued, address: int, stream: int) -> None:
-        self.generation = record.generation
-        self.slot = record.slot
-        self.size_bytes = record.size_bytes
+    def __init__(
+        self, ring: RingReceiver, generation: int, slot: int, size_bytes: int, address: int, stream: int
+    ) -> None:
+        self.generation = generation
+        self.slot = slot
+        self.size_bytes = size_bytes
         self.address = address
         self._ring = ring
         self._streams = [stream]
-        self._number = ring.driver.ledger.take("lease", ring.slot_labels[record.slot])
+        self._number = ring.driver.ledger.take("lease", ring.slot_labels[slot])
 
     def use_on(self, stream: int) -> None:
         """The value is also used on this stream, which is ordered behind the first one: its use ends before the slot is free."""
@@ -90,6 +92,8 @@ class RingReceiver:
         label: for reports.
         num_slots: how many values can be on their way or leased.
         slot_bytes: length of the first slots; 0 to make none until the first value comes.
+        on_free: tells the sender, by whoever ends a lease, that ``free`` of a (generation, slot) is enqueued; None to ``tell`` it
+            as `FreeEnqueued`.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class RingReceiver:
         *,
         num_slots: int = 2,
         slot_bytes: int,
+        on_free: Callable[[int, int], None] | None = None,
     ) -> None:
         if board.num_signals < num_signals(num_slots):
             raise ValueError(
@@ -113,6 +118,7 @@ class RingReceiver:
         self._pool = pool
         self._board = board
         self._tell = tell
+        self._on_free = on_free or (lambda generation, slot: self._tell(FreeEnqueued(generation, slot)))
         self._num_slots = num_slots
         self._generations: dict[int, _Slots] = {}
         self._num_generations = 0
@@ -180,18 +186,26 @@ class RingReceiver:
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
         """
+        return self.accept_at(record.generation, record.slot, record.size_bytes, stream)
+
+    def accept_at(self, generation: int, slot: int, size_bytes: int, stream: int) -> Lease:
+        """`accept` of a value that was told in another form than `Enqueued`.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
         if self._ended is not None:
             raise self._ended
-        slots = self._generations[record.generation]
-        lease = Lease(self, record, slots.block.address + record.slot * slots.offer.slot_bytes, stream)
+        slots = self._generations[generation]
+        lease = Lease(self, generation, slot, size_bytes, slots.block.address + slot * slots.offer.slot_bytes, stream)
         self._streams.add(stream)
-        number = slots.num_uses[record.slot] = slots.num_uses[record.slot] + 1
-        full = slots.full[record.slot]
+        number = slots.num_uses[slot] = slots.num_uses[slot] + 1
+        full = slots.full[slot]
         if not full.has(number):  # if it is there already, the stream is saved an operation
             full.wait(stream, number)
-        slots.leases[record.slot] = lease
+        slots.leases[slot] = lease
         self._num_values += 1
-        self._num_bytes += record.size_bytes
+        self._num_bytes += size_bytes
         return lease
 
     @property
@@ -201,6 +215,8 @@ class RingReceiver:
         So it is when all slots but one are leased, and when only one more generation could be offered: what is accepted then must
         not hold its generation, or the ring could not grow any more.
         """
+        if self._postponed:  # a capture may be over
+            self.collect()
         slots = self._generations.get(self._num_generations - 1)
         is_last = len(self._generations) >= NUM_GROUPS - 1
         return is_last or (slots is not None and len(slots.leases) >= self._num_slots - 1)
@@ -225,7 +241,10 @@ class RingReceiver:
         for other in streams[1:]:
             self._join(stream, other)
         slots = self._generations[lease.generation]
-        slots.free[lease.slot].set(stream, slots.num_uses[lease.slot])
+        try:
+            slots.free[lease.slot].set(stream, slots.num_uses[lease.slot])
+        except DeviceError as error:  # in a destructor, as a rule, where nobody would hear of it
+            self.give_up(f"the end of a value's use could not be enqueued: {error}")
         is_running = self._ended is None
         if not is_running:
             self._mark(stream)
@@ -235,7 +254,7 @@ class RingReceiver:
         with self._ending:
             del slots.leases[lease.slot]
             if is_running:
-                self._tell(FreeEnqueued(lease.generation, lease.slot))
+                self._on_free(lease.generation, lease.slot)
 
     def _mark(self, stream: int) -> None:
         """Once this end has ended: notes how far the stream has to come before slots can be given back."""

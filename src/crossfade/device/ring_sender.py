@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from crossfade.device.copies import cut, enqueue
+from crossfade.device.copies import EDGE_BYTES, cut, enqueue
 from crossfade.device.driver import Driver
 from crossfade.device.memory import OpenedMemory
 from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Refused, Retired, Wanted
@@ -54,6 +54,7 @@ class RingSender:
         tell: takes records to the receiver, in order.
         label: for reports.
         chunk_bytes: longest single copy; None for no limit.
+        tells_values: whether each value is told by `Enqueued`; otherwise the caller tells it.
 
     Attributes:
         around: called with the copy stream before a value's copies are enqueued, behind what they wait for; what it gives is called
@@ -68,12 +69,15 @@ class RingSender:
         tell: Callable[[Record], None],
         label: str,
         chunk_bytes: int | None = None,
+        *,
+        tells_values: bool = True,
     ) -> None:
         self._driver = driver
         self._board = board
         self._stream = stream
         self._tell = tell
         self._chunk_bytes = chunk_bytes
+        self._tells_values = tells_values
         self.label = label
         self.around: Callable[[int], Callable[[], None]] | None = None
         self._target: _Target | None = None
@@ -91,14 +95,18 @@ class RingSender:
         """A record of the receiver's arrived."""
         match record:
             case FreeEnqueued(generation, slot):
-                if self._target is not None and self._target.offer.generation == generation:
-                    self._target.credits.append(slot)
+                self.credit(generation, slot)
             case Offer():
                 self._accept(record)
             case Refused():
                 self._refused = record
             case _:
                 raise ChannelError(f"{self.label}: a sender cannot take {record}: this is a bug in crossfade")
+
+    def credit(self, generation: int, slot: int) -> None:
+        """`FreeEnqueued` arrived, in whichever form."""
+        if self._target is not None and self._target.offer.generation == generation:
+            self._target.credits.append(slot)
 
     def _accept(self, offer: Offer) -> None:
         if self._ended is not None:
@@ -124,7 +132,7 @@ class RingSender:
         """
         if self._ended is not None:
             raise self._ended
-        if self._closing:
+        if self._closing or self._kept:
             self.collect()
         target = self._target
         if target is None or size_bytes > target.offer.slot_bytes:
@@ -191,12 +199,12 @@ class RingSender:
         slot = target.credits.popleft()
         number = self._enqueue(target, slot, parts, ready)
         if keep is not None:
-            self.collect()
             full = target.full[slot] if self._board.is_quick else None
             self._kept.append(_Kept(full, number, -1 if full is not None else self._mark(), keep))
         self._num_values += 1
         self._num_bytes += size_bytes
-        self._tell(Enqueued(target.offer.generation, slot, size_bytes))
+        if self._tells_values:
+            self._tell(Enqueued(target.offer.generation, slot, size_bytes))
 
     @property
     def next_place(self) -> tuple[int, int] | None:
@@ -222,7 +230,10 @@ class RingSender:
         there = target.memory.address + slot * target.offer.slot_bytes
         end = self.around(stream) if self.around is not None and parts else None
         for offset, address, size_bytes in parts:
-            enqueue(self._driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
+            if self._chunk_bytes is None and not (there + offset) % EDGE_BYTES and size_bytes:
+                self._driver.copy(there + offset, address, size_bytes, stream)
+            else:
+                enqueue(self._driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
         if end is not None:
             end()
         target.full[slot].set(stream, number)

@@ -19,6 +19,8 @@ reads and releases signals with plain loads and stores, with no stream in betwee
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from crossfade.device.driver import Driver, HostRange
@@ -98,12 +100,14 @@ class Counter:
         awaited: the highest value that this process waited for.
     """
 
-    __slots__ = ("_board", "_driver", "_index", "address", "awaited", "label")
+    __slots__ = ("_board", "_driver", "_index", "_is_quick", "_peek", "address", "awaited", "label")
 
     def __init__(self, driver: Driver, board: SignalBoard, index: int, address: int, label: str) -> None:
         self._driver = driver
         self._board = board
         self._index = index
+        self._is_quick = board.is_quick
+        self._peek = board.peeker(index)
         self.address = address
         self.label = label
         self.awaited = 0
@@ -125,11 +129,11 @@ class Counter:
 
     def has(self, value: int) -> bool:
         """Whether so many are done, as far as a cheap look tells."""
-        return self._board.is_quick and self.is_at_least(value)
+        return self._is_quick and (self._peek() - value) & _MASK < _HALF
 
     def is_at_least(self, value: int) -> bool:
         """Whether so many are done; the look may cost a copy."""
-        return (self._board.peek(self._index) - value) & _MASK < _HALF
+        return (self._peek() - value) & _MASK < _HALF
 
     def is_set(self) -> bool:
         """Whether nothing waits for it."""
@@ -179,6 +183,9 @@ class SignalBoard(Protocol):
     def peek(self, index: int) -> int:
         """Its word, read by the host."""
 
+    def peeker(self, index: int) -> Callable[[], int]:
+        """`peek` of one signal, for who does it often."""
+
     def poke(self, index: int, value: int) -> None:
         """Stores its word from the host."""
 
@@ -214,6 +221,10 @@ class HostBoard:
     def peek(self, index: int) -> int:
         """See `SignalBoard`."""
         return self._range.peek(index * WORD_BYTES)
+
+    def peeker(self, index: int) -> Callable[[], int]:
+        """See `SignalBoard`."""
+        return partial(self._range.peek, index * WORD_BYTES)
 
     def poke(self, index: int, value: int) -> None:
         """See `SignalBoard`."""
@@ -253,6 +264,10 @@ class BoardPart:
         """See `SignalBoard`."""
         return self._board.peek(self._first + index)
 
+    def peeker(self, index: int) -> Callable[[], int]:
+        """See `SignalBoard`."""
+        return self._board.peeker(self._first + index)
+
     def poke(self, index: int, value: int) -> None:
         """See `SignalBoard`."""
         self._board.poke(self._first + index, value)
@@ -287,6 +302,10 @@ class DeviceBoard:
     def peek(self, index: int) -> int:
         """See `SignalBoard`."""
         return self._driver.peek(self._address + index * WORD_BYTES)
+
+    def peeker(self, index: int) -> Callable[[], int]:
+        """See `SignalBoard`."""
+        return partial(self._driver.peek, self._address + index * WORD_BYTES)
 
     def poke(self, index: int, value: int) -> None:
         """See `SignalBoard`."""

@@ -15,61 +15,22 @@ free (PL-5), which it does without waiting for its GPU.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from crossfade.device.driver import Driver, HostRange
+from crossfade.device.driver import Driver
 from crossfade.device.records import Announced, ChunksEnqueued, ChunksFreeEnqueued, Record
-from crossfade.device.signals import Counter, HostBoard
+from crossfade.device.signals import Counter
+from crossfade.device.staged_end import Rest, StagedEnd, StagedStreams
 from crossfade.device.staged_layout import StagedLayout
-from crossfade.device.tail import Tail
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.errors import ChannelError
 from crossfade.host.memory import Memory
 
 __all__ = ["StagedLayout", "StagedReceiver", "StagedSender", "StagedStreams"]
 
 
-class StagedStreams(NamedTuple):
-    """The streams of one end. All of them may be one.
-
-    Attributes:
-        copies: moves the chunks. (One: over two, each chunk moved at half the speed, 64 MB took 0.6 ms longer.)
-        waits: waits for the other side, ahead of the copies.
-        sets: tells the other side, behind the copies.
-    """
-
-    copies: int
-    waits: int
-    sets: int
-
-
-@dataclass(slots=True)
-class _Rest:
-    """What is left of a value: where it goes on, its chunks, what to keep until they are moved."""
-
-    address: int
-    lengths: deque[int]
-    keep: Any = None
-
-    def take(self) -> tuple[int, int]:
-        """The next chunk's address and length."""
-        address, length = self.address, self.lengths.popleft()
-        self.address += length
-        return address, length
-
-
-class _End:
-    """What both ends hold: the chunks and the two counters.
-
-    Args:
-        driver: this process's device.
-        memory: shared by both sides, zeroed, ``layout.size_bytes`` long.
-        layout: the same on both sides.
-        streams: this end's; others may use them as well.
-        tell: takes records to the other side, in order.
-        label: for reports.
-    """
+class StagedSender(StagedEnd):
+    """The sending end: first-in, first-out. One thread uses it; `StagedEnd` has the arguments."""
 
     def __init__(
         self,
@@ -79,104 +40,11 @@ class _End:
         streams: StagedStreams,
         tell: Callable[[Record], None],
         label: str,
+        offset: int = 0,
     ) -> None:
-        self.label = label
-        self._driver = driver
-        self._layout = layout
-        self._streams = streams
-        self._tell = tell
-        self._number = 0  # of the last chunk
-        self._board = HostBoard(driver, memory, 2, label)
-        self._full = self._board.counter(0, f"full of {label}")
-        self._free = self._board.counter(1, f"free of {label}")
-        size_bytes = layout.num_chunks * layout.chunk_bytes
-        self._chunks: HostRange = driver.map_host(memory, layout.signal_bytes, size_bytes, f"chunks of {label}")
-        for index in range(layout.num_chunks):
-            place = self._chunks.address + index * layout.chunk_bytes
-            driver.name_range(place, layout.chunk_bytes, f"chunk {index} of {label}")
-        self._waited, self._copied = driver.create_event(), driver.create_event()
-        self._tail = Tail(driver, streams)
-        self._ended: ChannelError | None = None
-        self._is_closed = False
-
-    def _next_chunk(self) -> int:
-        """Counts a chunk, and says where it lies."""
-        index = self._number % self._layout.num_chunks
-        self._number += 1
-        return self._chunks.address + index * self._layout.chunk_bytes
-
-    def _wait(self, counter: Counter, value: int) -> None:
-        """Lets the copies wait for a counter, unless it is seen to be there."""
-        if counter.has(value):
-            return
-        copies, waits, _ = self._streams
-        counter.wait(waits, value)
-        if waits != copies:
-            self._driver.record_event(self._waited, waits)
-            self._driver.wait_event(copies, self._waited)
-
-    def _set(self, counter: Counter, value: int) -> None:
-        """Sets a counter behind the copies."""
-        copies, _, sets = self._streams
-        if sets != copies:
-            self.join(sets)
-        counter.set(sets, value)
-
-    def join(self, stream: int) -> None:
-        """Lets ``stream`` wait for everything that this end was given so far."""
-        self._driver.record_event(self._copied, self._streams.copies)
-        self._driver.wait_event(stream, self._copied)
-
-    def _check(self) -> None:
-        if self._ended is not None:
-            raise self._ended
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the device has finished everything that was enqueued here."""
-        return self._tail.has_passed()
-
-    def break_off(self, reason: str) -> None:
-        """The other side is gone; calls raise `ChannelBroken` from now on."""
-        self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
-
-    def close(self) -> None:
-        """Unpins the memory. The device must have finished (`is_done`). Idempotent.
-
-        Raises:
-            ChannelError: it has not.
-        """
-        if self._is_closed:
-            return
-        if not self.is_done:
-            raise ChannelError(
-                f"{self.label}: copies are still under way",
-                hint="wait for is_done, or release the signals that they wait for",
-            )
-        self._is_closed = True
-        self._board.close()
-        self._chunks.close()
-        self._tail.close()
-        for event in (self._waited, self._copied):
-            self._driver.destroy_event(event)
-        self._ended = self._ended or ChannelClosed(f"{self.label}: closed by this side")
-
-
-class StagedSender(_End):
-    """The sending end: first-in, first-out. One thread uses it; `_End` has the arguments."""
-
-    def __init__(
-        self,
-        driver: Driver,
-        memory: Memory,
-        layout: StagedLayout,
-        streams: StagedStreams,
-        tell: Callable[[Record], None],
-        label: str,
-    ) -> None:
-        super().__init__(driver, memory, layout, streams, tell, label)
+        super().__init__(driver, memory, layout, streams, tell, label, offset)
         self._credits = layout.num_chunks
-        self._waiting: deque[_Rest] = deque()
+        self._waiting: deque[Rest] = deque()
         self._kept: deque[tuple[int, Any]] = deque()
 
     def send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> None:
@@ -191,11 +59,25 @@ class StagedSender(_End):
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
         """
+        self.send_parts([(0, address, size_bytes)], ready=ready, keep=keep)
+
+    def send_parts(self, parts: Sequence[tuple[int, int, int]], *, ready: int | None = None, keep: Any = None) -> None:
+        """`send` for a value that lies in several places. What lies between its parts comes as it may.
+
+        Args:
+            parts: (offset in the value, address, length) of each; in order, and none over another.
+            ready: see `send`.
+            keep: see `send`.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
         self._check()
         if ready is not None:
             self._driver.wait_event(self._streams.copies, ready)
+        size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
         self._tell(Announced(size_bytes))
-        self._waiting.append(_Rest(address, deque(self._layout.lengths(size_bytes)), keep))
+        self._waiting.append(Rest(deque(parts), deque(self._layout.lengths(size_bytes)), keep))
         self._pump()
 
     def on_record(self, record: Record) -> None:
@@ -213,7 +95,7 @@ class StagedSender(_End):
         while self._waiting and self._ended is None:
             value = self._waiting[0]
             while value.lengths and self._credits:
-                self._enqueue(*value.take())
+                self._enqueue(value.take())
                 num_untold += 1
                 if num_untold >= max(num_told, 1):
                     self._tell(ChunksEnqueued(num_untold))
@@ -226,13 +108,13 @@ class StagedSender(_End):
         if num_untold:
             self._tell(ChunksEnqueued(num_untold))
 
-    def _enqueue(self, address: int, length: int) -> None:
+    def _enqueue(self, pieces: list[tuple[int, int, int]]) -> None:
         self._credits -= 1
         self._tail.grow()
         chunk = self._next_chunk()
         if self._number > self._layout.num_chunks:
             self._wait(self._free, self._number - self._layout.num_chunks)
-        self._driver.copy(chunk, address, length, self._streams.copies)
+        self._copy([(chunk + offset, address, size_bytes) for offset, address, size_bytes in pieces])
         self._set(self._full, self._number)
 
     def _keep(self, keep: Any) -> None:
@@ -256,7 +138,7 @@ class StagedSender(_End):
         return [self._free]
 
     def close(self) -> None:
-        """See `_End.close`.
+        """See `StagedEnd.close`.
 
         Raises:
             ChannelError: values are waiting for chunks, and the receiver is not known to be gone.
@@ -270,8 +152,8 @@ class StagedSender(_End):
         self.collect()
 
 
-class StagedReceiver(_End):
-    """The receiving end: first-in, first-out. One thread uses it; `_End` has the arguments."""
+class StagedReceiver(StagedEnd):
+    """The receiving end: first-in, first-out. One thread uses it; `StagedEnd` has the arguments."""
 
     def __init__(
         self,
@@ -281,12 +163,13 @@ class StagedReceiver(_End):
         streams: StagedStreams,
         tell: Callable[[Record], None],
         label: str,
+        offset: int = 0,
     ) -> None:
-        super().__init__(driver, memory, layout, streams, tell, label)
+        super().__init__(driver, memory, layout, streams, tell, label, offset)
         self._announced: deque[int] = deque()
         self._num_arriving = 0  # chunks that are on their way and have no copy enqueued yet
         self._num_unfreed = 0  # chunks whose copy is enqueued, and their ``free`` is not
-        self._into: _Rest | None = None  # the value that is being received
+        self._into: Rest | None = None  # the value that is being received
 
     def on_record(self, record: Record) -> None:
         """A record of the sender's arrived."""
@@ -304,11 +187,11 @@ class StagedReceiver(_End):
         """Length of the next value that `receive` can take; None while none is announced, or one is still being enqueued."""
         return self._announced[0] if self._announced and self._into is None else None
 
-    def receive(self, address: int, *, ready: int | None = None) -> None:
+    def receive(self, address: int | None, *, ready: int | None = None) -> None:
         """Gives the next value a place in device memory; `is_enqueued` says when all of its copies are enqueued.
 
         Args:
-            address: at least `next_bytes` of memory.
+            address: at least `next_bytes` of memory; None to let the value go by.
             ready: an event after which the memory may be written.
 
         Raises:
@@ -320,8 +203,10 @@ class StagedReceiver(_End):
             raise ChannelError(f"{self.label}: there is no value to receive", hint="look at next_bytes first")
         if ready is not None:
             self._driver.wait_event(self._streams.copies, ready)
-        lengths = self._layout.lengths(self._announced.popleft())
-        self._into = _Rest(address, deque(lengths)) if lengths else None
+        size_bytes = self._announced.popleft()
+        lengths = self._layout.lengths(size_bytes)
+        parts = [] if address is None else [(0, address, size_bytes)]
+        self._into = Rest(deque(parts), deque(lengths)) if lengths else None
         self._pump()
 
     @property
@@ -334,7 +219,7 @@ class StagedReceiver(_End):
         while self._into is not None and self._num_arriving and self._ended is None:
             self._num_arriving -= 1
             self._num_unfreed += 1
-            self._enqueue(*self._into.take())
+            self._enqueue(self._into.take())
             if not self._into.lengths:
                 self._into = None
             if self._into is None or self._num_unfreed >= self._layout.free_every:
@@ -342,11 +227,11 @@ class StagedReceiver(_End):
                 self._tell(ChunksFreeEnqueued(self._num_unfreed))
                 self._num_unfreed = 0
 
-    def _enqueue(self, address: int, length: int) -> None:
+    def _enqueue(self, pieces: list[tuple[int, int, int]]) -> None:
         self._tail.grow()
         chunk = self._next_chunk()
         self._wait(self._full, self._number)
-        self._driver.copy(address, chunk, length, self._streams.copies)
+        self._copy([(address, chunk + offset, size_bytes) for offset, address, size_bytes in pieces])
 
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""

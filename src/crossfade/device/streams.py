@@ -26,6 +26,8 @@ class Role(StrEnum):
     """Device to host: staged copies, and values for parties without a device."""
     DOWN = "down"
     """Host to device: staged copies, and values of parties without a device."""
+    NCCL = "nccl"
+    """NCCL's transfers, one for each link."""
 
 
 class Streams:

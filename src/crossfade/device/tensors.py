@@ -51,19 +51,35 @@ def torch_or_raise() -> Any:
     return torch
 
 
-class _Bytes:
+class _Memory:
     """What torch makes a tensor of; the tensor's storage holds it, and thereby ``keep``, as long as any view is alive."""
 
-    def __init__(self, address: int, size_bytes: int, keep: Any) -> None:
+    def __init__(self, address: int, shape: tuple[int, ...], typestr: str, keep: Any) -> None:
         self.keep = keep
         self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
+            "shape": shape,
+            "typestr": typestr,
             "data": (address, False),
             "strides": None,
             "version": 3,
             "stream": None,
         }
+
+
+@cache
+def _typestr(dtype: torch.dtype) -> tuple[str, bool]:
+    """How the interface calls a type, and whether that is another type of the same length, to be viewed as this one."""
+    torch = torch_or_raise()
+    own = {torch.float16: "<f2", torch.float32: "<f4", torch.float64: "<f8", torch.uint8: "|u1", torch.int8: "|i1"}
+    own |= {
+        torch.int16: "<i2",
+        torch.int32: "<i4",
+        torch.int64: "<i8",
+        torch.complex64: "<c8",
+        torch.complex128: "<c16",
+    }
+    same = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<c16"}
+    return (own[dtype], False) if dtype in own else (same[dtype.itemsize], True)
 
 
 class Leased:
@@ -93,9 +109,11 @@ def tensor_on(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: 
     if not size_bytes:
         return torch.empty(shape, dtype=dtype, device=device_of(device))  # type: ignore[no-any-return]
     if device == HOST:
-        return torch.frombuffer(_held(address, size_bytes, keep), dtype=dtype).view(shape)  # type: ignore[no-any-return]
-    flat = torch.as_tensor(_Bytes(address, size_bytes, keep), device=device_of(device))
-    return flat.view(dtype).view(shape)  # type: ignore[no-any-return]
+        flat = torch.frombuffer(_held(address, size_bytes, keep), dtype=dtype)
+        return flat if len(shape) == 1 else flat.view(shape)  # type: ignore[no-any-return]
+    typestr, is_other = _typestr(dtype)
+    tensor = torch.as_tensor(_Memory(address, shape, typestr, keep), device=device_of(device))
+    return tensor.view(dtype) if is_other else tensor  # type: ignore[no-any-return]
 
 
 def _held(address: int, size_bytes: int, keep: Any) -> Any:
@@ -110,6 +128,7 @@ def _drop(keep: Any) -> None:
     """Its last reference goes with this call."""
 
 
+@cache
 def device_of(device: int) -> torch.device:
     """The device as torch names it."""
     torch = torch_or_raise()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
-from crossfade.engines.board import peers_of, uses_devices
+from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.fault_place import fault_place
@@ -240,12 +240,14 @@ class _Actor:
         board = board_memory.map(board_memory.size_bytes, populate=True)
         board_memory.close()
         store = Memory(fds.pop(0)) if message.has_store else None
-        signals = Memory(fds.pop(0)) if uses_devices(message.plan, self._name) else None
+        shared = None
+        if uses_devices(message.plan, self._name):
+            shared = {name: Memory(fds.pop(0)) for name in device_memories(message.plan)}
         heaps = {owner: Memory(fd) for owner, fd in zip(message.heaps, fds, strict=True)}
         try:
-            return self._wired(message, board, heaps, store, signals)
+            return self._wired(message, board, heaps, store, shared)
         except BaseException:
-            for memory in (*heaps.values(), *filter(None, (store, signals))):
+            for memory in (*heaps.values(), *((store,) if store else ()), *(shared or {}).values()):
                 memory.close()
             if self._devices is not None:
                 self._devices.abandon(message.number)
@@ -257,13 +259,13 @@ class _Actor:
         board: mmap.mmap,
         heaps: dict[str, Memory],
         store: Memory | None,
-        signals: Memory | None,
+        shared: dict[str, Memory] | None,
     ) -> _Part:
         plan = message.plan
         calls = pickle.loads(message.calls)  # first of all, since it may raise
         device_ends = None
-        if signals is not None:
-            device_ends = self._own_devices().open(message.number, plan, self._name, signals, self._pidfds)
+        if shared is not None:
+            device_ends = self._own_devices().open(message.number, plan, self._name, shared, self._pidfds)
 
         copies = None
         if plan.devices.get(self._name):

@@ -82,21 +82,23 @@ class ActorDevices:
             ends.break_off(peer, reason)
         self.is_busy = True
 
-    def open(self, number: int, plan: Plan, party: str, signals: Memory, pidfds: Mapping[str, int]) -> DeviceEnds:
+    def open(
+        self, number: int, plan: Plan, party: str, shared: Mapping[str, Memory], pidfds: Mapping[str, int]
+    ) -> DeviceEnds:
         """Prepares the device ends of a plan.
 
         Args:
             number: of the plan.
             plan: the plan.
             party: who this is.
-            signals: the plan's; owned by the ends from now on.
+            shared: the plan's `crossfade.engines.board.device_memories`; owned by the ends from now on.
             pidfds: of the peers that live.
 
         Raises:
             MissingDependency, DeviceError: see `DeviceEnds`.
         """
         self._end_left_over()
-        ends = self._open[number] = DeviceEnds(plan, party, signals, self._devices, pidfds, self._alarm.wake_in)
+        ends = self._open[number] = DeviceEnds(plan, party, shared, self._devices, pidfds, self._alarm.wake_in)
         for peer in peers_of(plan, party) & pidfds.keys():
             self._devices.watch(peer, pidfds[peer], number)
         return ends

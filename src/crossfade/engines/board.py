@@ -1,4 +1,7 @@
-"""Where a plan's channels lie in memory: the board, the heaps, the row of signals. The same in every process."""
+"""Where a plan's channels lie in memory: the board, the heaps, what devices see. The same in every process.
+
+Who has nothing to do with devices imports nothing of them here.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +21,35 @@ from crossfade.types import Transport
 
 if TYPE_CHECKING:
     from crossfade.channels.device_layout import DeviceLayout
+    from crossfade.device.staged_layout import StagedLayout
 
 __all__ = [
+    "SIGNALS",
+    "STAGING",
     "RingPlace",
     "board_size_bytes",
+    "device_memories",
     "format_board",
-    "gloo_parties",
     "heap_owners",
     "heaps_of",
     "is_on_devices",
     "lanes_of",
     "link_parties",
+    "meeting_parties",
+    "nccl_links",
     "num_devices",
     "peers_of",
     "places",
     "ring_states",
-    "signals_size_bytes",
+    "staged_layout",
     "uses_devices",
 ]
 
-_IN_SHARED_MEMORY = (Transport.SHM, Transport.COPY)
+SIGNALS, STAGING = "signals", "chunks"
+"""Names of `device_memories`: the signals of copy channels' lanes, and the chunks of staged channels'."""
+
+_HAVE_RECORDS = (Transport.SHM, Transport.COPY, Transport.STAGED, Transport.NCCL)
+_HAVE_LANES = (Transport.COPY, Transport.STAGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +59,9 @@ class RingPlace:
     Attributes:
         spec: the channel.
         offset, ring: the block of its ring.
-        lanes_offset, lanes: the blocks of its lanes, for ``copy``.
-        first_signal: where its signals begin in the row of the plan's signals.
+        lanes_offset, lanes: the blocks of its lanes, for ``copy`` and ``staged``.
+        first_signal: for ``copy``, where its signals begin in the row of the plan's signals.
+        chunks_offset: for ``staged``, where its lanes' chunks begin in the memory of the plan's chunks.
     """
 
     spec: ChannelSpec
@@ -56,6 +69,7 @@ class RingPlace:
     ring: RingLayout
     lanes: DeviceLayout | None = None
     first_signal: int = 0
+    chunks_offset: int = 0
 
     @property
     def lanes_offset(self) -> int:
@@ -75,20 +89,35 @@ def num_devices(plan: Plan, party: str) -> int:
 
 def places(plan: Plan) -> Iterator[RingPlace]:
     """Each channel whose records lie on the board, in order."""
-    offset = signal = 0
+    offset = signal = chunks_offset = 0
     for spec in plan.channels:
-        if spec.transport not in _IN_SHARED_MEMORY:
+        if spec.transport not in _HAVE_RECORDS:
             continue
         ring = RingLayout(spec.depth, len(spec.readers))
         lanes = None
-        if spec.transport is Transport.COPY:
+        if spec.transport in _HAVE_LANES:
             from crossfade.channels.device_layout import DeviceLayout
 
             lanes = DeviceLayout(len(spec.readers), num_devices(plan, spec.writer), spec.slots)
-        place = RingPlace(spec, offset, ring, lanes, signal)
+        place = RingPlace(spec, offset, ring, lanes, signal, chunks_offset)
         yield place
         offset = place.end
-        signal += lanes.num_signals if lanes else 0
+        signal += lanes.num_signals if lanes and spec.transport is Transport.COPY else 0
+        chunks_offset += _chunks_bytes(place)
+
+
+def staged_layout() -> StagedLayout:
+    """Memory of each lane of a staged channel: with 4 chunks none has to wait for the one before to be free."""
+    from crossfade.device.staged_layout import StagedLayout
+
+    return StagedLayout(num_chunks=4, chunk_bytes=4 << 20)
+
+
+def _chunks_bytes(place: RingPlace) -> int:
+    """Memory for the chunks of a channel."""
+    if place.lanes is None or place.spec.transport is not Transport.STAGED:
+        return 0
+    return place.lanes.num_lanes * staged_layout().size_bytes
 
 
 def lanes_of(place: RingPlace) -> DeviceLayout:
@@ -103,11 +132,12 @@ def board_size_bytes(plan: Plan) -> int:
     return max((place.end for place in places(plan)), default=1)
 
 
-def signals_size_bytes(plan: Plan) -> int:
-    """Memory that the signals of all lanes need; 0 if nobody uses devices."""
-    size_bytes = sum(place.lanes.signals_bytes for place in places(plan) if place.lanes)
-    is_used = size_bytes or any(is_on_devices(spec) for spec in plan.collectives)
-    return align(max(size_bytes, 1), PAGE_BYTES) if is_used else 0
+def device_memories(plan: Plan) -> Mapping[str, int]:
+    """Memory beside the board that ends on devices need, by name: its length. Whoever uses devices gets all of it."""
+    found = list(places(plan))
+    signals = [place.lanes.signals_bytes for place in found if place.lanes and place.spec.transport is Transport.COPY]
+    sizes_bytes = {SIGNALS: align(sum(signals), PAGE_BYTES), STAGING: sum(map(_chunks_bytes, found))}
+    return {name: size_bytes for name, size_bytes in sizes_bytes.items() if size_bytes}
 
 
 def format_board(plan: Plan, board: mmap.mmap) -> None:
@@ -136,16 +166,23 @@ def ring_states(plan: Plan, board: mmap.mmap) -> tuple[RingState, ...]:
 
 
 def uses_devices(plan: Plan, party: str) -> bool:
-    """Whether a party has an end of a lane, or does collectives on its devices."""
-    lanes = (spec for spec in plan.channels if spec.transport is Transport.COPY)
-    return any(party in (spec.writer, *spec.readers) for spec in lanes) or any(
+    """Whether a party has an end of a channel between devices, or does collectives on its devices."""
+    edges = [(spec.writer, *spec.readers) for spec in plan.channels if is_on_devices(spec)]
+    return any(party in parties for parties in edges) or any(
         party in spec.parties for spec in plan.collectives if is_on_devices(spec)
     )
 
 
-def gloo_parties(plan: Plan) -> list[str]:
-    """Who meets others over gloo, for channels or for collectives."""
-    return sorted({*link_parties(plan), *(party for spec in plan.collectives for party in spec.parties)})
+def nccl_links(plan: Plan) -> list[tuple[str, str]]:
+    """(writer, reader) of every NCCL channel, each pair once, in an order that is the same everywhere."""
+    channels = [spec for spec in plan.channels if spec.transport is Transport.NCCL]
+    return sorted({(spec.writer, reader) for spec in channels for reader in spec.readers})
+
+
+def meeting_parties(plan: Plan) -> list[str]:
+    """Who meets others over the plan's store: for gloo channels, for NCCL's, or for collectives."""
+    collectives = [party for spec in plan.collectives for party in spec.parties]
+    return sorted({*link_parties(plan), *collectives, *(party for pair in nccl_links(plan) for party in pair)})
 
 
 def link_parties(plan: Plan) -> list[str]:
@@ -156,7 +193,7 @@ def link_parties(plan: Plan) -> list[str]:
 
 def heap_owners(plan: Plan) -> list[str]:
     """Who writes to a shared-memory ring."""
-    return list(dict.fromkeys(spec.writer for spec in plan.channels if spec.transport in _IN_SHARED_MEMORY))
+    return list(dict.fromkeys(spec.writer for spec in plan.channels if spec.transport in _HAVE_RECORDS))
 
 
 def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
@@ -165,7 +202,7 @@ def heaps_of(plan: Plan, party: str) -> tuple[str, ...]:
         dict.fromkeys(
             spec.writer
             for spec in plan.channels
-            if spec.transport in _IN_SHARED_MEMORY and (party == spec.writer or party in spec.readers)
+            if spec.transport in _HAVE_RECORDS and (party == spec.writer or party in spec.readers)
         )
     )
 

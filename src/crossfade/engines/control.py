@@ -81,7 +81,8 @@ class Returned:
 class OpenPlan:
     """To the actor: take part in a plan. ``calls`` holds the arguments of its nodes, by node id.
 
-    Descriptors: the board, the gloo store if ``has_store``, the signals if it uses devices, then the heap of each of ``heaps``.
+    Descriptors: the board, the store if ``has_store``, `engines.board.device_memories` if it uses devices, then the heap of each of
+    ``heaps``.
     """
 
     number: int

@@ -1,15 +1,26 @@
-"""One party's ends of a plan's lanes, on the devices of its process."""
+"""One party's ends of a plan's channels between devices, on the devices of its process."""
 
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.device_home import DeviceHome
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
-from crossfade.engines.board import RingPlace, is_on_devices, lanes_of, num_devices, signals_size_bytes
+from crossfade.engines.board import (
+    SIGNALS,
+    STAGING,
+    RingPlace,
+    is_on_devices,
+    lanes_of,
+    nccl_links,
+    num_devices,
+    staged_layout,
+)
 from crossfade.engines.device_turns import DeviceTurns
 from crossfade.engines.devices import Devices
 from crossfade.errors import ChannelBroken, MissingDependency
@@ -20,20 +31,29 @@ from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
 from crossfade.runtime.alive import Alive
 from crossfade.runtime.device_record import DeviceLane, DeviceRecorder
+from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
-    from crossfade.channels.copy_engine import CopyReader, CopyWriter
+    from crossfade.channels.copy_engine import CopyWriter
+    from crossfade.channels.copy_reader import CopyReader
+    from crossfade.channels.host_copies import HostCopies
+    from crossfade.channels.nccl import NcclReader, NcclWriter
+    from crossfade.channels.nccl_link import NcclLink
+    from crossfade.channels.staged_engine import StagedReader, StagedWriter
+
+    _Writer: TypeAlias = CopyWriter | StagedWriter | NcclWriter
+    _Reader: TypeAlias = CopyReader | StagedReader | NcclReader
 
 __all__ = ["DeviceEnds"]
 
 
 class DeviceEnds:
-    """The ends of copy channels of one party in one plan.
+    """The ends of channels between devices of one party in one plan.
 
     Args:
         plan: the plan.
         party: who this is.
-        memory: the plan's signals; owned by this object from now on.
+        shared: the plan's `crossfade.engines.board.device_memories`; owned by this object from now on.
         devices: of this process.
         pidfds: of the plan's other parties; they stay the caller's.
         wake_in: wakes the actor's loop after so many seconds, at the latest.
@@ -50,36 +70,80 @@ class DeviceEnds:
         self,
         plan: Plan,
         party: str,
-        memory: Memory,
+        shared: Mapping[str, Memory],
         devices: Devices,
         pidfds: Mapping[str, int],
         wake_in: Callable[[float], None],
     ) -> None:
         self._plan = plan
         self._party = party
-        self._homes = list(devices.homes)
-        num_signals = signals_size_bytes(plan) // WORD_BYTES
+        self._shared = shared
         self._boards: dict[int, HostBoard] = {}  # by device, as each sees the signals
         try:
-            for home in self._homes:
-                if home.device not in self._boards:
-                    self._boards[home.device] = HostBoard(home.driver, memory, num_signals, "a plan")
-        finally:
-            memory.close()
+            self._homes = list(devices.homes)
+            if SIGNALS in shared:
+                self._open_boards(shared[SIGNALS])
+            self._make_streams()
+        except BaseException:
+            self._close_memories()
+            raise
         before = upstream(plan, party, is_on_devices)
         self.alive = Alive({peer: pidfd for peer, pidfd in pidfds.items() if peer in before})
-        self._turns = DeviceTurns(plan, [self._boards[home.device] for home in self._homes], wake_in)
-        self._writers: list[tuple[ChannelSpec, CopyWriter]] = []
-        self._readers: list[tuple[ChannelSpec, CopyReader]] = []
+        signals = [self._boards[home.device] for home in self._homes] if self._boards else []
+        self._turns = DeviceTurns(plan, signals, wake_in)
+        self._writers: list[tuple[ChannelSpec, _Writer]] = []
+        self._readers: list[tuple[ChannelSpec, _Reader]] = []
+        self._links: dict[tuple[str, str], NcclLink] = {}
+        self._lock = threading.Lock()
+        self._is_left = False
+
+    def _open_boards(self, memory: Memory) -> None:
+        for home in self._homes:
+            if home.device not in self._boards:
+                self._boards[home.device] = HostBoard(home.driver, memory, memory.size_bytes // WORD_BYTES, "a plan")
+
+    def _make_streams(self) -> None:
+        """Those of staged copies, before any death is looked out for that may have to let them go."""
+        mine = [spec for spec in self._plan.channels if self._party in (spec.writer, *spec.readers)]
+        if any(spec.transport is Transport.STAGED for spec in mine):
+            for home in self._homes:
+                _module("staged_lane").make_streams(home)
+
+    def _close_memories(self) -> None:
+        for memory in self._shared.values():
+            memory.close()
 
     @property
     def home(self) -> DeviceHome:
         """The device on which collectives are done: the first."""
         return self._homes[0]
 
+    def meet(self, store: Memory) -> None:
+        """Makes this party's links of NCCL, each with the party at its other end, for which it waits. Any thread may call it.
+
+        Args:
+            store: where the parties meet; stays the caller's.
+
+        Raises:
+            DeviceError: this process has no GPU that NCCL can use.
+            ChannelError: the parties could not connect, or meanwhile the plan was given up.
+        """
+        for pair in nccl_links(self._plan):
+            if self._party in pair:
+                homes = self._homes if self._party == pair[0] else self._targets(pair[0])
+                self._add_link(pair, _module("nccl_link").NcclLink(store, pair, self._party, homes))
+
+    def _add_link(self, pair: tuple[str, str], link: NcclLink) -> None:
+        with self._lock:
+            if not self._is_left:
+                self._links[pair] = link
+                return
+        link.break_off("the plan was given up")
+        raise ChannelBroken(f"the plan was given up while {self._party} met the others")
+
     def writer(
         self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell], node: str = ""
-    ) -> CopyWriter:
+    ) -> _Writer:
         """Opens the writing end of a channel.
 
         Args:
@@ -89,52 +153,76 @@ class DeviceEnds:
             bells: those of all that this party knows.
             node: what makes the values, for errors.
         """
-        layout = lanes_of(place)
-        writer: CopyWriter = _module().CopyWriter(
-            place.spec.id,
-            board,
-            place.offset,
-            place.ring,
-            heap,
-            [bells[reader] for reader in place.spec.readers],
-            lanes_offset=place.lanes_offset,
-            layout=layout,
-            homes=self._homes,
-            signals=[self._part(place, home.device) for home in self._homes],
-            turns=self._turns.open(place, board, bells),
-            actor=self._party,
-            node=node,
-        )
-        self._writers.append((place.spec, writer))
+        spec, homes = place.spec, self._homes
+        args = spec.id, board, place.offset, place.ring, heap, [bells[reader] for reader in spec.readers]
+        writer: _Writer
+        match spec.transport:
+            case Transport.COPY:
+                signals, turns = self._signals_of(place, homes), self._turns.open(place, board, bells)
+                writer = _module("copy_engine").CopyWriter(
+                    *args,
+                    **_lanes(place),
+                    homes=homes,
+                    signals=signals,
+                    turns=turns,
+                    actor=self._party,
+                    node=node,
+                )
+            case Transport.STAGED:
+                writer = _module("staged_engine").StagedWriter(
+                    *args, **_lanes(place), homes=homes, chunks=self._chunks(place)
+                )
+            case _:
+                links = [self._links[self._party, reader] for reader in spec.readers]
+                writer = _module("nccl").NcclWriter(*args, homes=homes, links=links)
+        self._writers.append((spec, writer))
         return writer
 
-    def reader(self, place: RingPlace, board: mmap.mmap, heap: Memory, bell: Bell) -> CopyReader:
-        """Opens a reading end of a channel."""
-        layout = lanes_of(place)
-        has_same = num_devices(self._plan, place.spec.writer) == len(self._homes)
-        homes = self._homes if has_same else self._homes[:1] * layout.num_sources
-        reader: CopyReader = _module().CopyReader(
-            place.spec.id,
-            board,
-            place.offset,
-            place.ring,
-            place.spec.readers.index(self._party),
-            heap,
-            bell,
-            lanes_offset=place.lanes_offset,
-            layout=layout,
-            homes=homes,
-            signals=[self._part(place, home.device) for home in homes],
-            slot_bytes=place.spec.buffer_bytes,
-        )
-        self._readers.append((place.spec, reader))
+    def reader(
+        self, place: RingPlace, board: mmap.mmap, heap: Memory, bell: Bell, copies: HostCopies | None
+    ) -> _Reader:
+        """Opens a reading end of a channel. ``copies`` brings CPU tensors to the device, where they are wanted there."""
+        spec, homes = place.spec, self._targets(place.spec.writer)
+        args = spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell
+        reader: _Reader
+        match spec.transport:
+            case Transport.COPY:
+                signals = self._signals_of(place, homes)
+                reader = _module("copy_reader").CopyReader(
+                    *args,
+                    **_lanes(place),
+                    homes=homes,
+                    signals=signals,
+                    slot_bytes=spec.buffer_bytes,
+                    copies=copies if spec.device is TargetDevice.CUDA else None,
+                )
+            case Transport.STAGED:
+                reader = _module("staged_engine").StagedReader(
+                    *args, **_lanes(place), homes=homes, chunks=self._chunks(place)
+                )
+            case _:
+                reader = _module("nccl").NcclReader(*args, link=self._links[spec.writer, self._party])
+        self._readers.append((spec, reader))
         return reader
 
-    def _part(self, place: RingPlace, device: int) -> SignalBoard:
-        return BoardPart(self._boards[device], place.first_signal, lanes_of(place).num_signals)
+    def _targets(self, writer: str) -> list[DeviceHome]:
+        """For each device of a writer, the device of this process on which its tensors arrive."""
+        num_sources = num_devices(self._plan, writer)
+        return self._homes if num_sources == len(self._homes) else self._homes[:1] * num_sources
+
+    def _signals_of(self, place: RingPlace, homes: Sequence[DeviceHome]) -> list[SignalBoard]:
+        """A channel's signals, as each of these devices sees them."""
+        num_signals = lanes_of(place).num_signals
+        return [BoardPart(self._boards[home.device], place.first_signal, num_signals) for home in homes]
+
+    def _chunks(self, place: RingPlace) -> Any:
+        return _module("staged_lane").Chunks(self._shared[STAGING], place.chunks_offset, staged_layout())
 
     def distrust(self) -> ChannelBroken | None:
         """Why what was computed here cannot be trusted, if so. Any thread may ask."""
+        for (_, reader), link in self._links.items():
+            if link.reason and reader == self._party:  # what had been enqueued of it was let go
+                return ChannelBroken(f"the value may have been made of what did not come: {link.reason}")
         dead = self.alive.check()
         if not dead:
             return None
@@ -143,9 +231,14 @@ class DeviceEnds:
     def record(self, devices: Sequence[DeviceRecorder]) -> None:
         """Records every copy from now on; ``devices`` are the recorders of this party's devices."""
         for spec, writer in self._writers:
-            for number, lane in enumerate(writer.lanes):
+            verb, lane_name = (Verb.SEND, DeviceLane.UP) if spec.is_ordered else (Verb.WRITE, DeviceLane.PUSH)
+            for number, end in enumerate(writer.recorded):
                 device = devices[number % len(self._homes) % len(devices)]
-                lane.ring.around = device.around(DeviceLane.PUSH, Action(Verb.WRITE, spec.id), spec.id)
+                end.around = device.around(lane_name, Action(verb, spec.id), spec.id)
+        for spec, reader in self._readers:
+            for number, arriving in enumerate(reader.recorded):
+                device = devices[number % len(self._homes) % len(devices)]
+                arriving.around = device.around(DeviceLane.DOWN, Action(Verb.RECV, spec.id), spec.id)
 
     def break_off(self, peer: str, reason: str) -> None:
         """A process is gone. If it is a party of the plan, all ends hear of it, whether or not it is at the other end of a lane.
@@ -163,6 +256,9 @@ class DeviceEnds:
                 end.break_off(reason)
             else:
                 end.give_up(reason)
+        for pair, link in self._links.items():  # once everything here is marked: it lets streams go
+            if peer in pair:
+                link.break_off(reason)
 
     def go_without(self, absent: Sequence[str]) -> None:
         """These parties could not open the plan: nobody is there who would say that nothing comes."""
@@ -181,7 +277,11 @@ class DeviceEnds:
 
     def settle(self) -> bool:
         """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""
-        if not all_of(end.settle() for end in self._ends()):
+        with self._lock:
+            self._is_left = True
+        if not (
+            all_of(end.settle() for end in self._ends()) and all_of(link.settle() for link in self._links.values())
+        ):
             return False
         self._turns.end()
         return True
@@ -193,7 +293,7 @@ class DeviceEnds:
         for _, writer in self._writers:
             writer.abandon()
 
-    def _ends(self) -> list[CopyWriter | CopyReader]:
+    def _ends(self) -> list[_Writer | _Reader]:
         return [*(writer for _, writer in self._writers), *(reader for _, reader in self._readers)]
 
     @property
@@ -202,30 +302,33 @@ class DeviceEnds:
         return all(reader.is_empty for _, reader in self._readers)
 
     def release(self) -> None:
-        """Once empty: takes the signals away from the devices."""
+        """Once empty, and once nobody looks at `signals` any more: takes them away from the devices, with all other memory."""
         self.alive.close()
+        for end in self._ends():
+            end.give_back()
         for board in self._boards.values():
             board.close()
+        self._close_memories()
 
     def signals(self, peer: str) -> list[Releasable]:
         """What a peer sets and streams of this process may wait for. Any thread may ask."""
         found: list[Releasable] = [*self._turns.awaited(peer)]
         for spec, writer in self._writers:
-            for reader, name in enumerate(spec.readers):
-                if name == peer:
-                    first = reader * len(self._homes)
-                    for lane in writer.lanes[first : first + len(self._homes)]:
-                        found += lane.ring.signals()
-        for spec, end in self._readers:
+            if peer in spec.readers:
+                found += writer.signals(spec.readers.index(peer))
+        for spec, reader in self._readers:
             if spec.writer == peer:
-                for arriving in end.lanes:
-                    found += arriving.ring.signals()
+                found += reader.signals()
         return found
 
 
-def _module() -> Any:
+def _lanes(place: RingPlace) -> dict[str, Any]:
+    return {"lanes_offset": place.lanes_offset, "layout": lanes_of(place)}
+
+
+def _module(name: str) -> Any:
+    """A module of `crossfade.channels` that needs torch."""
     try:
-        from crossfade.channels import copy_engine
+        return import_module(f"crossfade.channels.{name}")
     except ImportError as error:
-        raise MissingDependency("torch", extra="torch", needed_for="the transport 'copy'") from error
-    return copy_engine
+        raise MissingDependency("torch", extra="torch", needed_for="channels between devices") from error

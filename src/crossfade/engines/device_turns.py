@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from crossfade.channels.turns import Progress, TurnRules, Turns
 from crossfade.device.signals import Counter, SignalBoard
@@ -23,11 +23,12 @@ class DeviceTurns:
 
     Args:
         plan: the plan.
-        signals: all of the plan's, as each of the party's devices sees them, in the order of its devices.
+        signals: all of the plan's, as each of the party's devices sees them, in the order of its devices; none where
+            there are no copy channels.
         wake_in: see `Turns`.
     """
 
-    def __init__(self, plan: Plan, signals: list[SignalBoard], wake_in: Callable[[float], None]) -> None:
+    def __init__(self, plan: Plan, signals: Sequence[SignalBoard], wake_in: Callable[[float], None]) -> None:
         self._plan = plan
         self._signals = signals
         self._wake_in = wake_in

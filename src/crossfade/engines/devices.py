@@ -53,6 +53,7 @@ class _Watched:
     """A peer whose death lets streams of this process go."""
 
     pidfd: int
+    streams: list[list[int]]  # of each device, those that may wait for it
     users: set[int] = field(default_factory=set)  # plans, by number
 
 
@@ -93,23 +94,29 @@ class Devices:
         return self._homes
 
     def watch(self, peer: str, pidfd: int, plan: int) -> None:
-        """Lets streams go when the peer's process ends, as long as the plan is open. ``pidfd`` stays the caller's."""
-        if peer not in self._watched:
-            self._watched[peer] = _Watched(os.dup(pidfd))
-            for index, watchdog in enumerate(self._watchdogs):
-                self._watch_on(index, watchdog, peer, self._watched[peer].pidfd)
-        self._watched[peer].users.add(plan)
+        """Lets streams go when the peer's process ends, as long as the plan is open. ``pidfd`` stays the caller's.
 
-    def _watch_on(self, index: int, watchdog: Watchdog, peer: str, pidfd: int) -> None:
-        home = self._homes[index]
+        All streams count that have been made until now, so a plan makes those of its channels before.
+        """
+        homes = list({id(home): home for home in self._homes}.values())
+        is_new = peer not in self._watched
+        if is_new:
+            self._watched[peer] = _Watched(os.dup(pidfd), [[] for _ in homes])
+        watched = self._watched[peer]
+        for home, streams in zip(homes, watched.streams, strict=True):
+            streams[:] = dict.fromkeys([home.compute_stream(), home.push_stream, *home.streams.all()])
+        if is_new:
+            for watchdog, streams in zip(self._watchdogs, watched.streams, strict=True):
+                self._watch_on(watchdog, peer, watched.pidfd, streams)
+        watched.users.add(plan)
 
+    def _watch_on(self, watchdog: Watchdog, peer: str, pidfd: int, streams: list[int]) -> None:
         def signals() -> Sequence[Releasable]:
             return self._signals(peer)
 
         def done(report: DeathReport) -> None:
             pass
 
-        streams = [home.compute_stream(), home.push_stream]
         watchdog.watch(peer, pidfd, signals, streams, done, before_release=lambda: self._on_death(peer))
 
     def forget(self, plan: int) -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from crossfade.engines import control
 from crossfade.engines.board import (
     board_size_bytes,
+    device_memories,
     format_board,
-    gloo_parties,
     heap_owners,
     heaps_of,
+    meeting_parties,
     peers_of,
     ring_states,
-    signals_size_bytes,
     uses_devices,
 )
 from crossfade.engines.control import dump_user
@@ -90,9 +90,9 @@ class LocalPlan:
         board = board_memory.map(board_memory.size_bytes, populate=True)
         format_board(plan, board)
         heaps = {owner: Memory.create(f"heap-{owner}", 0) for owner in heap_owners(plan)}
-        meeting = gloo_parties(plan)
+        meeting = meeting_parties(plan)
         store = Memory.create("store", 0) if meeting else None
-        signals = Memory.create("signals", size) if (size := signals_size_bytes(plan)) else None
+        shared = [Memory.create(name, size_bytes) for name, size_bytes in device_memories(plan).items()]
         before = predecessors(plan)
         for actor in self._actors:
             for peer in sorted(peers_of(plan, actor, before)):
@@ -101,7 +101,7 @@ class LocalPlan:
             fds = (
                 board_memory.fd,
                 *((store.fd,) if store and actor in meeting else ()),
-                *((signals.fd,) if signals and uses_devices(plan, actor) else ()),
+                *(memory.fd for memory in shared if uses_devices(plan, actor)),
                 *(heaps[owner].fd for owner in needed),
             )
             message = control.OpenPlan(
@@ -116,7 +116,7 @@ class LocalPlan:
             )
             engine.send(actor, message, fds)
         kept = {owner: heaps.pop(owner) for owner in heaps_of(plan, DRIVER)}
-        for memory in (board_memory, *heaps.values(), *filter(None, (store, signals))):
+        for memory in (board_memory, *heaps.values(), *shared, *((store,) if store else ())):
             memory.close()
         self._board = board
         bells = {actor: engine.bell(actor) for actor in self._actors}

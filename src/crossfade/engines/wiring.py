@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from crossfade.channels.checked_writer import CheckedWriter
 from crossfade.channels.protocol import Collective, Reader, Writer
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
-from crossfade.engines.board import RingPlace, link_parties, places
-from crossfade.errors import MissingDependency, UnknownTransport
+from crossfade.engines.board import RingPlace, is_on_devices, link_parties, places
+from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
@@ -39,8 +39,8 @@ class Wiring:
         board: the mapped board, formatted.
         heaps: the heaps that the party needs, by owner.
         bells: the doorbells of its peers, and its own.
-        store: where the parties of the gloo group meet, if there are any; owned by the wiring from now on.
-        device_ends: opens its ends of copy channels, and has its devices, if it uses any.
+        store: where parties meet, if this one has to; owned by the wiring from now on.
+        device_ends: opens its ends of channels between devices, and has its devices, if it uses any.
         host_copies: how it brings tensors to its devices and from there, if it has any.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
 
@@ -62,11 +62,6 @@ class Wiring:
         host_copies: HostCopies | None = None,
         on_death: Callable[[str], None] | None = None,
     ) -> None:
-        for spec in plan.channels:
-            if spec.transport in (Transport.STAGED, Transport.NCCL) and party in (spec.writer, *spec.readers):
-                raise UnknownTransport(
-                    f"channel {spec.id} goes by {spec.transport}, which the local engine does not have yet"
-                )
         self.ends = Ends()
         self.device_ends = device_ends
         self.before_run: list[Callable[[], None]] = []
@@ -76,6 +71,8 @@ class Wiring:
         self._party = party
         self._heaps = heaps
         self._bells = bells
+        if store is not None and device_ends is not None:
+            device_ends.meet(store)
         self._groups = self._open_groups(store)  # in one order everywhere: each waits for its parties
         self._link = self._open_link(store)
         own_heap = Heap(heaps[party]) if party in heaps else None
@@ -90,7 +87,7 @@ class Wiring:
 
     def _ring_writer(self, place: RingPlace, board: mmap.mmap, heap: Heap) -> Writer:
         spec = place.spec
-        if place.lanes is not None and self.device_ends is not None:
+        if is_on_devices(spec) and self.device_ends is not None:
             return self.device_ends.writer(place, board, heap, self._bells, self._maker_of(spec.value))
         bells = [self._bells[reader] for reader in spec.readers]
         args = spec.id, board, place.offset, place.ring, heap, bells
@@ -119,8 +116,8 @@ class Wiring:
     def _ring_reader(self, place: RingPlace, board: mmap.mmap) -> Reader:
         spec = place.spec
         heap, bell = self._heaps[spec.writer], self._bells[spec.writer]
-        if place.lanes is not None and self.device_ends is not None:
-            return self.device_ends.reader(place, board, heap, bell)
+        if is_on_devices(spec) and self.device_ends is not None:
+            return self.device_ends.reader(place, board, heap, bell, self._host_copies)
         args = spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell
         if self._host_copies is not None:
             from crossfade.channels.device_reader import HostToDeviceReader

@@ -135,8 +135,8 @@ def _format_channel(channel: ChannelSpec) -> str:
 
 _STREAMS = {
     Transport.COPY: "pushed on {}'s stream push, waited for on {}'s stream compute",
-    Transport.STAGED: "sent on {}'s stream push, received on {}'s stream push, through the host",
-    Transport.NCCL: "sent on {}'s stream push, received on {}'s stream push",
+    Transport.STAGED: "sent on {}'s stream up, received on {}'s stream down, through the host",
+    Transport.NCCL: "sent on {}'s stream nccl, received on {}'s stream nccl",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec
@@ -103,7 +103,11 @@ def _order_receives(senders: dict[str, tuple[int, str]], program: list[Action]) 
 
 
 def add_frees(draft: Draft) -> Draft:
-    """Every party lets go of a value right after it has used it last."""
+    """Every party lets go of a value after it has used it last: as soon as it has written what it made of it.
+
+    Whoever waits for what was made waits no longer than it must, and letting go comes in the same round, so credits still are for
+    earlier executions only (PL-2).
+    """
     value_of = {spec.id: spec.value for spec in draft.channels}
     values = draft.values()
     for party, actions in draft.programs.items():
@@ -119,9 +123,17 @@ def add_frees(draft: Draft) -> Draft:
                 last[value_of[action.target]] = index
         ending: dict[int, list[Action]] = defaultdict(list)
         for value, index in last.items():
-            ending[index].append(Action(Verb.FREE, value))
+            ending[_behind_writes(actions, index)].append(Action(Verb.FREE, value))
         draft.programs[party] = [step for index, action in enumerate(actions) for step in (action, *ending[index])]
     return draft
+
+
+def _behind_writes(actions: Sequence[Action], index: int) -> int:
+    """Where the writes end that directly follow an action; those never wait for a transfer."""
+    if actions[index].verb is Verb.RUN:
+        while index + 1 < len(actions) and actions[index + 1].verb is Verb.WRITE:
+            index += 1
+    return index
 
 
 def hoist_receives(draft: Draft) -> Draft:

@@ -26,6 +26,8 @@ from crossfade.types import DRIVER, TargetDevice, Transport
 
 __all__ = ["TYPICAL_BYTES", "Gpus", "Way", "Wish", "choose", "gpu_pairs"]
 
+_HAVE_STAND_INS = (Transport.COPY, Transport.STAGED)
+
 TYPICAL_BYTES = 16_000_000
 """The size that is reckoned with where none is declared."""
 
@@ -142,14 +144,14 @@ def _is_reached_by_copies(link: Link) -> bool:
 
 
 def _check_ends(wish: Wish, writer: str, reader: str, has_gpu: tuple[bool, bool]) -> None:
-    """Both actors have a GPU; for a copy, which memory of the host can stand in for, both or neither."""
+    """Both actors have a GPU; for what memory of the host can stand in for, both or neither."""
     asks = _asks(wish, writer, reader)
     if wish.device is TargetDevice.CPU:
         raise GraphError(
             f"{asks}, which moves device tensors, and for tensors on the CPU",
             hint="leave one of both out: 'auto' takes tensors from a GPU to a CPU",
         )
-    if all(has_gpu) or (wish.transport == Transport.COPY and not any(has_gpu)):
+    if all(has_gpu) or (wish.transport in _HAVE_STAND_INS and not any(has_gpu)):
         return
     without = [party for party, has in zip((writer, reader), has_gpu, strict=True) if not has]
     rays = " (Ray's 'nccl' means that too)" if wish.transport == Transport.ACCELERATOR else ""
@@ -177,7 +179,7 @@ def _device(wish: Wish, transport: Transport, reader: str, has_gpu: bool) -> Tar
     """Where the reader gets the tensors, said only where that is not what it gets by default."""
     if wish.device is TargetDevice.CPU:
         return TargetDevice.CPU if has_gpu else TargetDevice.DEFAULT
-    if wish.device is TargetDevice.CUDA and not has_gpu and transport is not Transport.COPY:
+    if wish.device is TargetDevice.CUDA and not has_gpu and transport not in _HAVE_STAND_INS:
         raise GraphError(
             f"{describe(wish.node)} asks for its tensors on the GPU of {reader}, which has none",
             hint="options(num_gpus=1) gives an actor a GPU; or leave `device` out, also for this reader alone: reader=...",

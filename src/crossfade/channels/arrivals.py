@@ -1,0 +1,138 @@
+"""Memory of torch's into which values come from other devices, without holding up what the device computes.
+
+It is allocated on the stream that fills it, so it can be filled at once: whatever used it before is behind on that stream, or was
+noted by torch (`record_stream`). The compute stream waits for the filling by an event. So nothing counts views and nothing is
+handed back: a tensor that is kept is torch's like any other, with the other tensors of its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from crossfade.channels.device_home import DeviceHome
+from crossfade.device.tensors import device_of, torch_or_raise
+from crossfade.errors import DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from crossfade.channels.device_codec import Make
+
+__all__ = ["Arrivals", "Arriving", "tensors_in"]
+
+
+class Arriving:
+    """One value's part that comes to one device.
+
+    Attributes:
+        size_bytes: its length.
+        buffer: where it will lie; None if there was no memory for it.
+        refusal: why there was none.
+        event: once all that fills it is enqueued: what stands for that; 0 before.
+    """
+
+    __slots__ = ("buffer", "event", "refusal", "size_bytes")
+
+    def __init__(self, size_bytes: int, buffer: torch.Tensor | None, refusal: str) -> None:
+        self.size_bytes = size_bytes
+        self.buffer = buffer
+        self.refusal = refusal
+        self.event = 0
+
+    @property
+    def address(self) -> int | None:
+        """Where the memory begins."""
+        return None if self.buffer is None else self.buffer.data_ptr()
+
+
+class Arrivals:
+    """Makes such memory on one device, and gives it to the compute stream.
+
+    Args:
+        home: the device.
+        stream: what fills it.
+
+    Attributes:
+        device: the device.
+    """
+
+    def __init__(self, home: DeviceHome, stream: int) -> None:
+        self.stream = stream
+        self.device = home.device
+        self._home = home
+        self._driver = home.driver
+        self._torch = torch_or_raise()
+        self._device = device_of(home.device)
+        self._events: list[int] = []
+        self._spare: list[int] = []  # those that stand for nothing
+        self._as_torch: Any = None
+        if not home.is_host:
+            self._as_torch = self._torch.cuda.ExternalStream(stream, device=home.device)
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """While it is entered, torch works on the stream that fills."""
+        return nullcontext() if self._as_torch is None else self._torch.cuda.stream(self._as_torch)
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Memory that the stream may fill.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        with self.on_stream():
+            return self._torch.empty(size_bytes, dtype=self._torch.uint8, device=self._device)  # type: ignore[no-any-return]
+
+    def expect(self, size_bytes: int) -> Arriving:
+        """Memory for what comes, or the reason why there is none."""
+        try:
+            return Arriving(size_bytes, self.allocate(size_bytes), "")
+        except (RuntimeError, MemoryError, DeviceError) as error:
+            return Arriving(size_bytes, None, str(error) or type(error).__name__)
+
+    def filled(self, arriving: Arriving) -> None:
+        """All that fills it is enqueued."""
+        if not self._spare:
+            self._spare.append(self._driver.create_event())
+            self._events += self._spare
+        arriving.event = self._spare.pop()
+        self._driver.record_event(arriving.event, self.stream)
+
+    def use(self, arriving: Arriving) -> None:
+        """Lets the compute stream wait for it, and use it."""
+        if arriving.event:
+            self._driver.wait_event(self._home.compute_stream(), arriving.event)
+            self._spare.append(arriving.event)
+            arriving.event = 0
+        if self._as_torch is not None and arriving.buffer is not None:
+            arriving.buffer.record_stream(self._torch.cuda.current_stream(self._home.device))
+
+    def close(self) -> None:
+        """Gives its events back. Idempotent."""
+        self._spare.clear()
+        while self._events:
+            self._driver.destroy_event(self._events.pop())
+
+
+def tensors_in(buffers: Mapping[int, torch.Tensor], devices: Mapping[int, int]) -> Make:
+    """What makes the tensors of a value in memory into which it came.
+
+    Args:
+        buffers: by lane.
+        devices: of each lane, also of those that carry no byte.
+    """
+    module = torch_or_raise()
+
+    def make(lane: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        empty = module.empty(0, dtype=dtype, device=device_of(devices[lane]))
+        size_bytes = prod(shape) * dtype.itemsize
+        if not size_bytes:
+            return empty.view(shape)  # type: ignore[no-any-return]
+        buffer = buffers.get(lane)
+        if buffer is None or offset + size_bytes > buffer.numel() or offset % dtype.itemsize:
+            raise ValueError(f"a tensor of {size_bytes} bytes at {offset} does not lie within its value")
+        return empty.set_(buffer.untyped_storage(), offset // dtype.itemsize, shape)  # type: ignore[no-any-return]
+
+    return make

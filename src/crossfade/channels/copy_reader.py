@@ -1,0 +1,195 @@
+"""The reading end of the copy-engine channel (``channels.copy_engine`` tells the whole)."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from crossfade.channels.asking import all_of, any_of
+from crossfade.channels.bare import BARE, NOTE, NUMBER, UNUSED, KindTable
+from crossfade.channels.device_codec import Make, join
+from crossfade.channels.device_home import DeviceHome, Recorded
+from crossfade.channels.device_lane import LaneReader
+from crossfade.channels.device_layout import DeviceLayout
+from crossfade.channels.protocol import ChannelStatistics
+from crossfade.channels.ring_layout import RingLayout
+from crossfade.channels.shm_ring import INLINE_BYTES, ShmReader
+from crossfade.device.signals import Releasable, SignalBoard
+from crossfade.device.tensors import Leased, tensor_on
+from crossfade.host.doorbell import Bell
+from crossfade.host.memory import Memory
+
+if TYPE_CHECKING:
+    import torch
+
+    from crossfade.channels.host_copies import HostCopies
+
+__all__ = ["CopyReader"]
+
+
+class CopyReader(ShmReader):
+    """One reading end.
+
+    Args:
+        name: for errors.
+        board, offset, ring: where the ring's block lies.
+        index: which of the readers this is.
+        heap_memory: the writer's heap.
+        bell: the writer's doorbell.
+        lanes_offset, layout: where the lanes' blocks lie on the board.
+        homes: for each of the writer's devices, the device of this process on which its tensors arrive.
+        signals: of all lanes, as each of those devices sees them.
+        slot_bytes: length of the slots to set aside now; 0 to make none before the first tensor comes.
+        copies: brings tensors in the message, which lay on the CPU, to the device; None where they are wanted on the CPU.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        board: mmap.mmap,
+        offset: int,
+        ring: RingLayout,
+        index: int,
+        heap_memory: Memory,
+        bell: Bell,
+        *,
+        lanes_offset: int,
+        layout: DeviceLayout,
+        homes: Sequence[DeviceHome],
+        signals: Sequence[SignalBoard],
+        slot_bytes: int = 0,
+        copies: HostCopies | None = None,
+    ) -> None:
+        super().__init__(name, board, offset, ring, index, heap_memory, bell)
+        self._homes = homes
+        self._index = index
+        self._kinds = KindTable(layout.num_readers)
+        self._copies = copies
+        self._first_lane = index * layout.num_sources
+        nudge = self.nudge()
+        self.lanes = [
+            LaneReader(
+                home,
+                board,
+                lanes_offset,
+                layout,
+                self._first_lane + source,
+                signals[source],
+                bell,
+                nudge,
+                f"{name} at reader {index}",
+                slot_bytes if source == 0 else 0,
+            )
+            for source, home in enumerate(homes)
+        ]
+        self._num_tensors_copied_out = 0
+
+    def _read_message(self, at: int, kind: int, size: int) -> object:
+        if kind != BARE:
+            return super()._read_message(at, kind, size)
+        payload = memoryview(self._board)[at + 8 : at + 8 + min(size, INLINE_BYTES)]
+        source, dtype, shape, requires_grad = self._kinds.find(payload)
+        note = NOTE.unpack_from(payload, NUMBER.size + self._index * NOTE.size)
+        lane = self.lanes[source]
+        is_short = lane.ring.is_short
+        lease = lane.accept(*note)
+        leased = Leased(lease)
+        if lease.size_bytes != prod(shape) * dtype.itemsize:
+            raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {lease.size_bytes} bytes")
+        tensor = tensor_on(lease.address, shape, dtype, self._homes[source].device, keep=leased)
+        if is_short:
+            self._num_tensors_copied_out += 1
+            tensor = tensor.clone()
+        return tensor.requires_grad_() if requires_grad else tensor
+
+    def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
+        if self._copies is None:
+            return join(message, self._open_lanes, private=private, shared=memoryview.toreadonly)
+        from crossfade.channels.brought import Brought
+
+        brought = Brought(self._copies)
+        try:
+            return join(message, self._open_lanes, private=brought.place, shared=memoryview.toreadonly)
+        finally:
+            brought.end()
+
+    def _open_lanes(self, notes: memoryview) -> Make:
+        """Lets the compute stream wait for the parts of a value, and leases their slots."""
+        opened: dict[int, tuple[int, int, Leased, bool]] = {}
+        for source, lane in enumerate(self.lanes):
+            generation, slot, size_bytes = NOTE.unpack_from(notes, (self._first_lane + source) * NOTE.size)
+            if generation != UNUSED:
+                is_short = lane.ring.is_short
+                lease = lane.accept(generation, slot, size_bytes)
+                opened[source] = (lease.address, size_bytes, Leased(lease), is_short)
+                self._num_tensors_copied_out += is_short
+
+        def make(source: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+            address, size_bytes, leased, is_short = opened[source]
+            tensor = tensor_on(address + offset, shape, dtype, self._homes[source].device, keep=leased)
+            if offset + tensor.numel() * tensor.itemsize > size_bytes:
+                raise ValueError(f"a tensor at {offset} does not lie within the {size_bytes} bytes of its slot")
+            return tensor.clone() if is_short else tensor
+
+        return make
+
+    def serve(self) -> bool:
+        """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
+        return any_of(lane.serve() for lane in self.lanes)
+
+    @property
+    def recorded(self) -> Sequence[Recorded]:
+        """Nothing: what comes is enqueued by the writer."""
+        return []
+
+    def signals(self) -> list[Releasable]:
+        """What the writer sets and streams of this process may wait for. Any thread may ask."""
+        return [signal for lane in self.lanes for signal in lane.ring.signals()]
+
+    def break_off(self, reason: str) -> None:
+        """See the protocol."""
+        super().break_off(reason)
+        for lane in self.lanes:
+            lane.break_off(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Somebody else is gone, and the writer is not: no tensor is taken any more."""
+        for lane in self.lanes:
+            lane.ring.give_up(reason)
+
+    def close(self) -> None:
+        """See the protocol. The devices may be behind: go on with `settle`."""
+        super().close()
+        for lane in self.lanes:
+            lane.ring.close()
+
+    def settle(self) -> bool:
+        """Goes on with closing, without waiting. True once no value can come any more and the devices are done with those that
+        came.
+
+        Tensors that the program kept stay good; `serve` gives their memory back when they are gone (`is_empty`).
+        """
+        return all_of(lane.settle() for lane in self.lanes)
+
+    def give_back(self) -> None:
+        """Nothing is left once it is empty."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Once settled: whether all memory has been given back."""
+        return all(lane.ring.is_empty for lane in self.lanes)
+
+    def statistics(self) -> ChannelStatistics:
+        """See the protocol. Slots are those of the lanes."""
+        ring = super().statistics()
+        lanes = [lane.ring.statistics() for lane in self.lanes]
+        return ChannelStatistics(
+            ring.num_values,
+            ring.num_bytes + sum(lane.num_bytes for lane in lanes),
+            num_copied_out=ring.num_copied_out + self._num_tensors_copied_out,
+            num_slots=sum(lane.num_slots for lane in lanes if lane.num_generations),
+            slot_bytes=sum(lane.num_slots * lane.slot_bytes for lane in lanes),
+            num_kept=ring.num_kept + sum(lane.num_leased for lane in lanes),
+        )

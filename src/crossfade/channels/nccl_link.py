@@ -1,0 +1,333 @@
+"""One direction between two parties over NCCL's send and receive: a communicator for each device of the writer's.
+
+NCCL starts a transfer when both sides have enqueued it, and sides that enqueue in different orders hang. So all values of a link
+are numbered. The writer enqueues them as they are written; the reader enqueues a receive when its program has asked for the value,
+in the order in which it asks (PL-1), and the number in the message shows whether that is the writer's order. Each link has streams
+of its own: waiting for one peer holds up no other, and no computation.
+
+Nothing can let go of a transfer that only one side has enqueued, but the end of the communicator. So a reader that closes receives
+what was sent and not asked for, into memory that is dropped, until the writer has closed too. When that takes too long, or the peer
+is dead, the communicator is aborted.
+
+The process groups are the plan's own. NCCL meets over the loopback interface only.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from crossfade.channels.arrivals import Arrivals, Arriving
+from crossfade.channels.asking import all_of
+from crossfade.channels.device_home import DeviceHome
+from crossfade.device.streams import Role
+from crossfade.device.tail import Tail
+from crossfade.errors import ChannelBroken, ChannelError, DeviceError
+from crossfade.host.memory import Memory
+
+if TYPE_CHECKING:
+    from crossfade.channels.nccl import NcclReader
+
+__all__ = ["Group", "GroupFactory", "NcclLink", "nccl_group"]
+
+_FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+_WRITER, _READER = 0, 1
+_TAG = 0
+_MEET_S = 60.0
+_GRACE_S = 2.0
+"""How long a link that closes waits for what is under way."""
+
+
+class Group(Protocol):
+    """What is needed of a process group of two. What it gives has a ``wait``, for torch's current stream and not for the host."""
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        """Enqueues one tensor's sending, behind torch's current stream."""
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        """Enqueues one tensor's receiving, behind torch's current stream."""
+
+    def shutdown(self) -> None:
+        """Ends it when all has been done. May wait."""
+
+    def abort(self) -> None:
+        """Ends it at once, and lets go of streams that wait for the other side. May wait."""
+
+
+GroupFactory: TypeAlias = Callable[[Any, int, DeviceHome], Group]
+"""A store, this side's rank, and its device, to a process group of two."""
+
+
+def nccl_group(store: Any, rank: int, home: DeviceHome) -> Group:
+    """NCCL's own.
+
+    Raises:
+        DeviceError: there is no GPU, or torch has no NCCL.
+    """
+    if home.is_host or not dist.is_nccl_available():
+        raise DeviceError(
+            "the transport 'nccl' needs a GPU on both sides, and torch built with NCCL",
+            hint="'copy' and 'staged' also run where memory of the host has to stand in for a GPU's",
+        )
+    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = datetime.timedelta(days=365)  # deaths are found in other ways
+    group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)
+    return group  # type: ignore[no-any-return]
+
+
+class _Lane:
+    """One communicator, with the stream on which its transfers are ordered.
+
+    Attributes:
+        arrivals: memory for what comes.
+        number: of the values sent or received so far.
+    """
+
+    def __init__(self, home: DeviceHome, group: Group, stream: int) -> None:
+        self.arrivals = Arrivals(home, stream)
+        self.number = 0
+        self.group: Group | None = group
+        self._driver = home.driver
+        self._stream = stream
+        self._tail = Tail(home.driver, [stream])
+        self._kept: deque[tuple[int, Any]] = deque()
+
+    def greet(self, is_writer: bool) -> None:
+        """Makes the communicator, by a first transfer, and waits for that.
+
+        Raises:
+            ChannelError: the other side did not come in time.
+        """
+        if self.group is None:
+            return
+        hello = self.arrivals.allocate(1)
+        with self.arrivals.on_stream():
+            if is_writer:
+                self.group.send([hello], _READER, _TAG).wait()
+            else:
+                self.group.recv([hello], _WRITER, _TAG).wait()
+        deadline = time.monotonic() + _MEET_S
+        while not self._driver.is_idle(self._stream):
+            if time.monotonic() > deadline:
+                raise ChannelError("the other side did not take part in a first transfer over NCCL")
+            time.sleep(0.001)
+
+    def send(self, tensors: Sequence[torch.Tensor], ready: int, keep: Any) -> None:
+        """Enqueues the next value's tensors, behind an event; ``keep`` is held until they are gone."""
+        group = self._open()
+        self.number += 1
+        self._tail.grow()
+        self._driver.wait_event(self._stream, ready)
+        with self.arrivals.on_stream():
+            for tensor in tensors:
+                group.send([tensor.reshape(-1).view(torch.uint8)], _READER, _TAG).wait()
+        self.collect()
+        event = self._driver.create_event()
+        self._driver.record_event(event, self._stream)
+        self._kept.append((event, keep))
+
+    def receive(self, arriving: Arriving, places: Sequence[tuple[int, int]]) -> None:
+        """Enqueues the receiving of the next value's tensors: (offset, length) of each.
+
+        Raises:
+            DeviceError: there is no memory for it. It cannot go by, so the link cannot go on.
+        """
+        group = self._open()
+        buffer = arriving.buffer
+        if buffer is None:
+            raise DeviceError(
+                f"no memory for {arriving.size_bytes} bytes that NCCL brings: {arriving.refusal}",
+                hint="'staged' and 'copy' go on in such a case; NCCL cannot",
+            )
+        self.number += 1
+        self._tail.grow()
+        with self.arrivals.on_stream():
+            for offset, size_bytes in places:
+                group.recv([buffer[offset : offset + size_bytes]], _WRITER, _TAG).wait()
+        self.arrivals.filled(arriving)
+
+    def _open(self) -> Group:
+        if self.group is None:
+            raise ChannelBroken("the communicator is closed")
+        return self.group
+
+    def collect(self) -> None:
+        """Lets go of what was sent."""
+        while self._kept and self._driver.has_happened(self._kept[0][0]):
+            self._driver.destroy_event(self._kept.popleft()[0])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has done everything."""
+        return self._tail.has_passed()
+
+    def close(self) -> None:
+        """Gives its events back."""
+        while self._kept:
+            self._driver.destroy_event(self._kept.popleft()[0])
+        self._tail.close()
+        self.arrivals.close()
+
+
+class NcclLink:
+    """One party's side of a direction.
+
+    Args:
+        store: memory that both parties see, for meeting each other; stays the caller's.
+        pair: who writes, who reads.
+        me: this party; making the link waits for the other one.
+        homes: for each of the writer's devices, this process's device.
+        make_group: makes the process groups; None for `nccl_group`.
+
+    Attributes:
+        lanes: one for each of the writer's devices.
+        readers: this side's ends of channels, if it reads.
+        reason: why it is broken; empty while it is not.
+
+    Raises:
+        DeviceError: there is no NCCL here.
+        ChannelError: the parties could not connect.
+    """
+
+    def __init__(
+        self,
+        store: Memory,
+        pair: tuple[str, str],
+        me: str,
+        homes: Sequence[DeviceHome],
+        make_group: GroupFactory | None = None,
+    ) -> None:
+        self.reason = ""
+        self.readers: list[NcclReader] = []
+        self._permits: deque[NcclReader] = deque()
+        self._is_writer = me == pair[0]
+        self._label = f"{pair[0]} to {pair[1]} over NCCL"
+        self._enter_thread = homes[0].driver.enter_thread
+        self._closing_since: float | None = None
+        self._is_settled = self._is_ending = False
+        self._late: dict[
+            tuple[int, int], list[tuple[int, int]]
+        ] = {}  # sent and not asked for: (lane, number) to its places
+        self._store = Memory(os.dup(store.fd))  # torch opens its path again in the store's destructor
+        file_store = _FileStore(f"/proc/self/fd/{self._store.fd}", -1)
+        file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
+        self.lanes: list[_Lane] = []
+        try:
+            for source, home in enumerate(homes):
+                with torch.cuda.device(home.device):  # for this thread, which may be a new one; nothing on the host
+                    store_of_lane = _PrefixStore(f"nccl/{pair[0]}/{pair[1]}/{source}", file_store)
+                    group = (make_group or nccl_group)(store_of_lane, _WRITER if self._is_writer else _READER, home)
+                    stream = home.streams.get(Role.NCCL, f"{pair[0]} to {pair[1]} {source}")
+                    self.lanes.append(_Lane(home, group, stream))
+                    self.lanes[-1].greet(self._is_writer)
+        except RuntimeError as error:  # its traceback may hold the store, which therefore stays open
+            raise ChannelError(f"{me} could not open {self._label}: {error}") from error
+
+    def ask(self, reader: NcclReader) -> None:
+        """A reader's program asks for one more value."""
+        self._permits.append(reader)
+
+    def go_on(self) -> None:
+        """Takes the messages that were asked for, as far as they have come, in the order in which they were."""
+        while self._permits and self._permits[0].take_record():
+            self._permits.popleft()
+
+    def receive(self, source: int, number: int, places: list[tuple[int, int]]) -> Arriving:
+        """A value's message has come. The value will not if the link is broken, or breaks now: since it is not the next one (PL-1),
+        since there is no memory for it, or since NCCL failed.
+        """
+        lane = self.lanes[source]
+        if self._closing_since is not None:
+            self._late[source, number] = places
+        elif number != lane.number:
+            self.break_off(f"PL-1: value {number} of {self._label} was asked for where {lane.number} comes next")
+        elif not self.reason:
+            try:
+                return self._receive(lane, places)
+            except (ChannelError, DeviceError, RuntimeError) as error:
+                self.break_off(f"{self._label}: {error}")
+        return Arriving(0, None, self.reason)
+
+    def _receive(self, lane: _Lane, places: list[tuple[int, int]]) -> Arriving:
+        arriving = lane.arrivals.expect(places[-1][0] + places[-1][1])
+        lane.receive(arriving, places)
+        return arriving
+
+    def _drain(self) -> bool:
+        """Receives what was sent and not asked for; whether nothing more can come."""
+        is_over = all_of(reader.is_writer_gone for reader in self.readers)  # before the last look
+        for reader in self.readers:
+            while reader.take_record():
+                pass
+            reader.inbox.clear()
+        for source, lane in enumerate(self.lanes):
+            while (places := self._late.pop((source, lane.number), None)) is not None:
+                self._receive(lane, places)
+        return is_over
+
+    def collect(self) -> None:
+        """Lets go of what was sent."""
+        for lane in self.lanes:
+            lane.collect()
+
+    def break_off(self, reason: str) -> None:
+        """The other side is gone, or transfers do not match any more: streams that wait for it are let go. Any thread may call
+        it.
+        """
+        self.reason = self.reason or reason
+        self._end("abort")
+
+    def _end(self, how: str) -> None:
+        """Ends the communicators, in a thread: that may take a while."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        groups, store, enter_thread = [lane.group for lane in self.lanes], self._store, self._enter_thread
+        for lane in self.lanes:
+            lane.group = None
+
+        def work() -> None:
+            enter_thread()
+            while groups:
+                getattr(groups.pop(), how)()
+            store.close()  # once the groups are gone
+
+        threading.Thread(target=work, name=f"crossfade-nccl-{how}", daemon=True).start()
+
+    def settle(self) -> bool:
+        """Goes on with closing, without waiting. True once no device uses it any more."""
+        if self._is_settled:
+            return True
+        now = time.monotonic()
+        if self._closing_since is None:
+            self._closing_since = now
+        left_s = self._closing_since + _GRACE_S - now
+        if not self.reason:
+            try:
+                is_over = self._drain()
+            except (ChannelError, DeviceError, RuntimeError) as error:
+                self.break_off(str(error))
+                return False
+            if not (is_over and all_of(lane.is_done for lane in self.lanes)):
+                if left_s < 0:
+                    self.break_off("what was under way when it closed did not end")
+                return False
+        elif not all_of(lane.is_done for lane in self.lanes) and left_s > -_GRACE_S:
+            return False
+        for lane in self.lanes:
+            lane.close()
+        self._end("shutdown")
+        self.readers.clear()
+        self._permits.clear()
+        self._is_settled = True
+        return True

@@ -1,0 +1,170 @@
+"""The NCCL channel, with gloo in NCCL's place and CPU tensors in that of device tensors."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from crossfade.channels import conformance, nccl_link  # noqa: E402
+from crossfade.channels.nccl_link import nccl_group  # noqa: E402
+from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError, Failure  # noqa: E402
+from tests.cpu.test_copy_engine import Unpicklable, draw_value, same  # noqa: E402
+from tests.cpu.test_staged_engine import Pair, Summed  # noqa: E402
+from tests.helpers.copy_pair import host_home, settle  # noqa: E402
+from tests.helpers.nccl_pair import open_links, open_nccl_channels, open_nccl_ends, open_nccl_pair  # noqa: E402
+
+torch.set_num_threads(1)
+
+open_nccl: Any = open_nccl_ends
+open_channels: Any = open_nccl_channels
+TestNcclChannel = conformance.suite(open_nccl_pair)
+
+
+@pytest.mark.parametrize("num_readers", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_values_arrive_whole_and_stay_so_while_they_are_kept(num_readers: int, seed: int) -> None:
+    random = Random(seed)
+    torch.manual_seed(seed)
+    with open_nccl(4, num_readers) as (writer, readers):
+        pair = Pair(writer, readers)
+        sent: list[Any] = []
+        kept: list[tuple[Any, Any]] = []
+        for _ in range(60):
+            value = draw_value(random)
+            if len(sent) < 4 and pair.write(value):
+                sent.append(value)
+            while sent and (len(sent) == 4 or random.random() < 0.5):
+                expected = sent.pop(0)
+                kept += [(got, expected) for got in pair.read()]
+            random.shuffle(kept)
+            while len(kept) > random.choice((0, 2, 10)):
+                assert same(*kept.pop())
+        for expected in sent:
+            assert all(same(got, expected) for got in pair.read())
+
+
+def test_values_without_device_tensors_enqueue_nothing() -> None:
+    with open_nccl(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        groups = [writer._links[0].lanes[0].group, reader._link.lanes[0].group]
+        failure = Failure.capture(KeyError(1), actor="a", node="n")
+        for value in (3, failure, ["text"], torch.empty(0, 3)):
+            assert pair.write(value)
+            assert same(pair.read()[0], value)
+        assert [group.num_sent + group.num_received for group in groups] == [1, 1]  # the greeting
+        assert pair.write([torch.arange(3), torch.ones(2), torch.empty(0)])
+        assert same(pair.read()[0], [torch.arange(3), torch.ones(2), torch.empty(0)])
+        assert [group.num_sent + group.num_received for group in groups] == [3, 3]
+        assert pair.write(Summed(torch.arange(100)))
+        assert pair.read()[0].total == 4950
+
+
+def test_channels_of_one_link_are_received_in_the_order_in_which_they_were_sent() -> None:
+    with open_channels(2, 1, 2) as ((first, (here,)), (second, (there,))):
+        for number in range(10):
+            assert there.try_start()  # asked for before either has come
+            assert here.try_start()
+            assert first.try_write([number])  # messages by themselves come in any order
+            assert second.try_write(torch.full((5,), number))
+            assert first.try_write(torch.full((7,), number))
+            assert here.try_read() == [number]
+            here.release()
+            assert there.try_read().tolist() == [number] * 5
+            there.release()
+            assert here.try_start()
+            assert here.try_read().tolist() == [number] * 7
+            here.release()
+
+
+def test_pl1_a_value_that_is_asked_for_out_of_order_breaks_the_link() -> None:
+    with open_channels(2, 1, 2) as ((first, (here,)), (second, (there,))):
+        assert first.try_write(torch.arange(5))
+        assert second.try_write(torch.arange(7))
+        assert there.try_start()
+        with pytest.raises(ChannelBroken, match="PL-1: value 1 of a to b0 over NCCL was asked for where 0 comes next"):
+            there.try_read()
+        assert here.try_start()
+        with pytest.raises(ChannelBroken, match="PL-1"):
+            here.try_read()
+
+
+def test_what_was_sent_and_not_asked_for_is_received_when_the_channels_close() -> None:
+    with open_channels(3, 1, 2) as ((first, (here,)), (second, (there,))):
+        group = first._links[0].lanes[0].group
+        for number in range(3):
+            assert second.try_write({"number": number, "tensor": torch.ones(100_000)})
+            assert first.try_write(torch.ones(1000))
+        assert there.try_start()
+        assert same(there.try_read(), {"number": 0, "tensor": torch.ones(100_000)})
+        here.close()
+        with pytest.raises(ChannelClosed):
+            here.try_read()
+        begin = time.monotonic()
+    while not group.ended and time.monotonic() - begin < 20:
+        time.sleep(0.001)
+    assert group.ended == "shutdown"
+    assert time.monotonic() - begin < nccl_link._GRACE_S
+
+
+def test_a_reader_that_waits_for_a_writer_in_vain_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_link, "_GRACE_S", 0.05)
+    with open_nccl(2, 1) as (_, (reader,)):
+        group = reader._link.lanes[0].group
+        reader.close()
+        settle([reader])
+        assert group.ended == "abort"
+
+
+def test_who_has_no_memory_breaks_the_link() -> None:
+    with open_nccl(2, 1) as (writer, (reader,)):
+
+        def refuse(size_bytes: int) -> Any:
+            raise RuntimeError("out of memory")
+
+        reader.arrivals[0].allocate = refuse
+        assert Pair(writer, [reader]).write(torch.ones(1000))
+        assert reader.try_start()
+        with pytest.raises(ChannelBroken, match="no memory for 4000 bytes that NCCL brings: out of memory"):
+            reader.try_read()
+
+
+def test_a_value_that_does_not_unpickle_leaves_the_next_ones_whole() -> None:
+    with open_nccl(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        for _ in range(5):
+            assert pair.write([torch.arange(10_000), Unpicklable()])
+            assert type(pair.read()[0]) is Failure
+        assert pair.write(torch.arange(3))
+        assert pair.read()[0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_the_tensors_of_a_dead_party_are_not_given_out(is_direct: bool) -> None:
+    with open_nccl(3, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        assert pair.write("a message")
+        assert pair.write(torch.arange(4))
+        assert reader.try_start()
+        assert reader.try_start()
+        (reader.break_off if is_direct else reader.give_up)("somebody died")
+        if is_direct:
+            reader._link.break_off("somebody died")
+        assert reader.try_read() == "a message"
+        with pytest.raises(ChannelBroken, match="somebody died"):
+            reader.try_read()
+        writer.lose(0, "the reader died")
+        with pytest.raises(ChannelBroken, match="the reader died"):
+            writer.try_write(torch.arange(4))
+
+
+def test_nccl_needs_gpus() -> None:
+    home = host_home()
+    with pytest.raises(
+        DeviceError, match=r"the transport 'nccl' needs a GPU on both sides.*\nhint: 'copy' and 'staged'"
+    ):
+        open_links(("a", "b"), (home, home), nccl_group)

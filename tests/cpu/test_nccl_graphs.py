@@ -1,0 +1,161 @@
+"""Compiled graphs over NCCL channels, between processes, with gloo in NCCL's place and CPU tensors in that of device tensors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import crossfade  # noqa: E402
+from crossfade.api import session as sessions  # noqa: E402
+from tests.helpers.footprint import footprint, growth  # noqa: E402
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: see tests/gpu2")
+
+
+class Worker:
+    """Has gloo in NCCL's place."""
+
+    def __init__(self) -> None:
+        from crossfade.channels import nccl_link
+        from tests.helpers.nccl_pair import StandIn
+
+        torch.set_num_threads(1)
+        nccl_link.nccl_group = StandIn
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def make(self, size: int) -> Any:
+        return torch.arange(size)
+
+    def double(self, value: Any) -> Any:
+        return value * 2
+
+    def total(self, *values: Any) -> int:
+        return int(sum(value.sum() for value in values))
+
+    def fail_if_odd(self, size: int) -> Any:
+        if size % 2:
+            raise KeyError(size)
+        return torch.arange(size)
+
+
+Remote = crossfade.remote(Worker)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    crossfade.init(num_gpus=8)
+    yield
+    crossfade.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def torn_down(session: None) -> Iterator[None]:
+    """No graph outlives its test."""
+    yield
+    for opened in list(sessions.require().graphs):
+        opened.teardown(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def actors(session: None) -> list[Any]:
+    return [Remote.options(num_gpus=1).remote() for _ in range(3)]
+
+
+def chain(actors: list[Any], method: str = "make", **options: Any) -> crossfade.CompiledGraph:
+    """Both readers of the first value, one of the second, and one value back."""
+    first, second, third = actors
+    with crossfade.InputNode() as given:
+        made = getattr(first, method).bind(given).with_tensor_transport(crossfade.Transport.NCCL)
+        doubled = second.double.bind(made).with_tensor_transport(crossfade.Transport.NCCL)
+        outputs = [third.total.bind(doubled, made), first.total.bind(doubled)]
+        graph: crossfade.CompiledGraph = crossfade.MultiOutputNode(outputs).compile(**options)
+    return graph
+
+
+def expected(size: int) -> list[int]:
+    return [3 * (size * (size - 1) // 2), size * (size - 1)]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}], ids=str)
+def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any]) -> None:
+    graph = chain(actors, **options)
+    sizes = [0, 1, 10, 1000, 5, 100_000, 100_000, 7]
+    for size in sizes:
+        assert crossfade.get(graph.execute(size), timeout=30) == expected(size)
+    num_ahead = min(len(sizes), graph.plan.max_inflight)
+    refs = [graph.execute(size) for size in sizes[:num_ahead]]
+    assert [crossfade.get(ref, timeout=30) for ref in refs] == [expected(size) for size in sizes[:num_ahead]]
+    assert {graph.plan.channel[name].transport for name in ("n0", "n1")} == {"nccl"}
+
+
+def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[Any]) -> None:
+    graph = chain(actors, "fail_if_odd")
+    for size in range(10):
+        ref = graph.execute(size)
+        if size % 2:
+            with pytest.raises(KeyError):
+                crossfade.get(ref, timeout=30)
+        else:
+            assert crossfade.get(ref, timeout=30) == expected(size)
+
+
+def test_teardown_with_executions_in_flight(actors: list[Any]) -> None:
+    for overlap in (False, True, False):
+        graph = chain(actors, overlap=overlap)
+        refs = [graph.execute(10_000) for _ in range(5)]
+        graph.teardown(timeout=30)
+        del refs
+    assert crossfade.get(chain(actors).execute(3), timeout=30) == expected(3)
+
+
+def test_graphs_that_come_and_go_leave_nothing(actors: list[Any]) -> None:
+    def cycle(num: int) -> None:
+        for _ in range(num):
+            graph = chain(actors)
+            assert crossfade.get(graph.execute(1000), timeout=30) == expected(1000)
+            graph.teardown(timeout=30)
+
+    pids = [crossfade.get(actor.pid.remote()) for actor in actors]
+    cycle(3)
+    before = [footprint(pid) for pid in pids]
+    cycle(10)
+    grown: dict[int, dict[str, int]] = {}
+    deadline = time.monotonic() + 10  # groups end in the background
+    while time.monotonic() < deadline:
+        grown = {pid: growth(first, footprint(pid)) for first, pid in zip(before, pids, strict=True)}
+        if not any(each.keys() - {"private_bytes", "shared_bytes", "ring_bytes"} for each in grown.values()):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"what was left: {grown}")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_actor_is_named_and_the_others_go_on(session: None, actors: list[Any], victim: int) -> None:
+    mortal = Remote.options(num_gpus=1, name=f"mortal{victim}").remote()
+    pair = [actors[0], actors[1]]
+    pair.insert(victim, mortal)
+    graph = chain(pair)
+    assert crossfade.get(graph.execute(100), timeout=30) == expected(100)
+    pid = crossfade.get(mortal.pid.remote())
+    refs = [graph.execute(300_000) for _ in range(5)]
+    os.kill(pid, signal.SIGKILL)
+    begin = time.monotonic()
+    with pytest.raises(crossfade.ActorDiedError, match=f"mortal{victim}"):
+        for_all(graph, refs)
+    assert time.monotonic() - begin < 2
+    graph.teardown(timeout=30)
+    assert crossfade.get(chain(actors).execute(3), timeout=30) == expected(3)
+
+
+def for_all(graph: crossfade.CompiledGraph, refs: list[Any]) -> None:
+    for ref in [*refs, graph.execute(1)]:
+        crossfade.get(ref, timeout=30)

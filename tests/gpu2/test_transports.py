@@ -1,0 +1,267 @@
+"""Two GPUs: values between actors by copy engines, through the host, and by NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import chain as chained
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import crossfade  # noqa: E402
+from crossfade.api import session as sessions  # noqa: E402
+from crossfade.channels import conformance  # noqa: E402
+from crossfade.channels.device_home import DeviceHome  # noqa: E402
+from crossfade.channels.nccl_link import nccl_group  # noqa: E402
+from crossfade.device.cuda import CudaDriver  # noqa: E402
+from crossfade.device.memory import Pool  # noqa: E402
+from crossfade.device.streams import Streams  # noqa: E402
+from crossfade.errors import DeviceError  # noqa: E402
+from tests.helpers.gpus import num_gpus  # noqa: E402
+from tests.helpers.nccl_pair import open_nccl_pair  # noqa: E402
+from tests.helpers.staged_pair import open_staged_pair  # noqa: E402
+
+DTYPES = [
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+    "complex128", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64",
+]  # fmt: skip
+TRANSPORTS = ["copy", "staged", crossfade.Transport.NCCL]
+
+
+def homes_on_two_gpus() -> Callable[[], DeviceHome]:
+    """The first on one GPU, all others on the other one."""
+    devices = chained([0], repeat(1))
+
+    def make() -> DeviceHome:
+        driver = CudaDriver(next(devices))
+        return DeviceHome(driver, Pool(driver), Streams(driver))
+
+    return make
+
+
+def open_staged(depth: int, num_readers: int) -> AbstractContextManager[Any]:
+    return open_staged_pair(depth, num_readers, make_home=homes_on_two_gpus())
+
+
+def open_nccl(depth: int, num_readers: int) -> AbstractContextManager[Any]:
+    return open_nccl_pair(depth, num_readers, make_home=homes_on_two_gpus(), make_group=nccl_group)
+
+
+# Both ends in this process. (The copy channel needs two: a process cannot open its own memory by a handle.)
+if num_gpus() >= 2:
+    TestStaged = conformance.suite(open_staged)
+    TestNccl = conformance.suite(open_nccl)
+
+
+class Worker:
+    """Makes tensors on its GPU, and says what it gets."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    def of_dtype(self, name: str) -> Any:
+        return torch.arange(1, 1000, device="cuda").remainder(100).to(getattr(torch, name))
+
+    def on_host(self, value: Any) -> Any:
+        assert value.is_cuda
+        assert value.device.index == torch.cuda.current_device()
+        return value.cpu() if value.dtype.itemsize != 1 else value.view(torch.uint8).cpu()
+
+    def make(self, size: int) -> Any:
+        return torch.arange(size, device="cuda")
+
+    def make_late(self, number: int, size: int) -> Any:
+        """Computed long after the method has returned, behind what it was before."""
+        value = torch.full((size,), -1, device="cuda")
+        torch.cuda._sleep(1_000_000)
+        return value.fill_(number)
+
+    def double(self, value: Any) -> Any:
+        return value * 2
+
+    def total(self, *values: Any) -> int:
+        return int(sum(value.sum().item() for value in values))
+
+    def is_all(self, value: Any, number: int) -> bool:
+        return bool((value == number).all())
+
+    def pack(self, size: int) -> Any:
+        many = torch.arange(size * 2, device="cuda").view(size, 2)
+        return {
+            "view": many.t(),
+            "odd": torch.arange(7, dtype=torch.uint8, device="cuda"),
+            "none": torch.empty(0, 3, device="cuda"),
+            "host": torch.ones(3),
+            "twice": (many[0], many[0]),
+            "text": "x" * size,
+        }
+
+    def unpack(self, value: Any) -> Any:
+        kinds = [each.device.type for each in (value["view"], value["odd"], value["none"], value["host"])]
+        return kinds, value["view"].sum().item(), value["odd"].tolist(), value["none"].shape, len(value["text"])
+
+    def keep(self, value: Any) -> bool:
+        self._kept.append((value, value.clone()))
+        return all(torch.equal(one, other) for one, other in self._kept)
+
+    def drop(self) -> None:
+        self._kept.clear()
+
+    def fail_if_odd(self, size: int) -> Any:
+        if size % 2:
+            raise KeyError(size)
+        return torch.arange(size, device="cuda")
+
+    def limit(self, num_bytes: int) -> None:
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total))
+
+
+Remote = crossfade.remote(Worker)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    crossfade.init(num_gpus=2)
+    yield
+    crossfade.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def torn_down(request: Any) -> Iterator[None]:
+    """No graph outlives its test."""
+    yield
+    if "session" in request.fixturenames:
+        for opened in list(sessions.require().graphs):
+            opened.teardown(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def pair(session: None) -> list[Any]:
+    return [Remote.options(num_gpus=1).remote() for _ in range(2)]
+
+
+@pytest.fixture(params=TRANSPORTS, ids=str)
+def transport(request: Any) -> Any:
+    return request.param
+
+
+def chain(pair: list[Any], transport: Any, **options: Any) -> Any:
+    """There and back."""
+    first, second = pair
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport(transport)
+        doubled = second.double.bind(made).with_tensor_transport(transport)
+        return crossfade.MultiOutputNode([first.total.bind(doubled), second.total.bind(made)]).compile(**options)
+
+
+def expected(size: int) -> list[int]:
+    return [size * (size - 1), size * (size - 1) // 2]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_dtypes(pair: list[Any], transport: Any, dtype: str) -> None:
+    first, second = pair
+    with crossfade.InputNode() as given:
+        graph = second.on_host.bind(first.of_dtype.bind(given).with_tensor_transport(transport)).compile()
+    assert graph.plan.channel["n0"].transport == transport
+    tensor = torch.arange(1, 1000).remainder(100).to(getattr(torch, dtype))
+    wanted = tensor if tensor.dtype.itemsize != 1 else tensor.view(torch.uint8)
+    for _ in range(3):
+        assert torch.equal(graph.execute(dtype).get(timeout=60), wanted)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}], ids=str)
+def test_changing_lengths(pair: list[Any], transport: Any, options: dict[str, Any]) -> None:
+    graph = chain(pair, transport, **options)
+    sizes = [0, 1, 10, 1000, 5, 100_000, 20_000_000, 7, 20_000_000, 3]
+    for size in sizes:
+        assert crossfade.get(graph.execute(size), timeout=60) == expected(size)
+    num_ahead = min(len(sizes), graph.plan.max_inflight)
+    refs = [graph.execute(size) for size in sizes[:num_ahead]]
+    assert [crossfade.get(ref, timeout=60) for ref in refs] == [expected(size) for size in sizes[:num_ahead]]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_values_that_are_computed_late_never_come_early(pair: list[Any], transport: Any, overlap: bool) -> None:
+    first, second = pair
+    with crossfade.InputNode() as given:
+        late = first.make_late.bind(given.number, given.size).with_tensor_transport(transport)
+        graph = second.is_all.bind(late, given.number).compile(overlap=overlap)
+    refs: list[Any] = []
+    for number in range(500):
+        refs.append(graph.execute(number=number, size=(1, 1000, 3_000_000)[number % 3]))
+        if len(refs) == graph.plan.max_inflight:
+            assert refs.pop(0).get(timeout=60) is True
+    assert all(ref.get(timeout=60) for ref in refs)
+
+
+@pytest.mark.timeout(300)
+def test_values_that_hold_tensors_among_other_things(pair: list[Any], transport: Any) -> None:
+    first, second = pair
+    with crossfade.InputNode() as given:
+        graph = second.unpack.bind(first.pack.bind(given).with_tensor_transport(transport)).compile()
+    for size in (1, 3, 100_000):
+        kinds, total, odd, none, length = graph.execute(size).get(timeout=60)
+        assert kinds == ["cuda", "cuda", "cuda", "cpu"]
+        assert total == size * (2 * size - 1)
+        assert (odd, tuple(none), length) == (list(range(7)), (0, 3), size)
+
+
+@pytest.mark.timeout(300)
+def test_kept_tensors_stay_whole_also_after_teardown(pair: list[Any], transport: Any) -> None:
+    first, second = pair
+    for _ in range(2):
+        with crossfade.InputNode() as given:
+            graph = second.keep.bind(first.make.bind(given).with_tensor_transport(transport)).compile()
+        assert all(graph.execute(size).get(timeout=60) for size in (10, 20, 3_000_000, 4, 3_000_000))
+        graph.teardown(timeout=60)
+    crossfade.get(second.drop.remote())
+
+
+@pytest.mark.timeout(300)
+def test_a_method_that_raises_before_it_sends_costs_one_execution(pair: list[Any], transport: Any) -> None:
+    first, second = pair
+    with crossfade.InputNode() as given:
+        graph = second.total.bind(first.fail_if_odd.bind(given).with_tensor_transport(transport)).compile()
+    for size in range(10):
+        ref = graph.execute(size)
+        if size % 2:
+            with pytest.raises(KeyError):
+                ref.get(timeout=60)
+        else:
+            assert ref.get(timeout=60) == size * (size - 1) // 2
+
+
+@pytest.mark.timeout(300)
+def test_teardown_with_executions_in_flight(pair: list[Any], transport: Any) -> None:
+    for _ in range(3):
+        graph = chain(pair, transport)
+        refs = [graph.execute(3_000_000) for _ in range(5)]
+        graph.teardown(timeout=60)
+        del refs
+    assert crossfade.get(chain(pair, transport).execute(3), timeout=60) == expected(3)
+
+
+@pytest.mark.timeout(300)
+def test_who_has_no_memory_gets_an_error_and_the_graph_goes_on(pair: list[Any]) -> None:
+    first, second = pair
+    with crossfade.InputNode() as given:
+        graph = second.total.bind(first.make.bind(given).with_tensor_transport("staged")).compile()
+    assert graph.execute(1000).get(timeout=60) == 499_500
+    crossfade.get(second.limit.remote(256 << 20))
+    try:
+        with pytest.raises(DeviceError, match="there is no memory for a value of 800000000 bytes"):
+            graph.execute(100_000_000).get(timeout=60)
+        assert graph.execute(1000).get(timeout=60) == 499_500
+    finally:
+        crossfade.get(second.limit.remote(1 << 60))
+    assert graph.execute(100_000_000).get(timeout=60) == 4_999_999_950_000_000

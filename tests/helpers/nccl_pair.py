@@ -1,0 +1,155 @@
+"""Both ends of an NCCL channel in one process, with gloo in NCCL's place and CPU tensors in that of device tensors."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from crossfade.channels.device_home import DeviceHome
+from crossfade.channels.nccl import NcclReader, NcclWriter
+from crossfade.channels.nccl_link import NcclLink
+from crossfade.channels.protocol import Reader, Writer
+from crossfade.channels.ring_layout import RingLayout, format_ring
+from crossfade.host.memory import Heap, Memory
+from tests.helpers.copy_pair import Served, host_home, make_bell, settle
+
+LIMIT_S = 20.0
+
+
+class _Nothing:
+    """What is enqueued on a device: no host waits for it."""
+
+    def wait(self) -> None:
+        pass
+
+
+class StandIn:
+    """A group of gloo's with the ways of NCCL's: what is sent goes in order in the background, and no host waits for that."""
+
+    def __init__(self, store: Any, rank: int, home: DeviceHome) -> None:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = datetime.timedelta(seconds=LIMIT_S)
+        self._group: Any = dist.ProcessGroupGloo(store, rank, 2, options)
+        self._queue: SimpleQueue[tuple[list[torch.Tensor], int, int] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.num_sent = self.num_received = 0
+        self.ended = ""
+
+    def _run(self) -> None:
+        while (sent := self._queue.get()) is not None:
+            try:
+                self._group.send(*sent).wait()
+            except RuntimeError:
+                return  # the other side is gone
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        self.num_sent += 1
+        self._queue.put((tensors, rank, tag))
+        return _Nothing()
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Any:
+        self.num_received += 1
+        return self._group.recv(tensors, rank, tag)
+
+    def shutdown(self) -> None:
+        self.ended = "shutdown"
+        self._queue.put(None)
+        self._thread.join(LIMIT_S)
+        self._group = None
+
+    def abort(self) -> None:
+        self.ended = "abort"
+        self._queue.put(None)
+        self._thread.join(LIMIT_S)
+        self._group = None
+
+
+def open_links(pair: tuple[str, str], homes: Sequence[DeviceHome], make_group: Any = StandIn) -> list[NcclLink]:
+    """Both sides of a link."""
+    store = Memory.create("store", 0)
+    made: dict[str, Any] = {}
+
+    def make(me: str, home: DeviceHome) -> None:
+        try:
+            made[me] = NcclLink(store, pair, me, [home], make_group)
+        except BaseException as error:
+            made[me] = error
+
+    threads = [threading.Thread(target=make, args=each) for each in zip(pair, homes, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    store.close()
+    for each in made.values():
+        if isinstance(each, BaseException):
+            raise each
+    return [made[me] for me in pair]
+
+
+@contextmanager
+def open_nccl_channels(
+    depth: int,
+    num_readers: int,
+    num_channels: int = 1,
+    make_home: Callable[[], DeviceHome] = host_home,
+    make_group: Any = StandIn,
+) -> Iterator[list[tuple[NcclWriter, list[NcclReader]]]]:
+    """Channels from one writer to the same readers, over one link to each. On leaving, nothing may be held."""
+    ring = RingLayout(depth, num_readers)
+    board_memory, heap_memory = Memory.create("board", num_channels * ring.size_bytes), Memory.create("heap", 0)
+    board, heap = board_memory.map(board_memory.size_bytes), Heap(heap_memory)
+    bells = [make_bell() for _ in range(num_readers + 1)]
+    homes = [make_home() for _ in range(num_readers + 1)]
+    links = [open_links(("a", f"b{index}"), (homes[0], homes[1 + index]), make_group) for index in range(num_readers)]
+    channels = []
+    for number in range(num_channels):
+        offset = number * ring.size_bytes
+        format_ring(board, offset, ring)
+        here = [link[0] for link in links]
+        writer = NcclWriter(f"c{number}", board, offset, ring, heap, bells[1:], homes=homes[:1], links=here)
+        readers = [
+            NcclReader(f"c{number}", board, offset, ring, index, heap_memory, bells[0], link=link)
+            for index, (_, link) in enumerate(links)
+        ]
+        channels.append((writer, readers))
+    try:
+        yield channels
+    finally:
+        ends: list[Any] = [end for writer, readers in channels for end in (writer, *readers)]
+        for end in ends:
+            end.close()
+        settle(ends)
+        for memory in (board_memory, heap_memory):
+            memory.close()
+        for bell in bells:
+            bell.close()
+        for home in homes:
+            home.streams.close()
+            home.pool.close()
+            assert home.driver.ledger.held() == []
+
+
+@contextmanager
+def open_nccl_ends(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[NcclWriter, list[NcclReader]]]:
+    """One channel."""
+    with open_nccl_channels(depth, num_readers, **options) as channels:
+        yield channels[0]
+
+
+@contextmanager
+def open_nccl_pair(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[Writer, Sequence[Reader]]]:
+    """For the conformance suite."""
+    with open_nccl_ends(depth, num_readers, **options) as (writer, readers):
+        ends: list[Any] = [writer, *readers]
+        served: list[Any] = [Served(end, ends) for end in ends]
+        yield served[0], served[1:]
