@@ -105,6 +105,14 @@ class Worker:
         Path(path).touch()
         return len(value)
 
+    def break_device(self, name: str) -> None:
+        """From now on it refuses this."""
+
+        def refuse(*args: Any) -> Any:
+            raise DeviceError("an illegal address")
+
+        setattr(HostDriver, name, refuse)
+
     def wait(self, value: Any, path: str) -> Any:
         while not os.path.exists(path):
             time.sleep(0.01)
@@ -323,6 +331,24 @@ def until(is_so: Any) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("refused", ["is_idle", "open_handle"])
+def test_a_device_that_refuses_ends_a_plan_and_not_its_actor(session: None, refused: str) -> None:
+    """When it is asked to close slots, or whether it is done; or to open slots that come when no step waits for them."""
+    maker, reader = (Remote.options(name=f"{name}_{refused}").remote() for name in ("maker", "reader"))
+    with crossfade.InputNode() as given:
+        made = maker.make.bind(given).with_tensor_transport("copy")
+        graph = crossfade.MultiOutputNode([reader.total.bind(made), maker.name.bind()]).compile()
+    assert run(graph, 7)[0] == 21
+    crossfade.get(maker.break_device.remote(refused))
+    if refused == "open_handle":
+        with pytest.raises((ActorError, DeviceError), match="an illegal address"):
+            run(graph, 100_000)
+    graph.teardown(timeout=20)
+    assert crossfade.get([actor.drop.remote() for actor in (maker, reader)], timeout=20)
+    assert until(lambda: crossfade.get(reader.num_settling.remote()) == 0)
 
 
 def test_teardown_with_executions_in_flight(actors: list[Any], transport: str) -> None:

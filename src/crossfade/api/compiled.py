@@ -74,6 +74,7 @@ class CompiledGraph:
         Raises:
             CapacityExceeded: ``max_inflight`` results have not been got.
             ActorDiedError: an actor of the graph is gone.
+            ActorError: one that lives cannot go on with it, for the reason that is given; tear the graph down.
             TypeError: the arguments do not fit the graph.
             ChannelTimeout: ``submit_timeout`` passed before there was room.
         """

@@ -44,6 +44,7 @@ class Ref:
             GetTimeoutError: it was not there in time; nothing is lost.
             TaskError: a method raised; also an instance of that error's own type.
             ActorDiedError: an actor on its way is gone.
+            ActorError: one that lives cannot go on with the graph.
         """
         raise NotImplementedError
 

@@ -269,6 +269,11 @@ class CopyWriter(ShmWriter):
         self._pending = None
         super().close()
 
+    def abandon(self) -> None:
+        """The device does nothing any more, so nothing is on its way: the readers hear of it."""
+        for lane in self.lanes:
+            lane.abandon()
+
     def settle(self) -> bool:
         """Goes on with closing, without waiting. True once nothing here is used any more, by this process or by a device."""
         if not all_of(lane.settle() for lane in self.lanes):

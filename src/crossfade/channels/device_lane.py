@@ -11,14 +11,16 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, Mailbox
-from crossfade.device.records import Announced, Offer, Record
+from crossfade.device.records import Announced, Finished, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import BoardPart, SignalBoard
+from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import address_of
 from crossfade.host.semaphore import open_semaphore
@@ -135,10 +137,16 @@ class LaneWriter:
         self._is_broken = True
         self.ring.break_off(reason)
 
+    def abandon(self) -> None:
+        """The device does nothing any more."""
+        if not (self._is_closed or self._is_broken):
+            self._post.put(Finished())
+
     def settle(self) -> bool:
         """Goes on with closing; whether it is done. The reader's process goes on with `serve` or `settle` meanwhile."""
         if not self._is_closed:
-            self._take_mail()
+            with suppress(DeviceError):  # slots that cannot be opened are not needed any more
+                self._take_mail()
             if not self.ring.is_done:
                 return False
             self.ring.close()

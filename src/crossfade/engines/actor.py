@@ -8,6 +8,7 @@ import pickle
 import signal
 import socket
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
 from crossfade.engines.state import ActorState, PartState
 from crossfade.engines.wiring import Wiring
-from crossfade.errors import ChannelError, Failure
+from crossfade.errors import ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import KEY_BYTES, FrameError
 from crossfade.host.memory import Memory
@@ -103,7 +104,7 @@ class _Actor:
             try:
                 if part.cursor.advance():
                     has_moved = True
-            except ChannelError as error:
+            except (ChannelError, DeviceError) as error:
                 part.fault = str(error)
         if self._devices is not None and self._devices.is_pending and self._devices.poll():
             has_moved = True
@@ -113,13 +114,12 @@ class _Actor:
 
     def _look_around(self) -> bool:
         """Sees to what is not on a value's way: faults and messages."""
-        faulted = [part for part in self._running if part.fault]
-        for part in faulted:
-            self._running.remove(part)
-            self._tell_fault(part)
         has_rung = self._doorbell.take_mail_flag()
         if self._devices is not None and (has_rung or self._devices.is_busy):
             self._devices.serve()
+        for part in [part for part in self._running if part.fault]:
+            self._running.remove(part)
+            self._tell_fault(part)
         if not (has_rung or self._has_mail):
             return self._is_stopped
         self._has_mail = False
@@ -131,10 +131,17 @@ class _Actor:
             self._obey(pickle.loads(message.payload), message.fds)
         return True
 
+    def _cannot_go_on(self, number: int, reason: str) -> None:
+        """A device refused what a plan, running or still being opened, needs."""
+        part = self._parts.get(number)
+        if part is not None:
+            part.fault = part.fault or reason
+
     def _tell_fault(self, part: _Part) -> None:
         """No step of a part is taken any more: the driver hears why, and after it those who wait for its values."""
         place = fault_place(part.plan, part.cursor.action)
-        send(self._connection, control.Faulted(part.number, f"{part.fault} (at {place})" if place else part.fault))
+        text = f"{part.fault} (at {place})" if place else part.fault
+        send(self._connection, control.Faulted(part.number, text, time.monotonic_ns()))
         if part.wiring.device_ends is not None:
             part.wiring.device_ends.end()
 
@@ -200,7 +207,7 @@ class _Actor:
         if self._devices is None:
             from crossfade.engines.actor_devices import ActorDevices
 
-            self._devices = ActorDevices(self._gpus, self._break_off, self._doorbell)
+            self._devices = ActorDevices(self._gpus, self._break_off, self._doorbell, self._cannot_go_on)
         return self._devices
 
     def _break_off(self, peer: str) -> None:

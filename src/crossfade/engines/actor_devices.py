@@ -12,6 +12,7 @@ from crossfade.engines.alarm import Alarm
 from crossfade.engines.board import peers_of
 from crossfade.engines.device_ends import DeviceEnds
 from crossfade.engines.devices import Devices, select_gpus
+from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
 from crossfade.plan.plan import Plan
@@ -35,19 +36,28 @@ class ActorDevices:
         gpus: indices of its GPUs.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
         doorbell: of this process.
+        on_fault: called when a plan, by its number, cannot go on, and why.
 
     Attributes:
         is_busy: whether `serve` should be called now and then, and not only when the doorbell was rung.
     """
 
-    def __init__(self, gpus: Sequence[int], on_death: Callable[[str], None], doorbell: Doorbell) -> None:
+    def __init__(
+        self,
+        gpus: Sequence[int],
+        on_death: Callable[[str], None],
+        doorbell: Doorbell,
+        on_fault: Callable[[int, str], None],
+    ) -> None:
         self.is_busy = False
+        self._on_fault = on_fault
         self._alarm = Alarm(doorbell)
         self._gpus = gpus
         self._devices = Devices(gpus, self._signals, on_death)
         self._open: dict[int, DeviceEnds] = {}
         self._settling: dict[int, tuple[DeviceEnds, Callable[[], None]]] = {}
         self._left_over: dict[int, DeviceEnds] = {}
+        self._lost: list[DeviceEnds] = []  # of plans whose device refused to end them: it may still use what they have
         self._recorders: dict[int, list[DeviceRecorder]] = {}
         self._copies: HostCopies | None = None
 
@@ -134,10 +144,12 @@ class ActorDevices:
             absent: who could not open the plan.
         """
         for recorder in self._recorders.pop(number, ()):
-            recorder.close()
+            with suppress(DeviceError):
+                recorder.close()
         before = self._settling.get(number)
         ends = self._open.get(number) if before is None else before[0]
         if ends is None:
+            self._end_left_over()
             on_left()
             return
         self._settling[number] = (ends, on_left)
@@ -151,24 +163,43 @@ class ActorDevices:
         self.leave(number, lambda: None)
 
     def serve(self) -> None:
-        """Sees to records that no step waits for, and to plans that are being left."""
-        has_more = any_of(ends.serve() for ends in self._open.values())
+        """Sees to records that no step waits for, and to plans that are being left. A device that refuses ends a plan, and not
+        the actor.
+        """
+        has_more = any_of([self._serve(number, ends) for number, ends in self._open.items()])
         for number, (ends, on_left) in list(self._settling.items()):
-            if ends.settle():
+            try:
+                if not ends.settle():
+                    continue
                 self._left_over[number] = ends
-                del self._settling[number]
-                on_left()
+            except DeviceError:
+                self._lost.append(ends)
+                self._devices.forget(number)
+                ends.abandon()
+            del self._settling[number]
+            on_left()
         self._end_left_over()
         self.is_busy = has_more or bool(self._settling)
+
+    def _serve(self, number: int, ends: DeviceEnds) -> bool:
+        try:
+            return ends.serve()
+        except DeviceError as error:
+            self._on_fault(number, str(error))
+            return False
 
     def _end_left_over(self) -> None:
         has_ended = False
         for number, ends in list(self._left_over.items()):
-            ends.serve()
-            if ends.is_empty:
-                del self._left_over[number]
-                self._devices.forget(number)
-                ends.release()
-                has_ended = True
+            with suppress(DeviceError):  # else it is tried again
+                ends.serve()
+                if ends.is_empty:
+                    del self._left_over[number]
+                    has_ended = True
+                    self._devices.forget(number)
+                    ends.release()
         if has_ended and not (self._open or self._settling or self._left_over):
-            self._devices.trim()
+            with suppress(DeviceError):
+                self._devices.trim()
+        if self._copies is not None:
+            self._copies.pins.collect()

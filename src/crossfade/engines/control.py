@@ -105,10 +105,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """From the actor, unasked: it takes no more steps of a plan, for the reason in ``text``."""
+    """From the actor, unasked: it takes no more steps of a plan since ``at_ns`` of the monotonic clock; ``text`` says why."""
 
     number: int
     text: str
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)

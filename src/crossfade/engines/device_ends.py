@@ -286,6 +286,13 @@ class DeviceEnds:
         self._turns.end()
         return True
 
+    def abandon(self) -> None:
+        """Once the ends are closed, and the device refuses what settling takes: the other sides need not wait for this one, whose
+        device does nothing more.
+        """
+        for _, writer in self._writers:
+            writer.abandon()
+
     def _ends(self) -> list[_Writer | _Reader]:
         return [*(writer for _, writer in self._writers), *(reader for _, reader in self._readers)]
 

@@ -234,6 +234,12 @@ class LocalEngine:
         """An actor's doorbell."""
         return self._processes[actor].bell
 
+    def hear(self) -> None:
+        """Takes in what has come until now: when this returns, plans know of deaths and faults that were to be known before."""
+        self.doorbell.pump()
+        with self._ending:  # another thread may be telling them
+            pass
+
     def is_alive(self, actor: str) -> bool:
         """Whether an actor's process still runs, as far as is known."""
         return not self._processes[actor].end

@@ -6,6 +6,7 @@ import itertools
 import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
@@ -66,7 +67,7 @@ class LocalPlan:
         self._reports: dict[int, dict[str, control.Reported]] = {}
         self._queries = itertools.count()
         self._lost: ActorError | None = None
-        self._fault: ActorError | None = None  # an actor lives and cannot go on
+        self._faults: list[tuple[int, ActorError]] = []  # of actors that live and cannot go on, and when
         self._is_closed = False
         self._is_leaving = False  # the actors were told to leave the plan
         self._wiring: Wiring | None = None
@@ -148,8 +149,8 @@ class LocalPlan:
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply
         elif isinstance(reply, control.Faulted):
-            if reply.number == self.number and not self._is_leaving and self._fault is None:
-                self._fault = _cannot_go_on(actor, reply.text)
+            if reply.number == self.number and not self._is_leaving:
+                self._faults.append((reply.at_ns, _cannot_go_on(actor, reply.text)))
         elif reply.number == self.number:
             self._answers[type(reply), actor] = reply
             if self._is_leaving and isinstance(reply, control.Opened) and reply.failure is not None:
@@ -171,15 +172,19 @@ class LocalPlan:
 
     def check(self) -> None:
         """See the protocol."""
-        if self._lost is None and self._fault is not None:
-            self._engine.doorbell.pump()  # the death that an actor has heard of may be known by now
-        lost = self._lost or self._fault
-        if lost is not None:
-            raise lost.again()
+        if self._lost is not None or self._faults:
+            raise self._why_lost().again()
+
+    def _why_lost(self) -> ActorError:
+        """What came first: a death, or the fault of an actor that lives, which others have heard of and told as well."""
+        if self._lost is None:
+            self._engine.hear()  # whatever an actor has heard of before it told of its fault is known from now on
+        return self._lost or min(self._faults, key=itemgetter(0))[1]
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
-        self.check()
+        if self._lost is not None or self._faults:
+            raise self._why_lost().again()
         try:
             return self._driver.try_submit(values)
         except ChannelError as error:
@@ -191,14 +196,13 @@ class LocalPlan:
             values = self._driver.try_collect()
         except ChannelError as error:
             raise self._explained(error) from None
-        if values is None and (self._lost is not None or self._fault is not None):
-            self.check()
+        if values is None and (self._lost is not None or self._faults):
+            raise self._why_lost().again()
         return values
 
     def _explained(self, error: ChannelError) -> Exception:
         self._engine.doorbell.pump()  # the death behind a broken channel may be known by now
-        lost = self._lost or self._fault
-        return lost.again() if lost is not None else error
+        return self._why_lost().again() if self._lost is not None or self._faults else error
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""

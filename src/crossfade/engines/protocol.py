@@ -100,6 +100,7 @@ class OpenPlan(Protocol):
 
         Raises:
             ActorDiedError: an actor of the plan is gone.
+            ActorError: one that lives cannot go on with it.
             HalfSubmitted: a later value could not be pickled; the execution is under way and ends with that error.
             Exception: what pickling the first value raised; the execution did not start.
         """
@@ -109,6 +110,7 @@ class OpenPlan(Protocol):
 
         Raises:
             ActorDiedError: an actor of the plan is gone, and the outputs will not come.
+            ActorError: nor will they if one that lives cannot go on with it.
         """
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
@@ -124,7 +126,7 @@ class OpenPlan(Protocol):
         """Counters of every party."""
 
     def check(self) -> None:
-        """Raises `ActorDiedError` if an actor of the plan is gone."""
+        """Raises `ActorDiedError` if an actor of the plan is gone, or `ActorError` if one that lives cannot go on."""
 
     def awaited(self) -> str:
         """The channel whose value the driver takes next."""
