@@ -63,6 +63,10 @@ class ApartWriter(ShmWriter):
         self._ready = [home.driver.create_event() for home in homes]
         self._pending: tuple[object, Split] | None = None  # a value that there was no room for yet, taken apart
 
+    def abandon(self) -> None:
+        """The device does nothing any more, so nothing is on its way: the readers hear of it."""
+        self.end()
+
     def try_write(self, value: object) -> bool:
         """See the protocol. On a device, the tensors of the value may be computed only by what is enqueued now."""
         if type(value) is Failure or is_plain(value):
