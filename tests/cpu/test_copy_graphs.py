@@ -334,12 +334,12 @@ def until(is_so: Any) -> bool:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("refused", ["is_idle", "open_handle"])
-def test_a_device_that_refuses_ends_a_plan_and_not_its_actor(session: None, refused: str) -> None:
+@pytest.mark.parametrize(("refused", "by"), [("is_idle", "copy"), ("is_idle", "staged"), ("open_handle", "copy")])
+def test_a_device_that_refuses_ends_a_plan_and_not_its_actor(session: None, refused: str, by: str) -> None:
     """When it is asked to close slots, or whether it is done; or to open slots that come when no step waits for them."""
-    maker, reader = (Remote.options(name=f"{name}_{refused}").remote() for name in ("maker", "reader"))
+    maker, reader = (Remote.options(name=f"{name}_{refused}_{by}").remote() for name in ("maker", "reader"))
     with crossfade.InputNode() as given:
-        made = maker.make.bind(given).with_tensor_transport("copy")
+        made = maker.make.bind(given).with_tensor_transport(by)
         graph = crossfade.MultiOutputNode([reader.total.bind(made), maker.name.bind()]).compile()
     assert run(graph, 7)[0] == 21
     crossfade.get(maker.break_device.remote(refused))

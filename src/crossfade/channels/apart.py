@@ -121,9 +121,6 @@ class ApartWriter(ShmWriter):
         self._pending = None
         super().close()
 
-    def abandon(self) -> None:
-        """The device does nothing any more, so nothing is on its way: readers that would wait for a last word hear of it."""
-
     def settle(self) -> bool:
         """Goes on with closing, without waiting. True once nothing here is used any more, by this process or by a device."""
         for home, event in zip(self.homes, self._ready, strict=False):

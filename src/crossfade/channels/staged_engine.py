@@ -130,11 +130,6 @@ class StagedWriter(ApartWriter):
             lane.break_off(reason)
         self.give_up(reason)
 
-    def abandon(self) -> None:
-        """See `ApartWriter`."""
-        for lane in self.lanes:
-            lane.abandon()
-
     def settle(self) -> bool:
         """See `ApartWriter`."""
         return all_of(lane.settle() for lane in self.lanes) and super().settle()

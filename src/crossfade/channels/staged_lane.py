@@ -108,12 +108,6 @@ class StagedLaneWriter:
         self._is_alone = True
         self.sender.break_off(reason)
 
-    def abandon(self) -> None:
-        """The device does nothing any more."""
-        if not (self._is_finished or self._is_alone):
-            self._is_finished = True
-            self._post.put(Finished())
-
     def settle(self) -> bool:
         """Goes on with closing; whether the device has done everything. What is not enqueued yet is not sent any more."""
         if not self._is_finished:
