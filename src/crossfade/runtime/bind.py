@@ -252,7 +252,7 @@ class _Binder:
         if self._guard is None:
             return started
         label = f"{self._plan.collective[collective].kind} (collective {collective})"
-        return self._guard.run(started, registers, list(zip(inputs, values, strict=True)), [], label)
+        return self._guard.run(started, registers, list(zip(inputs, values, strict=True)), [], label, collective)
 
     def _finish(self, collective: str) -> Step:
         registers, try_finish = self._registers, self._ends.collectives[collective].try_finish
@@ -299,7 +299,7 @@ class _Binder:
         if self._guard is None:
             return step
         given = list(zip(inputs, node.inputs, strict=True))
-        return self._guard.run(step, self._registers, given, outputs, label)
+        return self._guard.run(step, self._registers, given, outputs, label, node.id)
 
     def _run_one(self, method: Callable[..., Any], source: int, target: int, label: str) -> Step:
         """One value in, as the only argument, and one out: what most nodes are."""

@@ -2,7 +2,8 @@
 
 A value is a fact: whoever reads it may read it where it lies, at any time until it is let go of. So a digest of each value
 is taken when it is made or has come, and compared before each use of it on this actor (as an argument, when it is written or
-sent) and when it is let go of. What a background send may still be reading is compared after each method that ran meanwhile.
+sent) and when it is let go of: right after the method that is its last use, before that method's own value is written. What a
+background send may still be reading is compared after each method that ran meanwhile.
 
 A value that has changed becomes a `Failure` in its register, and goes the way of one: to whoever needs the value. Where nobody
 needs it any more, the failure takes the place of the next value that this actor writes.
@@ -23,6 +24,7 @@ from typing import Any
 from crossfade.channels.codec import message_of
 from crossfade.channels.protocol import Writer
 from crossfade.errors import ChannelError, Failure, MutatedValueError
+from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.runtime.cursor import Step
 
@@ -86,13 +88,21 @@ class Guard:
         self._undelivered: deque[Failure] = deque()
         self._methods: deque[str] = deque(maxlen=_MAX_METHODS)
         self._num_methods = 0
+        self._released = _released_behind(plan.programs[actor])
 
     # Steps: each is given, with the registers it works on, as bind made it
 
     def run(
-        self, step: Step, registers: list[Any], inputs: Sequence[tuple[int, str]], outputs: Sequence[int], label: str
+        self,
+        step: Step,
+        registers: list[Any],
+        inputs: Sequence[tuple[int, str]],
+        outputs: Sequence[int],
+        label: str,
+        node: str,
     ) -> Step:
         """A method: (register, value id) of what it is given, registers of what it makes."""
+        released = [each for each in inputs if each[1] in self._released.get(node, ())]
 
         def guarded() -> bool:
             for register, value in inputs:
@@ -104,6 +114,8 @@ class Guard:
             self._methods.append(label)
             self._num_methods += 1
             self._compare_underway(f"the end of {label}")
+            for register, value in released:
+                self._release(registers, register, value)
             for register in outputs:
                 self._note(registers, register, f"the end of {label}")
             return True
@@ -152,11 +164,7 @@ class Guard:
         """A value is let go of."""
 
         def guarded() -> bool:
-            was_whole = type(registers[register]) is not Failure
-            self._compare(registers, register, value, "its release")
-            if was_whole and type(registers[register]) is Failure:
-                self._undelivered.append(registers[register])
-            self._seen.pop(register, None)
+            self._release(registers, register, value)
             return step()
 
         return guarded
@@ -201,6 +209,13 @@ class Guard:
                     self._undelivered.append(self._failure(f"{each.name}, which was being sent,", each.seen, when))
                     sent.remove(each)
 
+    def _release(self, registers: list[Any], register: int, value: str) -> None:
+        was_whole = type(registers[register]) is not Failure
+        self._compare(registers, register, value, "its release")
+        if was_whole and type(registers[register]) is Failure:
+            self._undelivered.append(registers[register])
+        self._seen.pop(register, None)
+
     def _failure(self, name: str, seen: _Seen, when: str) -> Failure:
         """What was found, as an error on its way."""
         num_between = self._num_methods - seen.num_methods
@@ -211,6 +226,20 @@ class Guard:
             f"{name} was changed on actor {self._actor} between {seen.when} and {when}{ran}", hint=_HINT
         )
         return Failure.capture(error, actor=self._actor, node="checking for changed values (debug)")
+
+
+def _released_behind(program: Sequence[Action]) -> dict[str, set[str]]:
+    """Of each node, the values that are let go of behind it, before another method runs or a value comes."""
+    released: dict[str, set[str]] = {}
+    node = ""
+    for action in program:
+        if action.verb is Verb.RUN:
+            node = action.target
+        elif action.verb is Verb.FREE and node:
+            released.setdefault(node, set()).add(action.target)
+        elif action.verb is not Verb.WRITE:
+            node = ""
+    return released
 
 
 def _digest(value: Any) -> bytes | None:
