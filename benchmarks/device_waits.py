@@ -160,7 +160,7 @@ for _num in (1, 7, 8, 16, 31, 32, 64, 128):
 def _costs() -> dict[str, float]:
     """Median microseconds of the host, for each enqueuing call."""
     torch, driver, board = _start()
-    from crossfade.device.tensors import tensor_on
+    from crossfade.device.borrowed import tensor_on
 
     stream = driver.create_stream("costs")
     event = driver.create_event()

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from crossfade.device.borrowed import tensor_on
 from crossfade.device.cuda import CudaDriver, check
 from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.records import Enqueued
 from crossfade.device.signals import DeviceBoard, HostBoard, Signal, SignalBoard
 from crossfade.device.streams import Role, Streams
-from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels, tensor_on
+from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels
 from tests.helpers.device_cases import open_receiver, open_sender, wait_idle
 from tests.helpers.device_pair import Peer
 

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from crossfade.device.borrowed import tensor_on  # noqa: E402
 from crossfade.device.capabilities import Severity, judge, read_facts, read_topology  # noqa: E402
 from crossfade.device.capture import capture  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.signals import DeviceBoard, HostBoard  # noqa: E402
 from crossfade.device.staged_layout import StagedLayout  # noqa: E402
-from crossfade.device.tensors import tensor_on  # noqa: E402
 from crossfade.device.watchdog import release  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402

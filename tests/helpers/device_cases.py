@@ -254,7 +254,7 @@ def captured_receives(peers: dict[int, Peer], device: int, other: int, num_repla
     full, free = board.signal(0, "full"), board.signal(1, "free")
     peer.put(block.handle)
     main: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    from crossfade.device.tensors import tensor_on
+    from crossfade.device.borrowed import tensor_on
 
     slot = tensor_on(block.address, (num,), torch.int64, device)
     slot.fill_(-7)

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from crossfade.device.borrowed import tensor_on
 from crossfade.device.cuda import CudaDriver
 from crossfade.device.records import Enqueued
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.device.tensors import TensorReceiver, TensorSender, tensor_on
+from crossfade.device.tensors import TensorReceiver, TensorSender
 from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken
 from crossfade.host.processes import await_end, open_pidfd

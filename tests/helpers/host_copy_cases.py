@@ -19,9 +19,9 @@ from crossfade.channels.host_copies import HostCopies
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.device.borrowed import device_of
 from crossfade.device.driver import HOST, Driver
 from crossfade.device.host_driver import HostDriver
-from crossfade.device.tensors import device_of
 from crossfade.errors import ChannelBroken
 from crossfade.host.memory import Heap
 from crossfade.host.processes import open_pidfd

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crossfade.device import cuda, tensors
+from crossfade.device import borrowed, cuda
 from crossfade.device.capture import capture
 from crossfade.device.fake import FakeDriver, Fault, Machine
 from crossfade.device.memory import OpenedMemory, Pool
@@ -448,7 +448,7 @@ def test_without_the_bindings_the_error_names_the_extra(monkeypatch: pytest.Monk
 def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependency, match=r"crossfade\[gpu\]"):
-        tensors.torch_or_raise()
+        borrowed.torch_or_raise()
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,3 +464,8 @@ def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "cuda.bindings", Package)
     with pytest.raises(DeviceError, match=r"no libcuda[\s\S]*hint: nvidia-smi"):
         cuda.bindings()
+
+
+def test_a_storage_of_torch_holds_what_it_is_given_as_long_as_any_view() -> None:
+    pytest.importorskip("torch")
+    assert borrowed.storages_hold()

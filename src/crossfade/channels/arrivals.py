@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.device_home import DeviceHome
-from crossfade.device.tensors import device_of, torch_or_raise
+from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -36,6 +36,9 @@ MOST_KINDS = 256
 MOST_DESCRIPTION_BYTES = 256
 """Of a kind. Tensors of so many dimensions that it would take more are sent as other values are."""
 
+_MOST_MADE = 64
+"""Records of one kind that are kept: as long as slots do not change, the same ones come again and again."""
+
 _Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool, torch.layout]
 
 
@@ -56,12 +59,20 @@ class Kind:
     size_bytes: int
     description: bytes
     is_told: bool = False
+    _made: dict[tuple[tuple[int, int], ...], bytes] = field(default_factory=dict)
 
-    def record(self, notes: bytes) -> bytes:
-        """The payload of a tensor's record."""
-        if self.is_told:
-            return NUMBER.pack(self.number) + notes
-        return NUMBER.pack(self.number | NEW) + notes + self.description
+    def record_for(self, places: Sequence[tuple[int, int]]) -> bytes:
+        """The payload of a tensor's record, with the (generation, slot) that it takes in the lane to each reader."""
+        key = tuple(places)
+        if self.is_told and (made := self._made.get(key)):
+            return made
+        notes = b"".join([NOTE.pack(*place, self.size_bytes) for place in places])
+        if not self.is_told:
+            return NUMBER.pack(self.number | NEW) + notes + self.description
+        if len(self._made) >= _MOST_MADE:
+            self._made.clear()
+        record = self._made[key] = NUMBER.pack(self.number) + notes
+        return record
 
 
 class Kinds:

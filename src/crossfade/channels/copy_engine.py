@@ -95,6 +95,7 @@ class CopyWriter(ShmWriter):
         self._kinds = Kinds(lane_of)
         self._lanes_from = [self.lanes[source :: layout.num_sources] for source in range(layout.num_sources)]
         self._is_bare_short = NUMBER.size + layout.num_readers * NOTE.size + MOST_DESCRIPTION_BYTES <= INLINE_BYTES
+        self._rings_from = [[lane.ring for lane in lanes] for lanes in self._lanes_from]
 
     def try_write(self, value: object) -> bool:
         """See the protocol. On a device, the tensors of the value may be computed only by what is enqueued now.
@@ -104,11 +105,14 @@ class CopyWriter(ShmWriter):
         Raises:
             DeviceError: a reader has no memory for the value.
         """
-        if type(value) is Failure or is_plain(value):
-            return super().try_write(value)
         kind = self._kinds.of(value) if self._is_bare_short else None
         if kind is not None:
+            if self._pending is None and self._turns is None and self._is_ready_for(kind):
+                self._write_bare(value, kind)
+                return True
             return self._try_write_bare(value, kind)
+        if type(value) is Failure or is_plain(value):
+            return super().try_write(value)
         if self._pending is not None and self._pending[0] is value:
             parts = self._pending[1]
         else:
@@ -130,6 +134,30 @@ class CopyWriter(ShmWriter):
         self.publish()
         return True
 
+    def _is_ready_for(self, kind: Kind) -> bool:
+        """A quick look: whether there is room for a tensor by itself."""
+        is_ready = self.has_room()
+        for ring in self._rings_from[kind.source]:
+            is_ready = is_ready and ring.has_slot(kind.size_bytes)
+        return is_ready
+
+    def _write_bare(self, tensor: Any, kind: Kind) -> None:
+        """Writes a tensor by itself where there is room; what else there is to do comes when it is on its way."""
+        source, size_bytes = kind.source, kind.size_bytes
+        whole, home, ready = dense(tensor), self._homes[source], self._ready[source]
+        home.driver.record_event(ready, home.compute_stream())
+        parts = ((0, whole.data_ptr(), size_bytes),)
+        try:
+            places = [ring.send(parts, size_bytes, ready=ready, keep=whole) for ring in self._rings_from[source]]
+        except CrossfadeError as error:
+            self._fail(error)
+        else:
+            self.stage_record(BARE, kind.record_for(places))
+            kind.is_told = True
+        self.publish()
+        for lane in self._lanes_from[source]:
+            lane.tidy()
+
     def _try_write_bare(self, tensor: Any, kind: Kind) -> bool:
         """`try_write` of a tensor by itself: no pickle, one part in one lane to each reader."""
         if self._pending is not None and self._pending[0] is tensor:
@@ -149,9 +177,7 @@ class CopyWriter(ShmWriter):
             self._pending = None
             raise
         self._pending = None
-        self.stage_record(
-            BARE, kind.record(b"".join([NOTE.pack(*lane.ring.place_of_next(), size_bytes) for lane in lanes]))
-        )
+        self.stage_record(BARE, kind.record_for([lane.ring.place_of_next() for lane in lanes]))
         self._push(kind.source, ((0, whole.data_ptr(), size_bytes),), size_bytes, whole)
         kind.is_told = True
         self.publish()

@@ -50,7 +50,7 @@ from crossfade.channels.collective import (
 from crossfade.channels.device_end import DeviceCollective, Mover, Task
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.table import Said, Status, Table
-from crossfade.device.tensors import device_of
+from crossfade.device.borrowed import device_of
 from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.types import CollectiveKind

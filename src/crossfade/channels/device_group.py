@@ -13,10 +13,10 @@ from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_kernels import load_reductions
 from crossfade.channels.device_place import Place
 from crossfade.channels.table import Part
+from crossfade.device.borrowed import device_of
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Block, Pool
 from crossfade.device.streams import Streams
-from crossfade.device.tensors import device_of
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory

@@ -112,6 +112,12 @@ class LaneWriter:
             self._take_freed(self._offer)
         return self.ring.can_send(size_bytes)
 
+    def tidy(self) -> None:
+        """What can wait until a value is on its way: takes slots back, lets go of sources that were copied. Cannot fail."""
+        if self._offer is not None and self.ring.next_place is None:
+            self._take_freed(self._offer)
+        self.ring.let_go_of_copied()
+
     def _take_mail(self) -> None:
         while (record := self._mail.take()) is not None:
             if isinstance(record, Offer):

@@ -26,9 +26,9 @@ from crossfade.channels.device_codec import Placed
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.pinned import Pins
 from crossfade.channels.publisher import Publisher
+from crossfade.device.borrowed import device_of
 from crossfade.device.moments import Moment, Moments
 from crossfade.device.streams import Role
-from crossfade.device.tensors import device_of
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 
 __all__ = ["HostCopies"]

@@ -27,6 +27,8 @@ class _Target:
         self.full, self.free = ring_signals(board, offer, label)
         self.credits = deque(range(offer.num_slots))
         self.num_uses = [0] * offer.num_slots
+        self.places = [(offer.generation, slot) for slot in range(offer.num_slots)]
+        self.addresses = [self.memory.address + slot * offer.slot_bytes for slot in range(offer.num_slots)]
 
 
 class _Kept(NamedTuple):
@@ -140,6 +142,16 @@ class RingSender:
             return False
         return bool(target.credits)
 
+    def has_slot(self, size_bytes: int) -> bool:
+        """A quick look: whether a value of this length may be sent now. If not, `can_send` asks for what it needs."""
+        target = self._target
+        return (
+            target is not None
+            and self._ended is None
+            and size_bytes <= target.offer.slot_bytes
+            and len(target.credits) > 0
+        )
+
     def _want(self, size_bytes: int) -> None:
         refused, self._refused = self._refused, None
         if refused is not None and size_bytes >= refused.size_bytes:
@@ -187,8 +199,11 @@ class RingSender:
 
     def send(
         self, parts: Sequence[tuple[int, int, int]], size_bytes: int, *, ready: int | None = None, keep: Any = None
-    ) -> None:
-        """`try_send_parts` right after `can_send` has said yes to ``size_bytes``.
+    ) -> tuple[int, int]:
+        """`try_send_parts` right after `can_send` or `has_slot` has said yes to ``size_bytes``.
+
+        Returns:
+            (generation, slot) that the value took.
 
         Raises:
             DeviceError: the driver failed.
@@ -205,6 +220,7 @@ class RingSender:
         self._num_bytes += size_bytes
         if self._tells_values:
             self._tell(Enqueued(target.offer.generation, slot, size_bytes))
+        return target.places[slot]
 
     @property
     def next_place(self) -> tuple[int, int] | None:
@@ -220,20 +236,20 @@ class RingSender:
         return place
 
     def _enqueue(self, target: _Target, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
-        stream = self._stream
+        stream, driver = self._stream, self._driver
         self._tail.grow()
         if ready is not None:
-            self._driver.wait_event(stream, ready)
+            driver.wait_event(stream, ready)
         number = target.num_uses[slot] = target.num_uses[slot] + 1
         if not target.free[slot].has(number - 1):  # often it is free already, which saves the stream an operation
             target.free[slot].wait(stream, number - 1)
-        there = target.memory.address + slot * target.offer.slot_bytes
+        there = target.addresses[slot]
         end = self.around(stream) if self.around is not None and parts else None
         for offset, address, size_bytes in parts:
             if self._chunk_bytes is None and not (there + offset) % EDGE_BYTES and size_bytes:
-                self._driver.copy(there + offset, address, size_bytes, stream)
+                driver.copy(there + offset, address, size_bytes, stream)
             else:
-                enqueue(self._driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
+                enqueue(driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
         if end is not None:
             end()
         target.full[slot].set(stream, number)
@@ -247,14 +263,15 @@ class RingSender:
 
     def collect(self) -> None:
         """Lets go of sources whose copies are done, and closes earlier generations."""
-        self._let_go_of_copied()
+        self.let_go_of_copied()
         while self._closing and self._driver.has_happened(self._closing[0][1]):
-            self._let_go_of_copied()  # all that went into it: once it is retired, its counters may begin anew
+            self.let_go_of_copied()  # all that went into it: once it is retired, its counters may begin anew
             target, event = self._closing.popleft()
             self._events.append(event)
             self._retire(target)
 
-    def _let_go_of_copied(self) -> None:
+    def let_go_of_copied(self) -> None:
+        """Lets go of sources whose copies are done."""
         while self._kept and self._is_copied(self._kept[0]):
             event = self._kept.popleft().event
             if event >= 0:

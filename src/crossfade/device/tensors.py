@@ -1,6 +1,4 @@
-"""torch tensors that lie in device memory which torch does not own, and the kernels that pack and copy them.
-
-Where the device is `HOST`, the tensors are CPU tensors and everything else is the same.
+"""torch tensors through a ring, and the kernels that pack and copy them.
 
 Imported only where torch is used. ``cuda.bindings`` moves bytes; what needs a kernel (a tensor that is not contiguous, a copy
 inside one GPU, where copy engines are slow) is torch's own copy. Loading a kernel waits for the device, and hangs while a stream
@@ -9,19 +7,16 @@ waits for a signal of a host that is busy loading: `load_kernels` does it before
 
 from __future__ import annotations
 
-import ctypes
 import os
-import weakref
 from collections.abc import Callable, Iterable
 from functools import cache
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from crossfade.device.borrowed import tensor_on, torch_or_raise
 from crossfade.device.driver import HOST, Driver
 from crossfade.device.records import Enqueued
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.errors import MissingDependency
 
 if TYPE_CHECKING:
     import torch
@@ -31,55 +26,8 @@ __all__ = [
     "TensorReceiver",
     "TensorSender",
     "current_stream",
-    "device_of",
     "load_kernels",
-    "tensor_on",
-    "torch_or_raise",
 ]
-
-
-def torch_or_raise() -> Any:
-    """The module torch.
-
-    Raises:
-        MissingDependency: it is not installed.
-    """
-    try:
-        import torch
-    except ImportError:
-        raise MissingDependency("torch", extra="gpu", needed_for="tensors on a GPU") from None
-    return torch
-
-
-class _Memory:
-    """What torch makes a tensor of; the tensor's storage holds it, and thereby ``keep``, as long as any view is alive."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], typestr: str, keep: Any) -> None:
-        self.keep = keep
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": typestr,
-            "data": (address, False),
-            "strides": None,
-            "version": 3,
-            "stream": None,
-        }
-
-
-@cache
-def _typestr(dtype: torch.dtype) -> tuple[str, bool]:
-    """How the interface calls a type, and whether that is another type of the same length, to be viewed as this one."""
-    torch = torch_or_raise()
-    own = {torch.float16: "<f2", torch.float32: "<f4", torch.float64: "<f8", torch.uint8: "|u1", torch.int8: "|i1"}
-    own |= {
-        torch.int16: "<i2",
-        torch.int32: "<i4",
-        torch.int64: "<i8",
-        torch.complex64: "<c8",
-        torch.complex128: "<c16",
-    }
-    same = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8", 16: "<c16"}
-    return (own[dtype], False) if dtype in own else (same[dtype.itemsize], True)
 
 
 class Leased:
@@ -92,47 +40,6 @@ class Leased:
     def __del__(self) -> None:
         if os.getpid() == self._pid:  # a forked child drops copies of tensors: the slot is still its parent's
             self._lease.release()
-
-
-def tensor_on(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: int, keep: Any = None) -> torch.Tensor:
-    """A contiguous tensor at an address.
-
-    Args:
-        address: device memory of this process, aligned for the type.
-        shape: its shape.
-        dtype: its type.
-        device: the device's index, or `HOST`.
-        keep: held until the last view of the tensor is gone.
-    """
-    torch = torch_or_raise()
-    size_bytes = prod(shape) * dtype.itemsize
-    if not size_bytes:
-        return torch.empty(shape, dtype=dtype, device=device_of(device))  # type: ignore[no-any-return]
-    if device == HOST:
-        flat = torch.frombuffer(_held(address, size_bytes, keep), dtype=dtype)
-        return flat if len(shape) == 1 else flat.view(shape)  # type: ignore[no-any-return]
-    typestr, is_other = _typestr(dtype)
-    tensor = torch.as_tensor(_Memory(address, shape, typestr, keep), device=device_of(device))
-    return tensor.view(dtype) if is_other else tensor  # type: ignore[no-any-return]
-
-
-def _held(address: int, size_bytes: int, keep: Any) -> Any:
-    """The bytes at an address as a buffer that holds ``keep``, as long as any view of it is alive."""
-    buffer = (ctypes.c_uint8 * size_bytes).from_address(address)
-    if keep is not None:
-        weakref.finalize(buffer, _drop, keep).atexit = False
-    return buffer
-
-
-def _drop(keep: Any) -> None:
-    """Its last reference goes with this call."""
-
-
-@cache
-def device_of(device: int) -> torch.device:
-    """The device as torch names it."""
-    torch = torch_or_raise()
-    return torch.device("cpu") if device == HOST else torch.device("cuda", device)  # type: ignore[no-any-return]
 
 
 def current_stream(device: int) -> int:

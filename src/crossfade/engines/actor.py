@@ -19,6 +19,7 @@ from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.fault_place import fault_place
+from crossfade.engines.machine import spin_us_for
 from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
@@ -33,7 +34,7 @@ from crossfade.host.sockets import Connection, take_over
 from crossfade.plan.actions import Verb
 from crossfade.plan.plan import Plan
 from crossfade.runtime.bind import bind
-from crossfade.runtime.cursor import Cursor
+from crossfade.runtime.cursor import Cursor, idle_of
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 
@@ -56,6 +57,7 @@ class _Part:
     wiring: Wiring
     recorder: Recorder | None
     num_parties: int
+    spin_us: float
     guard: Guard | None
     fault: str = ""
 
@@ -88,11 +90,12 @@ class _Actor:
         while not self._is_stopped:
             limit_s = _SERVE_S if self._devices is not None and self._devices.is_busy else None
             is_pending = self._devices is not None and self._devices.is_pending
-            if len(self._running) == 1 and not is_pending:
-                (part,) = self._running
-                wait_until(turn, limit_s, part.cursor.idle(), part.num_parties)
+            parts = self._running
+            if parts and not is_pending:
+                idle = idle_of([part.cursor for part in parts])
+                wait_until(turn, limit_s, idle, parts[0].num_parties, max(part.spin_us for part in parts))
             else:
-                wait_until(turn, limit_s)
+                wait_until(turn, limit_s, spin_us=max((part.spin_us for part in parts), default=0.0))
 
     def _mail_came(self) -> None:
         self._has_mail = True
@@ -284,7 +287,7 @@ class _Actor:
         gpus = self._own_devices() if recorder is not None and plan.devices.get(self._name) else None
         recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else ()
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded, wiring.before_run)
-        return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), guard)
+        return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), spin_us_for(plan), guard)
 
     def _close(self, message: control.ClosePlan) -> None:
         number = message.number

@@ -23,6 +23,7 @@ from crossfade.engines.board import (
 )
 from crossfade.engines.control import dump_user
 from crossfade.engines.driver import DriverEnds
+from crossfade.engines.machine import spin_us_for
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import RingState
 from crossfade.engines.wiring import Wiring
@@ -68,6 +69,7 @@ class LocalPlan:
         self._queries = itertools.count()
         self._lost: ActorError | None = None
         self._faults: list[tuple[int, ActorError]] = []  # of actors that live and cannot go on, and when
+        self._spin_us = spin_us_for(plan)
         self._is_closed = False
         self._is_leaving = False  # the actors were told to leave the plan
         self._wiring: Wiring | None = None
@@ -210,7 +212,8 @@ class LocalPlan:
 
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
-        return self._engine.doorbell.wait_until(ready, timeout_s, self._driver.idle(), len(self._plan.programs))
+        idle, num_parties = self._driver.idle(), len(self._plan.programs)
+        return self._engine.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
 
     def _query(self, timeout_s: float | None = None) -> dict[str, control.Reported]:
         number = next(self._queries)

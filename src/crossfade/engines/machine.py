@@ -7,7 +7,10 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-__all__ = ["count_gpus", "gpu_uuids", "num_usable_cores", "num_visible_gpus", "visible_gpus"]
+from crossfade.host.doorbell import DEVICE_SPIN_US
+from crossfade.plan.plan import Plan
+
+__all__ = ["count_gpus", "gpu_uuids", "num_usable_cores", "num_visible_gpus", "spin_us_for", "visible_gpus"]
 
 _DEVICE = re.compile(r"nvidia\d+\Z")
 
@@ -24,6 +27,11 @@ def num_visible_gpus() -> int:
     except OSError:
         names = []
     return count_gpus(names, visible_gpus())
+
+
+def spin_us_for(plan: Plan) -> float:
+    """How long processes of a plan should look for work, at least, before they sleep."""
+    return DEVICE_SPIN_US if plan.devices and num_visible_gpus() else 0.0
 
 
 def visible_gpus() -> str | None:

@@ -22,9 +22,12 @@ from collections.abc import Callable
 from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.host.semaphore import full_fence
 
-__all__ = ["DEFAULT_SPIN_US", "Bell", "Doorbell"]
+__all__ = ["DEFAULT_SPIN_US", "DEVICE_SPIN_US", "Bell", "Doorbell"]
 
 DEFAULT_SPIN_US = 60.0
+
+DEVICE_SPIN_US = 300.0
+"""Where devices take part, values take longer: their hosts spend tens of microseconds on each, and a sleeper that long to wake."""
 
 _FEW_POLLS = 2  # longer would keep others, who share the core, from making it true
 _MANY_POLLS = 50  # a few microseconds
@@ -162,6 +165,7 @@ class Doorbell:
         timeout_s: float | None = None,
         idle: Callable[[], bool] | None = None,
         num_parties: int = 0,
+        spin_us: float = 0.0,
     ) -> bool:
         """Waits until ``ready()`` is true: a short spin, then asleep.
 
@@ -172,11 +176,12 @@ class Doorbell:
                 ``ready()`` would be, unless whoever made it so also rings, nudges or makes a watched descriptor readable.
             num_parties: how many processes take part in what is waited for; where each can have a core, the first microseconds
                 are spent looking without yielding. 0 if unknown.
+            spin_us: the shortest time to look for work before sleeping, where this doorbell does so at all.
 
         Returns:
             False if the time passed without it.
         """
-        if self._spin(ready, idle, num_parties):
+        if self._spin(ready, idle, num_parties, spin_us):
             return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._sleep(ready, idle, deadline):
@@ -186,17 +191,24 @@ class Doorbell:
                 return False
         return True
 
-    def _spin(self, ready: Callable[[], object], idle: Callable[[], bool] | None, num_parties: int) -> bool:
+    def _spin(
+        self, ready: Callable[[], object], idle: Callable[[], bool] | None, num_parties: int, spin_us: float
+    ) -> bool:
         """Looks, then yields the core and looks, until ``ready()`` is true or the spin time is over."""
         if not self._num_yields:
             return False
         num_polls = _MANY_POLLS if idle is not None and 0 < num_parties <= self._num_cores else _FEW_POLLS
         is_idle = _never if idle is None else idle
+        end_ns = time.monotonic_ns() + round(spin_us * 1e3) if spin_us else 0
         for _ in range(num_polls):
             if not is_idle() and ready():
                 return True
         yield_core = os.sched_yield
         for _ in range(self._num_yields):
+            yield_core()
+            if not is_idle() and ready():
+                return True
+        while end_ns and time.monotonic_ns() < end_ns:
             yield_core()
             if not is_idle() and ready():
                 return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossfade.device.tensors import torch_or_raise
+from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers.home import Kind
 
 if TYPE_CHECKING:

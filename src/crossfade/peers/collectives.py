@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crossfade.device.tensors import torch_or_raise
+from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers import steps, sums
 from crossfade.peers.arguments import SUMMABLE, check_overlap, check_tensor, describe, kind_of, part_length
 from crossfade.peers.group import PeerGroup

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, require
 from crossfade.device.cuda import CudaDriver
 from crossfade.device.signals import WORD_BYTES, DeviceBoard, HostBoard, SignalBoard
-from crossfade.device.tensors import load_kernels, torch_or_raise
+from crossfade.device.tensors import load_kernels
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
 from crossfade.peers.home import Home, OpenedHome

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+from crossfade.device.borrowed import device_of, tensor_on, torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, require
 from crossfade.device.driver import HOST, Driver
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Block, OpenedMemory
 from crossfade.device.signals import WORD_BYTES, HostBoard
-from crossfade.device.tensors import device_of, load_kernels, tensor_on, torch_or_raise
+from crossfade.device.tensors import load_kernels
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory, align
 from crossfade.peers.group import PeerGroup

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.signals import WORD_BYTES, HostBoard
-from crossfade.device.tensors import torch_or_raise
 from crossfade.host.memory import PAGE_BYTES, Memory, align
 from crossfade.peers.home import Home, OpenedHome, Reduction
 from crossfade.peers.meeting import meet

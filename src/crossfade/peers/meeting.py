@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from crossfade.device.tensors import torch_or_raise
+from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from crossfade.device.tensors import torch_or_raise
+from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import MissingDependency
 from crossfade.peers.home import Kind, Reduction
 

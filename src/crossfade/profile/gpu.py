@@ -6,8 +6,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from crossfade.device.borrowed import tensor_on, torch_or_raise
 from crossfade.device.cuda import CudaDriver
-from crossfade.device.tensors import tensor_on, torch_or_raise
 from crossfade.errors import DeviceError
 from crossfade.profile.bench import Exchange
 from crossfade.profile.context import BUFFER_BYTES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from crossfade.plan.actions import Action
 
-__all__ = ["Cursor", "Idle", "Round", "Step"]
+__all__ = ["Cursor", "Idle", "Round", "Step", "idle_of"]
 
 Step = Callable[[], bool]
 """One bound call: True when it has done its work, False when it cannot yet (and has then done nothing)."""
@@ -102,6 +102,20 @@ class Cursor:
         """In a forked child, in the middle of a step: ends this process instead of taking the next step."""
         for steps in (self._body, self._steps):
             steps[:] = [_leave] * len(steps)
+
+
+def idle_of(cursors: Sequence[Cursor]) -> Idle | None:
+    """A cheap look at what all of them stand still for, if there is one."""
+    idles = [idle for cursor in cursors if (idle := cursor.idle()) is not None]
+    if len(idles) < len(cursors) or not idles:
+        return None
+    if len(idles) == 1:
+        return idles[0]
+
+    def are_idle() -> bool:
+        return all(idle() for idle in idles)
+
+    return are_idle
 
 
 def _leave() -> bool:
