@@ -29,6 +29,7 @@ from crossfade.channels.shm_ring import INLINE_BYTES, ShmWriter
 from crossfade.channels.short_failure import short_failure
 from crossfade.channels.turns import Turns
 from crossfade.device.signals import Releasable, SignalBoard
+from crossfade.device.tensors import stream_getter
 from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap
@@ -96,6 +97,7 @@ class CopyWriter(ShmWriter):
         self._lanes_from = [self.lanes[source :: layout.num_sources] for source in range(layout.num_sources)]
         self._is_bare_short = NUMBER.size + layout.num_readers * NOTE.size + MOST_DESCRIPTION_BYTES <= INLINE_BYTES
         self._rings_from = [[lane.ring for lane in lanes] for lanes in self._lanes_from]
+        self._compute = [stream_getter(home.device) for home in homes]
 
     def try_write(self, value: object) -> bool:
         """See the protocol. On a device, the tensors of the value may be computed only by what is enqueued now.
@@ -145,7 +147,7 @@ class CopyWriter(ShmWriter):
         """Writes a tensor by itself where there is room; what else there is to do comes when it is on its way."""
         source, size_bytes = kind.source, kind.size_bytes
         whole, home, ready = dense(tensor), self._homes[source], self._ready[source]
-        home.driver.record_event(ready, home.compute_stream())
+        home.driver.record_event(ready, self._compute[source]())
         parts = ((0, whole.data_ptr(), size_bytes),)
         try:
             places = [ring.send(parts, size_bytes, ready=ready, keep=whole) for ring in self._rings_from[source]]
@@ -154,7 +156,7 @@ class CopyWriter(ShmWriter):
         else:
             self.stage_record(BARE, kind.record_for(places))
             kind.is_told = True
-        self.publish()
+        super().publish()  # there are no turns
         for lane in self._lanes_from[source]:
             lane.tidy()
 

@@ -17,8 +17,9 @@ from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, ShmReader
 from crossfade.device.borrowed import TensorMaker, tensor_on
+from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
-from crossfade.device.tensors import Leased
+from crossfade.device.tensors import Leased, stream_getter
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 
@@ -36,14 +37,15 @@ class _Told(NamedTuple):
     """A record of a tensor by itself, taken apart.
 
     Attributes:
-        lane, home: by which lane it comes, and to which device.
+        ring: by which it comes.
+        stream: gives the stream that is going to use it.
         generation, slot, size_bytes: where.
         make: makes the tensor.
         requires_grad: of the tensor.
     """
 
-    lane: LaneReader
-    home: DeviceHome
+    ring: RingReceiver
+    stream: Callable[[], int]
     generation: int
     slot: int
     size_bytes: int
@@ -114,9 +116,9 @@ class CopyReader(ShmReader):
             return super()._read_message(at, kind, size)
         payload = self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]
         told = self._told.get(payload) or self._find(payload)
-        ring, home = told.lane.ring, told.home
+        ring = told.ring
         is_short = ring.is_short
-        lease = ring.accept_at(told.generation, told.slot, told.size_bytes, home.compute_stream())
+        lease = ring.accept_at(told.generation, told.slot, told.size_bytes, told.stream())
         tensor = told.make(lease.address, Leased(lease))
         if is_short:
             self._num_tensors_copied_out += 1
@@ -131,7 +133,8 @@ class CopyReader(ShmReader):
             raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {size_bytes} bytes")
         home = self._homes[source]
         make = TensorMaker(shape, dtype, home.device).make
-        told = _Told(self.lanes[source], home, generation, slot, size_bytes, make, requires_grad)
+        ring, stream = self.lanes[source].ring, stream_getter(home.device)
+        told = _Told(ring, stream, generation, slot, size_bytes, make, requires_grad)
         if len(self._told) >= _MOST_TOLD:
             self._told.clear()
         self._told[payload] = told

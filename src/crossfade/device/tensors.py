@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import tensor_on, torch_or_raise
@@ -27,6 +27,7 @@ __all__ = [
     "TensorSender",
     "current_stream",
     "load_kernels",
+    "stream_getter",
 ]
 
 
@@ -45,6 +46,15 @@ class Leased:
 def current_stream(device: int) -> int:
     """The stream on which torch computes now; 0 for the host, where whoever calls is the stream."""
     return 0 if device == HOST else _raw_stream()(device)
+
+
+def stream_getter(device: int) -> Callable[[], int]:
+    """`current_stream` of one device, for who asks often."""
+    return _no_stream if device == HOST else partial(_raw_stream(), device)
+
+
+def _no_stream() -> int:
+    return 0
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 
 from crossfade.plan.actions import Action
 
@@ -107,15 +108,11 @@ class Cursor:
 def idle_of(cursors: Sequence[Cursor]) -> Idle | None:
     """A cheap look at what all of them stand still for, if there is one."""
     idles = [idle for cursor in cursors if (idle := cursor.idle()) is not None]
-    if len(idles) < len(cursors) or not idles:
-        return None
-    if len(idles) == 1:
-        return idles[0]
+    return reduce(_both, idles) if idles and len(idles) == len(cursors) else None
 
-    def are_idle() -> bool:
-        return all(idle() for idle in idles)
 
-    return are_idle
+def _both(one: Idle, other: Idle) -> Idle:
+    return lambda: one() and other()
 
 
 def _leave() -> bool:
