@@ -17,10 +17,26 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-__all__ = ["BARE", "MOST_DESCRIPTION_BYTES", "MOST_KINDS", "NOTE", "NUMBER", "UNUSED", "Kind", "KindTable", "Kinds"]
+__all__ = [
+    "AHEAD",
+    "BARE",
+    "MOST_DESCRIPTION_BYTES",
+    "MOST_KINDS",
+    "NOTE",
+    "NUMBER",
+    "UNUSED",
+    "Kind",
+    "KindTable",
+    "Kinds",
+]
 
 BARE = 6
 """The kind of a ring's record that is a tensor by itself."""
+
+AHEAD = 7
+"""The same, told before the copies are enqueued: the reader prepares, and looks at the record once more when it hears that they are
+(`crossfade.channels.device_layout.DeviceLayout.enqueued`).
+"""
 
 NUMBER = struct.Struct("<I")
 NOTE = struct.Struct("<IIQ")

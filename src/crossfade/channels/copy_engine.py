@@ -8,6 +8,10 @@ PL-5: the record is published after the copies into every reader's slot, and the
 What can fail comes before: room in the ring, a slot in every lane, memory for the message. A reader that has the record enqueues
 a wait for ``full`` and gives the tensors away as views on their slots, computed or not. No host waits for a device.
 
+The record of a tensor by itself goes *ahead*: it is published before the copies are enqueued, which takes the writer's host 10 us,
+and a semaphore tells when they are. The reader makes the tensor meanwhile, and enqueues its wait when it has been told, so PL-5
+holds. Where a copy could not be enqueued, the record says so by then.
+
 Where the device is the CPU (`crossfade.device.driver.HOST`), CPU tensors go the same way.
 """
 
@@ -18,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.bare import BARE, MOST_DESCRIPTION_BYTES, NOTE, NUMBER, UNUSED, Kind, Kinds
+from crossfade.channels.bare import AHEAD, BARE, MOST_DESCRIPTION_BYTES, NOTE, NUMBER, UNUSED, Kind, Kinds
 from crossfade.channels.codec import is_plain
 from crossfade.channels.device_codec import Split, Splitter, dense
 from crossfade.channels.device_home import DeviceHome, Recorded, source_of
@@ -33,6 +37,7 @@ from crossfade.device.tensors import stream_getter
 from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap
+from crossfade.host.semaphore import FENCE_AFTER_POST
 
 __all__ = ["CopyWriter"]
 
@@ -98,6 +103,10 @@ class CopyWriter(ShmWriter):
         self._is_bare_short = NUMBER.size + layout.num_readers * NOTE.size + MOST_DESCRIPTION_BYTES <= INLINE_BYTES
         self._rings_from = [[lane.ring for lane in lanes] for lanes in self._lanes_from]
         self._compute = [stream_getter(home.device) for home in homes]
+        self._tells_from = [
+            [(lane.tell_enqueued, bell.flags, bell.ring) for lane, bell in zip(lanes, bells, strict=True)]
+            for lanes in self._lanes_from
+        ]
 
     def try_write(self, value: object) -> bool:
         """See the protocol. On a device, the tensors of the value may be computed only by what is enqueued now.
@@ -145,18 +154,27 @@ class CopyWriter(ShmWriter):
 
     def _write_bare(self, tensor: Any, kind: Kind) -> None:
         """Writes a tensor by itself where there is room; what else there is to do comes when it is on its way."""
-        source, size_bytes = kind.source, kind.size_bytes
-        whole, home, ready = dense(tensor), self._homes[source], self._ready[source]
-        home.driver.record_event(ready, self._compute[source]())
-        parts = ((0, whole.data_ptr(), size_bytes),)
+        source, size_bytes, rings, at = kind.source, kind.size_bytes, self._rings_from[kind.source], self._at
+        whole, ready = dense(tensor), self._ready[source]
+        self.stage_record(AHEAD, kind.record_for([ring.place_of_next() for ring in rings]))
+        kind.is_told = True
+        super().publish()  # the readers prepare meanwhile; there are no turns
         try:
-            places = [ring.send(parts, size_bytes, ready=ready, keep=whole) for ring in self._rings_from[source]]
-        except CrossfadeError as error:
-            self._fail(error)
-        else:
-            self.stage_record(BARE, kind.record_for(places))
-            kind.is_told = True
-        super().publish()  # there are no turns
+            self._homes[source].driver.record_event(ready, self._compute[source]())
+            parts = ((0, whole.data_ptr(), size_bytes),)
+            for ring in rings:
+                ring.send(parts, size_bytes, ready=ready, keep=whole)
+        except BaseException as error:
+            self._fail(error, at)
+            if not isinstance(error, CrossfadeError):
+                raise
+        finally:
+            for tell, flags, ring_bell in self._tells_from[source]:
+                tell()
+                if FENCE_AFTER_POST:
+                    self._fence()
+                if flags[0]:
+                    ring_bell()
         for lane in self._lanes_from[source]:
             lane.tidy()
 
@@ -191,12 +209,12 @@ class CopyWriter(ShmWriter):
         self.ask_to_be_rung()  # what came before this was seen has rung nobody: look once more
         return all_of(lane.can_send(size_bytes) for lane in lanes)
 
-    def _fail(self, error: CrossfadeError) -> None:
-        """Some lanes may have got the value that is staged, so none can go on: its readers get an error in its place, and the
-        next try to write raises.
+    def _fail(self, error: BaseException, at: int) -> None:
+        """Some lanes may have got the value of the record at ``at``, so none can go on: its readers get an error in its place, and
+        the next try to write raises.
         """
         text = f"a copy could not be enqueued: {error}"
-        self._put_pickle(self._at, short_failure(DeviceError(f"channel {self.name}: {text}"), *self._where))
+        self._put_pickle(at, short_failure(DeviceError(f"channel {self.name}: {text}"), *self._where))
         self._has_failed = True
         self.give_up(text)
 
@@ -249,7 +267,7 @@ class CopyWriter(ShmWriter):
                 self.lanes[lane].ring.send(places, size_bytes, ready=ready, keep=keep)
                 turns.mark(lane, number, size_bytes, stream)
         except CrossfadeError as error:
-            self._fail(error)
+            self._fail(error, self._at)
 
     def publish(self) -> None:
         """Gives what is staged to the readers, and the turn to those after. Cannot fail."""

@@ -8,16 +8,16 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.bare import BARE, NOTE, NUMBER, UNUSED, KindTable
+from crossfade.channels.bare import AHEAD, BARE, NOTE, NUMBER, UNUSED, KindTable
 from crossfade.channels.device_codec import Make, join
 from crossfade.channels.device_home import DeviceHome, Recorded
 from crossfade.channels.device_lane import LaneReader
 from crossfade.channels.device_layout import DeviceLayout
-from crossfade.channels.protocol import ChannelStatistics
+from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
-from crossfade.channels.shm_ring import INLINE_BYTES, ShmReader
+from crossfade.channels.shm_ring import INLINE_BYTES, WRITER_GONE, ShmReader
 from crossfade.device.borrowed import TensorMaker, tensor_on
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import Leased, stream_getter
 from crossfade.host.doorbell import Bell
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CopyReader"]
 
 _MOST_TOLD = 256
+_NUM_LOOKS = 400  # 25 us, in which a writer that runs has enqueued
 
 
 class _Told(NamedTuple):
@@ -38,6 +39,7 @@ class _Told(NamedTuple):
 
     Attributes:
         ring: by which it comes.
+        is_enqueued: see `LaneReader`.
         stream: gives the stream that is going to use it.
         generation, slot, size_bytes: where.
         make: makes the tensor.
@@ -45,12 +47,29 @@ class _Told(NamedTuple):
     """
 
     ring: RingReceiver
+    is_enqueued: Callable[[bool], bool]
     stream: Callable[[], int]
     generation: int
     slot: int
     size_bytes: int
     make: Callable[[int, Any], torch.Tensor]
     requires_grad: bool
+
+
+class _Prepared(NamedTuple):
+    """A tensor that may be made before its copies are enqueued.
+
+    Attributes:
+        told: its record.
+        lease: on its slot.
+        tensor: on which nothing may work yet.
+        is_short: whether it has to be copied out.
+    """
+
+    told: _Told
+    lease: Lease
+    tensor: torch.Tensor
+    is_short: bool
 
 
 class CopyReader(ShmReader):
@@ -91,6 +110,7 @@ class CopyReader(ShmReader):
         self._index = index
         self._kinds = KindTable(layout.num_readers)
         self._told: dict[bytes, _Told] = {}
+        self._prepared: _Prepared | None = None
         self._copies = copies
         self._first_lane = index * layout.num_sources
         nudge = self.nudge()
@@ -112,14 +132,58 @@ class CopyReader(ShmReader):
         self._num_tensors_copied_out = 0
 
     def _read_message(self, at: int, kind: int, size: int) -> object:
+        if kind == AHEAD:
+            return self._read_ahead(at, size)
         if kind != BARE:
             return super()._read_message(at, kind, size)
+        return self._complete(self._prepare(at, size))
+
+    def _read_ahead(self, at: int, size: int) -> object:
+        """A tensor whose copies may not be enqueued yet. As long as they are not, its record is put back."""
+        try:
+            prepared = self._prepared = self._prepared or self._prepare(at, size)
+        except ValueError:
+            return self._put_back_if_replaced(at)
+        is_enqueued = prepared.told.is_enqueued
+        for _ in range(_NUM_LOOKS):
+            if is_enqueued(False):
+                break
+        else:
+            if self._state[WRITER_GONE] and not is_enqueued(False):
+                self._raise_if_ended()
+            self._put_back()
+            return EMPTY
+        self._prepared = None
+        if self._words[at >> 3] & 255 != AHEAD:
+            return self._put_back_if_replaced(at)
+        return self._complete(prepared)
+
+    def _raise_if_ended(self) -> None:
+        if self._prepared is not None and (self._is_closed or self._state[WRITER_GONE]):
+            self._prepared = None  # its copies never come
+        super()._raise_if_ended()
+
+    def _put_back_if_replaced(self, at: int) -> object:
+        """Where a copy could not be enqueued, an error takes the record's place: it is read next."""
+        if self._words[at >> 3] & 255 == AHEAD:
+            raise ValueError(f"a record of channel {self.name} is damaged")
+        self._prepared = None
+        self._put_back()
+        return EMPTY
+
+    def _prepare(self, at: int, size: int) -> _Prepared:
+        """Makes the tensor of a record, which nothing may use yet."""
         payload = self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]
         told = self._told.get(payload) or self._find(payload)
         ring = told.ring
         is_short = ring.is_short
-        lease = ring.accept_at(told.generation, told.slot, told.size_bytes, told.stream())
-        tensor = told.make(lease.address, Leased(lease))
+        lease = ring.lease_ahead(told.generation, told.slot, told.size_bytes, told.stream())
+        return _Prepared(told, lease, told.make(lease.address, Leased(lease)), is_short)
+
+    def _complete(self, prepared: _Prepared) -> torch.Tensor:
+        """The tensor, whose copies are enqueued, ready for the stream that is going to use it."""
+        told, lease, tensor, is_short = prepared
+        told.ring.expect(lease)
         if is_short:
             self._num_tensors_copied_out += 1
             tensor = tensor.clone()
@@ -133,8 +197,8 @@ class CopyReader(ShmReader):
             raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {size_bytes} bytes")
         home = self._homes[source]
         make = TensorMaker(shape, dtype, home.device).make
-        ring, stream = self.lanes[source].ring, stream_getter(home.device)
-        told = _Told(ring, stream, generation, slot, size_bytes, make, requires_grad)
+        lane, stream = self.lanes[source], stream_getter(home.device)
+        told = _Told(lane.ring, lane.is_enqueued, stream, generation, slot, size_bytes, make, requires_grad)
         if len(self._told) >= _MOST_TOLD:
             self._told.clear()
         self._told[payload] = told
@@ -198,6 +262,7 @@ class CopyReader(ShmReader):
     def close(self) -> None:
         """See the protocol. The devices may be behind: go on with `settle`."""
         super().close()
+        self._prepared = None
         for lane in self.lanes:
             lane.ring.close()
 

@@ -80,6 +80,7 @@ class LaneWriter:
 
     Attributes:
         ring: the sending end.
+        tell_enqueued: tells the reader that what a record told beforehand is enqueued.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class LaneWriter:
             [open_semaphore(base + layout.freed(lane, group, slot)).acquire for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
         ]
+        self.tell_enqueued: Callable[[], None] = open_semaphore(base + layout.enqueued(lane)).release
         self._offer: Offer | None = None
         self._is_closing = self._is_closed = self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
@@ -199,6 +201,7 @@ class LaneReader:
 
     Attributes:
         ring: the receiving end.
+        is_enqueued: takes, with False without waiting, what the writer's ``tell_enqueued`` told.
     """
 
     def __init__(
@@ -222,6 +225,7 @@ class LaneReader:
             [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
         ]
+        self.is_enqueued: Callable[[bool], bool] = open_semaphore(base + layout.enqueued(lane)).acquire
         self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
         tells = _ReaderTells(board, self._post, freed, on_freed)

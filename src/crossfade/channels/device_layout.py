@@ -1,7 +1,7 @@
 """Where the parts of a copy-engine channel lie on the board, behind those of its ring (channels/copy_engine.py tells the whole).
 
-Each lane has a block: two mailboxes, a semaphore for each slot that can ever be offered, and how far its writer is
-(`crossfade.channels.turns`).
+Each lane has a block: two mailboxes, a semaphore for each slot that can ever be offered, one for what was told ahead, and how far
+its writer is (`crossfade.channels.turns`).
 """
 
 from __future__ import annotations
@@ -54,13 +54,18 @@ class DeviceLayout:
         """Offset of the semaphore that the reader posts when it has enqueued ``free`` of a slot."""
         return self.to_writer(lane) + _MAILBOX_BYTES + (group * self.num_slots + slot) * SEMAPHORE_BYTES
 
+    def enqueued(self, lane: int) -> int:
+        """Offset of the semaphore that the writer posts when it has enqueued what a record told beforehand (`bare.AHEAD`)."""
+        return self.freed(lane, NUM_GROUPS, 0)
+
     def progress(self, lane: int) -> int:
         """Offset of where the writer says how far it is."""
         return self.to_reader(lane + 1) - PROGRESS_BYTES
 
     @property
     def _lane_bytes(self) -> int:
-        return align(2 * _MAILBOX_BYTES + NUM_GROUPS * self.num_slots * SEMAPHORE_BYTES, 64) + PROGRESS_BYTES
+        num_semaphores = NUM_GROUPS * self.num_slots + 1
+        return align(2 * _MAILBOX_BYTES + num_semaphores * SEMAPHORE_BYTES, 64) + PROGRESS_BYTES
 
     @property
     def size_bytes(self) -> int:
@@ -97,6 +102,7 @@ def format_lanes(board: mmap.mmap, offset: int, layout: DeviceLayout) -> None:
         for group in range(NUM_GROUPS):
             for slot in range(layout.num_slots):
                 init_semaphore(base + layout.freed(lane, group, slot), 0)
+        init_semaphore(base + layout.enqueued(lane), 0)
 
 
 class Mailbox:

@@ -274,7 +274,7 @@ class ShmReader(_End):
     ) -> None:
         super().__init__(name, board, offset, layout, WRITER_GONE)
         items = open_semaphore(self._base + layout.items(index))
-        self._take = items.acquire
+        self._take, self._put_back = items.acquire, items.release
         self.is_idle = items._is_zero  # a method of the interpreter's own: no Python frame in a spinning loop
         self._post_credit = open_semaphore(self._base + layout.credits(index)).release
         self._bell = bell
@@ -309,6 +309,8 @@ class ShmReader(_End):
             raise
         except Exception as error:
             value = undecodable(error, self.name)
+        if value is EMPTY:  # a subclass has seen the record, and has put it back
+            return EMPTY
         at += RECORD_BYTES
         self._at = self._first if at == self._end else at
         self._num_values += 1

@@ -67,6 +67,11 @@ class Lease:
         self._streams = [stream]
         self._number = ring.driver.ledger.take("lease", ring.slot_labels[slot])
 
+    @property
+    def stream(self) -> int:
+        """The stream that waits for the value."""
+        return self._streams[0]
+
     def use_on(self, stream: int) -> None:
         """The value is also used on this stream, which is ordered behind the first one: its use ends before the slot is free."""
         if stream not in self._streams:
@@ -194,19 +199,39 @@ class RingReceiver:
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
         """
+        lease = self.lease_ahead(generation, slot, size_bytes, stream)
+        self.expect(lease)
+        return lease
+
+    def lease_ahead(self, generation: int, slot: int, size_bytes: int, stream: int) -> Lease:
+        """The part of `accept_at` that may come before the value is enqueued: nothing waits for it yet, see `expect`.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
         if self._ended is not None:
             raise self._ended
         slots = self._generations[generation]
         lease = Lease(self, generation, slot, size_bytes, slots.block.address + slot * slots.offer.slot_bytes, stream)
         self._streams.add(stream)
-        number = slots.num_uses[slot] = slots.num_uses[slot] + 1
-        full = slots.full[slot]
-        if not full.has(number):  # if it is there already, the stream is saved an operation
-            full.wait(stream, number)
+        slots.num_uses[slot] += 1
         slots.leases[slot] = lease
-        self._num_values += 1
-        self._num_bytes += size_bytes
         return lease
+
+    def expect(self, lease: Lease) -> None:
+        """Lets the lease's stream wait for its value, which is enqueued (PL-5).
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
+        if self._ended is not None:
+            raise self._ended
+        slots, slot = self._generations[lease.generation], lease.slot
+        full, number = slots.full[slot], slots.num_uses[slot]
+        if not full.has(number):  # if it is there already, the stream is saved an operation
+            full.wait(lease.stream, number)
+        self._num_values += 1
+        self._num_bytes += lease.size_bytes
 
     @property
     def is_short(self) -> bool:

@@ -46,6 +46,9 @@ __all__ = ["main"]
 _SERVE_S = 0.001
 """How often to look after devices while something is to be done that no doorbell tells of."""
 
+_ALL_TURNS = 32
+"""In every so many turns all parts are looked at, also those that seem to have nothing to do: their channels may have ended."""
+
 
 @dataclass(slots=True)
 class _Part:
@@ -76,6 +79,7 @@ class _Actor:
         self._name = ""
         self._instance: Any = None
         self._has_mail = False
+        self._num_turns = 0
         self._is_stopped = False
         self.is_forked = False
         self._devices: ActorDevices | None = None
@@ -103,7 +107,12 @@ class _Actor:
     def _turn(self) -> bool:
         """Does what can be done now; whether that was anything."""
         has_moved = False
-        for part in self._running:
+        parts = self._running
+        if len(parts) > 1:  # those that cannot move are looked at now and then only: a look at each takes a microsecond
+            self._num_turns += 1
+            if self._num_turns % _ALL_TURNS:
+                parts = [part for part in parts if not part.cursor.is_idle()] or parts
+        for part in parts:
             try:
                 if part.cursor.advance():
                     has_moved = True

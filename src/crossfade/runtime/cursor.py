@@ -84,6 +84,11 @@ class Cursor:
         """A cheap look at what it stands still for, if there is one."""
         return self._idles.get(self._at) if self._steps is self._body else None
 
+    def is_idle(self) -> bool:
+        """Whether a cheap look says that it cannot move."""
+        idle = self.idle()
+        return idle is not None and idle()
+
     @property
     def position(self) -> tuple[int, int]:
         """(round, step) where it stands."""

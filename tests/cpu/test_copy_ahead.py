@@ -1,0 +1,150 @@
+"""Records of the copy-engine channel that are published before the copies are enqueued: who is early, and who dies between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from crossfade.channels.protocol import EMPTY  # noqa: E402
+from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure  # noqa: E402
+from tests.helpers.copy_pair import open_copy_ends, settle  # noqa: E402
+
+open_copy: Any = open_copy_ends
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Any, list[Any]]]:
+    """A writer and two readers through which one value has gone."""
+    with open_copy(2, 2) as (writer, readers):
+        while not writer.try_write(torch.arange(4)):
+            for end in (writer, *readers):
+                end.serve()
+        assert [reader.try_read().sum() for reader in readers] == [6, 6]
+        yield writer, readers
+
+
+def between(writer: Any, act: Callable[[], None]) -> None:
+    """Calls ``act`` once, when the record is published and the first copy is about to be enqueued."""
+    driver = writer._homes[0].driver
+    copy = driver.copy
+
+    def act_first(*args: Any) -> None:
+        driver.copy = copy
+        act()
+        driver.copy(*args)
+
+    driver.copy = act_first
+
+
+def test_a_reader_that_is_early_prepares_and_waits(pair: tuple[Any, list[Any]]) -> None:
+    writer, readers = pair
+    seen: list[Any] = []
+
+    def read_early() -> None:
+        for _ in range(3):
+            seen.append(readers[0].try_read())
+            assert not readers[0].is_idle()  # so its loop goes on looking
+        assert readers[0].statistics().num_kept == 1
+
+    between(writer, read_early)
+    assert writer.try_write(torch.arange(5))
+    assert seen == [EMPTY] * 3
+    values = [reader.try_read() for reader in readers]
+    assert [value.tolist() for value in values] == [[0, 1, 2, 3, 4]] * 2
+    assert [reader.try_read() for reader in readers] == [EMPTY] * 2
+    assert [reader.statistics().num_values for reader in readers] == [2, 2]
+    del values
+    assert [reader.statistics().num_kept for reader in readers] == [0, 0]
+
+
+def test_values_of_any_kind_follow_one_that_was_read_early(pair: tuple[Any, list[Any]]) -> None:
+    writer, readers = pair
+    between(writer, lambda: _is_empty(readers[0]))
+    assert writer.try_write(torch.arange(5))
+    assert writer.try_write("a message")
+    for expected in ([0, 1, 2, 3, 4], "a message"):
+        for reader in readers:
+            value = reader.try_read()
+            assert (value if isinstance(value, str) else value.tolist()) == expected
+
+
+def _is_empty(reader: Any) -> None:
+    assert reader.try_read() is EMPTY
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_reader_that_prepared_gets_the_error_of_a_copy_that_was_refused(
+    pair: tuple[Any, list[Any]], is_early: bool
+) -> None:
+    writer, readers = pair
+
+    def refuse() -> None:
+        if is_early:
+            _is_empty(readers[0])
+        raise DeviceError("an illegal address")
+
+    between(writer, refuse)
+    assert writer.try_write(torch.arange(5))
+    for reader in readers:
+        failure = next(value for _ in range(3) if (value := reader.try_read()) is not EMPTY)
+        assert type(failure) is Failure
+        with pytest.raises(DeviceError, match="a copy could not be enqueued: an illegal address"):
+            raise failure.to_error()
+    with pytest.raises(ChannelBroken, match="an illegal address"):
+        writer.try_write(torch.arange(3))
+    writer.end()
+    with pytest.raises(ChannelError):
+        readers[0].try_read()
+    assert readers[0].statistics().num_kept == 0
+
+
+def test_an_interrupt_in_the_middle_leaves_no_reader_waiting(pair: tuple[Any, list[Any]]) -> None:
+    writer, readers = pair
+
+    def interrupt() -> None:
+        _is_empty(readers[0])
+        raise KeyboardInterrupt
+
+    between(writer, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        writer.try_write(torch.arange(5))
+    failure = next(value for _ in range(3) if (value := readers[0].try_read()) is not EMPTY)
+    assert type(failure) is Failure
+    with pytest.raises(ChannelBroken):
+        writer.try_write(torch.arange(3))
+
+
+def test_a_writer_that_dies_in_between_gives_nothing_out_and_the_slot_comes_back(pair: tuple[Any, list[Any]]) -> None:
+    writer, readers = pair
+    writer.lanes[0].tell_enqueued = lambda: None
+    writer._tells_from[0][0] = (lambda: None, *writer._tells_from[0][0][1:])
+    assert writer.try_write(torch.arange(5))
+    _is_empty(readers[0])
+    assert readers[0].statistics().num_kept == 1
+    readers[0].break_off("the writer died")
+    with pytest.raises(ChannelBroken, match="the writer died"):
+        readers[0].try_read()
+    assert readers[0].statistics().num_kept == 0
+    readers[1].break_off("the writer died")
+    writer.lose(0, "the reader ended")
+    writer.lose(1, "the reader ended")
+    for reader in readers:
+        reader.close()
+    settle([writer, *readers])
+
+
+def test_a_reader_that_closes_in_between_gives_the_slot_back(pair: tuple[Any, list[Any]]) -> None:
+    writer, readers = pair
+
+    def close() -> None:
+        _is_empty(readers[0])
+        readers[0].close()
+
+    between(writer, close)
+    assert writer.try_write(torch.arange(5))
+    assert readers[0].statistics().num_kept == 0
+    assert readers[1].try_read().tolist() == [0, 1, 2, 3, 4]
