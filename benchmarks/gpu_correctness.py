@@ -136,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = "cuda" if torch.cuda.device_count() >= 2 else "cpu"
     options.end = time.monotonic() + options.seconds
     everywhere = ["auto", "copy", "staged", "copy", "nccl", "auto", "copy", "shm", "copy", "staged"]
+    everywhere += [each.replace("nccl", "copy") for each in everywhere]  # making its groups takes long
     options.transports = options.transports or (everywhere if device == "cuda" else ["auto", "shm"])
     if options.quick:
         options.graphs, options.executions, options.kills = 2 * CHUNK, 1000, 2

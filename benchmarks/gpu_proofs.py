@@ -51,11 +51,12 @@ def random_graphs(state: dict[str, Any], request: Request) -> Result:
     device = state["device"]
     if "benches" not in state:
         books = {"num_gpus": gpus_for(device, NUM_ACTORS)} if device == "cuda" else None
-        state["benches"] = Bench("inline", TensorWorker), Bench("local", TensorWorker, (device,), books)
+        inline = Bench("inline", TensorWorker, transport="auto")
+        state["benches"] = inline, Bench("local", TensorWorker, (device,), books)
     benches = state["benches"]
     counts = {"graphs": 0, "executions": 0, "nodes": 0}
     draws = graph_draws(
-        transports=request["transports"],
+        transports=[crossfade.Transport.NCCL if each == "nccl" else each for each in request["transports"]],
         kinds=TENSOR_KINDS,
         methods=TENSOR_METHODS,
         most_depth=4,

@@ -127,11 +127,18 @@ class Bench:
         args: of its constructor.
         booked: what each actor books, such as ``num_gpus=1``.
         totals: what the session has of it.
+        transport: asked of every node in place of what was drawn.
     """
 
     def __init__(
-        self, engine: str, cls: type = Worker, args: Sequence[Any] = (), booked: Mapping[str, float] | None = None
+        self,
+        engine: str,
+        cls: type = Worker,
+        args: Sequence[Any] = (),
+        booked: Mapping[str, float] | None = None,
+        transport: str | None = None,
     ) -> None:
+        self._transport = transport
         totals = {name: amount * NUM_ACTORS for name, amount in (booked or {}).items()}
         self.session = sessions.Session(sessions._make_engine(engine, 60.0), totals)
         with session_of(self.session):
@@ -154,7 +161,7 @@ class Bench:
             args, kwargs = arguments(key, node, [(values[at], how) for at, how in sources])
             bound = getattr(self.actors[node.actor], node.method).bind(*args, **kwargs)
             outputs = list(bound) if isinstance(bound, tuple) else [bound]
-            values += [output.with_tensor_transport(draw.transport) for output in outputs]
+            values += [output.with_tensor_transport(self._transport or draw.transport) for output in outputs]
         leaves = [values[at] for at in leaves_of(draw)]
         graph: crossfade.CompiledGraph = crossfade.MultiOutputNode(leaves).compile(
             max_inflight=draw.depth, overlap=draw.overlap
