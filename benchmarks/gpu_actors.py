@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,7 +114,8 @@ class Receiver:
         torch.set_num_threads(1)
         torch.manual_seed(99)
         self._device = device
-        self._bases = [torch.randn(size, size, device=device).to(DTYPES[device]) for _ in range(3)]
+        bases = [torch.randn(size, size, device=device).to(DTYPES[device]) for _ in range(3)]
+        self._inputs = [base * factor(number) for number in range(NUM_FACTORS) for base in bases]
 
     def multiply(self, tensor: torch.Tensor, column: int) -> float:
         return float(torch.matmul(tensor, tensor)[0, column].item())
@@ -121,21 +123,32 @@ class Receiver:
     def device(self) -> int:
         return current_device(self._device)
 
-    def products_us(self, num: int) -> tuple[list[float], float]:
-        """Three products alone: each three by themselves, and per three while ``num`` times three follow each other."""
+    def products_us(self, num: int, in_a_row: bool) -> list[float]:
+        """Three products, ``num`` times: each three by themselves, or the time per three while all follow each other.
 
-        def three() -> None:
-            for base in self._bases:
-                torch.matmul(base, base)
+        Of the same numbers as those that come from senders: how fast a GPU at its power limit is depends on them.
+        """
+
+        def three(number: int) -> None:
+            first = 3 * (number % NUM_FACTORS)
+            for tensor in self._inputs[first : first + 3]:
+                torch.matmul(tensor, tensor)
 
         def all_of_them() -> None:
-            for _ in range(num):
-                three()
+            for number in range(num):
+                three(number)
+
+        if in_a_row:
+            if self._device == "cuda":
+                warm_up(all_of_them, lambda: synchronise(self._device))
+            return [device_us(self._device, all_of_them) / num]
+
+        def each() -> list[float]:
+            return [device_us(self._device, partial(three, number)) for number in range(num)]
 
         if self._device == "cuda":
-            warm_up(all_of_them, lambda: synchronise(self._device))
-        alone = [device_us(self._device, three) for _ in range(num)]
-        return alone, device_us(self._device, all_of_them) / num
+            warm_up(each)
+        return each()
 
 
 def bank(device: str, size_bytes: int) -> list[torch.Tensor]:

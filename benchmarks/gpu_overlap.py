@@ -5,10 +5,11 @@ a trial with small tensors, also without GPUs, ``--ray`` to run Ray beside it. T
 each, one receiver multiplies each with itself and reads one element of the product; static shapes, direct return. Random data.
 
 *Limit*: three products, one tensor made and one transfer, each measured alone in the same processes, on the devices' clocks, with
-nothing of crossfade around them; *three in a row* are the receiver's products alone, one after another without a pause. Before each
-block, whatever it measures, that same load runs for a second, since a GPU at its power limit slows down by a few per cent in that
-time. All sides take turns in blocks; Ray's processes are ended before the others go on. Every result is checked twice: against
-float64, and exactly against those of other executions. Steps are written to ``--out`` as they end.
+nothing of crossfade around them; *three in a row* are the receiver's products alone, one after another without a pause. How fast a
+GPU at its power limit multiplies depends on the numbers and on what it did before: products alone are of numbers like those that
+come from senders, their blocks stand among the others, and before each block that same load runs for a second. All sides take
+turns in blocks; Ray's processes are ended before the others go on. Every result is checked twice: against float64, and exactly
+against those of other executions. Steps are written to ``--out`` as they end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +33,8 @@ MODES = {
     "with overlap, 4 in flight": {"overlap": True, "inflight": 4},
     "without overlap, 4 in flight": {"overlap": False, "inflight": 4},
 }
+ALONE, IN_A_ROW = "three products", "three products, of many in a row"
+PRODUCTS = {ALONE: {"in_a_row": False}, IN_A_ROW: {"in_a_row": True}}
 LIMIT_S, RAY_LIMIT_S = 120.0, 60.0
 US_PER_MS = 1e3
 
@@ -40,11 +44,12 @@ def measure(book: Book, options: argparse.Namespace, device: str) -> None:
     crossfade = Side("crossfade", "benchmarks.gpu_worker", (device, options.transport))
     request = {"size": options.size, "num": options.num}
     try:
+        crossfade.ask(book, "bare", {"measure": "bare", **request}, limit_s=LIMIT_S)
         for number in range(options.rounds):
-            modes = list(MODES.items())
-            crossfade.ask(book, "bare", {"measure": "bare", **request}, limit_s=LIMIT_S)
-            for name, mode in modes if number % 2 == 0 else modes[::-1]:
-                crossfade.ask(book, name, {"measure": "overlap", **mode, **request}, limit_s=LIMIT_S)
+            blocks: list[tuple[str, dict[str, Any]]] = [*PRODUCTS.items(), *MODES.items()]
+            for name, block in blocks if number % 2 == 0 else blocks[::-1]:
+                measure = "products" if name in PRODUCTS else "overlap"
+                crossfade.ask(book, name, {"measure": measure, **block, **request}, limit_s=LIMIT_S)
             if options.ray and number < options.ray_rounds:
                 _measure_ray(book, options.ray, device, request)
         crossfade.ask(book, "bare", {"measure": "bare", **request}, limit_s=LIMIT_S)
@@ -69,15 +74,16 @@ def _measure_ray(book: Book, where: str, device: str, request: dict[str, int]) -
 
 def tables_of(book: Book) -> tuple[list[Table], dict[str, float]]:
     """The tables, and what was wanted: medians over their limits."""
-    parts = {key: book.blocks("bare", "crossfade", key) for key in ("products", "made", "moved", "products in a row")}
+    parts = {key: book.blocks("bare", "crossfade", key) for key in ("made", "moved")}
+    parts |= {name: book.blocks(name, "crossfade") for name in PRODUCTS}
     medians = {key: median_of(blocks) or float("nan") for key, blocks in parts.items()}
-    limit_us = medians["products"] + medians["made"] + medians["moved"]
+    limit_us = medians[ALONE] + medians["made"] + medians["moved"]
     limits = Table("The parts alone, ms", ["what", "median (lowest and highest block)"])
     for key, words in (
-        ("products", "three products"),
+        (ALONE, ALONE),
         ("made", "one tensor made"),
         ("moved", "one transfer"),
-        ("products in a row", "three products, of many in a row"),
+        (IN_A_ROW, IN_A_ROW),
     ):
         limits.add(words, spread_of(parts[key], 1 / US_PER_MS, 3))
     limits.add("limit: the first three together", f"{limit_us / US_PER_MS:.3f}")
@@ -88,7 +94,7 @@ def tables_of(book: Book) -> tuple[list[Table], dict[str, float]]:
             blocks = book.blocks(name, side)
             if not blocks:
                 continue
-            under_us = limit_us if mode["inflight"] == 1 else medians["products in a row"]
+            under_us = limit_us if mode["inflight"] == 1 else medians[IN_A_ROW]
             over = statistics.median(value for block in blocks for value in block) / under_us
             ratios[f"{side}, {name}"] = over
             runs.add(side, name, spread_of(blocks, 1 / US_PER_MS, 3), f"{over:.3f}", str(len(blocks)))

@@ -143,15 +143,20 @@ def overlap(state: dict[str, Any], request: Request) -> Result:
 
 
 def bare(state: dict[str, Any], request: Request) -> Result:
-    """The program's parts, alone, in the processes and on the GPUs of its actors."""
+    """What the senders do and the links, alone, in the processes and on the GPUs of the program's actors."""
     program, num = program_of(state, request), request["num"]
     library = program.library
     target = library.call(program.receiver.device)
     made, moved = zip(
         *(library.call(sender.bare_us, target, max(3, num // 2)) for sender in program.senders), strict=True
     )
-    alone, steady = library.call(program.receiver.products_us, num)
-    return {"made": [*chain(*made)], "moved": [*chain(*moved)], "products": alone, "products in a row": [steady]}
+    return {"made": [*chain(*made)], "moved": [*chain(*moved)]}
+
+
+def products(state: dict[str, Any], request: Request) -> Result:
+    """A block of the receiver's products alone: ``in_a_row`` says how."""
+    program = program_of(state, request)
+    return {"samples": program.library.call(program.receiver.products_us, request["num"], request["in_a_row"])}
 
 
 def hops(state: dict[str, Any], request: Request) -> Result:
@@ -215,4 +220,4 @@ def bare_hop(state: dict[str, Any], request: Request) -> Result:
     return {"samples": library.call(source.bare_us, library.call(sink.device), request["num"])}
 
 
-MEASURES = {"overlap": overlap, "bare": bare, "hops": hops, "bare_hop": bare_hop}
+MEASURES = {"overlap": overlap, "bare": bare, "products": products, "hops": hops, "bare_hop": bare_hop}

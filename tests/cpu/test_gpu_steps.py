@@ -76,8 +76,9 @@ def test_verdicts_of_the_overlap_program_and_the_hops(book: Book) -> None:
     pytest.importorskip("torch")
     from benchmarks import gpu_hops, gpu_overlap
 
-    parts = {"products": [6000.0], "made": [200.0], "moved": [550.0], "products in a row": [6200.0]}
-    book.add("bare", "crossfade", parts)
+    book.add("bare", "crossfade", {"made": [200.0], "moved": [550.0]})
+    book.add(gpu_overlap.ALONE, "crossfade", {"samples": [6000.0]})
+    book.add(gpu_overlap.IN_A_ROW, "crossfade", {"samples": [6200.0]})
     book.add("with overlap", "crossfade", {"samples": [7020.0]})
     book.add("with overlap, 4 in flight", "crossfade", {"samples": [6820.0]})
     _, ratios = gpu_overlap.tables_of(book)
