@@ -1,4 +1,4 @@
-"""Processes that are killed at any moment (CH-3). ``make soak`` has ten times as many."""
+"""Processes that are killed at any moment (CH-3). ``make soak`` has fifteen times as many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from tests.helpers.kills import kill_once
 
-NUM_KILLS = 27
+NUM_KILLS = 15
+"""Enough for the driver and each actor as a victim, also while the program starts."""
 
 
 @pytest.mark.timeout(120)
@@ -19,6 +20,6 @@ def test_a_killed_process_is_named_and_nothing_stays(seed: int) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="gloo is torch's")
-@pytest.mark.parametrize("seed", range(1000, 1003))
+@pytest.mark.parametrize("seed", range(1000, 1002))
 def test_a_killed_process_is_named_and_nothing_stays_over_gloo(seed: int) -> None:
     kill_once(seed, transport="gloo")
