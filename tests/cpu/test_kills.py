@@ -1,4 +1,4 @@
-"""Processes that are killed at any moment (CH-3). ``make soak`` has fifteen times as many."""
+"""Processes that are killed at any moment (CH-3). ``make soak`` has twenty times as many."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from tests.helpers.kills import kill_once
 
-NUM_KILLS = 15
-"""Enough for the driver and each actor as a victim, also while the program starts."""
+SEEDS = (0, 1, 2, 3, 4, 5, 8, 9, 14, 18)
+"""With them the driver and each actor is a victim, three of them while the program starts."""
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", range(NUM_KILLS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_killed_process_is_named_and_nothing_stays(seed: int) -> None:
     kill_once(seed)
 

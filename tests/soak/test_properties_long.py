@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crossfade.schedule.cost import CostModel
+from crossfade.types import Transport
 from tests.unit.test_collectives import test_pl1_to_pl4_every_plan_with_collectives_is_sound
 from tests.unit.test_device_proof import test_the_real_ring_has_no_fault, test_the_real_staged_copies_have_no_fault
 from tests.unit.test_graph_check import test_a_sound_graph_comes_back_sorted_and_whole
@@ -19,7 +20,7 @@ from tests.unit.test_plan_text import (
     test_garbage_is_refused,
     test_random_plans_parse_back,
 )
-from tests.unit.test_plan_validate import check_verdicts, test_the_verdict_after_several_changes
+from tests.unit.test_plan_validate import check_growth, check_verdicts, test_the_verdict_after_several_changes
 from tests.unit.test_schedule import (
     test_every_plan_is_sound_by_the_exhaustive_search_too,
     test_overlap_changes_no_node_and_no_value,
@@ -61,6 +62,12 @@ __all__ = [
 @pytest.mark.timeout(3600)
 def test_pl1_to_pl4_the_verdict_is_that_of_all_interleavings() -> None:
     check_verdicts(8_000)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("num_actors", "transport"), [(4, Transport.SHM), (4, Transport.GLOO), (200, Transport.GLOO)])
+def test_the_validators_work_is_linear_in_the_number_of_nodes(num_actors: int, transport: Transport) -> None:
+    check_growth(num_actors, transport, 1_000)
 
 
 @pytest.mark.timeout(3600)
