@@ -113,8 +113,10 @@ class Bench:
         session = sessions.Session(sessions._make_engine(engine, 60.0))
         with session_of(session):
             actors = [crossfade.remote(Maker).remote(rank) for rank in range(NUM_ACTORS)]
-        yield cls(session, actors)
-        session.close()
+        try:
+            yield cls(session, actors)
+        finally:
+            session.close()
 
     @contextmanager
     def compiling(self) -> Iterator[None]:

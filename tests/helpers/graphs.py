@@ -123,9 +123,11 @@ def kept_session(**options: Any) -> Iterator[sessions.Session]:
     """A session that is the program's only where `session_of` makes it so: between, tests may have others of their own."""
     session = crossfade.init(**options)
     sessions._Holder.session = None
-    yield session
-    with session_of(session):
-        crossfade.shutdown()
+    try:
+        yield session
+    finally:
+        with session_of(session):
+            crossfade.shutdown()
 
 
 class Bench:

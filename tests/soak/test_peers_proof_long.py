@@ -1,4 +1,4 @@
-"""The ranks with lanes of ``make test``, ten times as many, in ten times as many orders; small worlds in more orders."""
+"""The ranks with lanes of ``make test``, twenty times as many, in ten times as many orders; small worlds in more orders."""
 
 from __future__ import annotations
 

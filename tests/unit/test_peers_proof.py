@@ -227,13 +227,13 @@ def check_in_a_row(num_ranks: int, tuning: str, num_orders: int) -> None:
 @pytest.mark.parametrize(
     ("collective", "tuning"),
     [
+        (Collective.ALL_GATHER, "plain"),
         (Collective.BROADCAST, "plain"),
         (Collective.REDUCE_SCATTER, "plain"),
         (Collective.ALL_REDUCE, "two shots"),
     ],
 )
 def test_a_small_world_has_no_fault_in_any_order(collective: Collective, tuning: str) -> None:
-    """The others, in both directions, are in tests/soak."""
     call = Call(collective, tunings=(TUNINGS[tuning],))
     verdict = explore(PeerWorld([call]), is_strict=False)
     assert verdict.is_ok, verdict
