@@ -1,6 +1,7 @@
 """What all tests share: how many examples hypothesis tries.
 
-``default`` is for ``make test``, ``soak`` for ``make soak`` (``pytest --hypothesis-profile=soak``).
+``default`` is for ``make test``, ``soak`` for ``make soak`` (``pytest --hypothesis-profile=soak``), which runs most properties
+of ``make test`` again (``tests/soak/test_properties_long.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 settings.register_profile(
     "default",
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     print_blob=True,
     suppress_health_check=_SLOW_IS_FINE,

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 
 import crossfade
 from crossfade.api.asynchronous import LoopWatch
+from crossfade.api.session import Session
+from tests.helpers.graphs import kept_session, session_of
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -48,18 +51,48 @@ class Doer:
 Actor = crossfade.remote(Doer)
 
 
-@pytest.fixture(params=["local", "inline"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A session on each engine in turn."""
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
+SESSIONS: dict[str, dict[str, Any]] = {
+    "spin": {"spin_us": 60.0},
+    "sleep": {"spin_us": 0.0},
+    "inline": {"engine": "inline"},
+}
+"""Processes that look for work before they sleep, or sleep at once; and none."""
+
+Kept = tuple[Session, tuple[Any, Any]]
 
 
-@pytest.fixture(params=[60.0, 0.0], ids=["spin", "sleep"])
-def local(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A session on the local engine, whose processes look for work before they sleep, or sleep at once."""
-    crossfade.init(spin_us=request.param)
+@pytest.fixture(scope="module")
+def kept() -> Iterator[dict[str, Kept]]:
+    """Sessions with two actors each."""
+    with ExitStack() as stack:
+        made: dict[str, Kept] = {}
+        for name, options in SESSIONS.items():
+            session = stack.enter_context(kept_session(**options))
+            with session_of(session):
+                made[name] = session, (Actor.remote(), Actor.remote())
+        yield made
+
+
+@pytest.fixture(params=["spin", "inline"], ids=["local", "inline"])
+def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
+    """Two actors on each engine in turn, whose session is the program's."""
+    session, both = kept[request.param]
+    with session_of(session):
+        yield both
+
+
+@pytest.fixture(params=["spin", "sleep"])
+def processes(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
+    """Two actors that are processes, whose session is the program's."""
+    session, both = kept[request.param]
+    with session_of(session):
+        yield both
+
+
+@pytest.fixture(params=["spin", "sleep"])
+def own(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A session that a test may end."""
+    crossfade.init(**SESSIONS[request.param])
     yield
     crossfade.shutdown()
 
@@ -94,8 +127,8 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 # What it gives
 
 
-def test_a_future_may_be_awaited_more_than_once_and_got(engine: str) -> None:
-    graph = _graph(Actor.remote(), "echo")
+def test_a_future_may_be_awaited_more_than_once_and_got(actors: Any) -> None:
+    graph = _graph(actors[0], "echo")
 
     async def work() -> None:
         first, second = await graph.execute_async(1), await graph.execute_async(2)
@@ -108,8 +141,8 @@ def test_a_future_may_be_awaited_more_than_once_and_got(engine: str) -> None:
     _run(work())
 
 
-def test_refs_of_plain_executions_and_calls_can_be_awaited(engine: str) -> None:
-    actor = Actor.remote()
+def test_refs_of_plain_executions_and_calls_can_be_awaited(actors: Any) -> None:
+    actor = actors[0]
     graph = _graph(actor, "echo")
 
     async def work() -> None:
@@ -121,8 +154,8 @@ def test_refs_of_plain_executions_and_calls_can_be_awaited(engine: str) -> None:
     _run(work())
 
 
-def test_several_outputs_give_a_list_of_futures(engine: str) -> None:
-    actor, other = Actor.remote(), Actor.remote()
+def test_several_outputs_give_a_list_of_futures(actors: Any) -> None:
+    actor, other = actors
     with crossfade.InputNode() as inp:
         one, two = actor.both.bind(inp)
         graph = crossfade.MultiOutputNode([one, other.echo.bind(two)]).compile()
@@ -135,8 +168,8 @@ def test_several_outputs_give_a_list_of_futures(engine: str) -> None:
     _run(work())
 
 
-def test_an_exception_arrives_as_its_own_type(engine: str) -> None:
-    graph = _graph(Actor.remote(), "fail")
+def test_an_exception_arrives_as_its_own_type(actors: Any) -> None:
+    graph = _graph(actors[0], "fail")
 
     async def work() -> None:
         future = await graph.execute_async("x")
@@ -153,8 +186,8 @@ def test_an_exception_arrives_as_its_own_type(engine: str) -> None:
 
 
 @pytest.mark.parametrize("max_inflight", [1, 10])
-def test_a_thousand_awaited_at_once(engine: str, max_inflight: int) -> None:
-    actor, other = Actor.remote(), Actor.remote()
+def test_a_thousand_awaited_at_once(actors: Any, max_inflight: int) -> None:
+    actor, other = actors
     with crossfade.InputNode() as inp:
         graph = other.echo.bind(actor.echo.bind(inp)).compile(max_inflight=max_inflight)
 
@@ -165,8 +198,8 @@ def test_a_thousand_awaited_at_once(engine: str, max_inflight: int) -> None:
     assert graph.execute(1).get() == 1
 
 
-def test_a_thousand_started_and_awaited_afterwards(engine: str) -> None:
-    graph = _graph(Actor.remote(), "echo")
+def test_a_thousand_started_and_awaited_afterwards(actors: Any) -> None:
+    graph = _graph(actors[0], "echo")
 
     async def work() -> None:
         futures = [await graph.execute_async(n) for n in range(1000)]
@@ -175,8 +208,8 @@ def test_a_thousand_started_and_awaited_afterwards(engine: str) -> None:
     _run(work())
 
 
-def test_room_is_given_in_the_order_of_asking(local: None, pipe: str) -> None:
-    actor = Actor.remote()
+def test_room_is_given_in_the_order_of_asking(processes: Any, pipe: str) -> None:
+    actor = processes[0]
     with crossfade.InputNode() as inp:
         graph = actor.read.bind(inp).compile(max_inflight=1)
 
@@ -197,9 +230,9 @@ def test_room_is_given_in_the_order_of_asking(local: None, pipe: str) -> None:
     _run(work())
 
 
-def test_other_tasks_have_their_turns(engine: str) -> None:
+def test_other_tasks_have_their_turns(actors: Any) -> None:
     """However quick the graph is, and however many results are awaited one after another."""
-    graph = _graph(Actor.remote(), "echo")
+    graph = _graph(actors[0], "echo")
 
     async def work() -> None:
         num_turns = 0
@@ -225,8 +258,8 @@ def test_other_tasks_have_their_turns(engine: str) -> None:
 # Cancelling
 
 
-def test_a_cancelled_wait_loses_nothing(local: None, pipe: str) -> None:
-    graph = _graph(Actor.remote(), "read", max_inflight=2)
+def test_a_cancelled_wait_loses_nothing(processes: Any, pipe: str) -> None:
+    graph = _graph(processes[0], "read", max_inflight=2)
 
     async def work() -> None:
         future = await graph.execute_async(pipe)
@@ -242,8 +275,8 @@ async def _await(future: Any) -> Any:
     return await future
 
 
-def test_a_cancelled_wait_for_room_starts_nothing_that_somebody_has_to_get(local: None, pipe: str) -> None:
-    graph = _graph(Actor.remote(), "read", max_inflight=1)
+def test_a_cancelled_wait_for_room_starts_nothing_that_somebody_has_to_get(processes: Any, pipe: str) -> None:
+    graph = _graph(processes[0], "read", max_inflight=1)
 
     async def work() -> None:
         first = await graph.execute_async(pipe)
@@ -261,8 +294,8 @@ def test_a_cancelled_wait_for_room_starts_nothing_that_somebody_has_to_get(local
     _run(work())
 
 
-def test_a_storm_of_cancellations(local: None) -> None:
-    graph = _graph(Actor.remote(), "echo", max_inflight=3)
+def test_a_storm_of_cancellations(processes: Any) -> None:
+    graph = _graph(processes[0], "echo", max_inflight=3)
     chooser = random.Random(1)
 
     async def work() -> None:
@@ -287,9 +320,9 @@ def test_a_storm_of_cancellations(local: None) -> None:
 # Threads and loops together
 
 
-def test_loops_in_threads_and_threads_that_block_share_a_graph(local: None) -> None:
+def test_loops_in_threads_and_threads_that_block_share_a_graph(processes: Any) -> None:
     """Nobody takes a wake-up, or a result, away from another."""
-    graph = _graph(Actor.remote(), "echo", max_inflight=64)
+    graph = _graph(processes[0], "echo", max_inflight=64)
     failures: list[BaseException] = []
 
     async def awaiting(base: int) -> None:
@@ -318,8 +351,8 @@ def test_loops_in_threads_and_threads_that_block_share_a_graph(local: None) -> N
     assert failures == []
 
 
-def test_a_loop_is_told_what_another_thread_took_in(local: None, pipe: str) -> None:
-    actor = Actor.remote()
+def test_a_loop_is_told_what_another_thread_took_in(processes: Any, pipe: str) -> None:
+    actor = processes[0]
     graph = _graph(actor, "read")
 
     async def work() -> None:
@@ -335,8 +368,8 @@ def test_a_loop_is_told_what_another_thread_took_in(local: None, pipe: str) -> N
     _run(work())
 
 
-def test_one_loop_after_another(local: None) -> None:
-    graph = _graph(Actor.remote(), "echo")
+def test_one_loop_after_another(processes: Any) -> None:
+    graph = _graph(processes[0], "echo")
     num_descriptors = 0
     for number in range(20):
         assert _run(_call(graph, number)) == number
@@ -345,9 +378,9 @@ def test_one_loop_after_another(local: None) -> None:
     assert len(os.listdir("/proc/self/fd")) <= num_descriptors + 2
 
 
-def test_a_blocking_get_inside_a_loop(local: None) -> None:
+def test_a_blocking_get_inside_a_loop(processes: Any) -> None:
     """As in a notebook, where a loop runs all the time."""
-    graph = _graph(Actor.remote(), "echo")
+    graph = _graph(processes[0], "echo")
 
     async def work() -> None:
         future = await graph.execute_async(1)
@@ -359,10 +392,10 @@ def test_a_blocking_get_inside_a_loop(local: None) -> None:
 
 
 def test_a_result_that_another_thread_takes_in_just_before_it_is_awaited(
-    local: None, monkeypatch: pytest.MonkeyPatch
+    processes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the look that did not find it, and before the watch has taken note of it."""
-    graph = _graph(Actor.remote(), "echo")
+    graph = _graph(processes[0], "echo")
 
     async def work() -> None:
         future = graph.execute(7)
@@ -383,9 +416,9 @@ def test_a_result_that_another_thread_takes_in_just_before_it_is_awaited(
     _run(work())
 
 
-def test_a_look_that_finds_the_lock_taken_is_made_up_for(local: None, pipe: str) -> None:
+def test_a_look_that_finds_the_lock_taken_is_made_up_for(processes: Any, pipe: str) -> None:
     """A thread looks, the value comes and rings, the loop finds the lock taken; only then the thread lets go of it."""
-    graph = _graph(Actor.remote(), "read")
+    graph = _graph(processes[0], "read")
 
     async def work() -> None:
         future = await graph.execute_async(pipe)
@@ -412,8 +445,8 @@ def test_a_look_that_finds_the_lock_taken_is_made_up_for(local: None, pipe: str)
     _run(work())
 
 
-def test_waits_that_timed_out_leave_nothing(local: None, pipe: str) -> None:
-    graph = _graph(Actor.remote(), "read")
+def test_waits_that_timed_out_leave_nothing(processes: Any, pipe: str) -> None:
+    graph = _graph(processes[0], "read")
 
     async def work() -> None:
         future = await graph.execute_async(pipe)
@@ -421,7 +454,7 @@ def test_waits_that_timed_out_leave_nothing(local: None, pipe: str) -> None:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(_await(future), 0.001)
         session: Any = graph._session
-        (watch,) = session.watches.values()
+        watch = session.watches[asyncio.get_running_loop()]
         assert not watch._awaited
         assert not watch._watched
         assert session.engine.doorbell._num_loops == 0
@@ -431,8 +464,8 @@ def test_waits_that_timed_out_leave_nothing(local: None, pipe: str) -> None:
     _run(work())
 
 
-def test_a_loop_that_ends_while_something_is_awaited_is_not_rung_any_more(local: None, pipe: str) -> None:
-    graph = _graph(Actor.remote(), "read")
+def test_a_loop_that_ends_while_something_is_awaited_is_not_rung_any_more(processes: Any, pipe: str) -> None:
+    graph = _graph(processes[0], "read")
 
     async def work() -> Any:
         future = await graph.execute_async(pipe)
@@ -450,8 +483,8 @@ def test_a_loop_that_ends_while_something_is_awaited_is_not_rung_any_more(local:
 # The end of something
 
 
-def test_an_actor_that_dies_while_it_is_awaited(local: None, pipe: str) -> None:
-    actor, other = Actor.options(name="first").remote(), Actor.remote()
+def test_an_actor_that_dies_while_it_is_awaited(processes: Any, pipe: str) -> None:
+    actor, other = Actor.options(name="first").remote(), processes[0]
     graph, apart = _graph(actor, "read", max_inflight=1), _graph(other, "echo")
     pid = actor.pid.remote().get()
 
@@ -474,7 +507,7 @@ def test_an_actor_that_dies_while_it_is_awaited(local: None, pipe: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["shutdown", "teardown"])
-def test_the_end_while_something_is_awaited(local: None, pipe: str, how: str) -> None:
+def test_the_end_while_something_is_awaited(own: None, pipe: str, how: str) -> None:
     graph = _graph(Actor.remote(), "read", max_inflight=1)
 
     async def work() -> None:
@@ -493,8 +526,8 @@ def test_the_end_while_something_is_awaited(local: None, pipe: str, how: str) ->
 # What it costs
 
 
-def test_a_loop_that_waits_uses_no_core(local: None, pipe: str) -> None:
-    graph, quick = _graph(Actor.remote(), "read"), _graph(Actor.remote(), "echo")
+def test_a_loop_that_waits_uses_no_core(processes: Any, pipe: str) -> None:
+    graph, quick = _graph(processes[0], "read"), _graph(processes[1], "echo")
 
     async def work() -> None:
         assert await _call(quick, 1) == 1
@@ -513,9 +546,9 @@ def test_a_loop_that_waits_uses_no_core(local: None, pipe: str) -> None:
     _run(work())
 
 
-def test_no_wake_up_is_lost(local: None) -> None:
+def test_no_wake_up_is_lost(processes: Any) -> None:
     """Thousands of awaits of which most have to sleep; one lost wake-up and the test stands still."""
-    actor, other = Actor.remote(), Actor.remote()
+    actor, other = processes
     with crossfade.InputNode() as inp:
         graph = other.add.bind(actor.echo.bind(inp), inp).compile(max_inflight=4)
 

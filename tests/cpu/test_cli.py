@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
@@ -27,6 +28,7 @@ from crossfade.plan.parse import parse_plan
 from crossfade.plan.picture import draw_timelines
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span, Timeline
+from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 SOURCE = Path(crossfade.__file__).parents[1]
 LIMIT_S = 60
@@ -114,13 +116,17 @@ def crossfade_command(*arguments: str, folder: Path, before: str = "") -> subpro
     )
 
 
+def with_graphs(folder: Path) -> Path:
+    """The current folder of a command, with a module of graphs."""
+    (folder / "graphs.py").write_text(GRAPHS)
+    (folder / "no_python.py").write_text("def f(:\n")
+    (folder / "needs.py").write_text("import a_package_that_nobody_has\n")
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The current folder of a command, with a module of graphs."""
-    (tmp_path / "graphs.py").write_text(GRAPHS)
-    (tmp_path / "no_python.py").write_text("def f(:\n")
-    (tmp_path / "needs.py").write_text("import a_package_that_nobody_has\n")
-    return tmp_path
+    return with_graphs(tmp_path)
 
 
 @pytest.fixture
@@ -170,44 +176,53 @@ def test_plan_draws_the_predicted_timeline(folder: Path) -> None:
     assert {"driver", "Worker0", "Worker1"} <= texts
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says", "hint"),
-    [
-        (["graphs"], "'graphs' is not of the form MODULE:FUNCTION", "my_package.my_module:make_graph"),
-        (["graphs.py:chain"], "'graphs.py' is a file", "write graphs:chain"),
-        (["nowhere:chain"], "no module 'nowhere'", "the folder that holds it"),
-        (
-            ["needs:chain"],
-            "importing needs failed: No module named 'a_package_that_nobody_has'",
-            "install what is missing",
-        ),
-        (["no_python:f"], "importing no_python raised SyntaxError", "hint:"),
-        (["graphs:chian"], "module graphs has no 'chian'", "chain, gloo, parts"),
-        (["graphs:number"], "graphs:number is a int, and cannot be called", "a function that returns a node"),
-        (["graphs:takes"], "needs arguments: missing a required argument: 'size'", "takes none"),
-        (["graphs:nothing"], "returned None, which is no node", "bind"),
-        (["graphs:a_list"], "returned a list", "MultiOutputNode"),
-        (["graphs:compiled"], "returned a CompiledGraph", "before .compile()"),
-        (["graphs:raises"], "raised KeyError: 'missing'", "hint:"),
-        (["graphs:exits"], "raised SystemExit: enough", "hint:"),
-        (
-            ["graphs:initialises"],
-            "raised SessionError: crossfade is initialised already",
-            "leave it to the program's main part",
-        ),
-        (["graphs:wrong_method"], "has no method 'wrok'", "did you mean 'work'?"),
-        (["graphs:wrong_transport"], "pigeon", "hint:"),
-        (["graphs:broken_actor"], "raised OSError: no such disk\nhint: ", "constructors"),
-        (
-            ["graphs:chain", "--svg", "none/x.svg"],
-            "cannot write none/x.svg: No such file or directory",
-            "folder that exists",
-        ),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_a_mistake_gives_one_message_and_exit_code_2(folder: Path, arguments: list[str], says: str, hint: str) -> None:
-    done = crossfade_command("plan", *arguments, folder=folder)
+MISTAKES: list[tuple[list[str], str, str]] = [
+    (["graphs"], "'graphs' is not of the form MODULE:FUNCTION", "my_package.my_module:make_graph"),
+    (["graphs.py:chain"], "'graphs.py' is a file", "write graphs:chain"),
+    (["nowhere:chain"], "no module 'nowhere'", "the folder that holds it"),
+    (
+        ["needs:chain"],
+        "importing needs failed: No module named 'a_package_that_nobody_has'",
+        "install what is missing",
+    ),
+    (["no_python:f"], "importing no_python raised SyntaxError", "hint:"),
+    (["graphs:chian"], "module graphs has no 'chian'", "chain, gloo, parts"),
+    (["graphs:number"], "graphs:number is a int, and cannot be called", "a function that returns a node"),
+    (["graphs:takes"], "needs arguments: missing a required argument: 'size'", "takes none"),
+    (["graphs:nothing"], "returned None, which is no node", "bind"),
+    (["graphs:a_list"], "returned a list", "MultiOutputNode"),
+    (["graphs:compiled"], "returned a CompiledGraph", "before .compile()"),
+    (["graphs:raises"], "raised KeyError: 'missing'", "hint:"),
+    (["graphs:exits"], "raised SystemExit: enough", "hint:"),
+    (
+        ["graphs:initialises"],
+        "raised SessionError: crossfade is initialised already",
+        "leave it to the program's main part",
+    ),
+    (["graphs:wrong_method"], "has no method 'wrok'", "did you mean 'work'?"),
+    (["graphs:wrong_transport"], "pigeon", "hint:"),
+    (["graphs:broken_actor"], "raised OSError: no such disk\nhint: ", "constructors"),
+    (
+        ["graphs:chain", "--svg", "none/x.svg"],
+        "cannot write none/x.svg: No such file or directory",
+        "folder that exists",
+    ),
+]
+"""Arguments of ``crossfade plan``, and what the message and the hint say."""
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    folder = with_graphs(tmp_path_factory.mktemp("graphs"))
+    with two_at_a_time(
+        {" ".join(each): partial(crossfade_command, "plan", *each, folder=folder) for each, _, _ in MISTAKES}
+    ) as ran:
+        yield ran
+
+
+@pytest.mark.parametrize(("arguments", "says", "hint"), MISTAKES, ids=[" ".join(each) for each, _, _ in MISTAKES])
+def test_a_mistake_gives_one_message_and_exit_code_2(mistakes: Ran, arguments: list[str], says: str, hint: str) -> None:
+    done = mistakes[" ".join(arguments)].result()
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: ")
     assert says in done.stderr

@@ -145,6 +145,12 @@ def actors(session: None) -> list[Any]:
     return [Remote.remote() for _ in range(3)]
 
 
+@pytest.fixture(scope="module")
+def gpu_actors(session: None) -> list[Any]:
+    """Actors with a GPU each, which a machine without any does not have."""
+    return [Remote.options(num_gpus=1, name=name).remote() for name in ("above", "below", "last")]
+
+
 @pytest.fixture(params=["copy", "staged"])
 def transport(request: Any) -> str:
     return str(request.param)
@@ -251,31 +257,32 @@ def test_a_reader_asks_for_memory_while_its_program_stands_elsewhere(actors: lis
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_actor_is_named_and_the_others_go_on(session: None, victim: int, transport: str) -> None:
-    actors = [Remote.options(name=f"{transport}{victim}{index}").remote() for index in range(3)]
-    graph = chain(actors, transport)
+def test_a_killed_actor_is_named_and_the_others_go_on(actors: list[Any], victim: int, transport: str) -> None:
+    mortal, left = Remote.options(name=f"{transport}{victim}").remote(), actors[:2]
+    graph = chain([*left[:victim], mortal, *left[victim:]], transport)
     assert run(graph, 100) == expected(100)
     refs = [graph.execute(3_000_000) for _ in range(5)]
-    os.kill(crossfade.get(actors[victim].pid.remote()), signal.SIGKILL)
+    os.kill(crossfade.get(mortal.pid.remote()), signal.SIGKILL)
     begin = time.monotonic()
-    with pytest.raises(crossfade.ActorDiedError, match=f"{transport}{victim}{victim}"):
+    with pytest.raises(crossfade.ActorDiedError, match=f"{transport}{victim}"):
         wait_for_all(graph, refs)
     assert time.monotonic() - begin < 2
     graph.teardown()
-    left = [actor for index, actor in enumerate(actors) if index != victim]
     again = chain([left[0], left[1], left[0]], transport)
     assert run(again, 100) == expected(100)
 
 
 @pytest.mark.timeout(60)
-def test_a_copy_that_cannot_be_enqueued_is_the_value_s_error_and_the_graph_s_end(session: None) -> None:
-    maker, reader = (Remote.options(name=name).remote() for name in ("maker", "reader"))
+def test_a_copy_that_cannot_be_enqueued_is_the_value_s_error_and_the_graph_s_end(actors: list[Any]) -> None:
+    maker, reader = Remote.options(name="maker").remote(), actors[0]
     with crossfade.InputNode() as given:
         made = maker.make_on_a_broken_device.bind(given).with_tensor_transport("copy")
         graph = reader.total.bind(made).compile()
     with pytest.raises(DeviceError, match=r"maker\.make_on_a_broken_device \(node n0\).*ILLEGAL_ADDRESS"):
         run(graph, 7)
-    with pytest.raises(ActorError, match=r"actor maker cannot go on .*ILLEGAL_ADDRESS.* on its way to reader"):
+    with pytest.raises(
+        ActorError, match=f"actor maker cannot go on .*ILLEGAL_ADDRESS.* on its way to {reader._info.id}"
+    ):
         run(graph, 5)
     with pytest.raises(ActorError, match="actor maker cannot go on"):
         graph.execute(5)
@@ -286,9 +293,9 @@ def test_a_copy_that_cannot_be_enqueued_is_the_value_s_error_and_the_graph_s_end
 
 
 @pytest.mark.timeout(60)
-def test_a_writer_that_dies_when_its_reader_has_left_the_plan(session: None, tmp_path: Path) -> None:
+def test_a_writer_that_dies_when_its_reader_has_left_the_plan(actors: list[Any], tmp_path: Path) -> None:
     """The reader waits for the writer to say that it has finished, which the writer, busy in a method, never does."""
-    maker, reader = (Remote.remote() for _ in range(2))
+    maker, reader = Remote.remote(), actors[0]
     pid = crossfade.get(maker.pid.remote())
     arrived = tmp_path / "arrived"
     with crossfade.InputNode() as given:
@@ -306,12 +313,21 @@ def test_a_writer_that_dies_when_its_reader_has_left_the_plan(session: None, tmp
     assert crossfade.get(reader.drop.remote(), timeout=20)
 
 
+@pytest.fixture(scope="module")
+def without_memory(session: None) -> list[Any]:
+    """Two actors that cannot open an end to write to."""
+    both = [Remote.remote() for _ in range(2)]
+    crossfade.get([actor.cannot_write.remote() for actor in both])
+    return both
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("options", [{}, {"buffer_bytes": 100_000}], ids=str)
-def test_where_one_cannot_open_its_ends_nobody_waits_for_it(session: None, options: dict[str, Any]) -> None:
+def test_where_one_cannot_open_its_ends_nobody_waits_for_it(
+    actors: list[Any], without_memory: list[Any], options: dict[str, Any]
+) -> None:
     """Neither those who read from it and have set memory aside, nor it itself, which reads from others and from such as it."""
-    first, second, third = (Remote.remote() for _ in range(3))
-    crossfade.get([second.cannot_write.remote(), third.cannot_write.remote()])
+    first, (second, third) = actors[0], without_memory
     with crossfade.InputNode() as given:
         made = first.make.bind(given).with_tensor_transport("copy")
         doubled = second.double.bind(made).with_tensor_transport("copy")
@@ -335,9 +351,9 @@ def until(is_so: Any) -> bool:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("refused", "by"), [("is_idle", "copy"), ("is_idle", "staged"), ("open_handle", "copy")])
-def test_a_device_that_refuses_ends_a_plan_and_not_its_actor(session: None, refused: str, by: str) -> None:
+def test_a_device_that_refuses_ends_a_plan_and_not_its_actor(actors: list[Any], refused: str, by: str) -> None:
     """When it is asked to close slots, or whether it is done; or to open slots that come when no step waits for them."""
-    maker, reader = (Remote.options(name=f"{name}_{refused}_{by}").remote() for name in ("maker", "reader"))
+    maker, reader = Remote.options(name=f"maker_{refused}_{by}").remote(), actors[0]
     with crossfade.InputNode() as given:
         made = maker.make.bind(given).with_tensor_transport(by)
         graph = crossfade.MultiOutputNode([reader.total.bind(made), maker.name.bind()]).compile()
@@ -380,8 +396,8 @@ def test_graphs_that_come_and_go_leave_nothing(actors: list[Any], transport: str
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
-def test_gpus_that_the_session_claims_and_the_machine_lacks_are_the_cpu(session: None) -> None:
-    first, second, third = (Remote.options(num_gpus=1).remote() for _ in range(3))
+def test_gpus_that_the_session_claims_and_the_machine_lacks_are_the_cpu(gpu_actors: list[Any]) -> None:
+    first, second, third = gpu_actors
     with crossfade.InputNode() as given:
         graph = third.total.bind(second.double.bind(first.make.bind(given))).compile()
     assert [spec.transport for spec in graph.plan.channels] == ["shm", "copy", "copy", "shm"]
@@ -389,24 +405,24 @@ def test_gpus_that_the_session_claims_and_the_machine_lacks_are_the_cpu(session:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
-def test_a_measured_timeline_has_the_spans_of_devices(session: None) -> None:
-    first, second = (Remote.options(num_gpus=1, name=name).remote() for name in ("first", "second"))
+def test_a_measured_timeline_has_the_spans_of_devices(gpu_actors: list[Any]) -> None:
+    first, second, _ = gpu_actors
     with crossfade.InputNode() as given:
         graph = second.total.bind(first.make.bind(given)).compile(record=True)
     for _ in range(3):
         assert crossfade.get(graph.execute(100_000), timeout=30) == 4999950000
     spans = [span for span in graph.timeline().spans if span.stream in ("compute", "push")]
     assert [(span.actor, span.stream, span.label, span.execution) for span in spans if span.execution == 1] == [
-        ("first", "compute", "run n0", 1),
-        ("first", "push", "write n0", 1),
-        ("second", "compute", "run n1", 1),
+        ("above", "compute", "run n0", 1),
+        ("above", "push", "write n0", 1),
+        ("below", "compute", "run n1", 1),
     ]
-    assert {(span.actor, span.stream) for span in graph.predicted_timeline().spans} >= {("first", "push")}
+    assert {(span.actor, span.stream) for span in graph.predicted_timeline().spans} >= {("above", "push")}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
-def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(session: None) -> None:
-    first, second = (Remote.options(num_gpus=1, name=name).remote() for name in ("above", "below"))
+def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(gpu_actors: list[Any]) -> None:
+    first, second, _ = gpu_actors
     with crossfade.InputNode() as given:
         graph = second.total.bind(first.make.bind(given).with_tensor_transport("staged")).compile(record=True)
     for _ in range(3):
@@ -420,8 +436,8 @@ def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(session: No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
-def test_nccl_says_that_it_needs_gpus(session: None) -> None:
-    first, second = (Remote.options(num_gpus=1).remote() for _ in range(2))
+def test_nccl_says_that_it_needs_gpus(gpu_actors: list[Any]) -> None:
+    first, second, _ = gpu_actors
     with crossfade.InputNode() as given:
         made = first.make.bind(given).with_tensor_transport(crossfade.Transport.NCCL)
         output = second.total.bind(made)
@@ -433,9 +449,9 @@ def test_nccl_says_that_it_needs_gpus(session: None) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
-def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(session: None) -> None:
+def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(gpu_actors: list[Any]) -> None:
     """Where its plan has such collectives."""
-    both = [Remote.options(num_gpus=1).remote() for _ in range(2)]
+    both = gpu_actors[:2]
     crossfade.get([actor.count_looks.remote() for actor in both])
     with crossfade.InputNode() as given:
         sums = allreduce.bind([actor.make_counted.bind(given) for actor in both])

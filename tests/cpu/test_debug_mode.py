@@ -43,17 +43,22 @@ class Sinner:
     def both(self, a: Any, b: Any) -> tuple[str, str]:
         return type(a).__name__, type(b).__name__
 
-    def reuse(self, number: int, pipe: str) -> Any:
+    def reuse(self, number: int, begun: str, filled: str) -> Any:
+        """Fills the buffer again when the reader has begun with value 0, and lets it go on when value 3 is in the buffer."""
+        if number == 1:
+            with open(begun, "w"):
+                pass
         self._buffer[:] = number
         if number == 3:
-            with open(pipe, "w"):
+            with open(filled, "w"):
                 pass
         return self._buffer
 
-    def first(self, value: Any, pipe: str = "") -> float:
-        if pipe and value[0] == 0:
-            with open(pipe):
-                pass
+    def first(self, value: Any, *pipes: str) -> float:
+        if value[0] == 0:
+            for pipe in pipes:
+                with open(pipe):
+                    pass
         return float(value[0])
 
     def unpicklable(self, _: Any) -> Any:
@@ -186,10 +191,11 @@ def test_a_buffer_that_is_used_again_while_it_is_being_sent(engine: str, actors:
     if engine == "inline":
         return  # values are copied at once there, so nothing is read in the background
     maker, reader = actors
-    pipe = str(tmp_path / "pipe")
-    os.mkfifo(pipe)
-    made = maker.reuse.bind(crossfade.InputNode(), pipe).with_tensor_transport("gloo")
-    with reader.first.bind(made, pipe).compile(debug=True, overlap=True) as graph:
+    pipes = [str(tmp_path / name) for name in ("begun", "filled")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    made = maker.reuse.bind(crossfade.InputNode(), *pipes).with_tensor_transport("gloo")
+    with reader.first.bind(made, *pipes).compile(debug=True, overlap=True) as graph:
         refs = [graph.execute(number) for number in range(4)]
         errors = [error for ref in refs if (error := _error_of(ref)) is not None]
     assert errors

@@ -7,11 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import crossfade
+from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -65,21 +68,31 @@ def test_pages_have_programs() -> None:
     assert all(PROGRAMS[name][1] for name in RUNNABLE)
 
 
-@pytest.mark.timeout(LIMIT_S + 20)
-@pytest.mark.parametrize("name", RUNNABLE)
-def test_programs_run_and_print_what_they_say(name: str, tmp_path: Path) -> None:
-    program, wanted = PROGRAMS[name]
-    script = tmp_path / f"{Path(name).stem}.py"
-    script.write_text(program, encoding="utf-8")
-    ran = subprocess.run(
+def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = folder / f"{Path(name).stem}.py"
+    script.write_text(PROGRAMS[name][0], encoding="utf-8")
+    return subprocess.run(
         [sys.executable, str(script)],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         encoding="utf-8",
         timeout=LIMIT_S,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    with two_at_a_time({name: partial(run, name, tmp_path_factory.mktemp("page")) for name in RUNNABLE}) as ran:
+        yield ran
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_programs_run_and_print_what_they_say(name: str, runs: Ran) -> None:
+    wanted = PROGRAMS[name][1]
+    ran = runs[name].result()
     assert ran.returncode == 0, f"{name} (lines as on the page):\n{ran.stderr}"
     first = first_missing(wanted, ran.stdout.splitlines())
     assert first is None, f"{name} says that {first!r} is printed next; this was printed:\n{ran.stdout}"

@@ -15,6 +15,7 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
+from tests.helpers.graphs import kept_session, session_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,13 +62,22 @@ class Driver:
         return crossfade.is_initialized()
 
 
+@pytest.fixture(scope="module")
+def kept() -> Iterator[tuple[sessions.Session, tuple[Any, Any]]]:
+    """A session with two actors."""
+    with kept_session() as session:
+        with session_of(session):
+            actor = crossfade.remote(Worker)
+            both = actor.remote(), actor.remote()
+        yield session, both
+
+
 @pytest.fixture
-def workers() -> Iterator[tuple[Any, Any]]:
-    """Two actors of a session of its own."""
-    crossfade.init()
-    actor = crossfade.remote(Worker)
-    yield actor.remote(), actor.remote()
-    crossfade.shutdown()
+def workers(kept: tuple[sessions.Session, tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Two actors, whose session is the program's."""
+    session, both = kept
+    with session_of(session):
+        yield both
 
 
 def _together(do: Callable[[int], Any], num_threads: int = NUM_THREADS) -> list[Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -162,16 +163,24 @@ atexit.register(lambda: print([float(value[-1]) for value in kept]))
 """
 
 
-@pytest.mark.parametrize("ending", ["", "graph.teardown()", "crossfade.shutdown()", "del graph"])
-@pytest.mark.parametrize("is_tensor", [False, True])
-def test_views_at_the_end_of_the_interpreter(ending: str, is_tensor: bool) -> None:
-    if is_tensor:
-        pytest.importorskip("torch")
+ENDINGS = ["", "graph.teardown()", "crossfade.shutdown()", "del graph"]
+
+
+def _end(ending: str, is_tensor: bool) -> subprocess.CompletedProcess[str]:
     value = "torch.full((5000,), float(number))" if is_tensor else "np.full(5000, number)"
     code = AT_EXIT.format(torch="import torch" if is_tensor else "", value=value, ending=ending)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]"
+
+
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_views_at_the_end_of_the_interpreter(is_tensor: bool) -> None:
+    if is_tensor:
+        pytest.importorskip("torch")
+    with ThreadPoolExecutor(2) as pool:
+        ends = dict(zip(ENDINGS, pool.map(_end, ENDINGS, [is_tensor] * len(ENDINGS)), strict=True))
+    for ending, done in ends.items():
+        assert (done.returncode, done.stderr) == (0, ""), ending
+        assert done.stdout.splitlines()[0] == "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]", ending

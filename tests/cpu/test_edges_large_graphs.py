@@ -1,4 +1,4 @@
-"""Ten thousand nodes, and a thousand actors. That the time grows as their number does, not faster, is for tests/soak."""
+"""Ten thousand nodes, and a thousand actors. Both at once, and that the time grows as their number does, are for tests/soak."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def check_all(output: Any, expected: Any) -> float:
 @pytest.mark.parametrize(
     ("engine", "num_actors", "shape", "num_nodes"),
     [
-        *(("inline", 1, shape, SMALL) for shape in SHAPES),
+        *(("inline", 1, shape, SMALL) for shape in SHAPES if shape != "fan"),
+        ("inline", 1, "fan", LARGE),
         *(("inline", 1_000, shape, SMALL) for shape in SHAPES),
-        ("inline", 1_000, "layers", LARGE),
         ("local", 8, "layers", SMALL),
     ],
 )

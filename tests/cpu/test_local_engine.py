@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import crossfade
+from crossfade.api.session import Session
+from tests.helpers.graphs import kept_session, session_of
 
 
 class Doer:
@@ -70,19 +72,41 @@ class BadConstructor:
         return value
 
 
+Kept = tuple[Session, tuple[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[dict[str, Kept]]:
+    """A session with two actors on each engine."""
+    with kept_session() as local, kept_session(engine="inline") as inline:
+        made: dict[str, Kept] = {}
+        for name, session in (("local", local), ("inline", inline)):
+            with session_of(session):
+                made[name] = session, (Actor.remote("good day"), Actor.remote())
+        yield made
+
+
 @pytest.fixture(params=["local", "inline"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A session on each engine in turn."""
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
+def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
+    """Two actors on each engine in turn, whose session is the program's."""
+    session, both = kept[request.param]
+    with session_of(session):
+        yield both
 
 
 @pytest.fixture
-def local() -> Iterator[None]:
-    """A session on the local engine."""
-    crossfade.init()
-    yield
+def processes(kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
+    """Two actors that are processes, whose session is the program's."""
+    session, both = kept["local"]
+    with session_of(session):
+        yield both
+
+
+@pytest.fixture(params=["local", "inline"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A session on each engine in turn that a test may end."""
+    crossfade.init(engine=request.param)
+    yield request.param
     crossfade.shutdown()
 
 
@@ -92,8 +116,8 @@ def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
     return graph
 
 
-def test_ordinary_calls(engine: str) -> None:
-    actor = Actor.remote("good day")
+def test_ordinary_calls(actors: Any) -> None:
+    actor = actors[0]
     assert crossfade.get(actor.greet.remote("you")) == "good day you"
     assert crossfade.get(actor.halves.remote([1, 2, 3])) == [[1], [2, 3]]
     assert crossfade.get(actor.add.remote(actor.add.remote(1, 2), b=4)) == 7
@@ -105,23 +129,23 @@ def test_ordinary_calls(engine: str) -> None:
         assert caught.value.errno == 2
 
 
-def test_methods_run_on_the_main_thread(local: None) -> None:
-    actor = Actor.remote()
+def test_methods_run_on_the_main_thread(processes: Any) -> None:
+    actor = processes[0]
     with _graph(actor, "on_constructor_thread") as graph:
         assert graph.execute(0).get() is True
     assert actor.on_constructor_thread.remote(0).get() is True
 
 
-def test_refs_in_any_order_and_more_than_once(engine: str) -> None:
-    with _graph(Actor.remote(), "echo", max_inflight=5) as graph:
+def test_refs_in_any_order_and_more_than_once(actors: Any) -> None:
+    with _graph(actors[0], "echo", max_inflight=5) as graph:
         refs = [graph.execute(number) for number in range(5)]
         assert [ref.get() for ref in reversed(refs)] == [4, 3, 2, 1, 0]
         assert crossfade.get(refs) == [0, 1, 2, 3, 4]
     assert crossfade.get(refs) == [0, 1, 2, 3, 4]  # what was got outlives the graph
 
 
-def test_capacity(engine: str) -> None:
-    with _graph(Actor.remote(), "echo", max_inflight=2) as graph:
+def test_capacity(actors: Any) -> None:
+    with _graph(actors[0], "echo", max_inflight=2) as graph:
         refs = [graph.execute(0), graph.execute(1)]
         with pytest.raises(crossfade.CapacityExceeded, match="max_inflight is 2"):
             graph.execute(2)
@@ -132,10 +156,10 @@ def test_capacity(engine: str) -> None:
         assert graph.execute("end").get() == "end"
 
 
-def test_a_get_that_timed_out_may_be_repeated(local: None, tmp_path: Path) -> None:
+def test_a_get_that_timed_out_may_be_repeated(processes: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with _graph(Actor.remote(), "wait_for") as graph:
+    with _graph(processes[0], "wait_for") as graph:
         ref = graph.execute(str(pipe))
         for _ in range(2):
             with pytest.raises(crossfade.GetTimeoutError):
@@ -144,18 +168,18 @@ def test_a_get_that_timed_out_may_be_repeated(local: None, tmp_path: Path) -> No
         assert ref.get(timeout=30) == "done"
 
 
-def test_submit_timeout(local: None, tmp_path: Path) -> None:
+def test_submit_timeout(processes: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with _graph(Actor.remote(), "wait_for", max_inflight=1, submit_timeout=0.05) as graph:
+    with _graph(processes[0], "wait_for", max_inflight=1, submit_timeout=0.05) as graph:
         graph.execute(str(pipe))
         with pytest.raises(crossfade.ChannelTimeout, match=r"0\.05 s"):
             graph.execute(str(pipe))
         pipe.write_text("done")
 
 
-def test_an_exception_reaches_what_depends_on_it_and_the_graph_goes_on(engine: str) -> None:
-    a, b = Actor.remote(), Actor.remote()
+def test_an_exception_reaches_what_depends_on_it_and_the_graph_goes_on(actors: Any) -> None:
+    a, b = actors
     with crossfade.InputNode() as inp:
         bad = b.echo.bind(a.fail.bind(inp))
         good = b.add.bind(inp, b=[inp])
@@ -171,8 +195,8 @@ def test_an_exception_reaches_what_depends_on_it_and_the_graph_goes_on(engine: s
             assert crossfade.get(refs[1:]) == [[1, [1]], [1]]
 
 
-def test_a_result_that_cannot_be_pickled_is_an_error_of_its_node(engine: str) -> None:
-    a, b = Actor.remote(), Actor.remote()
+def test_a_result_that_cannot_be_pickled_is_an_error_of_its_node(actors: Any) -> None:
+    a, b = actors
     with crossfade.InputNode() as inp:
         dag = b.echo.bind(a.generator.bind(inp))
     with dag.compile() as graph:
@@ -182,8 +206,8 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_its_node(engine: str) ->
             graph.execute(2).get()
 
 
-def test_an_argument_that_cannot_be_pickled_is_refused(engine: str) -> None:
-    actor = Actor.remote()
+def test_an_argument_that_cannot_be_pickled_is_refused(actors: Any) -> None:
+    actor = actors[0]
     with crossfade.InputNode() as inp:
         dag = actor.add.bind(inp.a, b=inp.b)
     with dag.compile() as graph:
@@ -193,19 +217,19 @@ def test_an_argument_that_cannot_be_pickled_is_refused(engine: str) -> None:
             assert graph.execute(a=1, b=2).get() == 3
 
 
-def test_arrays_arrive_as_read_only_views_and_may_be_kept(local: None) -> None:
-    with _graph(Actor.remote(), "echo", max_inflight=2) as graph:
+def test_arrays_arrive_as_read_only_views_and_may_be_kept(processes: Any) -> None:
+    with _graph(processes[0], "echo", max_inflight=2) as graph:
         kept = [graph.execute(np.full(100_000, number)).get() for number in range(12)]
         for number, array in enumerate(kept):
             assert not array.flags.writeable
             assert (array == number).all()
 
 
-def test_tensors(local: None) -> None:
+def test_tensors(processes: Any) -> None:
     torch = pytest.importorskip("torch", reason="tensors need torch")
     tensors = [torch.randn(300, 400), torch.randn(5, dtype=torch.bfloat16), torch.empty(0, 3), torch.tensor(7)]
     tensors += [torch.randn(40, 50).t(), torch.randn(3, requires_grad=True), torch.randn(2000, 100) > 0]
-    with _graph(Actor.remote(), "echo") as graph:
+    with _graph(processes[0], "echo") as graph:
         for tensor in tensors:
             got = graph.execute({"tensor": tensor}).get()["tensor"]
             assert got.dtype == tensor.dtype
@@ -213,8 +237,8 @@ def test_tensors(local: None) -> None:
             assert torch.equal(got, tensor)
 
 
-def test_several_graphs_share_actors_and_one_graph_compiles_again(engine: str) -> None:
-    a, b = Actor.remote(), Actor.remote()
+def test_several_graphs_share_actors_and_one_graph_compiles_again(actors: Any) -> None:
+    a, b = actors
     with crossfade.InputNode() as inp:
         there = b.add.bind(a.echo.bind(inp), b=1)
     with crossfade.InputNode() as inp:
@@ -230,15 +254,15 @@ def test_several_graphs_share_actors_and_one_graph_compiles_again(engine: str) -
     assert there.compile().execute(1).get() == 2
 
 
-def test_a_graph_without_input(engine: str) -> None:
-    a, b = Actor.remote(), Actor.remote()
+def test_a_graph_without_input(actors: Any) -> None:
+    a, b = actors
     with b.add.bind(a.add.bind(1, 2), b=3).compile() as graph:
         assert [graph.execute().get() for _ in range(3)] == [6, 6, 6]
         with pytest.raises(TypeError, match="no arguments"):
             graph.execute(1)
 
 
-def test_constructor_error(engine: str) -> None:
+def test_constructor_error(actors: Any) -> None:
     actor = crossfade.remote(BadConstructor).remote()
     with pytest.raises(crossfade.ActorStartError, match="nothing here"):
         _graph(actor, "work")
@@ -251,7 +275,7 @@ def _use_until_it_fails(graph: crossfade.CompiledGraph) -> None:
         graph.execute(2).get(timeout=5)
 
 
-def test_a_dead_actor_is_named(local: None) -> None:
+def test_a_dead_actor_is_named(processes: Any) -> None:
     a, b = Actor.remote(), Actor.remote()
     with crossfade.InputNode() as inp:
         dag = b.echo.bind(a.echo.bind(inp))
@@ -282,8 +306,8 @@ def test_executing_after_teardown_and_shutdown(engine: str) -> None:
         actor.echo.remote(1)
 
 
-def test_graphs_from_several_threads(local: None) -> None:
-    actor = Actor.remote()
+def test_graphs_from_several_threads(processes: Any) -> None:
+    actor = processes[0]
     failures: list[BaseException] = []
 
     def use() -> None:
@@ -302,8 +326,8 @@ def test_graphs_from_several_threads(local: None) -> None:
     assert failures == []
 
 
-def test_one_graph_from_several_threads(local: None) -> None:
-    with _graph(Actor.remote(), "echo", max_inflight=8) as graph:
+def test_one_graph_from_several_threads(processes: Any) -> None:
+    with _graph(processes[0], "echo", max_inflight=8) as graph:
         failures: list[BaseException] = []
 
         def use(base: int) -> None:
@@ -396,8 +420,8 @@ def test_actors_die_with_a_killed_driver(tmp_path: Path) -> None:
     assert not any(_alive(pid) for pid in pids)
 
 
-def test_the_timeline_has_every_action(engine: str) -> None:
-    a, b = Actor.remote(), Actor.remote()
+def test_the_timeline_has_every_action(actors: Any) -> None:
+    a, b = actors
     with crossfade.InputNode() as inp:
         dag = b.add.bind(a.echo.bind(inp), b=1)
     with dag.compile(record=True) as graph:
@@ -415,8 +439,8 @@ def test_the_timeline_has_every_action(engine: str) -> None:
         silent.timeline()
 
 
-def test_statistics(engine: str) -> None:
-    actor = Actor.remote()
+def test_statistics(actors: Any) -> None:
+    actor = actors[0]
     with _graph(actor, "echo") as graph:
         refs = [graph.execute(number) for number in range(3)]
         crossfade.get(refs)

@@ -19,7 +19,7 @@ from tests.helpers.peer_verdicts import kill_many  # noqa: E402
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_get_what_plain_torch_gives(num_ranks: int, tmp_path: Path) -> None:
     run_cases(num_ranks, tmp_path, *CASES)
 
@@ -134,4 +134,4 @@ def test_tunings_that_make_no_sense(wrong: dict[str, int]) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_killed_rank_is_named_and_the_others_go_on() -> None:
-    assert min(kill_many(0, 30, 100).values()) >= 7
+    assert min(kill_many(0, 16, 100).values()) >= 4

@@ -15,8 +15,10 @@ import pytest
 
 import crossfade
 from crossfade import exceptions
+from crossfade.api.session import Session
 from crossfade.dag import DAGNode, InputNode, MultiOutputNode
 from crossfade.experimental.channel.torch_tensor_type import TorchTensorType
+from tests.helpers.graphs import kept_session, session_of
 
 
 class Doer:
@@ -86,11 +88,31 @@ ELSEWHERE = {
 }
 
 
+Kept = tuple[Session, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    """A session with three actors."""
+    with kept_session() as session:
+        with session_of(session):
+            actors = [Actor.remote() for _ in range(3)]
+        yield session, actors
+
+
 @pytest.fixture
-def actors() -> Iterator[list[Any]]:
-    """Three actors of a session of their own."""
+def actors(kept: Kept) -> Iterator[list[Any]]:
+    """Three actors, whose session is the program's."""
+    session, actors = kept
+    with session_of(session):
+        yield actors
+
+
+@pytest.fixture
+def own() -> Iterator[list[Any]]:
+    """Two actors of a session that a test may end."""
     crossfade.init()
-    yield [Actor.remote() for _ in range(3)]
+    yield [Actor.remote() for _ in range(2)]
     crossfade.shutdown()
 
 
@@ -155,16 +177,16 @@ def test_every_argument_of_experimental_compile_is_accepted(actors: list[Any]) -
         dag.experimental_compile(max_inflights=1)
 
 
-def test_teardown_may_kill_the_actors_and_visualize_draws(actors: list[Any], tmp_path: Path) -> None:
+def test_teardown_may_kill_the_actors_and_visualize_draws(own: list[Any], tmp_path: Path) -> None:
     with InputNode() as inp:
-        graph = actors[0].echo.bind(inp).experimental_compile()
+        graph = own[0].echo.bind(inp).experimental_compile()
     assert "Doer0.echo" in graph.visualize(format="ascii")
     graph.visualize(str(tmp_path / "graph"), format="dot")
     assert "Doer0.echo" in (tmp_path / "graph.dot").read_text()
     graph.teardown(kill_actors=True)
     with pytest.raises(exceptions.RayActorError):
-        actors[0].echo.remote(1).get()
-    assert actors[1].echo.remote(1).get() == 1
+        own[0].echo.remote(1).get()
+    assert own[1].echo.remote(1).get() == 1
 
 
 @pytest.mark.parametrize(
@@ -205,9 +227,9 @@ def test_dropping_a_reference_in_flight_never_blocks(actors: list[Any], tmp_path
 
 
 @pytest.mark.timeout(60)
-def test_kept_arrays_stay_valid_and_never_block_the_ring(actors: list[Any]) -> None:
+def test_kept_arrays_stay_valid_and_never_block_the_ring(own: list[Any]) -> None:
     with InputNode() as inp:
-        dag = actors[0].array.bind(inp)
+        dag = own[0].array.bind(inp)
     with dag.compile(max_inflight=3) as graph:
         kept = [graph.execute(number).get(timeout=20) for number in range(50)]
     crossfade.shutdown()
@@ -266,7 +288,7 @@ def test_one_value_for_three_readers_is_written_once(actors: list[Any]) -> None:
         dag = MultiOutputNode([actor.echo.bind(array) for actor in actors])
     with dag.compile() as graph:
         assert [int(each[0]) for each in crossfade.get(graph.execute(7))] == [7, 7, 7]
-        written = graph.statistics().actors["Doer3"].channels
+        written = graph.statistics().actors[source._info.id].channels
         assert set(written) == {"read i0", "write n0"}
         assert written["write n0"]["num_values"] == 1
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 HEAD = """
 import crossfade as ray
@@ -311,14 +315,25 @@ assert isinstance(ref, CompiledDAGRef) and ref.get() == 2
 }
 
 
-@pytest.mark.parametrize("form", sorted(FORMS))
-def test_a_program_in_rays_style_runs(form: str, tmp_path: Path) -> None:
-    script = tmp_path / f"{form}.py"
+def run(form: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = folder / f"{form}.py"
     script.write_text(f"{HEAD}\n{FORMS[form]}\nprint('done')\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=90, check=False
     )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    folder = tmp_path_factory.mktemp("forms")
+    with two_at_a_time({form: partial(run, form, folder) for form in sorted(FORMS)}) as ran:
+        yield ran
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_a_program_in_rays_style_runs(form: str, runs: Ran) -> None:
+    done = runs[form].result()
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
     assert done.stderr == ""

@@ -10,12 +10,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cache
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from crossfade.device.records import Record, pack, unpack
 from crossfade.host.memory import Memory, address_of
 from crossfade.host.semaphore import init_semaphore, open_semaphore
+from tests.helpers.gpus import num_gpus
 
 LIMIT_S = 30.0
 
@@ -142,6 +145,16 @@ def _work(
         result.close()
 
 
+@cache
+def _context() -> ForkServerContext | SpawnContext:
+    """Where there is no GPU, workers are forked off a process that has imported torch, which takes each of them seconds."""
+    if num_gpus():
+        return multiprocessing.get_context("spawn")  # CUDA is not to be forked
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["numpy", "torch"])
+    return context
+
+
 def run_workers(
     functions: Sequence[Callable[..., Any]],
     args: Sequence[tuple[Any, ...]],
@@ -157,7 +170,7 @@ def run_workers(
         timeout_s: afterwards all are killed, and this raises.
         dying: workers that are expected to be killed; they return None.
     """
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     num = len(functions)
     links: list[dict[int, Connection]] = [{} for _ in range(num)]
     for i in range(num):

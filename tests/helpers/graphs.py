@@ -118,6 +118,18 @@ def session_of(session: sessions.Session) -> Iterator[None]:
         sessions._Holder.session = before
 
 
+@contextmanager
+def kept_session(**options: Any) -> Iterator[sessions.Session]:
+    """A session that is the program's only where `session_of` makes it so: between, tests may have others of their own."""
+    session = crossfade.init(**options)
+    sessions._Holder.session = None
+    try:
+        yield session
+    finally:
+        with session_of(session):
+            crossfade.shutdown()
+
+
 class Bench:
     """A session with actors, on one engine.
 

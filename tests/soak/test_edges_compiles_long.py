@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.cpu.test_edges_compiles import check_many_threads, workers
+from tests.cpu.test_edges_compiles import check_many_threads, kept, workers
 
-__all__ = ["workers"]
+__all__ = ["kept", "workers"]
 
 
 @pytest.mark.timeout(1200)

@@ -1,4 +1,4 @@
-"""The ranks with lanes of ``make test``, ten times as many, in ten times as many orders; small worlds in more orders."""
+"""The ranks with lanes of ``make test``, twenty times as many, in ten times as many orders; small worlds in more orders."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from crossfade.device.fake import explore, sample
 from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.peer_draws import peer_worlds
 from tests.helpers.peer_worlds import Call, Collective, PeerWorld
+from tests.unit.test_peers_proof import TUNINGS, check_in_a_row
 
 
 @pytest.mark.timeout(3600)
@@ -39,3 +40,10 @@ def test_a_small_world_has_no_fault_in_any_order(collective: Collective, directi
         verdict = explore(PeerWorld([Call(collective, tunings=(tuning,))]), is_strict=False)
         assert verdict.is_ok, verdict
         assert verdict.is_complete
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("tuning", TUNINGS)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_all_collectives_in_a_row_and_again_from_a_graph(num_ranks: int, tuning: str) -> None:
+    check_in_a_row(num_ranks, tuning, 20)
