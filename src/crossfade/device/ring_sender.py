@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 from crossfade.device.copies import EDGE_BYTES, cut, enqueue
@@ -113,14 +114,18 @@ class RingSender:
     def _accept(self, offer: Offer) -> None:
         if self._ended is not None:
             return  # the receiver knows by `Finished` that it is not used
+        before, event = self._target, -1
         try:
+            event = event if before is None else self._mark()
             target = _Target(self._driver, self._board, offer, self.label)
         except DeviceError as error:  # the slots before stay what they are: the device may still copy into them
+            if event >= 0:
+                self._events.append(event)
             reason = f"its slots cannot be opened: {error}"
             self.give_up(reason)
             raise DeviceError(f"{self.label}: {reason}") from error
-        if self._target is not None:
-            self._closing.append((self._target, self._mark()))
+        if before is not None:
+            self._closing.append((before, event))
         self._target = target
         self._wanted_bytes = 0
         self._refused = None
@@ -133,7 +138,7 @@ class RingSender:
             DeviceError: the receiver has no memory for it. The ring goes on; who tries again asks again.
         """
         if self._ended is not None:
-            raise self._ended
+            raise copy(self._ended)
         if self._closing or self._kept:
             self.collect()
         target = self._target
@@ -257,9 +262,10 @@ class RingSender:
 
     def _mark(self) -> int:
         """An event for all that the copy stream was given so far."""
-        event = self._events.pop() if self._events else self._driver.create_event()
-        self._driver.record_event(event, self._stream)
-        return event
+        if not self._events:
+            self._events.append(self._driver.create_event())
+        self._driver.record_event(self._events[-1], self._stream)  # may be refused
+        return self._events.pop()
 
     def collect(self) -> None:
         """Lets go of sources whose copies are done, and closes earlier generations."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -143,7 +144,7 @@ class StagedEnd:
 
     def _check(self) -> None:
         if self._ended is not None:
-            raise self._ended
+            raise copy(self._ended)
 
     @property
     def is_done(self) -> bool:
