@@ -9,6 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from crossfade.channels import copy_reader  # noqa: E402
 from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure  # noqa: E402
 from tests.helpers.copy_pair import open_copy_ends, settle  # noqa: E402
@@ -148,3 +149,118 @@ def test_a_reader_that_closes_in_between_gives_the_slot_back(pair: tuple[Any, li
     assert writer.try_write(torch.arange(5))
     assert readers[0].statistics().num_kept == 0
     assert readers[1].try_read().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_value_that_was_told_right_before_the_end_is_not_lost(pair: tuple[Any, list[Any]]) -> None:
+    writer, readers = pair
+    is_enqueued, num_looks = readers[0].lanes[0].is_enqueued, 0
+
+    def look(block: bool) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return num_looks > copy_reader._NUM_LOOKS and is_enqueued(block)
+
+    readers[0].lanes[0].is_enqueued = look
+    readers[0]._told.clear()
+    assert writer.try_write(torch.arange(5))
+    writer.end()
+    assert readers[0].try_read().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_tensor_without_elements_holds_its_slot_until_it_is_given_out(pair: tuple[Any, list[Any]]) -> None:
+    writer, readers = pair
+    driver = writer._homes[0].driver
+    write_value, num_kept = driver.write_value, []
+
+    def read_early(*args: Any) -> None:
+        driver.write_value = write_value
+        _is_empty(readers[0])
+        num_kept.append(readers[0].statistics().num_kept)
+        write_value(*args)
+
+    driver.write_value = read_early
+    assert writer.try_write(torch.zeros(0, 2))
+    assert readers[0].try_read().shape == (0, 2)
+    assert [*num_kept, readers[0].statistics().num_kept] == [1, 0]
+
+
+def test_the_stream_that_is_current_when_a_value_is_given_out_waits_for_it(
+    pair: tuple[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, readers = pair
+    stream = 0
+    monkeypatch.setattr(copy_reader, "stream_getter", lambda device: lambda: stream)
+    readers[0]._told.clear()
+    between(writer, lambda: _is_empty(readers[0]))
+    assert writer.try_write(torch.arange(5))
+    stream = 7
+    value = readers[0].try_read()
+    ring = readers[0].lanes[0].ring
+    assert [lease.stream for slots in ring._generations.values() for lease in slots.leases.values()] == [7]
+    assert ring._streams == {0, 7}
+    assert value.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_record_that_is_half_replaced_is_looked_at_again(pair: tuple[Any, list[Any]]) -> None:
+    writer, readers = pair
+    put, seen = writer._put_pickle, []
+
+    def put_slowly(at: int, data: bytes) -> None:
+        writer._board[at + 8 : at + 8 + len(data)] = data
+        seen.append(readers[0].try_read())
+        put(at, data)
+
+    def refuse() -> None:
+        raise DeviceError("an illegal address")
+
+    writer._put_pickle = put_slowly
+    between(writer, refuse)
+    assert writer.try_write(torch.arange(5))
+    assert seen == [EMPTY]
+    failure: Any = readers[0].try_read()
+    with pytest.raises(DeviceError, match="an illegal address"):
+        raise failure.to_error()
+
+
+def test_a_record_that_nobody_can_read_ends_the_channel(pair: tuple[Any, list[Any]]) -> None:
+    """Else the next tensor would take this one's word that its copies are enqueued."""
+    writer, readers = pair
+    stage = writer.stage_record
+    writer.stage_record = lambda kind, payload: stage(kind, b"\xff" * len(payload))
+    assert writer.try_write(torch.arange(5))
+    with pytest.raises(ChannelBroken, match="cannot be read"):
+        readers[0].try_read()
+
+
+def test_the_error_that_ends_a_channel_keeps_no_lease(pair: tuple[Any, list[Any]]) -> None:
+    """One that is kept itself would keep the frames that it passes, and the tensors in them."""
+    writer, readers = pair
+    assert writer.try_write(torch.arange(5))
+    kept = readers[0].try_read()
+    assert writer.try_write(torch.arange(5))
+    readers[0].give_up("another reader is gone")
+    with pytest.raises(ChannelBroken, match="another reader"):
+        readers[0].try_read()
+    assert kept.tolist() == [0, 1, 2, 3, 4]
+    assert readers[0].lanes[0].ring._ended.__traceback__ is None
+
+
+def test_a_device_that_refuses_while_slots_are_exchanged_ends_the_channel(pair: tuple[Any, list[Any]]) -> None:
+    """Its offer is used up: nobody would make another."""
+    writer, readers = pair
+    large = torch.zeros(10_000)
+    assert not writer.try_write(large)
+    for reader in readers:
+        reader.serve()
+    driver = writer._homes[0].driver
+    record = driver.record_event
+
+    def refuse(event: int, stream: int) -> None:
+        driver.record_event = record
+        raise DeviceError("an illegal address")
+
+    driver.record_event = refuse
+    with pytest.raises(DeviceError, match="an illegal address"):
+        writer.try_write(large)
+    with pytest.raises(ChannelBroken, match="an illegal address"):
+        writer.try_write(large)

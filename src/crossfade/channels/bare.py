@@ -24,6 +24,7 @@ __all__ = [
     "MOST_KINDS",
     "NOTE",
     "NUMBER",
+    "REPLACED",
     "UNUSED",
     "Kind",
     "KindTable",
@@ -37,6 +38,9 @@ AHEAD = 7
 """The same, told before the copies are enqueued: the reader prepares, and looks at the record once more when it hears that they are
 (`crossfade.channels.device_layout.DeviceLayout.enqueued`).
 """
+
+REPLACED = 8
+"""As long as an error is written into the place of a record that readers may have: they look again."""
 
 NUMBER = struct.Struct("<I")
 NOTE = struct.Struct("<IIQ")

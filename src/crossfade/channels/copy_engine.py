@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.bare import AHEAD, BARE, MOST_DESCRIPTION_BYTES, NOTE, NUMBER, UNUSED, Kind, Kinds
+from crossfade.channels.bare import AHEAD, BARE, MOST_DESCRIPTION_BYTES, NOTE, NUMBER, REPLACED, UNUSED, Kind, Kinds
 from crossfade.channels.codec import is_plain
 from crossfade.channels.device_codec import Split, Splitter, dense
 from crossfade.channels.device_home import DeviceHome, Recorded, source_of
@@ -158,8 +158,8 @@ class CopyWriter(ShmWriter):
         whole, ready = dense(tensor), self._ready[source]
         self.stage_record(AHEAD, kind.record_for([ring.place_of_next() for ring in rings]))
         kind.is_told = True
-        super().publish()  # the readers prepare meanwhile; there are no turns
         try:
+            super().publish()  # the readers prepare meanwhile; there are no turns
             self._homes[source].driver.record_event(ready, self._compute[source]())
             parts = ((0, whole.data_ptr(), size_bytes),)
             for ring in rings:
@@ -213,7 +213,9 @@ class CopyWriter(ShmWriter):
         """Some lanes may have got the value of the record at ``at``, so none can go on: its readers get an error in its place, and
         the next try to write raises.
         """
-        text = f"a copy could not be enqueued: {error}"
+        text = f"a copy could not be enqueued: {str(error) or type(error).__name__}"
+        self._words[at >> 3] = REPLACED
+        self._fence()
         self._put_pickle(at, short_failure(DeviceError(f"channel {self.name}: {text}"), *self._where))
         self._has_failed = True
         self.give_up(text)

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.bare import AHEAD, BARE, NOTE, NUMBER, UNUSED, KindTable
+from crossfade.channels.bare import AHEAD, BARE, NOTE, NUMBER, REPLACED, UNUSED, KindTable
 from crossfade.channels.device_codec import Make, join
 from crossfade.channels.device_home import DeviceHome, Recorded
 from crossfade.channels.device_lane import LaneReader
@@ -20,6 +20,7 @@ from crossfade.device.borrowed import TensorMaker, tensor_on
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import Leased, stream_getter
+from crossfade.errors import ChannelBroken, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 
@@ -62,12 +63,14 @@ class _Prepared(NamedTuple):
     Attributes:
         told: its record.
         lease: on its slot.
+        leased: keeps the lease: a tensor without elements does not.
         tensor: on which nothing may work yet.
         is_short: whether it has to be copied out.
     """
 
     told: _Told
     lease: Lease
+    leased: Leased
     tensor: torch.Tensor
     is_short: bool
 
@@ -134,25 +137,34 @@ class CopyReader(ShmReader):
     def _read_message(self, at: int, kind: int, size: int) -> object:
         if kind == AHEAD:
             return self._read_ahead(at, size)
+        if kind == REPLACED:
+            return self._put_back_if_replaced(at)
         if kind != BARE:
             return super()._read_message(at, kind, size)
         return self._complete(self._prepare(at, size))
 
     def _read_ahead(self, at: int, size: int) -> object:
         """A tensor whose copies may not be enqueued yet. As long as they are not, its record is put back."""
-        try:
-            prepared = self._prepared = self._prepared or self._prepare(at, size)
-        except ValueError:
-            return self._put_back_if_replaced(at)
+        prepared = self._prepared
+        if prepared is not None:
+            prepared.lease.move_to(prepared.told.stream())  # somebody may have chosen another one meanwhile
+        else:
+            try:
+                prepared = self._prepared = self._prepare(at, size)
+            except ChannelError:
+                raise
+            except Exception as error:  # the record may be half replaced
+                return self._put_back_if_replaced(at, error)
         is_enqueued = prepared.told.is_enqueued
         for _ in range(_NUM_LOOKS):
             if is_enqueued(False):
                 break
         else:
-            if self._state[WRITER_GONE] and not is_enqueued(False):
+            if not self._state[WRITER_GONE]:
+                self._put_back()
+                return EMPTY
+            if not is_enqueued(False):  # it may have told before it ended
                 self._raise_if_ended()
-            self._put_back()
-            return EMPTY
         self._prepared = None
         if self._words[at >> 3] & 255 != AHEAD:
             return self._put_back_if_replaced(at)
@@ -163,11 +175,18 @@ class CopyReader(ShmReader):
             self._prepared = None  # its copies never come
         super()._raise_if_ended()
 
-    def _put_back_if_replaced(self, at: int) -> object:
-        """Where a copy could not be enqueued, an error takes the record's place: it is read next."""
-        if self._words[at >> 3] & 255 == AHEAD:
-            raise ValueError(f"a record of channel {self.name} is damaged")
+    def _put_back_if_replaced(self, at: int, error: Exception | None = None) -> object:
+        """Where a copy could not be enqueued, an error takes the record's place: it is read next.
+
+        Raises:
+            ChannelBroken: it was not, so nobody knows what the writer's next word on copies is about; or the writer died at it.
+        """
+        is_gone, kind = self._state[WRITER_GONE], self._words[at >> 3] & 255
+        if kind == AHEAD:
+            raise ChannelBroken(f"channel {self.name} is broken: a record of it cannot be read: {error}") from error
         self._prepared = None
+        if kind == REPLACED and is_gone:
+            self._raise_if_ended()
         self._put_back()
         return EMPTY
 
@@ -178,11 +197,12 @@ class CopyReader(ShmReader):
         ring = told.ring
         is_short = ring.is_short
         lease = ring.lease_ahead(told.generation, told.slot, told.size_bytes, told.stream())
-        return _Prepared(told, lease, told.make(lease.address, Leased(lease)), is_short)
+        leased = Leased(lease)
+        return _Prepared(told, lease, leased, told.make(lease.address, leased), is_short)
 
     def _complete(self, prepared: _Prepared) -> torch.Tensor:
         """The tensor, whose copies are enqueued, ready for the stream that is going to use it."""
-        told, lease, tensor, is_short = prepared
+        told, lease, _, tensor, is_short = prepared
         told.ring.expect(lease)
         if is_short:
             self._num_tensors_copied_out += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 
 from crossfade.device.driver import Driver
 from crossfade.device.memory import Block, Pool
@@ -71,6 +72,12 @@ class Lease:
     def stream(self) -> int:
         """The stream that waits for the value."""
         return self._streams[0]
+
+    def move_to(self, stream: int) -> None:
+        """Another stream is going to wait for the value: before `RingReceiver.expect`."""
+        if stream != self._streams[0]:
+            self._streams[0] = stream
+            self._ring._streams.add(stream)
 
     def use_on(self, stream: int) -> None:
         """The value is also used on this stream, which is ordered behind the first one: its use ends before the slot is free."""
@@ -210,7 +217,7 @@ class RingReceiver:
             ChannelClosed, ChannelBroken: see CH-2.
         """
         if self._ended is not None:
-            raise self._ended
+            raise copy(self._ended)  # one that is kept would keep the frames that it passes, and their leases
         slots = self._generations[generation]
         lease = Lease(self, generation, slot, size_bytes, slots.block.address + slot * slots.offer.slot_bytes, stream)
         self._streams.add(stream)
@@ -225,7 +232,7 @@ class RingReceiver:
             ChannelClosed, ChannelBroken: see CH-2.
         """
         if self._ended is not None:
-            raise self._ended
+            raise copy(self._ended)
         slots, slot = self._generations[lease.generation], lease.slot
         full, number = slots.full[slot], slots.num_uses[slot]
         if not full.has(number):  # if it is there already, the stream is saved an operation
