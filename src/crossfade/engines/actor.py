@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,23 +107,29 @@ class _Actor:
 
     def _turn(self) -> bool:
         """Does what can be done now; whether that was anything."""
-        has_moved = False
-        parts = self._running
+        parts = able = self._running
         if len(parts) > 1:  # those that cannot move are looked at now and then only: a look at each takes a microsecond
             self._num_turns += 1
             if self._num_turns % _ALL_TURNS:
-                parts = [part for part in parts if not part.cursor.is_idle()] or parts
+                able = [part for part in parts if not part.cursor.is_idle()]
+        has_moved = self._advance(able)
+        if not has_moved and len(able) < len(parts):  # it may sleep now, and the end of a channel is rung for once only
+            has_moved = self._advance([part for part in parts if part not in able])
+        if self._devices is not None and self._devices.is_pending and self._devices.poll():
+            has_moved = True
+        if has_moved and not self._doorbell.flags[1]:
+            return True
+        return self._look_around() or has_moved
+
+    def _advance(self, parts: Sequence[_Part]) -> bool:
+        has_moved = False
         for part in parts:
             try:
                 if part.cursor.advance():
                     has_moved = True
             except (ChannelError, DeviceError) as error:
                 part.fault = str(error)
-        if self._devices is not None and self._devices.is_pending and self._devices.poll():
-            has_moved = True
-        if has_moved and not self._doorbell.flags[1]:
-            return True
-        return self._look_around() or has_moved
+        return has_moved
 
     def _look_around(self) -> bool:
         """Sees to what is not on a value's way: faults and messages."""
