@@ -88,7 +88,7 @@ class Guard:
         self._undelivered: deque[Failure] = deque()
         self._methods: deque[str] = deque(maxlen=_MAX_METHODS)
         self._num_methods = 0
-        self._released = _released_behind(plan.programs[actor])
+        self._released = _released_behind(plan, plan.programs[actor])
 
     # Steps: each is given, with the registers it works on, as bind made it
 
@@ -228,16 +228,20 @@ class Guard:
         return Failure.capture(error, actor=self._actor, node="checking for changed values (debug)")
 
 
-def _released_behind(program: Sequence[Action]) -> dict[str, set[str]]:
-    """Of each node, the values that are let go of behind it, before another method runs or a value comes."""
+def _released_behind(plan: Plan, program: Sequence[Action]) -> dict[str, set[str]]:
+    """Of each node, the values that are let go of behind it, before another method runs or a value comes. Those that are written
+    in between are not meant: their readers hear of a change.
+    """
     released: dict[str, set[str]] = {}
-    node = ""
+    node, written = "", set[str]()
     for action in program:
         if action.verb is Verb.RUN:
-            node = action.target
-        elif action.verb is Verb.FREE and node:
+            node, written = action.target, set()
+        elif action.verb is Verb.WRITE:
+            written.add(plan.channel[action.target].value)
+        elif action.verb is Verb.FREE and node and action.target not in written:
             released.setdefault(node, set()).add(action.target)
-        elif action.verb is not Verb.WRITE:
+        elif action.verb is not Verb.FREE:
             node = ""
     return released
 
