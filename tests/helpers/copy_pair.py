@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,34 +65,43 @@ def settle(ends: Sequence[Any]) -> None:
 
 @contextmanager
 def open_copy_ends(
-    depth: int, num_readers: int, num_slots: int = 2, make_home: Callable[[], DeviceHome] = host_home
+    depth: int,
+    num_readers: int,
+    num_slots: int = 2,
+    make_home: Callable[[], DeviceHome] = host_home,
+    *,
+    num_sources: int = 1,
+    new_bell: Callable[[], Any] = make_bell,
+    dead: Container[Any] = (),
 ) -> Iterator[tuple[CopyWriter, list[CopyReader]]]:
-    """A writer and its readers, each with a driver of its own. On leaving, nothing may be held."""
-    ring, lanes = RingLayout(depth, num_readers), DeviceLayout(num_readers, 1, num_slots)
+    """A writer and its readers, each with a driver of its own (a writer of several sources: one for each). On leaving, nothing may
+    be held, but by ends of processes that are ``dead`` by then.
+    """
+    ring, lanes = RingLayout(depth, num_readers), DeviceLayout(num_readers, num_sources, num_slots)
     size_bytes = ring.size_bytes + lanes.size_bytes
     board_memory, heap = Memory.create("board", size_bytes), Memory.create("heap", 0)
     signal_memory = Memory.create("signals", align(lanes.num_signals * WORD_BYTES, PAGE_BYTES))
     board = board_memory.map(size_bytes)
     format_ring(board, 0, ring)
     format_lanes(board, ring.size_bytes, lanes)
-    bells = [make_bell() for _ in range(num_readers + 1)]
-    homes = [make_home() for _ in range(num_readers + 1)]
+    bells = [new_bell() for _ in range(num_readers + 1)]
+    homes = [make_home() for _ in range(num_readers + num_sources)]
     boards = [HostBoard(home.driver, signal_memory, lanes.num_signals, "c") for home in homes]
     writer = CopyWriter(
         "c", board, 0, ring, Heap(heap), bells[1:],
-        lanes_offset=ring.size_bytes, layout=lanes, homes=homes[:1], signals=boards[:1],
+        lanes_offset=ring.size_bytes, layout=lanes, homes=homes[:num_sources], signals=boards[:num_sources],
     )  # fmt: skip
     readers = [
         CopyReader(
             "c", board, 0, ring, index, heap, bells[0],
-            lanes_offset=ring.size_bytes, layout=lanes, homes=[homes[1 + index]], signals=[boards[1 + index]],
+            lanes_offset=ring.size_bytes, layout=lanes, homes=[home] * num_sources, signals=[signals] * num_sources,
         )
-        for index in range(num_readers)
+        for index, (home, signals) in enumerate(zip(homes[num_sources:], boards[num_sources:], strict=True))
     ]  # fmt: skip
     try:
         yield writer, readers
     finally:
-        ends: list[Any] = [writer, *readers]
+        ends: list[Any] = [end for end in (writer, *readers) if end not in dead]
         for end in ends:
             end.close()
         settle(ends)
@@ -101,10 +110,14 @@ def open_copy_ends(
         for bell in bells:
             bell.close()
         deadline = time.monotonic() + LIMIT_S
-        while not all(reader.is_empty for reader in readers) and time.monotonic() < deadline:
-            for reader in readers:
+        live = [reader for reader in readers if reader not in dead]
+        while not all(reader.is_empty for reader in live) and time.monotonic() < deadline:
+            for reader in live:
                 reader.serve()
-        for signals, home in zip(boards, homes, strict=True):
+        owners = [writer] * num_sources + readers
+        for signals, home, owner in zip(boards, homes, owners, strict=True):
+            if owner in dead:
+                continue
             signals.close()
             home.streams.close()
             home.pool.close()
