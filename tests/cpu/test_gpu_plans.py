@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import crossfade
+from crossfade.collective import allreduce
 from crossfade.topology import Device, Link, LinkKind, Topology, save_topology, topology_path
 
 
@@ -75,6 +76,18 @@ def test_the_measured_topology_decides(kind: LinkKind, transport: str, monkeypat
     assert first._info.gpus == second._info.gpus == (2,)
     with crossfade.InputNode() as inp, second.add.bind(first.add.bind(inp)).compile() as graph:
         assert graph.plan.channel["n0"].transport == "copy"
+
+
+@pytest.mark.parametrize(("kind", "transport"), [(None, "copy"), (LinkKind.NVLINK, "copy"), (LinkKind.HOST, "nccl")])
+def test_the_measured_topology_decides_for_collectives(kind: LinkKind | None, transport: str) -> None:
+    if kind is not None:
+        keep_topology(kind)
+    actors = [Actor.options(num_gpus=1).remote() for _ in range(2)]
+    with crossfade.InputNode() as inp:
+        output = crossfade.MultiOutputNode(allreduce.bind([actor.add.bind(inp) for actor in actors]))
+    with output.compile() as graph:
+        assert [spec.transport for spec in graph.plan.collectives] == [transport]
+        assert f"collective c0 = allreduce(sum) over {transport}: " in str(graph.plan)
 
 
 def test_what_cannot_be_had_is_said_when_the_graph_is_compiled() -> None:
