@@ -27,10 +27,11 @@ from crossfade.errors import ChannelBroken, MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.actions import Action, Verb
+from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
 from crossfade.runtime.alive import Alive
-from crossfade.runtime.device_record import DeviceLane, DeviceRecorder
+from crossfade.runtime.device_record import DeviceRecorder
 from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
@@ -231,14 +232,14 @@ class DeviceEnds:
     def record(self, devices: Sequence[DeviceRecorder]) -> None:
         """Records every copy from now on; ``devices`` are the recorders of this party's devices."""
         for spec, writer in self._writers:
-            verb, lane_name = (Verb.SEND, DeviceLane.UP) if spec.is_ordered else (Verb.WRITE, DeviceLane.PUSH)
+            action = Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
             for number, end in enumerate(writer.recorded):
                 device = devices[number % len(self._homes) % len(devices)]
-                end.around = device.around(lane_name, Action(verb, spec.id), spec.id)
+                end.around = device.around(stream_out(spec.transport), action, spec.id)
         for spec, reader in self._readers:
             for number, arriving in enumerate(reader.recorded):
                 device = devices[number % len(self._homes) % len(devices)]
-                arriving.around = device.around(DeviceLane.DOWN, Action(Verb.RECV, spec.id), spec.id)
+                arriving.around = device.around(stream_in(spec.transport), Action(Verb.RECV, spec.id), spec.id)
 
     def break_off(self, peer: str, reason: str) -> None:
         """A process is gone. If it is a party of the plan, all ends hear of it, whether or not it is at the other end of a lane.
