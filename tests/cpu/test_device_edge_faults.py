@@ -17,6 +17,7 @@ import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.engines import actor_process, local  # noqa: E402
+from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
 
 pytestmark = [
@@ -42,6 +43,9 @@ class Worker:
 
     def make(self, size: int) -> Any:
         return torch.arange(size)
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def look(self, size: int) -> int:
         return size
@@ -73,6 +77,17 @@ class Worker:
     def mend(self) -> int:
         setattr(*self._mended)
         return os.getpid()
+
+    def cannot_write_when_dead(self, pid: int) -> None:
+        """It cannot open an end, since somebody else is dead by then."""
+
+        def opened_too_late(*args: Any) -> Any:
+            os.kill(pid, signal.SIGKILL)
+            while os.path.exists(f"/proc/{pid}/fd/0"):
+                os.sched_yield()
+            raise DeviceError("nobody is there")
+
+        DeviceEnds.writer = opened_too_late  # type: ignore[method-assign, assignment]
 
     def kill_who_offers(self) -> None:
         """From now on whoever offers memory is dead before it is opened: its descriptors are closed, at the least."""
@@ -132,6 +147,15 @@ def test_ch3_a_death_wins_over_the_fault_that_it_led_to(session: None, buffer_by
         use(pair(writer, reader, "copy", buffer_bytes=buffer_bytes))
     assert time.monotonic() - begin < _LIMIT_S
     assert crossfade.get(pair(writer, writer, "copy").execute(100)) == 4950
+
+
+def test_ch3_a_death_wins_over_what_could_not_be_opened_for_it(session: None) -> None:
+    writer, reader = Remote.remote(), Remote.options(name="early").remote()
+    crossfade.get(
+        [reader.hold.remote(500 << 20), writer.cannot_write_when_dead.remote(crossfade.get(reader.pid.remote()))]
+    )
+    with pytest.raises(crossfade.ActorDiedError, match="early is dead: it was killed by SIGKILL"):
+        pair(writer, reader, "copy")
 
 
 def test_a_fault_is_held_back_for_an_actor_that_does_not_come_to_its_end_and_not_for_ever(
