@@ -184,7 +184,7 @@ def run(path: Path, names: Sequence[str]) -> None:
 def _gpus() -> dict[str, Any]:
     import torch
 
-    from crossfade.device.cuda import bindings, check
+    from crossfade.device.cuda_bindings import bindings, check
 
     version = int(check(bindings().cuDriverGetVersion(), "cuDriverGetVersion"))
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]

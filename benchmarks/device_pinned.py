@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from crossfade.device.cuda import CudaDriver, check
+from crossfade.device.cuda import CudaDriver
+from crossfade.device.cuda_bindings import check
 from crossfade.host.memory import Memory, address_of
 
 SIZE = 64 << 20

@@ -118,7 +118,7 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
 
 def _second_context(driver: Any) -> None:
     cu = driver._cu
-    from crossfade.device.cuda import check
+    from crossfade.device.cuda_bindings import check
 
     try:
         check(cu.cuCtxCreate(None, 0, driver._handle), "cuCtxCreate")

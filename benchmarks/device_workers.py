@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from crossfade.device.borrowed import tensor_on
-from crossfade.device.cuda import CudaDriver, check
+from crossfade.device.cuda import CudaDriver
+from crossfade.device.cuda_bindings import check
 from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.records import Enqueued
 from crossfade.device.signals import DeviceBoard, HostBoard, Signal, SignalBoard

@@ -34,7 +34,8 @@ class Transport(StrEnum):
     Between two actors that have no GPU, as for ``copy``.
     """
     NCCL = "nccl"
-    """NCCL's send and receive; only where this member itself is asked for."""
+    """NCCL's send and receive, for edges only where this member itself is asked for; and its collectives, also between GPUs that no
+    NVLink connects."""
 
     @property
     def moves_device_memory(self) -> bool:

@@ -404,6 +404,12 @@ def test_gpus_that_the_session_claims_and_the_machine_lacks_are_the_cpu(gpu_acto
     assert graph.execute(100).get(timeout=30) == 9900
 
 
+def transfers(timeline: crossfade.Timeline) -> set[tuple[str, str, str]]:
+    """What moved on which streams besides the hosts' main ones."""
+    hosts = ("main", "get")
+    return {(s.actor, s.stream, s.label) for s in timeline.spans if s.kind == "communicate" and s.stream not in hosts}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_a_measured_timeline_has_the_spans_of_devices(gpu_actors: list[Any]) -> None:
     first, second, _ = gpu_actors
@@ -417,7 +423,7 @@ def test_a_measured_timeline_has_the_spans_of_devices(gpu_actors: list[Any]) -> 
         ("above", "push", "write n0", 1),
         ("below", "compute", "run n1", 1),
     ]
-    assert {(span.actor, span.stream) for span in graph.predicted_timeline().spans} >= {("above", "push")}
+    assert transfers(graph.predicted_timeline()) == transfers(graph.timeline()) == {("above", "push", "write n0")}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
@@ -427,11 +433,26 @@ def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(gpu_actors:
         graph = second.total.bind(first.make.bind(given).with_tensor_transport("staged")).compile(record=True)
     for _ in range(3):
         assert crossfade.get(graph.execute(100_000), timeout=30) == 4999950000
-    spans = [span for span in graph.timeline().spans if span.stream in ("up", "down")]
-    assert {(span.actor, span.stream, span.label) for span in spans} == {
-        ("above", "up", "send n0"),
-        ("below", "down", "recv n0"),
-    }
+    moved = {("above", "up", "send n0"), ("below", "down", "recv n0")}
+    assert transfers(graph.predicted_timeline()) == transfers(graph.timeline()) == moved
+    for party, stream, _ in moved:
+        assert f"on {party}'s stream {stream}" in str(graph.plan)
+    graph.teardown()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_a_prediction_has_what_leaves_for_the_host_and_what_is_wanted_on_a_gpu(gpu_actors: list[Any]) -> None:
+    """These copies are not recorded, so that a measured timeline has no other streams than a predicted one."""
+    first, second, _ = gpu_actors
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport("shm")
+        graph = second.double.bind(made).compile(record=True)
+    for _ in range(3):
+        assert crossfade.get(graph.execute(1000), timeout=30).sum() == 999_000
+    predicted = graph.predicted_timeline(crossfade.Workload(device_us={"make": 10.0, "double": 10.0}))
+    moved = {("above", "up", "write n0"), ("below", "down", "read n0"), ("below", "up", "write n1")}
+    assert transfers(predicted) == moved
+    assert transfers(graph.timeline()) <= moved
     graph.teardown()
 
 

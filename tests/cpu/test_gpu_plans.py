@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import crossfade
+from crossfade.collective import allreduce
 from crossfade.topology import Device, Link, LinkKind, Topology, save_topology, topology_path
 
 
@@ -77,6 +78,18 @@ def test_the_measured_topology_decides(kind: LinkKind, transport: str, monkeypat
         assert graph.plan.channel["n0"].transport == "copy"
 
 
+@pytest.mark.parametrize(("kind", "transport"), [(None, "copy"), (LinkKind.NVLINK, "copy"), (LinkKind.HOST, "nccl")])
+def test_the_measured_topology_decides_for_collectives(kind: LinkKind | None, transport: str) -> None:
+    if kind is not None:
+        keep_topology(kind)
+    actors = [Actor.options(num_gpus=1).remote() for _ in range(2)]
+    with crossfade.InputNode() as inp:
+        output = crossfade.MultiOutputNode(allreduce.bind([actor.add.bind(inp) for actor in actors]))
+    with output.compile() as graph:
+        assert [spec.transport for spec in graph.plan.collectives] == [transport]
+        assert f"collective c0 = allreduce(sum) over {transport}: " in str(graph.plan)
+
+
 def test_what_cannot_be_had_is_said_when_the_graph_is_compiled() -> None:
     first, second = Actor.options(num_gpus=1).remote(), Actor.remote()
     for asked in ("nccl", "copy", "staged"):
@@ -96,6 +109,6 @@ def test_the_predicted_timeline_shows_the_streams_of_the_gpus() -> None:
     work = crossfade.Workload(device_us={"add": 100.0}, value_bytes={"n0": 4_000_000})
     with chain() as graph:
         found = graph.predicted_timeline(work, num_executions=3)
-    assert {span.stream for span in found.spans if span.actor == "Adder0"} >= {"main", "compute", "push"}
-    assert {span.stream for span in found.spans if span.actor == "Adder1"} >= {"main", "compute", "down"}
+    assert {span.stream for span in found.spans if span.actor == "Adder0"} == {"main", "compute", "push"}
+    assert {span.stream for span in found.spans if span.actor == "Adder1"} == {"main", "compute", "up"}
     assert found.compute_us("Adder1") >= 300.0

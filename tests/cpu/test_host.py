@@ -16,7 +16,7 @@ import pytest
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import new_key
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory, address_of
-from crossfade.host.processes import describe_exit, open_pidfd
+from crossfade.host.processes import await_end, describe_exit, is_ending, open_pidfd
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore, open_semaphore
 from crossfade.host.sockets import Connection
 
@@ -217,3 +217,30 @@ def test_a_pidfd_tells_of_the_end() -> None:
         assert describe_exit(child.wait()) == "it was killed by SIGTERM"
     assert describe_exit(3) == "it exited with code 3"
     assert describe_exit(None) == "its process is gone"
+
+
+HOLDS_MEMORY = """
+import os, threading, time
+held = b"x" * (400 << 20)
+threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+print(os.memfd_create("held"), flush=True)
+time.sleep(100)
+"""
+
+
+def test_who_has_lost_its_files_is_seen_to_be_ending_also_before_its_pidfd_tells() -> None:
+    command = [sys.executable, "-c", HOLDS_MEMORY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        path = f"/proc/{process.pid}/fd/{int(process.stdout.readline())}"
+        pidfd = open_pidfd(process.pid)
+        assert not is_ending(process.pid)
+        process.kill()
+        while os.path.exists(path):
+            os.sched_yield()
+        assert is_ending(process.pid)
+        assert await_end(pidfd, 10)
+        assert is_ending(process.pid)
+        os.close(pidfd)
+    assert is_ending(process.pid)  # nobody is there any more
+    assert not is_ending(os.getpid())

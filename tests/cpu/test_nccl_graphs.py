@@ -97,6 +97,21 @@ def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any])
     assert {graph.plan.channel[name].transport for name in ("n0", "n1")} == {"nccl"}
 
 
+def test_a_recorded_graph_has_no_streams_that_its_prediction_does_not_name(actors: list[Any]) -> None:
+    """NCCL's transfers are predicted on its stream, as the plan says, and not recorded."""
+    graph = chain(actors, record=True)
+    assert crossfade.get(graph.execute(1000), timeout=30) == expected(1000)
+    predicted, measured = (
+        {(span.actor, span.stream) for span in timeline.spans if span.kind == "communicate"}
+        for timeline in (graph.predicted_timeline(), graph.timeline())
+    )
+    names = list(graph.plan.devices)
+    assert predicted >= {(name, "nccl") for name in names}
+    assert {stream for name, stream in predicted if name in names} == {"main", "nccl"}
+    assert {stream for name, stream in measured if name in names} == {"main"}
+    assert f"sent on {names[0]}'s stream nccl, received on {names[1]}'s stream nccl" in str(graph.plan)
+
+
 def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[Any]) -> None:
     graph = chain(actors, "fail_if_odd")
     for size in range(10):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -278,3 +280,56 @@ def test_a_dead_reader_ends_it_for_all() -> None:
         assert second.try_start()
         with pytest.raises(ChannelBroken):
             pair.take(second)
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 5])
+@pytest.mark.parametrize("refused", ["copy", "write_value"])
+def test_a_device_that_refuses_once_ends_the_channel_and_nothing_false_arrives(refused: str, num_before: int) -> None:
+    """While a value is written, or later. What comes behind a chunk that is missing does not take its place."""
+    with open_staged(4, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        assert pair.write(torch.arange(10))
+        assert pair.read()[0].sum() == 45
+        refuse_once(writer.homes[0].driver, refused, num_before)
+        assert reader.try_start()
+        faults = write_two(pair, torch.arange(10_000))
+        assert {str(fault).rpartition(": ")[2] for fault in faults} == {"an illegal address"}
+        assert reader.try_read() is EMPTY
+        with pytest.raises(ChannelBroken, match="an illegal address"):
+            pair.write(torch.arange(10)) and writer.try_flush()
+
+
+@pytest.mark.parametrize("num_before", [0, 5])
+def test_a_reader_whose_device_refuses_once_gets_nothing_false(num_before: int) -> None:
+    with open_staged(4, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        refuse_once(reader.lanes[0].home.driver, "copy", num_before)
+        assert reader.try_start()
+        assert [str(fault) for fault in write_two(pair, torch.arange(10_000))] == ["an illegal address"]
+        with pytest.raises(ChannelBroken, match="c at reader 0: an illegal address"):
+            reader.try_read()
+
+
+def refuse_once(driver: Any, name: str, num_before: int) -> None:
+    done, left = getattr(driver, name), [num_before]
+
+    def refused(*args: Any) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            raise DeviceError("an illegal address")
+        done(*args)
+
+    setattr(driver, name, refused)
+
+
+def write_two(pair: Pair, value: Any) -> list[Exception]:
+    """Writes two values and goes on with them until all stands still; what was raised."""
+    faults: list[Exception] = []
+    write = pair.writer.try_write
+    steps: list[Callable[[], object]] = [partial(write, value), partial(write, value + 1), *[pair.turn] * 200]
+    for step in steps:
+        try:
+            step()
+        except (ChannelBroken, DeviceError) as error:
+            faults.append(error)
+    return faults

@@ -14,9 +14,10 @@ from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.signals import HostBoard  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
 from crossfade.plan.actions import Action, Verb  # noqa: E402
+from crossfade.plan.device_streams import DeviceStream  # noqa: E402
 from crossfade.plan.timeline import Timeline  # noqa: E402
 from crossfade.runtime.device_clock import DeviceClock  # noqa: E402
-from crossfade.runtime.device_record import DeviceLane, DeviceRecorder  # noqa: E402
+from crossfade.runtime.device_record import DeviceRecorder  # noqa: E402
 from crossfade.runtime.nvtx import find_ranges  # noqa: E402
 from crossfade.runtime.record import Recorder  # noqa: E402
 
@@ -89,7 +90,7 @@ def test_spans_that_are_asked_for_later_lie_where_they_lay(driver: CudaDriver, d
     for _ in range(4):
         opened = device.begin(0)
         torch.cuda._sleep(100_000)
-        device.end(opened, DeviceLane.COMPUTE, RUN, "A.f", 0)
+        device.end(opened, DeviceStream.COMPUTE, RUN, "A.f", 0)
     torch.cuda.synchronize()
     before = device.spans()
     time.sleep(2)  # the time that passes is what is tested
@@ -104,8 +105,8 @@ def test_a_copy_beside_a_kernel_is_hidden(driver: CudaDriver, device: DeviceReco
     kernel = device.begin(compute.cuda_stream)
     with torch.cuda.stream(compute):
         torch.cuda._sleep(SLEEP_CYCLES)
-    device.end(kernel, DeviceLane.COMPUTE, RUN, "A.f", 0)
-    end = device.around(DeviceLane.PUSH, WRITE, "n0")(push)
+    device.end(kernel, DeviceStream.COMPUTE, RUN, "A.f", 0)
+    end = device.around(DeviceStream.PUSH, WRITE, "n0")(push)
     driver.copy(target.data_ptr(), source.data_ptr(), COPY_BYTES, push)
     end()
     torch.cuda.synchronize()
@@ -121,7 +122,7 @@ def test_a_stream_that_waits_holds_up_nobody_who_asks(driver: CudaDriver, device
     counter, stream = board.counter(0, "a counter"), driver.create_stream("stream")
     opened = device.begin(stream)
     counter.wait(stream, 1)
-    device.end(opened, DeviceLane.COMPUTE, RUN, "A.f", 0)
+    device.end(opened, DeviceStream.COMPUTE, RUN, "A.f", 0)
     begin = time.monotonic()
     assert device.spans() == []
     assert time.monotonic() - begin < 1
@@ -138,7 +139,7 @@ def test_the_oldest_spans_are_forgotten(driver: CudaDriver, device: DeviceRecord
     held = driver.ledger.held("event")
     for execution in range(200):
         opened = device.begin(0)
-        device.end(opened, DeviceLane.COMPUTE, RUN, "A.f", execution)
+        device.end(opened, DeviceStream.COMPUTE, RUN, "A.f", execution)
     torch.cuda.synchronize()
     assert [span.execution for span in device.spans()] == list(range(136, 200))
     assert driver.ledger.held("event") == held

@@ -12,6 +12,8 @@ from crossfade.errors import ChannelBroken
 class Stands:
     """A cursor that cannot move."""
 
+    action = None
+
     def __init__(self, *, is_idle: bool, error: Exception | None = None) -> None:
         self.num_looks = 0
         self._is_idle = is_idle
@@ -37,7 +39,7 @@ class Moves(Stands):
 
 def turn(*cursors: Stands) -> tuple[bool, list[Any]]:
     actor: Any = object.__new__(_Actor)
-    actor._running = [SimpleNamespace(cursor=cursor, fault="") for cursor in cursors]
+    actor._running = [SimpleNamespace(cursor=cursor, plan=None, fault="") for cursor in cursors]
     actor._devices, actor._num_turns = None, 0
     actor._doorbell = SimpleNamespace(flags=bytearray(2))
     actor._look_around = lambda: False

@@ -22,7 +22,6 @@ from crossfade.plan.actions import COLL_STREAM, MAIN, Verb
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import Plan
 from crossfade.plan.validate import find_fault
-from crossfade.schedule.collectives import transport_of_collective
 from crossfade.schedule.compile import compile_plan
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.simulate import simulate
@@ -307,28 +306,6 @@ def test_the_public_names() -> None:
     assert set(crossfade.collective.__all__) == {"ReduceOp", "allgather", "allreduce", "broadcast", "reducescatter"}
     for name in crossfade.collective.__all__:
         assert type(getattr(crossfade.collective, name)).__doc__
-
-
-@pytest.mark.parametrize(
-    ("asked", "gpus", "chosen"),
-    [
-        ("auto", {}, "gloo"),
-        ("auto", {"A": (0,)}, "gloo"),
-        ("auto", {"A": (0,), "B": (1,)}, "copy"),
-        ("accelerator", {"A": (0,), "B": (1,)}, "copy"),
-        (Transport.NCCL, {"A": (0,), "B": (1,)}, "nccl"),
-        ("gloo", {"A": (0,), "B": (1,)}, "gloo"),
-        ("copy", {}, "copy"),
-    ],
-)
-def test_how_tensors_move(asked: str, gpus: dict[str, tuple[int, ...]], chosen: str) -> None:
-    assert transport_of_collective(asked, ("A", "B"), gpus) == chosen
-
-
-@pytest.mark.parametrize(("asked", "gpus"), [("accelerator", {}), (Transport.NCCL, {}), ("copy", {"A": (0,)})])
-def test_a_transport_that_not_all_parties_can_use(asked: str, gpus: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(GraphError, match=rf"asks for the transport '{asked}', and .*B has no GPU\nhint: give each"):
-        transport_of_collective(asked, ("A", "B"), gpus)
 
 
 @pytest.mark.parametrize(("asked", "taken"), [("nccl", "accelerator"), (Transport.NCCL, "nccl"), ("copy", "copy")])

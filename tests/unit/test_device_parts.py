@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from crossfade.device import borrowed, cuda
+from crossfade.device import borrowed, cuda, cuda_bindings
 from crossfade.device.capture import capture
 from crossfade.device.fake import FakeDriver, Fault, Machine
 from crossfade.device.memory import OpenedMemory, Pool
@@ -438,7 +438,7 @@ def test_each_role_and_peer_has_one_stream(driver: RunningDriver) -> None:
 
 
 def test_without_the_bindings_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda.bindings.cache_clear()
+    cuda_bindings.bindings.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda", None)
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(MissingDependency, match=r"crossfade\[gpu\]"):
@@ -460,10 +460,10 @@ def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     class Package:
         driver = Bindings
 
-    cuda.bindings.cache_clear()
+    cuda_bindings.bindings.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda.bindings", Package)
     with pytest.raises(DeviceError, match=r"no libcuda[\s\S]*hint: nvidia-smi"):
-        cuda.bindings()
+        cuda_bindings.bindings()
 
 
 def test_a_storage_of_torch_holds_what_it_is_given_as_long_as_any_view() -> None:

@@ -17,10 +17,12 @@ from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
+from crossfade.device.streams import Role
 from crossfade.host.memory import Memory
 from crossfade.plan.actions import Action, Verb
+from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.timeline import Timeline
-from crossfade.runtime.device_record import DeviceLane, DeviceRecorder, Opened
+from crossfade.runtime.device_record import DeviceRecorder, Opened
 from crossfade.runtime.record import Recorder
 from tests.helpers.clocked import Clocked, ClockedDriver, Op
 
@@ -71,7 +73,7 @@ class Bench:
     def span(self, stream: int, duration_us: float, execution: int = 0) -> None:
         opened = self.device.begin(stream)
         self.driver.work(stream, duration_us)
-        lane = DeviceLane.COMPUTE if stream == self.compute else DeviceLane.PUSH
+        lane = DeviceStream.COMPUTE if stream == self.compute else DeviceStream.PUSH
         self.device.end(opened, lane, RUN, "A.f", execution)
         self.opened.append(opened)
 
@@ -125,7 +127,7 @@ def test_spans_are_as_long_as_what_ran() -> None:
 def test_a_span_says_what_it_is() -> None:
     bench = Bench()
     run = bench.device.wrap(lambda: True, RUN, "A.f", bench.compute)
-    around = bench.device.around(DeviceLane.PUSH, WRITE, "n0")
+    around = bench.device.around(DeviceStream.PUSH, WRITE, "n0")
     for execution in range(3):
         bench.recorder.round.number = execution
         assert run()
@@ -258,7 +260,7 @@ def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:
     receiver = RingReceiver(driver, pool, board, to_sender.append, "ring", slot_bytes=1 << 20)
     sender = RingSender(driver, board, 0, lambda record: None, "ring")
     sender.on_record(next(record for record in to_sender if isinstance(record, Offer)))
-    sender.around = device.around(DeviceLane.PUSH, WRITE, "n0")
+    sender.around = device.around(DeviceStream.PUSH, WRITE, "n0")
     source = ctypes.create_string_buffer(1 << 20)
     for execution in range(2):
         recorder.round.number = execution
@@ -275,3 +277,8 @@ def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:
     pool.close()
     memory.close()
     assert driver.ledger.held() == []
+
+
+def test_streams_are_named_after_what_they_are_for() -> None:
+    """A span's stream has the name of the stream on which channels enqueue."""
+    assert {stream.value for stream in DeviceStream} == {"compute", *(role.value for role in Role)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from crossfade.graph.check import check
 from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, Node, bind
+from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span, Timeline
 from crossfade.schedule.compile import compile_plan
@@ -38,7 +40,9 @@ COSTS = CostModel(
     staged_gbs=0.25,
     nccl_us=2.0,
     nccl_gbs=1.0,
-    down_us=1.0,
+    up_us=1.0,
+    up_gbs=1.0,
+    down_us=2.0,
     down_gbs=1.0,
     host_us=1.0,
     receive_host_us=1.0,
@@ -91,7 +95,7 @@ def test_the_host_enqueues_and_the_streams_work() -> None:
     assert times(only(found, "A", "compute", "compute")) == (2.75, 12.75)
     assert times(only(found, "A", "push", "communicate")) == (12.75, 17.75)
     assert times(only(found, "B", "compute", "compute")) == (17.75, 37.75)
-    assert times(only(found, "B", "down", "communicate")) == (37.75, 40.75)  # 1 and 2000 bytes
+    assert times(only(found, "B", "up", "communicate")) == (37.75, 40.75)  # 1 and 2000 bytes
     assert found.makespan_us == pytest.approx(40.75 + 0.25 + 0.5)
     b_host = [
         (span.label, *times(span))
@@ -256,9 +260,65 @@ def test_pushes_run_as_far_ahead_as_there_are_slots() -> None:
 @pytest.mark.parametrize(("transport", "time_us"), [("staged", 20.0), (Transport.NCCL, 7.0)])
 def test_staged_and_nccl_begin_when_the_value_is_there(transport: str, time_us: float) -> None:
     found = simulate(chain(transport=transport), WORK, COSTS)
-    assert times(only(found, "A", "send", "communicate")) == (12.75, 12.75 + time_us)
-    assert times(only(found, "B", "recv", "communicate")) == (12.75, 12.75 + time_us)
+    out, into = ("up", "down") if transport == "staged" else ("nccl", "nccl")
+    (sent,) = [span for span in found.spans if (span.actor, span.stream, span.label) == ("A", out, "send n0")]
+    (came,) = [span for span in found.spans if (span.actor, span.stream, span.label) == ("B", into, "recv n0")]
+    assert times(sent) == times(came) == (12.75, 12.75 + time_us)
     assert times(only(found, "B", "compute", "compute")) == (12.75 + time_us, 32.75 + time_us)
+
+
+def on_gpus(plan: Plan) -> set[tuple[str, str, str]]:
+    """What moves on the streams of GPUs, as predicted: whose, which stream, which action."""
+    work = Workload({}, {}, default_value_bytes=1_000, device_us={"f": 10.0, "g": 10.0})
+    spans = simulate(plan, work, COSTS, 3).spans
+    hosts = ("main", "get")
+    return {(s.actor, s.stream, s.label) for s in spans if s.kind == "communicate" and s.stream not in hosts}
+
+
+@pytest.mark.parametrize("transport", ["copy", "staged", Transport.NCCL])
+def test_the_text_of_a_plan_names_the_streams_of_its_prediction(transport: str) -> None:
+    plan = chain(transport=transport)
+    (line,) = [line for line in str(plan).splitlines() if line.startswith("# n0: ")]
+    said = set(re.findall(r"(\w+)'s stream (\w+)", line))
+    shown = {(party, stream) for party, stream, label in on_gpus(plan) if label.endswith(" n0")}
+    waited_for = {("B", "compute")} if transport == "copy" else set()
+    assert (
+        said == shown | waited_for == {("A", stream_out(Transport(transport))), ("B", stream_in(Transport(transport)))}
+    )
+
+
+def test_streams_of_values_from_the_driver_and_to_it() -> None:
+    """What it passes stays on the CPU; what it gets was copied there on the stream ``up``."""
+    plan = compiled(call(actor("A", 0), "f", InputNode()))
+    assert on_gpus(plan) == {("A", "up", "write n0")}
+    work = Workload(device_us={"f": 10.0}, synchronous={"f"})
+    assert {span.stream for span in simulate(plan, work, COSTS).spans if span.actor == "A"} == {"main", "compute"}
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted"),
+    [("default", {("A", "up"), ("B", "down")}), ("cpu", {("A", "up")}), ("cuda", {("A", "up"), ("B", "down")})],
+)
+def test_streams_of_values_between_gpus_by_shared_memory(device: str, wanted: set[tuple[str, str]]) -> None:
+    made = call(actor("A", 0), "f", InputNode()).with_tensor_transport("shm", device=device)
+    found = on_gpus(compiled(call(actor("B", 1), "g", made)))
+    assert {(party, stream) for party, stream, label in found if label.endswith(" n0")} == wanted
+
+
+def test_what_is_wanted_on_a_gpu_is_brought_there_beside_its_host() -> None:
+    """n0 is written at 3.75 and read at 4.0 for 1; the copy takes 2 and 5."""
+    made = call(actor("A"), "f", InputNode()).with_tensor_transport(device="cuda")
+    plan = compiled(call(actor("B", 1), "g", made))
+    found = simulate(plan, WORK, COSTS)
+    written_us = next(s.end_us for s in found.spans if (s.label, s.kind) == ("write n0", "communicate"))
+    brought = only(found, "B", "down", "communicate")
+    assert brought.label == "read n0"
+    assert times(brought) == (written_us + 0.25 + 1.0, written_us + 1.25 + 7.0)
+    assert only(found, "B", "compute", "compute").start_us == brought.end_us
+    (ran,) = [s for s in found.spans if (s.actor, s.stream, s.kind) == ("B", "main", "compute")]
+    assert ran.end_us < brought.end_us
+    made = call(actor("A"), "f", InputNode())
+    assert on_gpus(compiled(call(actor("B", 1), "g", made))) == {("B", "up", "write n1")}
 
 
 def test_copies_between_actors_without_a_gpu_cost_what_shared_memory_does() -> None:

@@ -76,14 +76,15 @@ def open_copy_group(
         block = device.pool.take(shape.data_bytes, f"buffers of {label}", label)
         opened.callback(block.drop, label)
         blocks.append(block)
-        return block.handle.hex()
+        return f"{device.device} {block.handle.hex()}"
 
     def mover(opened: ExitStack, place: Place, parts: Sequence[Part], told: Sequence[tuple[int, str]]) -> Mover:
         from crossfade.channels.copy_mover import CopyMover
 
         ranks = [
-            Rank(party, pid, part.memory, bytes.fromhex(text))
+            Rank(party, pid, part.memory, bytes.fromhex(handle), int(index))
             for party, part, (pid, text) in zip(parties, parts, told, strict=True)
+            for index, handle in [text.split()]
         ]
         group = open_exported(
             device.driver, blocks[0], ranks, place.rank, shape, signals_at=Part.SIGNALS_AT, on_death=on_death

@@ -24,6 +24,7 @@ from crossfade.api import ActorHandle, CompiledGraph, remote
 from crossfade.cli.actors import Receiver, Sender
 from crossfade.cli.exits import WrongResult
 from crossfade.cli.measure import in_flight_us, median
+from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.plan import Plan
 from crossfade.plan.spans import WAIT, Overlap, Span
 from crossfade.plan.timeline import Timeline
@@ -37,7 +38,7 @@ NUM_WORDS = 500_000
 NUM_PASSES = 20
 NUM_IN_BURST = 6
 MAX_INFLIGHT = 3
-DEVICE_STREAMS = ("compute", "push", "up", "down")
+DEVICE_STREAMS = tuple(DeviceStream)
 """Names of spans' streams that are a GPU's."""
 NUM_WARM = 2
 """Bursts that are not counted: slots are made, and their memory touched, when the first values need them."""

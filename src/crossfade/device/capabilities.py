@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from crossfade.device.cuda import bindings, check
+from crossfade.device.cuda_bindings import bindings, check
 from crossfade.errors import DeviceError
 from crossfade.topology import Device, Link, LinkKind, Topology
 

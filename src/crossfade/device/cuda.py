@@ -12,14 +12,13 @@ import mmap
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
+from crossfade.device.cuda_bindings import Handles, bindings, check, relax_captures
 from crossfade.device.ledger import Ledger
-from crossfade.errors import DeviceError, MissingDependency
 from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
 
-__all__ = ["CudaDriver", "CudaHostRange", "bindings", "relax_captures"]
+__all__ = ["CudaDriver", "CudaHostRange"]
 
 _WORD = struct.Struct("<I")
 _HANDLE_BYTES = 64
@@ -30,66 +29,6 @@ _CONTEXT_CODES = (
     709,
 )  # invalid context, invalid handle (of a stream or event without a context), destroyed context
 _NO_CONTEXT = (201,)
-_MOST_HANDLES = 4096
-
-
-@cache
-def bindings() -> Any:
-    """The module ``cuda.bindings.driver``, initialised.
-
-    Raises:
-        MissingDependency: it is not installed.
-        DeviceError: there is no driver, or no GPU.
-    """
-    try:
-        from cuda.bindings import driver
-    except ImportError:
-        raise MissingDependency("cuda-bindings", extra="gpu", needed_for="moving values between GPUs") from None
-    try:
-        (code,) = driver.cuInit(0)
-    except Exception as error:  # the bindings load libcuda at their first call
-        raise DeviceError(
-            f"the NVIDIA driver cannot be loaded: {error}", hint="nvidia-smi shows it, if there is one"
-        ) from None
-    if code:
-        raise DeviceError(f"CUDA cannot start: {code.name}", hint="nvidia-smi shows whether the driver sees a GPU")
-    return driver
-
-
-def check(result: Any, what: str) -> Any:
-    """The values that a driver call returned.
-
-    Raises:
-        DeviceError: the call failed.
-    """
-    code = result[0]
-    if code:
-        _, text = bindings().cuGetErrorString(code)
-        words = text.decode() if isinstance(text, bytes) else str(text)
-        raise DeviceError(f"{what} failed: {code.name}: {words}")
-    return result[1] if len(result) == 2 else result[1:]
-
-
-class _Handles(dict[int, Any]):
-    """Numbers as the bindings' own objects, which they take without making new ones: 0.2 us an argument."""
-
-    def __init__(self, make: Any) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, number: int) -> Any:
-        if len(self) >= _MOST_HANDLES:
-            self.clear()
-        made = self[number] = self._make(number)
-        return made
-
-
-def relax_captures() -> None:
-    """Lets this thread make any call while another one captures: it never captures itself, nor touches what is captured."""
-    driver = bindings()
-    check(
-        driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED), "relaxing"
-    )
 
 
 class CudaDriver:
@@ -122,9 +61,9 @@ class CudaDriver:
         self._batch = self._cu.cuStreamBatchMemOp
         self._record = self._cu.cuEventRecord
         self._wait_event = self._cu.cuStreamWaitEvent
-        self._streams = _Handles(self._cu.CUstream)
-        self._events = _Handles(self._cu.CUevent)
-        self._words = _Handles(self._cu.CUdeviceptr)
+        self._streams = Handles(self._cu.CUstream)
+        self._events = Handles(self._cu.CUevent)
+        self._words = Handles(self._cu.CUdeviceptr)
 
     @contextmanager
     def current(self) -> Iterator[None]:

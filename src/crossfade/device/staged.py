@@ -78,14 +78,14 @@ class StagedSender(StagedEnd):
         size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
         self._tell(Announced(size_bytes))
         self._waiting.append(Rest(deque(parts), deque(self._layout.lengths(size_bytes)), keep))
-        self._pump()
+        self._go_on()
 
     def on_record(self, record: Record) -> None:
         """A record of the receiver's arrived."""
         if not isinstance(record, ChunksFreeEnqueued):
             raise ChannelError(f"{self.label}: a staged sender cannot take {record}: this is a bug in crossfade")
         self._credits += record.num_chunks
-        self._pump()
+        self._go_on()
 
     def _pump(self) -> None:
         """Enqueues as many chunks as are free, and tells after 1, 2, 4, ... of them: the receiver begins early, and hears of many
@@ -178,7 +178,7 @@ class StagedReceiver(StagedEnd):
                 self._announced.append(size_bytes)
             case ChunksEnqueued(num_chunks):
                 self._num_arriving += num_chunks
-                self._pump()
+                self._go_on()
             case _:
                 raise ChannelError(f"{self.label}: a staged receiver cannot take {record}: this is a bug in crossfade")
 
@@ -207,7 +207,7 @@ class StagedReceiver(StagedEnd):
         lengths = self._layout.lengths(size_bytes)
         parts = [] if address is None else [(0, address, size_bytes)]
         self._into = Rest(deque(parts), deque(lengths)) if lengths else None
-        self._pump()
+        self._go_on()
 
     @property
     def is_enqueued(self) -> bool:

@@ -13,7 +13,7 @@ from crossfade.device.records import Record
 from crossfade.device.signals import Counter, HostBoard
 from crossfade.device.staged_layout import StagedLayout
 from crossfade.device.tail import Tail
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import Memory
 
 __all__ = ["Rest", "StagedEnd", "StagedStreams"]
@@ -136,6 +136,21 @@ class StagedEnd:
             self._driver.copy(target, source, size_bytes, stream)
         if end is not None:
             end()
+
+    def _go_on(self) -> None:
+        """Enqueues what can be. A chunk that is enqueued half-way ends this: the next one would be taken for it.
+
+        Raises:
+            DeviceError: the driver failed.
+        """
+        try:
+            self._pump()
+        except DeviceError as error:
+            self.break_off(str(error))
+            raise
+
+    def _pump(self) -> None:
+        raise NotImplementedError
 
     def join(self, stream: int) -> None:
         """Lets ``stream`` wait for everything that this end was given so far."""

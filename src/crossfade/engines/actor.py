@@ -19,7 +19,7 @@ from crossfade.engines import control
 from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
-from crossfade.engines.fault_place import fault_place
+from crossfade.engines.fault_place import fault_text
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.meeting import meet
 from crossfade.engines.protocol import ActorStatistics
@@ -128,7 +128,7 @@ class _Actor:
                 if part.cursor.advance():
                     has_moved = True
             except (ChannelError, DeviceError) as error:
-                part.fault = str(error)
+                part.fault = fault_text(error, part.plan, part.cursor.action)
         return has_moved
 
     def _look_around(self) -> bool:
@@ -158,9 +158,7 @@ class _Actor:
 
     def _tell_fault(self, part: _Part) -> None:
         """No step of a part is taken any more: the driver hears why, and after it those who wait for its values."""
-        place = fault_place(part.plan, part.cursor.action)
-        text = f"{part.fault} (at {place})" if place else part.fault
-        send(self._connection, control.Faulted(part.number, text, time.monotonic_ns()))
+        send(self._connection, control.Faulted(part.number, part.fault, time.monotonic_ns()))
         if part.wiring.device_ends is not None:
             part.wiring.device_ends.end()
 

@@ -19,7 +19,7 @@ from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failur
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError, new_key
 from crossfade.host.memory import Memory
-from crossfade.host.processes import count_oom_kills, describe_exit, open_pidfd
+from crossfade.host.processes import await_end, count_oom_kills, describe_exit, is_ending, open_pidfd
 from crossfade.host.sockets import Connection, hand_over
 
 __all__ = ["ActorProcess"]
@@ -48,6 +48,7 @@ class ActorProcess:
         self.is_created = False
         self.start_failure: Failure | None = None
         self.end = ""  # how it ended, once it has
+        self._is_overdue = False  # it was seen to end, and did not in time
         self.refusal = ""  # why nothing that it says is believed any more
         self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
         self.awaited: set[int] = set()  # calls whose reference is alive
@@ -106,6 +107,14 @@ class ActorProcess:
             error = ActorDiedError(f"actor {self.name} is dead: {self.end}")
         error.actor = self.name
         return error
+
+    def await_ending(self, timeout_s: float) -> bool:
+        """Whether it has ended. If it is on its way out, waits for that; but once only where it takes longer."""
+        if self._is_overdue or not is_ending(self.popen.pid):
+            return False
+        has_ended = await_end(self.pidfd, timeout_s)
+        self._is_overdue = not has_ended
+        return has_ended
 
     def describe_end(self, code: int) -> str:
         """How it ended. The kernel's choice of a victim looks like any other SIGKILL, so its counter has to tell."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from crossfade.channels.asking import all_of, any_of
+from crossfade.channels.asking import all_of
 from crossfade.channels.device_home import DeviceHome
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.engines.board import (
@@ -23,14 +23,16 @@ from crossfade.engines.board import (
 )
 from crossfade.engines.device_turns import DeviceTurns
 from crossfade.engines.devices import Devices
-from crossfade.errors import ChannelBroken, MissingDependency
+from crossfade.engines.fault_place import fault_text
+from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.actions import Action, Verb
+from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
 from crossfade.runtime.alive import Alive
-from crossfade.runtime.device_record import DeviceLane, DeviceRecorder
+from crossfade.runtime.device_record import DeviceRecorder
 from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
@@ -231,14 +233,14 @@ class DeviceEnds:
     def record(self, devices: Sequence[DeviceRecorder]) -> None:
         """Records every copy from now on; ``devices`` are the recorders of this party's devices."""
         for spec, writer in self._writers:
-            verb, lane_name = (Verb.SEND, DeviceLane.UP) if spec.is_ordered else (Verb.WRITE, DeviceLane.PUSH)
+            action = Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
             for number, end in enumerate(writer.recorded):
                 device = devices[number % len(self._homes) % len(devices)]
-                end.around = device.around(lane_name, Action(verb, spec.id), spec.id)
+                end.around = device.around(stream_out(spec.transport), action, spec.id)
         for spec, reader in self._readers:
             for number, arriving in enumerate(reader.recorded):
                 device = devices[number % len(self._homes) % len(devices)]
-                arriving.around = device.around(DeviceLane.DOWN, Action(Verb.RECV, spec.id), spec.id)
+                arriving.around = device.around(stream_in(spec.transport), Action(Verb.RECV, spec.id), spec.id)
 
     def break_off(self, peer: str, reason: str) -> None:
         """A process is gone. If it is a party of the plan, all ends hear of it, whether or not it is at the other end of a lane.
@@ -272,8 +274,29 @@ class DeviceEnds:
             writer.end()
 
     def serve(self) -> bool:
-        """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again."""
-        return any_of(end.serve() for end in self._ends())
+        """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again.
+
+        Raises:
+            DeviceError: a device refused what a channel needs, which the message names: the program may stand at another one.
+        """
+        has_more = False
+        for end in self._ends():
+            try:
+                has_more = end.serve() or has_more
+            except DeviceError as error:
+                raise DeviceError(fault_text(error, self._plan, self._action_of(end))) from error
+        return has_more
+
+    def _action_of(self, end: _Writer | _Reader) -> Action:
+        """What of a program an end is there for."""
+        for spec, writer in self._writers:
+            if writer is end:
+                return Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
+        return next(
+            Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
+            for spec, reader in self._readers
+            if reader is end
+        )
 
     def settle(self) -> bool:
         """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""

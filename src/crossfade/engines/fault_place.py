@@ -1,11 +1,18 @@
-"""Where in a plan a party stood when it could not go on, for people."""
+"""Where in a plan a party could not go on, and why, for people."""
 
 from __future__ import annotations
 
 from crossfade.plan.actions import Action
 from crossfade.plan.plan import Plan
 
-__all__ = ["fault_place"]
+__all__ = ["fault_place", "fault_text"]
+
+
+def fault_text(error: Exception, plan: Plan, action: Action | None) -> str:
+    """What went wrong, and at which action; a hint stays behind both."""
+    place = fault_place(plan, action)
+    message, hint, more = str(error).partition("\nhint: ")
+    return f"{message} (at {place}){hint}{more}" if place else str(error)
 
 
 def fault_place(plan: Plan, action: Action | None) -> str:

@@ -38,6 +38,9 @@ _LAST_STEPS_S = 0.2
 
 _GRACE_S = 1.0
 
+_ENDING_S = 1.0
+"""So long a fault of one actor is held back for another one that is on its way out, and may be the reason."""
+
 
 class _LocalCall:
     """An ordinary call under way."""
@@ -239,6 +242,16 @@ class LocalEngine:
         self.doorbell.pump()
         with self._ending:  # another thread may be telling them
             pass
+
+    def bury_ending(self, actors: Sequence[str]) -> None:
+        """Plans know of the deaths that others may have noticed by now, when this returns. Waits for those who are ending."""
+        deadline = time.monotonic() + _ENDING_S
+        for process in [self._processes[actor] for actor in actors]:
+            with self._ending:
+                if process.end or not process.await_ending(deadline - time.monotonic()):
+                    continue
+                self._bury(process)
+            self.doorbell.nudge()  # see `kill`
 
     def is_alive(self, actor: str) -> bool:
         """Whether an actor's process still runs, as far as is known."""

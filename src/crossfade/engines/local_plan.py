@@ -143,7 +143,7 @@ class LocalPlan:
                 raise engine.error_of(actor)
             failure: Failure | None = self._answers[control.Opened, actor].failure
             if failure is not None:
-                raise failure.to_error()
+                raise self._death() or failure.to_error()
 
     def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
         """An actor has answered, or cannot go on."""
@@ -179,9 +179,15 @@ class LocalPlan:
 
     def _why_lost(self) -> ActorError:
         """What came first: a death, or the fault of an actor that lives, which others have heard of and told as well."""
+        return self._death() or min(self._faults, key=itemgetter(0))[1]
+
+    def _death(self) -> ActorError | None:
+        """The death of an actor that others may have heard of, or met, before they told of anything: it is the reason for that."""
         if self._lost is None:
-            self._engine.hear()  # whatever an actor has heard of before it told of its fault is known from now on
-        return self._lost or min(self._faults, key=itemgetter(0))[1]
+            self._engine.hear()
+        if self._lost is None:
+            self._engine.bury_ending(self._actors)
+        return self._lost
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
@@ -203,8 +209,7 @@ class LocalPlan:
         return values
 
     def _explained(self, error: ChannelError) -> Exception:
-        self._engine.doorbell.pump()  # the death behind a broken channel may be known by now
-        return self._why_lost().again() if self._lost is not None or self._faults else error
+        return self._why_lost().again() if self._death() is not None or self._faults else error
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""

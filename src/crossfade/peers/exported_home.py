@@ -6,8 +6,9 @@ process, a memory with room for its signals, and a handle of its buffers. Over `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import permutations
 from typing import Any, NamedTuple
 
 from crossfade.device.borrowed import device_of, tensor_on, torch_or_raise
@@ -25,7 +26,7 @@ from crossfade.peers.host_home import HostKernels
 from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
 from crossfade.topology import LinkKind
 
-__all__ = ["Rank", "Shape", "open_exported"]
+__all__ = ["Rank", "Shape", "check_links", "open_exported"]
 
 
 class Rank(NamedTuple):
@@ -36,12 +37,14 @@ class Rank(NamedTuple):
         pid: its process.
         memory: shared, with zeroed room for signals; stays the caller's.
         handle: of its buffers.
+        device: where these lie, as the driver counts.
     """
 
     name: str
     pid: int
     memory: Memory
     handle: bytes
+    device: int
 
 
 class Shape(NamedTuple):
@@ -98,7 +101,7 @@ def open_exported(
         DeviceError: the machine cannot do it.
     """
     with ExitStack() as opened:
-        kernels = _kernels(driver, rank, shape.num_ranks)
+        kernels = _kernels(driver, rank, [each.device for each in ranks])
         words = num_words(shape.num_lanes, shape.num_ranks)
         boards = []
         for each in ranks:
@@ -122,22 +125,36 @@ def open_exported(
         return PeerGroup(parts, lanes, device.type, shape.data_bytes, names=names, before_release=on_death)
 
 
-def _kernels(driver: Driver, rank: int, num_ranks: int) -> Kernels:
+def check_links(kinds: Mapping[tuple[int, int], LinkKind], devices: Sequence[int]) -> None:
+    """Whether signals between these devices can be trusted.
+
+    Args:
+        kinds: how each ordered pair of the host's devices is linked.
+        devices: those of the ranks; some may share one.
+
+    Raises:
+        DeviceError: two of them are not linked by NVLink.
+    """
+    for here, there in permutations(dict.fromkeys(devices), 2):
+        if kinds.get((here, there)) is not LinkKind.NVLINK:
+            raise DeviceError(
+                f"GPU {here} and GPU {there} are not linked by NVLink, over which alone data is known to arrive before its signal",
+                hint="collectives between their actors go by NCCL: Transport.NCCL, or 'auto' once `crossfade topology` has run",
+            )
+
+
+def _kernels(driver: Driver, rank: int, devices: Sequence[int]) -> Kernels:
     if driver.device == HOST:
         host: Any = driver
         assert isinstance(host, HostDriver)
         return HostKernels(host)
     facts = read_facts()
     require(judge(facts))
-    if any(kind is not LinkKind.NVLINK for kind in facts.links.values()):
-        raise DeviceError(
-            "not all GPUs of this host are linked by NVLink, over which alone data is known to arrive before its signal",
-            hint="collectives between GPU actors go by NCCL here: Transport.NCCL",
-        )
+    check_links(facts.links, devices)
     from crossfade.peers.triton_kernels import TritonKernels
 
     torch = torch_or_raise()
-    kernels = TritonKernels(driver.device, rank, num_ranks)
+    kernels = TritonKernels(driver.device, rank, len(devices))
     kernels.load()
     load_kernels((torch.uint8,), driver.device)
     return kernels

@@ -31,6 +31,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.types import CollectiveKind, TargetDevice, Transport
 
 if TYPE_CHECKING:
@@ -133,10 +134,10 @@ def _format_channel(channel: ChannelSpec) -> str:
     return f"channel {channel.id}{of}: {ends} | {how}"
 
 
-_STREAMS = {
-    Transport.COPY: "pushed on {}'s stream push, waited for on {}'s stream compute",
-    Transport.STAGED: "sent on {}'s stream up, received on {}'s stream down, through the host",
-    Transport.NCCL: "sent on {}'s stream nccl, received on {}'s stream nccl",
+_ON_STREAMS = {
+    Transport.COPY: "pushed on {}, waited for on {}",
+    Transport.STAGED: "sent on {}, received on {}, through the host",
+    Transport.NCCL: "sent on {}, received on {}",
 }
 
 
@@ -145,7 +146,9 @@ def _on_devices(plan: Plan, channel: ChannelSpec, reader: str) -> str:
     ends = " -> ".join(f"{party}{_gpus(plan.devices.get(party, ()))}" for party in (channel.writer, reader))
     size = f"of {_human(channel.buffer_bytes)}" if channel.buffer_bytes else "as large as its values"
     slots = f"{channel.slots or channel.depth} slots {size}"
-    return f"{channel.id}: {ends} by {channel.transport}: {_STREAMS[channel.transport].format(channel.writer, reader)}; {slots}"
+    streams = (channel.writer, stream_out(channel.transport)), (reader, stream_in(channel.transport))
+    how = _ON_STREAMS[channel.transport].format(*(f"{party}'s stream {stream}" for party, stream in streams))
+    return f"{channel.id}: {ends} by {channel.transport}: {how}; {slots}"
 
 
 def _gpus(gpus: tuple[int, ...]) -> str:

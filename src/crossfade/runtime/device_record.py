@@ -12,33 +12,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 from crossfade.device.driver import TimedDriver
 from crossfade.plan.actions import Action
+from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.spans import COMMUNICATE, COMPUTE, Span
 from crossfade.runtime.cursor import Step
 from crossfade.runtime.device_clock import DeviceClock, Trail
 from crossfade.runtime.record import Recorder
 
-__all__ = ["MAX_DEVICE_SPANS", "DeviceLane", "DeviceRecorder", "Opened"]
+__all__ = ["MAX_DEVICE_SPANS", "DeviceRecorder", "Opened"]
 
 MAX_DEVICE_SPANS = 4096
 """The oldest spans of an actor's device are forgotten beyond this many: each has two events, all made beforehand."""
-
-
-class DeviceLane(StrEnum):
-    """What a device's stream is for: the name of a span's stream."""
-
-    COMPUTE = "compute"
-    """Kernels of methods."""
-    PUSH = "push"
-    """Copies to other devices."""
-    UP = "up"
-    """Copies to the host."""
-    DOWN = "down"
-    """Copies from the host."""
 
 
 class Opened(NamedTuple):
@@ -54,7 +41,7 @@ class Opened(NamedTuple):
     end: int
 
 
-_Recorded: TypeAlias = tuple[Opened, DeviceLane, Action, str, int]
+_Recorded: TypeAlias = tuple[Opened, DeviceStream, Action, str, int]
 
 
 class DeviceRecorder:
@@ -87,26 +74,26 @@ class DeviceRecorder:
         self._driver.record_event(begin, stream)
         return Opened(stream, begin, end)
 
-    def end(self, opened: Opened, lane: DeviceLane, action: Action, what: str, execution: int) -> None:
+    def end(self, opened: Opened, role: DeviceStream, action: Action, what: str, execution: int) -> None:
         """Enqueues the end of a span.
 
         Args:
             opened: what `begin` gave.
-            lane: what the stream is for.
+            role: what the stream is for.
             action: the action that enqueued it.
             what: what the action is about, for people.
             execution: the execution's number.
         """
         self._driver.record_event(opened.end, opened.stream)
-        self._recorded.append((opened, lane, action, what, execution))
+        self._recorded.append((opened, role, action, what, execution))
 
-    def around(self, lane: DeviceLane, action: Action, what: str) -> Callable[[int], Callable[[], None]]:
+    def around(self, role: DeviceStream, action: Action, what: str) -> Callable[[int], Callable[[], None]]:
         """For whoever enqueues something now and then: a function that begins a span on a stream, and gives what ends it."""
         round_ = self._recorder.round
 
         def begin(stream: int) -> Callable[[], None]:
             opened, execution = self.begin(stream), round_.number + action.ahead
-            return lambda: self.end(opened, lane, action, what, execution)
+            return lambda: self.end(opened, role, action, what, execution)
 
         return begin
 
@@ -119,7 +106,7 @@ class DeviceRecorder:
             try:
                 return step()
             finally:
-                end(opened, DeviceLane.COMPUTE, action, what, round_.number + action.ahead)
+                end(opened, DeviceStream.COMPUTE, action, what, round_.number + action.ahead)
 
         return recorded
 
@@ -142,9 +129,9 @@ class DeviceRecorder:
         return found[::-1]
 
     def _span(self, recorded: _Recorded, start_us: float, end_us: float) -> Span:
-        _, lane, action, what, execution = recorded
-        kind = COMPUTE if lane is DeviceLane.COMPUTE else COMMUNICATE
-        return Span(self._recorder.actor, lane.value, str(action), what, kind, execution, start_us, end_us)
+        _, role, action, what, execution = recorded
+        kind = COMPUTE if role is DeviceStream.COMPUTE else COMMUNICATE
+        return Span(self._recorder.actor, role.value, str(action), what, kind, execution, start_us, end_us)
 
     def close(self) -> None:
         """Gives all events back. Idempotent."""

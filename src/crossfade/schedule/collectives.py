@@ -14,37 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from crossfade.errors import GraphError
 from crossfade.plan.actions import COLL_STREAM, Action, Verb
 from crossfade.schedule.draft import Draft
-from crossfade.types import DRIVER, Transport
+from crossfade.types import DRIVER
 
-__all__ = ["start_collectives", "transport_of_collective"]
-
-
-def transport_of_collective(asked: str, parties: Sequence[str], devices: Mapping[str, tuple[int, ...]]) -> Transport:
-    """How a collective's tensors move: by copy engines where all parties have GPUs, unless something else is asked for.
-
-    Args:
-        asked: the name of a transport, ``auto`` and ``accelerator`` included.
-        parties: who takes part.
-        devices: indices of the GPUs of the actors that have any.
-
-    Raises:
-        GraphError: not all parties have what is asked for. (``copy`` of actors without GPUs moves CPU tensors.)
-    """
-    without = [party for party in parties if not devices.get(party)]
-    if asked == Transport.AUTO:
-        return Transport.GLOO if without else Transport.COPY
-    is_by_copies = asked in (Transport.ACCELERATOR, Transport.COPY)
-    transport = Transport.COPY if is_by_copies else Transport(asked)
-    is_on_the_host = asked == Transport.COPY and len(without) == len(parties)
-    if without and transport.moves_device_memory and not is_on_the_host:
-        raise GraphError(
-            f"a collective asks for the transport {str(asked)!r}, and {', '.join(without)} has no GPU",
-            hint="give each of its actors one, with num_gpus=1, or leave the transport out",
-        )
-    return transport
+__all__ = ["start_collectives"]
 
 
 def start_collectives(draft: Draft) -> Draft:

@@ -43,8 +43,9 @@ def compile_plan(
         GraphError: a node asks for a way that there is not.
         PlanError: a bug in a pass.
     """
-    draft = lower(graph, max_inflight=max_inflight)
-    draft = add_channels(draft, Gpus(graph.devices, topology, uuids or {}), buffer_bytes=buffer_bytes)
+    gpus = Gpus(graph.devices, topology, uuids or {})
+    draft = lower(graph, gpus, max_inflight=max_inflight)
+    draft = add_channels(draft, gpus, buffer_bytes=buffer_bytes)
     draft = order_turns(draft)
     draft = add_messages(draft)
     if overlap:

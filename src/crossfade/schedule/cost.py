@@ -110,8 +110,12 @@ class CostModel:
     """Fixed part of a transfer by NCCL that was not measured."""
     nccl_gbs: float = 350.0
     """Bandwidth of such a transfer."""
-    down_us: float = 20.0
+    up_us: float = 20.0
     """From the end of a method's kernels until their result, copied to the host, is published; for a small one."""
+    up_gbs: float = 54.0
+    """Bandwidth of that copy."""
+    down_us: float = 11.0
+    """Fixed part of a copy from the host to a GPU, for a value that is wanted there."""
     down_gbs: float = 54.0
     """Bandwidth of that copy."""
     step_us: float = 0.1
@@ -170,8 +174,12 @@ class CostModel:
         }.get(transport, (self.copy_us, self.within_gbs if is_within else self.copy_gbs))
         return fixed_us + size_bytes / (gbs * BYTES_PER_US_AT_1_GBS)
 
-    def down_time_us(self, size_bytes: int) -> float:
+    def up_time_us(self, size_bytes: int) -> float:
         """Time from the end of a method's kernels until the host has their result and may publish it."""
+        return self.up_us + size_bytes / (self.up_gbs * BYTES_PER_US_AT_1_GBS)
+
+    def down_time_us(self, size_bytes: int) -> float:
+        """Time of a copy from the host to a GPU."""
         return self.down_us + size_bytes / (self.down_gbs * BYTES_PER_US_AT_1_GBS)
 
     def gpu_uuid(self, index: int) -> str:

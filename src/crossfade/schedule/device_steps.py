@@ -5,8 +5,13 @@ The host runs the actor's program and enqueues; a stream goes through what was e
 ===========  =====================================================================================================
 ``compute``  kernels of methods, which wait for what was pushed to them; then the end of each value's use
 ``push``     copies to other GPUs, which wait for the kernels that made the value and for a free slot
-``down``     copies to the host of what leaves by shared memory, which publish it there
+``up``       copies to the host of what leaves by shared memory, which publish it there; the start of staged transfers
+``down``     copies from the host of what comes by shared memory and is wanted on the GPU
+``nccl``     the start of NCCL's transfers
 ===========  =====================================================================================================
+
+A transfer takes its time once both ends have started it (`schedule.simulate`), and is shown on the streams that
+`crossfade.plan.device_streams` names for its transport.
 
 A value that is pushed to several readers reaches all of them when the last copy ends, since their chunks take turns.
 
@@ -20,32 +25,28 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from crossfade.plan.actions import Action, Verb
+from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.turns import LARGE_BYTES
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.gpus import Kernels, Push, push_time_us
 from crossfade.schedule.strands import Need, Step
 from crossfade.schedule.transports import gpu_pairs
-from crossfade.types import Transport
+from crossfade.types import TargetDevice, Transport
 
 __all__ = [
-    "COMPUTE_STREAM",
-    "DOWN_STREAM",
-    "PUSH_STREAM",
     "Before",
     "comes_down",
     "device_steps",
+    "goes_up",
     "holds",
+    "host_enqueued",
     "is_pushed",
     "push_of",
 ]
 
 Before: TypeAlias = Mapping[tuple[str, str], str]
 """The predecessor of a channel at a reader."""
-
-COMPUTE_STREAM = "compute"
-PUSH_STREAM = "push"
-DOWN_STREAM = "down"
 
 
 def is_pushed(plan: Plan, channel: ChannelSpec) -> bool:
@@ -55,12 +56,30 @@ def is_pushed(plan: Plan, channel: ChannelSpec) -> bool:
     )
 
 
-def comes_down(plan: Plan, workload: Workload, channel: ChannelSpec) -> bool:
+def goes_up(plan: Plan, workload: Workload, channel: ChannelSpec) -> bool:
     """Whether a channel's values are copied from its writer's GPU to the host: kernels make them, and the method does not wait."""
     if channel.transport is not Transport.SHM or not plan.devices.get(channel.writer):
         return False
     node = plan.maker.get(channel.value)
     return node is not None and workload.device_time_us(node) > 0 and not workload.is_synchronous(node)
+
+
+def comes_down(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -> bool:
+    """Whether a channel's values are copied from the host to a reader's GPU: they are wanted there, or come from a GPU."""
+    if channel.transport is not Transport.SHM or not plan.devices.get(reader):
+        return False
+    match channel.device:
+        case TargetDevice.CUDA:
+            return True
+        case TargetDevice.CPU:
+            return False
+        case _:
+            return goes_up(plan, workload, channel)
+
+
+def host_enqueued(action: Action, actor: str) -> str:
+    """The fact that an actor's host has enqueued what the action needs of a stream."""
+    return f"enqueued {action} by {actor}"
 
 
 def push_of(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -> Push:
@@ -96,7 +115,7 @@ def device_steps(
     streams: dict[str, list[Step]] = {}
     for action in plan.programs[actor]:
         for stream, step in enqueuer.steps(action):
-            streams.setdefault(stream, []).append(step)
+            streams.setdefault(str(stream), []).append(step)
     return {stream: tuple(steps) for stream, steps in streams.items()}
 
 
@@ -106,32 +125,36 @@ class _Enqueuer:
     def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str, before: Before) -> None:
         self._plan, self._workload, self._costs, self._actor = plan, workload, costs, actor
         taken = (action.target for action in plan.programs[actor] if action.verb in (Verb.READ, Verb.RECV))
-        channels = (plan.channel[target] for target in taken if target in plan.channel)
+        channels = [plan.channel[target] for target in taken if target in plan.channel]
         self._before = before
         self._pushed_here = {channel.value: channel for channel in channels if is_pushed(plan, channel)}
+        brought_here = {each.value: each for each in channels if comes_down(plan, workload, each, actor)}
+        self._arriving = {**brought_here, **self._pushed_here}
 
     def steps(self, action: Action) -> Iterator[tuple[str, Step]]:
         """Streams, and what they get."""
         channel = self._plan.channel.get(action.target)
         match action.verb:
             case Verb.RUN if action.target in self._plan.node:
-                yield COMPUTE_STREAM, self._run(action)
+                yield DeviceStream.COMPUTE, self._run(action)
             case Verb.FREE if action.target in self._pushed_here:
                 value = f"{action.target} by {self._actor}"
-                yield COMPUTE_STREAM, Step(str(action), needs=(Need(f"freed {value}"),), fact=f"let go {value}")
+                yield DeviceStream.COMPUTE, Step(str(action), needs=(Need(f"freed {value}"),), fact=f"let go {value}")
             case Verb.SEND if channel is not None and is_pushed(self._plan, channel):
                 needs = (Need(f"enqueued {channel.id}"), *self._made(channel.value))
-                yield PUSH_STREAM, Step(str(action), needs=needs, transfer=channel)
+                yield stream_out(channel.transport), Step(str(action), needs=needs, transfer=channel)
             case Verb.WRITE if channel is not None and is_pushed(self._plan, channel):
                 for step in self._push(action, channel):
-                    yield PUSH_STREAM, step
-            case Verb.WRITE if channel is not None and comes_down(self._plan, self._workload, channel):
-                yield DOWN_STREAM, self._bring_down(action, channel)
+                    yield stream_out(channel.transport), step
+            case Verb.WRITE if channel is not None and goes_up(self._plan, self._workload, channel):
+                yield stream_out(channel.transport), self._bring_up(action, channel)
+            case Verb.READ if channel is not None and comes_down(self._plan, self._workload, channel, self._actor):
+                yield stream_in(channel.transport), self._bring_down(action, channel)
 
     def _run(self, action: Action) -> Step:
         node = self._plan.node[action.target]
         time_us = self._workload.device_time_us(node)
-        arrived = (self._pushed_here[value] for value in node.inputs if value in self._pushed_here)
+        arrived = (self._arriving[value] for value in node.inputs if value in self._arriving)
         return Step(
             label=str(action),
             what=node.method,
@@ -166,15 +189,25 @@ class _Enqueuer:
             return ()
         return (Need(f"arrived {before} at {reader}", only_if=(f"written {before}", f"written {channel.id}")),)
 
-    def _bring_down(self, action: Action, channel: ChannelSpec) -> Step:
-        time_us = self._costs.down_time_us(self._workload.size_bytes(channel.value))
+    def _bring_up(self, action: Action, channel: ChannelSpec) -> Step:
+        time_us = self._costs.up_time_us(self._workload.size_bytes(channel.value))
         return Step(
             label=str(action),
             what=f"{channel.writer} -> {', '.join(channel.readers)}",
             kind="communicate",
-            needs=(Need(f"enqueued {action}"), *self._made(channel.value)),
+            needs=(Need(host_enqueued(action, self._actor)), *self._made(channel.value)),
             fact=f"written {channel.id}",
             device=Kernels((), time_us),
+        )
+
+    def _bring_down(self, action: Action, channel: ChannelSpec) -> Step:
+        return Step(
+            label=str(action),
+            what=f"{channel.writer} -> {self._actor}",
+            kind="communicate",
+            needs=(Need(host_enqueued(action, self._actor)),),
+            fact=f"arrived {channel.id} at {self._actor}",
+            device=Kernels((), self._costs.down_time_us(self._workload.size_bytes(channel.value))),
         )
 
     def _made(self, value: str) -> tuple[Need, ...]:
@@ -185,5 +218,5 @@ class _Enqueuer:
         over = [each.id for each in self._plan.collectives if value in each.outputs_of(self._actor)]
         if over:
             return (Need(f"over {over[0]}"),)
-        channel = self._pushed_here.get(value)
+        channel = self._arriving.get(value)
         return (Need(f"arrived {channel.id} at {self._actor}"),) if channel is not None else ()

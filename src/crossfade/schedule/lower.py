@@ -15,16 +15,20 @@ from crossfade.graph.nodes import InputNode, InputPart, MethodNode, Node
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call, Hole
 from crossfade.plan.plan import CollectiveSpec, InputSpec, NodeSpec
-from crossfade.schedule.collectives import transport_of_collective
+from crossfade.schedule.collective_transports import transport_of_collective
 from crossfade.schedule.draft import Draft
-from crossfade.schedule.transports import Wish
+from crossfade.schedule.transports import Gpus, Wish
 from crossfade.types import DRIVER, TargetDevice, Transport
 
 __all__ = ["lower"]
 
 
-def lower(graph: CheckedGraph, *, max_inflight: int) -> Draft:
-    """One ``run`` for each node, in order, on its actor, and one ``coll`` for each collective on each of its actors."""
+def lower(graph: CheckedGraph, gpus: Gpus, *, max_inflight: int) -> Draft:
+    """One ``run`` for each node, in order, on its actor, and one ``coll`` for each collective on each of its actors.
+
+    Raises:
+        GraphError: a collective asks for what its actors cannot have.
+    """
     draft = Draft(max_inflight=max_inflight, returns_list=graph.returns_list, devices=dict(graph.devices))
     draft.programs[DRIVER] = []
     value_of: dict[Node, str] = {}
@@ -32,7 +36,7 @@ def lower(graph: CheckedGraph, *, max_inflight: int) -> Draft:
         _add_input(draft, value_of, f"i{index}", part)
     for node in graph.steps:
         if isinstance(node, CollectiveNode):
-            _add_collective(draft, value_of, f"c{len(draft.collectives)}", node)
+            _add_collective(draft, value_of, f"c{len(draft.collectives)}", node, gpus)
         else:
             _add_node(draft, value_of, f"n{len(draft.nodes)}", node)
     draft.outputs = tuple(value_of[node] for node in graph.outputs)
@@ -60,7 +64,9 @@ def _add_node(draft: Draft, value_of: dict[Node, str], node_id: str, node: Metho
     draft.programs.setdefault(actor, []).append(Action(Verb.RUN, node_id))
 
 
-def _add_collective(draft: Draft, value_of: dict[Node, str], collective_id: str, node: CollectiveNode) -> None:
+def _add_collective(
+    draft: Draft, value_of: dict[Node, str], collective_id: str, node: CollectiveNode, gpus: Gpus
+) -> None:
     parties = tuple(actor.id for actor in node.parties)
     outputs: list[tuple[str, ...]] = []
     for rank, party in enumerate(parties):
@@ -73,7 +79,7 @@ def _add_collective(draft: Draft, value_of: dict[Node, str], collective_id: str,
         outputs.append(tuple(value_of[output] for output in mine))
         draft.programs.setdefault(party, []).append(Action(Verb.COLL, collective_id))
     inputs = tuple(tuple(value_of[source] for source in members) for members in node.members)
-    transport = transport_of_collective(node.transport, parties, draft.devices)
+    transport = transport_of_collective(node.transport, parties, gpus)
     draft.collectives.append(
         CollectiveSpec(collective_id, node.kind, node.op, node.root, transport, parties, inputs, tuple(outputs))
     )

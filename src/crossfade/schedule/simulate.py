@@ -12,8 +12,8 @@ What is reckoned with:
   on the core where it started until another one has been idle for ``balance_us``. A transfer is work for a core of the
   receiver from its start to its end, and beside that work for a core of the sender. Who polls takes no core: polling
   gives way to work. On top of that come the cost model's slowdowns.
-- **GPUs.** Where actors have some, a method's host only enqueues: its kernels run on the actor's stream ``compute``, pushed values
-  on ``push``, results for hosts on ``down`` (`schedule.device_steps`), beside each other and slowed down by each other as
+- **GPUs.** Where actors have some, a method's host only enqueues: its kernels run on the actor's stream ``compute``, values move on
+  the streams that `plan.device_streams` names (`schedule.device_steps`), beside each other and slowed down by each other as
   `schedule.gpus` says.
 - **The driver** is one thread that submits inputs and gets outputs, with a fixed number of executions in flight.
 
@@ -26,20 +26,20 @@ import heapq
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from crossfade.errors import PlanError
-from crossfade.plan.actions import COLL_STREAM, RECV_STREAM, SEND_STREAM, Verb
+from crossfade.plan.actions import COLL_STREAM, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.timeline import Span, Timeline
-from crossfade.schedule.cores import Cores, Work
+from crossfade.schedule.cores import Cores
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.device_steps import is_pushed, push_of
 from crossfade.schedule.gpus import GpuClock
 from crossfade.schedule.meetings import Meetings
+from crossfade.schedule.progress import Cursor, Process
 from crossfade.schedule.steps import strands_of
-from crossfade.schedule.strands import Need, Step, Strand
+from crossfade.schedule.strands import Need
 from crossfade.schedule.transfers import Inbox, Transfer
 
 __all__ = ["Simulation", "simulate"]
@@ -62,71 +62,15 @@ def simulate(
 
     Returns:
         Spans in microseconds since the first submission. Each action but ``free`` has a span on its actor's ``main``
-        stream, what a GPU does for it one on ``compute``, ``push`` or ``down``, each transfer one at either end (streams ``send``
-        and ``recv``), and whoever is blocked a ``wait`` whose ``what`` says for which fact. The driver's second half, getting
-        outputs, is on the stream ``get``.
+        stream, what a GPU does for it one on the GPU's stream, each transfer one at either end (streams ``send`` and ``recv``;
+        between GPUs ``up`` and ``down``, or ``nccl``), and whoever is blocked a ``wait`` whose ``what`` says for which fact. The
+        driver's second half, getting outputs, is on the stream ``get``.
 
     Raises:
         PlanError: the plan stops for ever; the message says who waits for what. Or it names what it does not have.
         ValueError: fewer than one execution, or fewer than one in flight.
     """
     return Simulation(plan, workload, costs, num_executions, inflight).run()
-
-
-@dataclass(slots=True, eq=False)
-class _Cursor:
-    """Where one strand is.
-
-    Attributes:
-        strand: the strand.
-        round: the number of the round it is in.
-        index: the step of the round it is at.
-        worked: whether the step's work is done, so that its ``then`` counts, no longer its ``needs``.
-        need: the first need that is not known to be met.
-        since_us: since when it is there.
-        waits_for: the last need that blocked it here.
-        patient_since_us: since when it looks at needs that it does not wait for without end.
-    """
-
-    strand: Strand
-    round: int
-    index: int = 0
-    worked: bool = False
-    need: int = 0
-    since_us: float = 0.0
-    waits_for: str = ""
-    patient_since_us: float = math.inf
-
-    @property
-    def step(self) -> Step:
-        return self.strand.steps[self.index]
-
-    @property
-    def execution(self) -> int:
-        return self.round + self.step.ahead
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return self.step.then if self.worked else self.step.needs
-
-    def settle(self, now_us: float, *, worked: bool) -> None:
-        """Starts to look at the needs before, or after, the step's work."""
-        self.worked, self.need, self.waits_for, self.since_us = worked, 0, "", now_us
-        self.patient_since_us = math.inf
-
-
-@dataclass(slots=True)
-class _Process:
-    """What one actor's process does at the moment: its thread's work, and transfers in the background.
-
-    ``awake_us`` is when its thread was last known to be awake.
-    """
-
-    awake_us: float = 0.0
-    at_work: _Cursor | None = None
-    lining_up: deque[_Cursor] = field(default_factory=deque)
-    compute: Work | None = None
-    transfers: list[Transfer] = field(default_factory=list)
 
 
 class Simulation:
@@ -145,13 +89,13 @@ class Simulation:
         self._num_executions = num_executions
         self._cores = Cores(costs.num_cores, costs.balance_us)
         self._gpus = GpuClock(costs)
-        self._cursors = [_Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
-        self._processes: defaultdict[str, _Process] = defaultdict(_Process)
+        self._cursors = [Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
+        self._processes: defaultdict[str, Process] = defaultdict(Process)
         self._inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
         self._meetings = Meetings(self._cores, workload, costs, self._met)
         self._facts: dict[tuple[str, int], float] = {}
-        self._blocked: defaultdict[tuple[str, int], list[_Cursor]] = defaultdict(list)
-        self._ready: deque[_Cursor] = deque()
+        self._blocked: defaultdict[tuple[str, int], list[Cursor]] = defaultdict(list)
+        self._ready: deque[Cursor] = deque()
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._num_alarms = 0
         self._spans: list[Span] = []
@@ -185,7 +129,7 @@ class Simulation:
 
     # Strands: one step after another.
 
-    def _enter(self, cursor: _Cursor) -> None:
+    def _enter(self, cursor: Cursor) -> None:
         """Goes to the next step that has an execution to handle, from the cursor's index on; if there is one left."""
         last = self._num_executions
         while cursor.round < last:
@@ -197,7 +141,7 @@ class Simulation:
                 cursor.index += 1
             cursor.round, cursor.index = cursor.round + 1, 0
 
-    def _go_on(self, cursor: _Cursor) -> None:
+    def _go_on(self, cursor: Cursor) -> None:
         """Goes through what the step needs; works, or enters the next step, when all of it is there."""
         needs = cursor.needs
         while cursor.need < len(needs):
@@ -210,7 +154,7 @@ class Simulation:
             cursor.index += 1
             self._enter(cursor)
 
-    def _must_wait(self, cursor: _Cursor, need: Need) -> bool:
+    def _must_wait(self, cursor: Cursor, need: Need) -> bool:
         """Whether the cursor waits: for the fact, or until it is seen, from when on the need counts as met."""
         now_us, costs = self._cores.now_us, self._costs
         key = (need.fact, cursor.execution + need.offset)
@@ -247,14 +191,14 @@ class Simulation:
         first_us, second_us = (self._facts.get((fact, execution), math.inf) for fact in need.only_if)
         return first_us <= second_us
 
-    def _lose_patience(self, cursor: _Cursor, key: tuple[str, int]) -> None:
+    def _lose_patience(self, cursor: Cursor, key: tuple[str, int]) -> None:
         """The time is over for which it wanted to wait; if it still does, it goes on."""
         if cursor in self._blocked.get(key, ()):
             self._blocked[key].remove(cursor)
             cursor.need += 1
             self._ready.append(cursor)
 
-    def _line_up(self, cursor: _Cursor) -> None:
+    def _line_up(self, cursor: Cursor) -> None:
         """The step's work, when the actor's thread is free for it: the driver has two strands and one thread."""
         process = self._processes[cursor.strand.thread]
         if process.at_work is None:
@@ -262,7 +206,7 @@ class Simulation:
         else:
             process.lining_up.append(cursor)
 
-    def _work(self, process: _Process, cursor: _Cursor) -> None:
+    def _work(self, process: Process, cursor: Cursor) -> None:
         process.at_work = cursor
         done = partial(self._worked, process, cursor, self._cores.now_us)
         if cursor.step.device is not None:
@@ -278,7 +222,7 @@ class Simulation:
             process.compute = work
             self._reckon_transfers(process)
 
-    def _worked(self, process: _Process, cursor: _Cursor, start_us: float) -> None:
+    def _worked(self, process: Process, cursor: Cursor, start_us: float) -> None:
         step, execution = cursor.step, cursor.execution
         if step.kind is not None:
             self._show(cursor.strand.actor, cursor.strand.stream, step.label, step.what, step.kind, execution, start_us)
@@ -347,10 +291,7 @@ class Simulation:
     def _arrived(self, inbox: Inbox, transfer: Transfer) -> None:
         channel, execution, start_us = transfer.channel, transfer.execution, transfer.start_us
         what = f"{channel.writer} -> {transfer.reader}"
-        for actor, stream, verb in (
-            (channel.writer, SEND_STREAM, Verb.SEND),
-            (transfer.reader, RECV_STREAM, Verb.RECV),
-        ):
+        for actor, stream, verb in transfer.shown_at(is_on_gpus=is_pushed(self._plan, channel)):
             self._show(actor, stream, f"{verb} {channel.id}", what, "communicate", execution, start_us)
         for process in self._ends(transfer) if transfer.work is not None else ():
             process.transfers.remove(transfer)
@@ -361,19 +302,19 @@ class Simulation:
 
     # Slowdowns: what runs beside what.
 
-    def _ends(self, transfer: Transfer) -> tuple[_Process, _Process]:
+    def _ends(self, transfer: Transfer) -> tuple[Process, Process]:
         return self._processes[transfer.channel.writer], self._processes[transfer.reader]
 
     def _factor(self, transfer: Transfer) -> float:
         computes = any(process.compute is not None for process in self._ends(transfer))
         return self._costs.slowdown.transfer if computes else 1.0
 
-    def _reckon_transfers(self, process: _Process) -> None:
+    def _reckon_transfers(self, process: Process) -> None:
         for transfer in process.transfers:
             if transfer.work is not None:
                 self._cores.slow_down(transfer.work, self._factor(transfer))
 
-    def _reckon_compute(self, process: _Process) -> None:
+    def _reckon_compute(self, process: Process) -> None:
         if process.compute is not None:
             self._cores.slow_down(process.compute, self._costs.slowdown.compute if process.transfers else 1.0)
 
@@ -382,7 +323,7 @@ class Simulation:
     def _show(self, actor: str, stream: str, label: str, what: str, kind: str, execution: int, start_us: float) -> None:
         self._spans.append(Span(actor, stream, label, what, kind, execution, start_us, self._cores.now_us))
 
-    def _show_wait(self, cursor: _Cursor) -> None:
+    def _show_wait(self, cursor: Cursor) -> None:
         if cursor.step.kind is not None and cursor.waits_for and self._cores.now_us > cursor.since_us:
             step, strand = cursor.step, cursor.strand
             self._show(

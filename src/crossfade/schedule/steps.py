@@ -19,7 +19,15 @@ from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.turns import predecessors
 from crossfade.schedule.cost import CostModel, Workload
-from crossfade.schedule.device_steps import Before, comes_down, device_steps, holds, is_pushed
+from crossfade.schedule.device_steps import (
+    Before,
+    comes_down,
+    device_steps,
+    goes_up,
+    holds,
+    host_enqueued,
+    is_pushed,
+)
 from crossfade.schedule.strands import Need, Step, Strand
 from crossfade.types import DRIVER
 
@@ -146,20 +154,22 @@ class _Reckoner:
         if is_pushed(self._plan, channel):
             needs += holds(self._plan, self._workload, self._costs, channel, self._before)
             work_us = self._costs.write_us + self._costs.push_host_us * len(channel.readers)
-        elif comes_down(self._plan, self._workload, channel):
+        elif goes_up(self._plan, self._workload, channel):
             work_us = self._costs.write_us + self._costs.push_host_us
-            return self._move(action, needs, work_us, fact=f"enqueued {action}")
+            return self._move(action, needs, work_us, fact=host_enqueued(action, self._actor))
         else:
             work_us = self._costs.write_time_us(self._size_bytes(channel))
         return self._move(action, needs, work_us, fact=f"written {channel.id}")
 
     def _read(self, action: Action) -> Step:
         channel = self._channel(action)
+        needs = (Need(f"written {channel.id}", is_hop=True),)
         if is_pushed(self._plan, channel):
+            return self._move(action, needs, self._costs.read_us + self._costs.accept_host_us)
+        if comes_down(self._plan, self._workload, channel, self._actor):
             work_us = self._costs.read_us + self._costs.accept_host_us
-        else:
-            work_us = self._costs.read_time_us(self._size_bytes(channel))
-        return self._move(action, (Need(f"written {channel.id}", is_hop=True),), work_us)
+            return self._move(action, needs, work_us, fact=host_enqueued(action, self._actor))
+        return self._move(action, needs, self._costs.read_time_us(self._size_bytes(channel)))
 
     def _send(self, action: Action) -> Step:
         channel = self._channel(action)

@@ -1,10 +1,12 @@
-"""Transfers by gloo as the simulator knows them, and the order in which a receiver takes them."""
+"""Transfers that both ends start, as the simulator knows them, and the order in which a receiver takes them."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
+from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Verb
+from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec
 from crossfade.schedule.cores import Work
 
@@ -26,6 +28,13 @@ class Transfer:
     def key(self) -> tuple[str, int]:
         """What both of its ends know it by."""
         return self.channel.id, self.execution
+
+    def shown_at(self, *, is_on_gpus: bool) -> tuple[tuple[str, str, Verb], tuple[str, str, Verb]]:
+        """(Party, stream, verb) of its spans, one at either end: on streams of the GPUs, or in the background of the hosts."""
+        streams = SEND_STREAM, RECV_STREAM
+        if is_on_gpus:
+            streams = stream_out(self.channel.transport).value, stream_in(self.channel.transport).value
+        return (self.channel.writer, streams[0], Verb.SEND), (self.reader, streams[1], Verb.RECV)
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ The driver's values go by ``shm`` whatever was asked: a wish is about edges betw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from crossfade.errors import GraphError
 from crossfade.graph.nodes import Node, describe
@@ -24,7 +24,7 @@ from crossfade.schedule import links
 from crossfade.topology import Link, LinkKind, Topology
 from crossfade.types import DRIVER, TargetDevice, Transport
 
-__all__ = ["TYPICAL_BYTES", "Gpus", "Way", "Wish", "choose", "gpu_pairs"]
+__all__ = ["TYPICAL_BYTES", "Gpus", "Way", "Wish", "choose", "gpu_pairs", "is_reached_by_copies"]
 
 _HAVE_STAND_INS = (Transport.COPY, Transport.STAGED)
 
@@ -78,6 +78,10 @@ class Gpus:
                 if (link.source, link.target) == ends and source != target:
                     yield link
 
+    def firsts(self, parties: Iterable[str]) -> Gpus:
+        """The same for these parties, each with its first GPU alone, on which it does collectives."""
+        return replace(self, of={party: self.of[party][:1] for party in parties})
+
 
 def gpu_pairs(sources: tuple[int, ...], targets: tuple[int, ...]) -> list[tuple[int, int]]:
     """From which GPU of a writer to which of a reader tensors go: to that of the same position where both have as many, else to
@@ -119,7 +123,7 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
 def _between(writer: str, reader: str, gpus: Gpus, size_bytes: int) -> Transport:
     """The quickest transport between two actors that have GPUs."""
     known = list(gpus.links(writer, reader))
-    if not all(map(_is_reached_by_copies, known)):
+    if not all(map(is_reached_by_copies, known)):
         return Transport.STAGED
     if gpus.topology is None or not known:
         return Transport.COPY
@@ -138,7 +142,7 @@ def _alone_us(topology: Topology, transport: Transport, link: Link, size_bytes: 
     return links.alone_us(topology, transport, link.source, link.target, size_bytes)
 
 
-def _is_reached_by_copies(link: Link) -> bool:
+def is_reached_by_copies(link: Link) -> bool:
     """Signals are trusted to arrive behind the data over NVLink only."""
     return link.kind is LinkKind.NVLINK
 
@@ -167,7 +171,7 @@ def _asks(wish: Wish, writer: str, reader: str) -> str:
 
 def _check_reach(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
     for link in gpus.links(writer, reader):
-        if not _is_reached_by_copies(link):
+        if not is_reached_by_copies(link):
             raise GraphError(
                 f"{_asks(wish, writer, reader)}, and their GPUs, {link.source} and {link.target}, are not connected by NVLink "
                 f"but by {link.kind}",

@@ -1,0 +1,71 @@
+"""``cuda.bindings``, loaded when first needed: its driver module, its errors, its handles."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from crossfade.errors import DeviceError, MissingDependency
+
+__all__ = ["Handles", "bindings", "check", "relax_captures"]
+
+_MOST_HANDLES = 4096
+
+
+@cache
+def bindings() -> Any:
+    """The module ``cuda.bindings.driver``, initialised.
+
+    Raises:
+        MissingDependency: it is not installed.
+        DeviceError: there is no driver, or no GPU.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        raise MissingDependency("cuda-bindings", extra="gpu", needed_for="moving values between GPUs") from None
+    try:
+        (code,) = driver.cuInit(0)
+    except Exception as error:  # the bindings load libcuda at their first call
+        raise DeviceError(
+            f"the NVIDIA driver cannot be loaded: {error}", hint="nvidia-smi shows it, if there is one"
+        ) from None
+    if code:
+        raise DeviceError(f"CUDA cannot start: {code.name}", hint="nvidia-smi shows whether the driver sees a GPU")
+    return driver
+
+
+def check(result: Any, what: str) -> Any:
+    """The values that a driver call returned.
+
+    Raises:
+        DeviceError: the call failed.
+    """
+    code = result[0]
+    if code:
+        _, text = bindings().cuGetErrorString(code)
+        words = text.decode() if isinstance(text, bytes) else str(text)
+        raise DeviceError(f"{what} failed: {code.name}: {words}")
+    return result[1] if len(result) == 2 else result[1:]
+
+
+class Handles(dict[int, Any]):
+    """Numbers as the bindings' own objects, which they take without making new ones: 0.2 us an argument."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, number: int) -> Any:
+        if len(self) >= _MOST_HANDLES:
+            self.clear()
+        made = self[number] = self._make(number)
+        return made
+
+
+def relax_captures() -> None:
+    """Lets this thread make any call while another one captures: it never captures itself, nor touches what is captured."""
+    driver = bindings()
+    check(
+        driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED), "relaxing"
+    )

@@ -1,0 +1,70 @@
+"""On which streams of GPUs a channel's values move: one table for the plan's text, for predicted timelines and for measured ones.
+
+=================================  ==========================  ==============================
+a value                            on its writer's GPU         on its reader's GPU
+=================================  ==========================  ==============================
+``copy``, between GPUs             ``push``                    ``compute``, which waits for it
+``staged``, between GPUs           ``up``                      ``down``
+``nccl``, between GPUs             ``nccl``                    ``nccl``
+``shm``, from a GPU to hosts       ``up``
+``shm``, wanted on a GPU                                       ``down``
+=================================  ==========================  ==============================
+
+What the driver passes stays on the CPU, and what it gets is taken there: at its own end nothing moves on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from crossfade.types import Transport
+
+__all__ = ["DeviceStream", "stream_in", "stream_out"]
+
+
+class DeviceStream(StrEnum):
+    """What a stream of a GPU is for: the name of a span's stream."""
+
+    COMPUTE = "compute"
+    """Kernels of methods."""
+    PUSH = "push"
+    """Copies to other GPUs."""
+    UP = "up"
+    """Copies to the host."""
+    DOWN = "down"
+    """Copies from the host."""
+    NCCL = "nccl"
+    """NCCL's transfers, a stream for each link."""
+
+
+_OUT: Mapping[Transport, DeviceStream] = {
+    Transport.COPY: DeviceStream.PUSH,
+    Transport.STAGED: DeviceStream.UP,
+    Transport.NCCL: DeviceStream.NCCL,
+    Transport.SHM: DeviceStream.UP,
+}
+_IN: Mapping[Transport, DeviceStream] = {
+    Transport.COPY: DeviceStream.COMPUTE,
+    Transport.STAGED: DeviceStream.DOWN,
+    Transport.NCCL: DeviceStream.NCCL,
+    Transport.SHM: DeviceStream.DOWN,
+}
+
+
+def stream_out(transport: Transport) -> DeviceStream:
+    """On which stream of its writer's GPU a value leaves.
+
+    Raises:
+        KeyError: that transport takes nothing from GPUs.
+    """
+    return _OUT[transport]
+
+
+def stream_in(transport: Transport) -> DeviceStream:
+    """On which stream of its reader's GPU a value arrives; ``compute`` where it is there by itself and only waited for.
+
+    Raises:
+        KeyError: that transport brings nothing to GPUs.
+    """
+    return _IN[transport]
