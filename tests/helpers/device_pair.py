@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from crossfade.device.records import Record, pack, unpack
@@ -130,8 +135,14 @@ class Peer:
 
 
 def _work(
-    function: Callable[..., Any], own: int, links: dict[int, Connection], result: Connection, args: tuple[Any, ...]
+    function: Callable[..., Any],
+    own: int,
+    links: dict[int, Connection],
+    result: Connection,
+    args: tuple[Any, ...],
+    stacks: str,
 ) -> None:
+    faulthandler.register(signal.SIGUSR1, open(stacks, "w"))  # noqa: SIM115 - as long as the process
     try:
         peers = {}
         for objects in links.values():
@@ -177,9 +188,11 @@ def run_workers(
         for j in range(i):
             links[i][j], links[j][i] = context.Pipe()
     workers, results = [], []
+    folder = tempfile.TemporaryDirectory(prefix="workers-")
     for i, function in enumerate(functions):
         mine, theirs = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(function, i, links[i], theirs, args[i]))
+        stacks = os.path.join(folder.name, str(i))
+        worker = context.Process(target=_work, args=(function, i, links[i], theirs, args[i], stacks))
         worker.start()
         theirs.close()
         workers.append(worker)
@@ -189,6 +202,8 @@ def run_workers(
             end.close()
     try:
         return _collect(results, time.monotonic() + timeout_s, dying)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}\n{_stacks(workers, folder.name)}") from None
     finally:
         for worker in workers:
             if worker.is_alive():
@@ -196,6 +211,22 @@ def run_workers(
             if worker.is_alive():
                 worker.kill()
             worker.join(10)
+        folder.cleanup()
+
+
+def _stacks(workers: Sequence[BaseProcess], folder: str) -> str:
+    """Where each worker that has begun stands."""
+    said = []
+    for number, worker in enumerate(workers):
+        path = Path(folder) / str(number)
+        if worker.pid is None or not worker.is_alive() or not path.exists():
+            said.append(f"worker {number} has not begun, or has ended")
+            continue
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGUSR1)
+        worker.join(1)  # which it does not: time to write
+        said.append(f"worker {number}: {path.read_text()}")
+    return "\n".join(said)
 
 
 def _collect(results: list[Connection], deadline: float, dying: frozenset[int] | set[int]) -> list[Any]:
