@@ -120,7 +120,7 @@ class _Lane:
         while not self._driver.is_idle(self._stream):
             if time.monotonic() > deadline:
                 raise ChannelError("the other side did not take part in a first transfer over NCCL")
-            time.sleep(0.001)
+            time.sleep(0.001)  # a wait for the device has no time limit, and this is done once
 
     def send(self, tensors: Sequence[torch.Tensor], ready: int, keep: Any) -> None:
         """Enqueues the next value's tensors, behind an event; ``keep`` is held until they are gone."""
