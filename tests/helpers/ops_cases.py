@@ -176,9 +176,11 @@ def shapes(device: str) -> None:
         for operator in Operator:
             for candidate in CANDIDATES:
                 for number, each in enumerate(sizes):
-                    for layout in ("rows", "columns"):
-                        inputs = make(operator, group, each, seed=number, layout=layout, has_bias=number % 2 == 0)
-                        check(operator, group, inputs, candidate)
+                    inputs = make(operator, group, each, seed=number, has_bias=number % 2 == 0)
+                    check(operator, group, inputs, candidate)
+                for layout in ("rows", "columns"):
+                    inputs = make(operator, group, (11, 13, 7), seed=40, layout=layout, has_bias=layout == "rows")
+                    check(operator, group, inputs, candidate)
 
 
 def types(device: str) -> None:
@@ -292,7 +294,7 @@ def same_bits(device: str) -> None:
                 inputs = make(operator, group, (21, 16, 64), dtype, seed=9, is_exact=False)
                 for candidate in CANDIDATES:
                     first = call(operator, group, inputs, candidate).clone()
-                    for _ in range(3):
+                    for _ in range(2):
                         assert torch.equal(first, call(operator, group, inputs, candidate)), f"{operator}, {candidate}"
                     if operator is Operator.ALL_REDUCE and candidate in ROUNDS:
                         rows = [torch.empty_like(first) for _ in range(group.num_ranks)]
@@ -330,7 +332,7 @@ def offered(device: str) -> None:
                     check(operator, group, inputs, str(candidate))
 
 
-def random_calls(device: str, num_calls: int = 150, seed: int = 0) -> None:
+def random_calls(device: str, num_calls: int = 80, seed: int = 0) -> None:
     """One operator after the other, of all kinds, on three lanes."""
     draw = random.Random(seed)
     with opened(device, buffer_bytes=2048, num_lanes=3) as group:
@@ -365,7 +367,7 @@ def _two_threads(group: PeerGroup, work: list[list[Inputs]]) -> None:
 
     def run(lane: int) -> None:
         try:
-            for _ in range(10):
+            for _ in range(3):
                 for operator, inputs in zip(Operator, work[lane], strict=True):
                     check(operator, group, inputs, ROUNDS[lane], lane=lane)
         except BaseException:
@@ -380,7 +382,7 @@ def _two_threads(group: PeerGroup, work: list[list[Inputs]]) -> None:
 
 
 def _two_streams(group: PeerGroup, work: list[list[Inputs]]) -> None:
-    streams: list[Any] = [torch.cuda.Stream() for _ in range(2)]
+    streams: list[Any] = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     got = []
     for _ in range(50):

@@ -20,10 +20,12 @@ class OnLane(NamedTuple):
     Attributes:
         lane: of the job.
         stream: the caller's.
+        local: the lane's own, which goes on behind the beginning of the call.
     """
 
     lane: Lane
     stream: int
+    local: int
 
 
 @contextmanager
@@ -40,7 +42,7 @@ def on_lane(job: Job) -> Iterator[OnLane]:
     stream = group.current_stream()
     lane.begin(stream, is_captured=group.is_capturing())
     try:
-        yield OnLane(lane, stream)
+        yield OnLane(lane, stream, lane.fork_local(stream))
         lane.join_local(stream)
         end(lane, stream)
     except BaseException as error:

@@ -195,16 +195,18 @@ def all_gather(lane: Lane, stream: int, rounds: Sequence[tuple[Part, Callable[[i
 def all_to_all(
     lane: Lane,
     stream: int,
+    local: int,
     compute: Callable[[int, int | None], None],
     received: Mapping[int, Part],
     *,
     is_first: bool,
 ) -> None:
-    """One round: every rank's products go to all ranks; they are there behind this on the lane's local stream.
+    """One round: every rank's products go to all ranks; they are there behind this on the local stream.
 
     Args:
         lane: where; what goes to one rank is at most ``lane.slot_bytes`` long.
         stream: the caller's.
+        local: the lane's own, behind the beginning of the call.
         compute: enqueues the product of the rows for a rank, into this address; None for this rank itself, in its place.
         received: for each other rank, where what it computed goes.
         is_first: of the rounds of a call. A later one begins behind the fetches of the one before: then its buffer is free, and its
@@ -213,7 +215,6 @@ def all_to_all(
     home = lane.home
     if not is_first:
         lane.join_local(stream)
-    local = lane.fork_local(stream)
     epoch = lane.advance()
     for p in stagger(home.rank, home.num_ranks):
         compute(p, _slot(lane, epoch, home.rank, p))

@@ -31,7 +31,7 @@ def reduce_scatter(job: Job, *, rounds: int) -> None:
     rank, num_ranks, block = job.group.rank, job.group.num_ranks, len(job.out)
     products, kind = job.empty(len(job.a), job.num_columns), kind_of(job.name, job.out)
     parts = _cut(job, block, job.out, rounds)
-    with on_lane(job) as (lane, stream):
+    with on_lane(job) as (lane, stream, _):
         for begin, end in parts:
             rows = [slice(p * block + begin, p * block + end) for p in range(num_ranks)]
             targets = [products[each] for each in rows]
@@ -47,7 +47,7 @@ def all_reduce(job: Job, *, rounds: int) -> None:
     blocks = list(pairwise(min(p * block, num_rows) for p in range(group.num_ranks + 1)))
     offset = group.shared_offset(job.out)
     parts = _cut(job, block, job.out, rounds)
-    with on_lane(job) as (lane, stream):
+    with on_lane(job) as (lane, stream, _):
         for begin, end in parts:
             rows = [slice(min(first + begin, last), min(first + end, last)) for first, last in blocks]
             targets = [job.out[each] for each in rows]
@@ -67,7 +67,7 @@ def all_gather(job: Job, *, rounds: int) -> None:
     parts = _cut(job, len(job.a), job.a, rounds)
     with on_lane(job) as at:
         work = [(_part(job.a[begin:end]), partial(_use, job, at, begin, end)) for begin, end in parts]
-        overlaps.all_gather(*at, work)
+        overlaps.all_gather(at.lane, at.stream, work)
 
 
 def _use(job: Job, at: OnLane, begin: int, end: int, peer: int, address: int) -> None:
@@ -86,13 +86,13 @@ def all_to_all(job: Job, *, rounds: int) -> None:
     counts, rank = job.counts, job.group.rank
     assert counts is not None, "an all-to-all has counts"
     parts = _cut(job, counts.largest, job.out, rounds)
-    with on_lane(job) as (lane, stream):
+    with on_lane(job) as (lane, stream, local):
         for begin, end in parts:
             sent = _shares(job.a, counts.sent_at(), counts.sent, begin, end)
             received = _shares(job.out, counts.received_at(), counts.received, begin, end)
             compute = partial(_compute_into, job, sent, received[rank])
             places = {p: _part(received[p]) for p in lane.home.peers}
-            overlaps.all_to_all(lane, stream, compute, places, is_first=not begin)
+            overlaps.all_to_all(lane, stream, local, compute, places, is_first=not begin)
 
 
 def _compute_into(job: Job, sent: list[torch.Tensor], own: torch.Tensor, peer: int, address: int | None) -> None:
