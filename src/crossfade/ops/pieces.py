@@ -22,7 +22,9 @@ def fits(slot_bytes: int, row_bytes: int) -> bool:
 
 def least_rounds(slot_bytes: int, length: int, row_bytes: int) -> int:
     """In how many parts rows have to go, if one part is to fit into a slot."""
-    return max(-(-length // max(slot_bytes // max(row_bytes, 1), 1)), 1)
+    if not row_bytes:
+        return 1
+    return max(-(-length // max(slot_bytes // row_bytes, 1)), 1)
 
 
 def require_slot(slot_bytes: int, row_bytes: int, num_ranks: int) -> None:
