@@ -153,6 +153,9 @@ def test_gathered_rows_that_do_not_do(group: PeerGroup) -> None:
     function = FUNCTIONS[Operator.ALL_GATHER]
     with pytest.raises(ValueError, match=r"gathered of all_gather_matmul is .*\nhint: .* \[4, 3\]"):
         function(A, B, group, gathered=torch.zeros(4, 4))
+    rows = torch.zeros(6, 3)
+    with pytest.raises(ValueError, match="all_gather_matmul can only write into its input in place"):
+        function(rows[1:5], B, group, gathered=rows[:4])
     with pytest.raises(ValueError, match="gathered of all_gather_matmul is not contiguous"):
         function(A, B, group, gathered=torch.zeros(3, 4).t())
 

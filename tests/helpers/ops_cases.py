@@ -246,6 +246,26 @@ def operands_and_outputs(device: str) -> None:
             assert torch.equal(gathered, torch.cat(inputs.a)), candidate
 
 
+def shared_gathered(device: str) -> None:
+    """Rows that the other ranks put where they are wanted, again and again; ``a`` may lie there already. Larger than all slots."""
+    with opened(device, buffer_bytes=256 * dist.get_world_size(), heap_bytes=1 << 20) as group:
+        shared, own = (
+            group.empty(21 * group.num_ranks, 10, dtype=torch.float32),
+            slice(group.rank * 21, group.rank * 21 + 21),
+        )
+        for seed in range(4):
+            inputs = make(Operator.ALL_GATHER, group, (21, 6, 10), seed=seed, has_bias=True)
+            for candidate in CANDIDATES:
+                for is_there in (False, True):
+                    for gathered in (shared, torch.empty_like(shared)):
+                        gathered.fill_(7)
+                        if is_there:
+                            inputs.a[group.rank] = gathered[own].copy_(inputs.a[group.rank])
+                        check(Operator.ALL_GATHER, group, inputs, candidate, gathered=gathered)
+                        assert torch.equal(gathered.cpu(), torch.cat([each.cpu() for each in inputs.a])), candidate
+                        inputs.a[group.rank] = inputs.a[group.rank].clone()
+
+
 def shared_out(device: str) -> None:
     """An output that the other ranks write themselves, again and again."""
     with opened(device, heap_bytes=1 << 20) as group:
@@ -481,6 +501,7 @@ CASES: dict[str, Case] = {
         small_slots,
         operands_and_outputs,
         shared_out,
+        shared_gathered,
         uneven,
         padded,
         same_bits,

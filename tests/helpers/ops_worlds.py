@@ -38,9 +38,9 @@ class OpsWorld(PeerWorld):
 
     def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
         site = super()._site(driver, rank, number, memory)
-        if site.call.collective is not Collective.REDUCE_SCATTER:
+        if site.call.collective not in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER):
             return site
-        most = max(site.source_count, 1) * WORD.size_bytes
+        most = max(site.source_count, site.target_count, 1) * WORD.size_bytes
         return replace(
             site, held=(*site.held, driver.allocate(most, f"products {number} of rank {rank}")), seen=site.seen
         )
@@ -60,7 +60,7 @@ class OpsWorld(PeerWorld):
             case Collective.ALL_REDUCE:
                 self._all_reduce(lane, stream, site, product)
             case Collective.ALL_GATHER:
-                self._all_gather(lane, stream, site, product)
+                self._all_gather(lane, stream, local, site, product)
             case Collective.ALL_TO_ALL:
                 self._all_to_all(lane, stream, local, site, product)
         lane.join_local(stream)
@@ -97,8 +97,20 @@ class OpsWorld(PeerWorld):
             place = None if site.offset is None else site.offset + shares[rank][0]
             overlaps.pass_sums_on(lane, stream, parts, place)
 
-    def _all_gather(self, lane: Lane, stream: int, site: Site, product: Product) -> None:
-        block = site.call.count * WORD.size_bytes
+    def _all_gather(self, lane: Lane, stream: int, local: int, site: Site, product: Product) -> None:
+        block, rank = site.call.count * WORD.size_bytes, lane.home.rank
+        if site.offset is not None:
+            into, offset = site.target, site.offset + rank * block
+
+            def use_there(p: int) -> None:
+                """As a product would read it; what is gathered is the output here."""
+                read = site.source if p == rank else into + p * block
+                product(site.held[-1] + p * block, read, block)
+                if p == rank:
+                    product(into + rank * block, site.source, block)
+
+            overlaps.all_gather_into(lane, stream, local, Part(site.source, block), offset, use_there)
+            return
         work = []
         for begin, end in self._cut(site.call.count):
 
@@ -133,7 +145,7 @@ def ops_worlds(draw: st.DrawFn) -> OpsWorld:
         stream = draw(st.integers(0, num_lanes - 1)) if is_eager else lane
         count, is_shared = draw(st.sampled_from([0, 1, 5, 48, 64])), draw(st.booleans())
         operator = draw(st.sampled_from(OPERATORS))
-        is_put = is_shared and operator is Collective.ALL_REDUCE
+        is_put = is_shared and operator in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
         calls.append(Call(operator, count, lane, stream, is_shared=is_put))
     return OpsWorld(
         calls,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.device.fake import explore, sample
+from crossfade.ops import overlaps
 from crossfade.peers.lane import Lane
 from tests.helpers.ops_faults import EarlySignal, NoLocalFork, NoLocalJoin
 from tests.helpers.ops_worlds import OPERATORS, OpsWorld, ops_worlds
@@ -36,7 +37,7 @@ def test_pr1_pr2_operators_have_no_fault(world: OpsWorld, seeds: range) -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_all_operators_in_a_row_and_again_from_a_graph(num_ranks: int, num_parts: int, num_queues: int | None) -> None:
     calls = [Call(each, 61) for each in OPERATORS]
-    calls.append(Call(Collective.ALL_REDUCE, 61, is_shared=True))
+    calls += [Call(each, 61, is_shared=True) for each in (Collective.ALL_REDUCE, Collective.ALL_GATHER)]
     rounds = (Round.EAGER, Round.REPLAY, Round.REPLAY)
     options = {"buffer_bytes": 256 * num_ranks, "is_replayable": True, "num_parts": num_parts}
     verdict = sample(OpsWorld(calls, num_ranks, rounds, num_queues, **options), range(2), is_strict=False)  # type: ignore[arg-type]
@@ -62,6 +63,13 @@ def test_a_faulty_lane_is_found(operator: Collective, fault: type[Lane]) -> None
 def test_a_call_that_ends_before_its_local_stream_is_found(operator: Collective) -> None:
     world = OpsWorld([Call(operator, 12)], rounds=(Round.EAGER,) * 2, buffer_bytes=512, lane=NoLocalJoin)
     assert "race" in kinds(world)
+
+
+def test_rows_that_are_put_before_the_other_rank_allows_it_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, rounds = [Call(Collective.ALL_GATHER, 12, is_shared=True)], (Round.EAGER,) * 2
+    assert kinds(OpsWorld(calls, rounds=rounds)) == {"ok"}
+    monkeypatch.setattr(overlaps, "barrier", lambda lane, stream: None)
+    assert "race" in kinds(OpsWorld(calls, rounds=rounds), 40)
 
 
 def test_an_all_to_all_whose_next_round_does_not_wait_for_the_fetches_is_found() -> None:

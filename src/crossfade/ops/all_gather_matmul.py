@@ -66,7 +66,8 @@ def all_gather_matmul(
         group: the ranks.
         bias: (N,), or None.
         out: (W M, N), lies over no operand; None for a new one.
-        gathered: (W M, K), contiguous, gets all ranks' ``a``; None if nobody needs them.
+        gathered: (W M, K), contiguous, gets all ranks' ``a``, which may be this rank's part of it; None if nobody needs them. One
+            of `PeerGroup.empty` is written by the other ranks themselves: all ranks give such a one, or none does.
         lane: which lane of the group.
         candidate: how; None for the plain way.
 
@@ -80,7 +81,8 @@ def all_gather_matmul(
     num_rows = group.num_ranks * len(operands.a)
     target = check_out(_NAME, group, operands, out, (num_rows, b.shape[1]))
     if gathered is not None:
-        check_out(_NAME, group, operands, gathered, (num_rows, b.shape[0]), "gathered")
+        place = -group.rank * operands.a.nbytes
+        check_out(_NAME, group, operands, gathered, (num_rows, b.shape[0]), "gathered", place)
         if not gathered.is_contiguous():
             raise ValueError(f"gathered of {_NAME} is not contiguous\nhint: torch.empty({num_rows}, {b.shape[0]})")
     way = way_of(candidate, _WAYS)

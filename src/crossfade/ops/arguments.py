@@ -130,7 +130,13 @@ def _num_rows(a: torch.Tensor) -> int:
 
 
 def check_out(
-    name: str, group: PeerGroup, operands: Operands, out: torch.Tensor | None, shape: tuple[int, ...], what: str = "out"
+    name: str,
+    group: PeerGroup,
+    operands: Operands,
+    out: torch.Tensor | None,
+    shape: tuple[int, ...],
+    what: str = "out",
+    place: int | None = None,
 ) -> torch.Tensor:
     """Checks an output, or makes it; gives a contiguous tensor to fill, which `store` brings into the output.
 
@@ -141,6 +147,7 @@ def check_out(
         out: what the caller gave.
         shape: what it has to be.
         what: what it is called.
+        place: where it may lie, seen from ``a``; None for nowhere near.
 
     Raises:
         TypeError: it is no tensor.
@@ -155,7 +162,8 @@ def check_out(
         )
     for each in operands:
         if each is not None:
-            check_overlap(name, each if each.is_contiguous() else each.t(), out, None)
+            flat = each if each.is_contiguous() else each.t()
+            check_overlap(name, flat, out, place if each is operands.a else None)
     return out if out.is_contiguous() else out.new_empty(shape)
 
 

@@ -22,6 +22,9 @@ All-gather: what arrives is read where it lies::
     local    copy own rows to r+1's slot r, set full | copy them to r+2's slot r, set full | ...
     stream   mm own rows | wait for full from r-1, mm its slot | wait for full from r-2, mm its slot | ...
 
+If somebody wants all rows in memory that all ranks can write, they are copied there, and read there; an empty exchange on the local
+stream says first that the memory is free.
+
 All-to-all: products are written where others fetch them, and land in the output at once::
 
     stream   mm rows for r+1 -> own buffer, set full | mm rows for r+2 -> own buffer, set full | ... | mm own rows -> out
@@ -34,11 +37,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from crossfade.device.copies import cut, enqueue, stagger
-from crossfade.peers.exchange import Block, Fetch, fetch, offer, push
+from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
 from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.lane import Epoch, Lane
 
-__all__ = ["Part", "add_parts", "all_gather", "all_to_all", "arrivals", "pass_sums_on"]
+__all__ = ["Part", "add_parts", "all_gather", "all_gather_into", "all_to_all", "arrivals", "pass_sums_on"]
 
 
 class Part(NamedTuple):
@@ -190,6 +193,29 @@ def all_gather(lane: Lane, stream: int, rounds: Sequence[tuple[Part, Callable[[i
     for own, use in rounds:
         gather.round(own, use)
     gather.end()
+
+
+def all_gather_into(lane: Lane, stream: int, local: int, own: Part, offset: int, use: Callable[[int], None]) -> None:
+    """Every rank uses all ranks' rows, in memory that all ranks can write.
+
+    Args:
+        lane: where; one round is enough, however long the rows are.
+        stream: the caller's.
+        local: the lane's own, behind the beginning of the call.
+        own: this rank's rows.
+        offset: where they go in every other rank's memory.
+        use: enqueues the product of a rank's rows; they are there, or, of this rank itself, anywhere.
+    """
+    home = lane.home
+    barrier(lane, local)
+    epoch = lane.advance()
+    for p in stagger(home.rank, home.num_ranks):
+        _copy(lane, local, home.buffers[p] + offset, *own)
+        lane.announce(epoch, [p], local, is_batched=False)
+    use(home.rank)
+    for p in arrivals(home.rank, home.num_ranks):
+        lane.await_full(epoch, [p], stream, is_batched=False)
+        use(p)
 
 
 def all_to_all(

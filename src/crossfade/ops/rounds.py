@@ -63,7 +63,11 @@ def _compute(job: Job, rows: list[torch.Tensor], targets: list[torch.Tensor], pe
 
 
 def all_gather(job: Job, *, rounds: int) -> None:
-    """See `all_gather_matmul`."""
+    """See `all_gather_matmul`. Rows that are wanted in memory that all can write go there at once, in one round."""
+    offset = None if job.gathered is None else job.group.shared_offset(job.gathered)
+    if offset is not None:
+        _gather_into(job, offset)
+        return
     parts = _cut(job, len(job.a), job.a, rounds)
     with on_lane(job) as at:
         work = [(_part(job.a[begin:end]), partial(_use, job, at, begin, end)) for begin, end in parts]
@@ -78,7 +82,27 @@ def _use(job: Job, at: OnLane, begin: int, end: int, peer: int, address: int) ->
     rows = job.a[begin:end] if own else _at(job, address, end - begin, job.a.shape[1])
     multiply_rows(job, rows, job.out[place])
     if job.gathered is not None:
-        at.lane.home.kernels.copy(at.stream, job.gathered[place].data_ptr(), address, rows.nbytes)
+        _keep(at, job.gathered[place], address)
+
+
+def _keep(at: OnLane, target: torch.Tensor, address: int) -> None:
+    if target.data_ptr() != address:
+        at.lane.home.kernels.copy(at.stream, target.data_ptr(), address, target.nbytes)
+
+
+def _gather_into(job: Job, offset: int) -> None:
+    gathered, own = job.gathered, _part(job.a)
+    assert gathered is not None, "rows that go somewhere"
+    rows, rank = len(job.a), job.group.rank
+
+    def use(p: int) -> None:
+        place = slice(p * rows, (p + 1) * rows)
+        multiply_rows(job, job.a if p == rank else gathered[place], job.out[place])
+        if p == rank:
+            _keep(at, gathered[place], own.address)
+
+    with on_lane(job) as at:
+        overlaps.all_gather_into(*at, own, offset + rank * own.size_bytes, use)
 
 
 def all_to_all(job: Job, *, rounds: int) -> None:
