@@ -246,6 +246,15 @@ def operands_and_outputs(device: str) -> None:
             assert torch.equal(gathered, torch.cat(inputs.a)), candidate
 
 
+def other_columns(device: str) -> None:
+    """Ranks whose ``b`` of an all-gather are not of one width."""
+    with opened(device) as group:
+        for candidate in CANDIDATES:
+            inputs = make(Operator.ALL_GATHER, group, (9, 5, 7), seed=3)
+            inputs.b[:] = [each.repeat(1, 1 + rank) for rank, each in enumerate(inputs.b)]
+            check(Operator.ALL_GATHER, group, inputs, candidate)
+
+
 def shared_gathered(device: str) -> None:
     """Rows that the other ranks put where they are wanted, again and again; ``a`` may lie there already. Larger than all slots."""
     with opened(device, buffer_bytes=256 * dist.get_world_size(), heap_bytes=1 << 20) as group:
@@ -502,6 +511,7 @@ CASES: dict[str, Case] = {
         operands_and_outputs,
         shared_out,
         shared_gathered,
+        other_columns,
         uneven,
         padded,
         same_bits,
@@ -514,6 +524,9 @@ CASES: dict[str, Case] = {
     )
 }
 GPU_CASES: dict[str, Case] = {**CASES, "large": large}
+LONG_CASES: dict[str, Case] = {
+    f"random calls {seed}": partial(random_calls, num_calls=3000, seed=seed) for seed in range(1, 4)
+}
 
 
 # processes
@@ -529,7 +542,7 @@ def _work(peers: dict[int, Any], rank: int, num_ranks: int, device: str, store: 
     name = ""
     try:
         for name in names:
-            GPU_CASES[name](device)
+            {**GPU_CASES, **LONG_CASES}[name](device)
             said[name] = "ok"
     except Exception:
         said[name] = traceback.format_exc()
