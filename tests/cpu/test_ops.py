@@ -14,7 +14,8 @@ from crossfade.ops.arguments import Layout, layout_of  # noqa: E402
 from crossfade.ops.candidate import Operator  # noqa: E402
 from crossfade.ops.matmul_all_to_all import matmul_all_to_all, matmul_all_to_all_padded  # noqa: E402
 from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
-from tests.helpers.ops_cases import CANDIDATES, CASES, FUNCTIONS, check, make  # noqa: E402
+from tests.helpers.ops_cases import CASES  # noqa: E402
+from tests.helpers.ops_inputs import CANDIDATES, FUNCTIONS, check, make  # noqa: E402
 from tests.helpers.peer_cases import join_world  # noqa: E402
 
 A, B = torch.zeros(4, 3), torch.zeros(3, 2)
