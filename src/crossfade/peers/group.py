@@ -93,7 +93,7 @@ def open_group(
         Lane(opened.home, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
         for index in range(num_lanes)
     ]
-    return PeerGroup(opened, lanes, where.type, total_bytes)
+    return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group)
 
 
 def _open_home(
@@ -117,6 +117,7 @@ class PeerGroup:
         home: the memory and signals.
         rank, num_ranks: this rank, and of how many.
         device_type: ``"cuda"`` or ``"cpu"``.
+        process_group: torch.distributed's group of the same ranks; None where there is none, as between actors.
         reports: of ranks that have died.
     """
 
@@ -129,8 +130,10 @@ class PeerGroup:
         *,
         names: Sequence[str] | None = None,
         before_release: Callable[[str], None] | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         home = self.home = opened.home
+        self.process_group = process_group
         self.rank = home.rank
         self.num_ranks = home.num_ranks
         self.device_type = device_type

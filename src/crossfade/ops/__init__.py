@@ -1,0 +1,11 @@
+"""A matrix product and its collective as one operator, which hides the collective behind the product where it can.
+
+One file for each operator, with its plain reference beside it: `matmul_reduce_scatter`, `matmul_all_reduce`, `all_gather_matmul`,
+`matmul_all_to_all`. They stand on a `crossfade.peers.group.PeerGroup`, on GPUs or on CPU tensors.
+
+The way from there down: `arguments` checks what was given and makes a `job.Job` of it; a `candidate.Candidate` says which way it
+is done. The ways are small files: `plain` (the product, then torch.distributed), `chunked` (both in pieces), `rounds` (copy
+engines), which stands on `overlaps`, the order of products and exchanges.
+
+Importing this room imports neither torch nor triton.
+"""

@@ -1,0 +1,178 @@
+"""The ways to do an operator, as values: what is chosen, measured, printed and kept on disk.
+
+A candidate's text is its name and its parameters, ``rounds(rounds=2)``, or the name alone where it has none; `Candidate.parse`
+reads both. `WAYS` lists all names; the files of the operators say which function each name stands for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from crossfade.ops.pieces import fits, least_rounds
+
+if TYPE_CHECKING:
+    from crossfade.peers.group import PeerGroup
+
+__all__ = ["PLAIN", "WAYS", "Candidate", "Operator", "Parameter", "Shape", "candidates_for"]
+
+
+class Operator(StrEnum):
+    """What there is to choose a candidate for."""
+
+    REDUCE_SCATTER = "matmul_reduce_scatter"
+    ALL_REDUCE = "matmul_all_reduce"
+    ALL_GATHER = "all_gather_matmul"
+    ALL_TO_ALL = "matmul_all_to_all"
+
+
+class Parameter(NamedTuple):
+    """A parameter of a way.
+
+    Attributes:
+        default: what it is if it is not given.
+        least: the smallest value.
+    """
+
+    default: int
+    least: int = 1
+
+
+WAYS: Mapping[str, Mapping[str, Parameter]] = {
+    "plain": {},
+    "chunked": {"chunks": Parameter(2)},
+    "rounds": {"rounds": Parameter(1)},
+}
+"""The parameters of every way, by its name."""
+
+_TEXT = re.compile(r"(\w+)\s*(?:\(\s*((?:\w+\s*=\s*\d+\s*,?\s*)*)\))?")
+_PAIR = re.compile(r"(\w+)\s*=\s*(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to do an operator. Equal candidates give equal bits, and are hashable.
+
+    Args:
+        name: one of `WAYS`.
+        parameters: (name, value) pairs in any order; those that are left out have their defaults.
+
+    Attributes:
+        name: of the way.
+        parameters: all of them, in the order of `WAYS`.
+
+    Raises:
+        ValueError: there is no such way or parameter, or a value is too small.
+    """
+
+    name: str
+    parameters: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        known = WAYS.get(self.name)
+        if known is None:
+            raise ValueError(f"there is no candidate '{self.name}'\nhint: one of {', '.join(WAYS)}")
+        given = dict(self.parameters)
+        for name in given:
+            if name not in known:
+                has = f"has {', '.join(known)}" if known else "has no parameters"
+                raise ValueError(f"'{self.name}' has no parameter '{name}'\nhint: it {has}")
+        whole = tuple((name, given.get(name, known[name].default)) for name in known)
+        for name, value in whole:
+            if value < known[name].least:
+                raise ValueError(f"{name} of '{self.name}' is {value}\nhint: {known[name].least} is the least")
+        object.__setattr__(self, "parameters", whole)
+
+    @classmethod
+    def of(cls, name: str, **parameters: int) -> Self:
+        """The candidate with these parameters."""
+        return cls(name, tuple(parameters.items()))
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """The parameters, by name."""
+        return dict(self.parameters)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value}" for name, value in self.parameters)
+        return f"{self.name}({inside})" if inside else self.name
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """What `str` gave.
+
+        Raises:
+            ValueError: it is no candidate's text.
+        """
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"'{text}' is no candidate\nhint: such as plain, or chunked(chunks=4)")
+        return cls(match[1], tuple((name, int(value)) for name, value in _PAIR.findall(match[2] or "")))
+
+
+PLAIN = Candidate("plain")
+
+
+class Shape(NamedTuple):
+    """What a candidate's time depends on.
+
+    Attributes:
+        M: rows of this rank's ``a``.
+        N: columns of ``b``.
+        K: columns of ``a``.
+        item_bytes: of one element.
+    """
+
+    M: int
+    N: int
+    K: int
+    item_bytes: int
+
+
+_CHUNKS = (2, 4, 8)
+_ROUNDS = (1, 2, 4)
+_LEAST_LENGTH = 16
+"""Of a chunk or of a round's part: shorter ones are never worth a launch."""
+
+
+def candidates_for(operator: Operator, shape: Shape, group: PeerGroup) -> list[Candidate]:
+    """The candidates that are worth a try, the same on all ranks; `PLAIN` comes first where torch.distributed has the group.
+
+    Args:
+        operator: for what.
+        shape: of this rank's operands; where ranks' differ, as in an uneven all-to-all, all give the same one.
+        group: whose ranks do it, with which buffers.
+    """
+    found = []
+    if group.process_group is not None:
+        found += [PLAIN, *_chunked(operator, shape, group.num_ranks)]
+    return found + list(_rounds(operator, shape, group))
+
+
+def _chunked(operator: Operator, shape: Shape, num_ranks: int) -> Iterator[Candidate]:
+    length = {
+        Operator.REDUCE_SCATTER: shape.M // num_ranks,
+        Operator.ALL_REDUCE: shape.M,
+        Operator.ALL_GATHER: shape.M,
+        Operator.ALL_TO_ALL: shape.N,
+    }[operator]
+    for chunks in _CHUNKS:
+        if num_ranks > 1 and length >= chunks * _LEAST_LENGTH:
+            yield Candidate.of("chunked", chunks=chunks)
+
+
+def _rounds(operator: Operator, shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
+    """As few rounds as the buffers allow, and more while parts are not too short."""
+    is_gather = operator is Operator.ALL_GATHER
+    length = shape.M if is_gather else -(-shape.M // group.num_ranks)
+    row_bytes = (shape.K if is_gather else shape.N) * shape.item_bytes
+    slot_bytes = group.lane().slot_bytes
+    if group.num_ranks == 1 or not fits(slot_bytes, row_bytes):
+        return
+    least = least_rounds(slot_bytes, length, row_bytes)
+    for rounds in sorted({least, *(rounds for rounds in _ROUNDS if rounds > least)}):
+        if rounds == least or length >= rounds * _LEAST_LENGTH:
+            yield Candidate.of("rounds", rounds=rounds)

@@ -1,0 +1,58 @@
+"""What a way to do an operator is given: checked operands, and outputs to fill.
+
+Letters, for all of this room: W ranks, r this one, p another; ``a`` (M, K), ``b`` (K, N), and the product (M, N) of each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from crossfade.ops.counts import Counts
+    from crossfade.peers.group import PeerGroup
+
+__all__ = ["Job", "Way"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One call of an operator.
+
+    Attributes:
+        name: of the operator, for errors.
+        group: whose ranks do it.
+        lane: the number of the lane.
+        a: (M, K).
+        b: (K, N), contiguous or the transpose of a contiguous one.
+        bias: (N,), or None where this rank adds none.
+        out: 2 dimensions, contiguous; what the operator gives.
+        gathered: all-gather: (W M, K), contiguous; gets all ranks' ``a``, if anybody asked for them.
+        counts: all-to-all: the rows from each rank to each.
+    """
+
+    name: str
+    group: PeerGroup
+    lane: int
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    out: torch.Tensor
+    gathered: torch.Tensor | None = None
+    counts: Counts | None = None
+
+    @property
+    def num_columns(self) -> int:
+        """N."""
+        return self.b.shape[1]
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """A tensor of the operands' type and device, with nothing in it yet."""
+        return self.a.new_empty(shape)
+
+
+Way = Callable[..., None]
+"""A function that is given a `Job`, and the parameters of its candidate by name, and fills the outputs."""

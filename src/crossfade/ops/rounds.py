@@ -1,0 +1,153 @@
+"""The operators by copy engines, which take no SM: R ``rounds``, each with 1/R of every rank's rows and an exchange of the lane.
+
+How a round hides what it moves is drawn in overlaps.py; here rows become addresses. ``rounds`` are more where the lane's slots are
+shorter than a round's part. Partial products are rounded to the element type, added in float32 (float64 in float64) in the order of
+the ranks, and rounded once, so all ranks get the same bits. Measured with a Triton product in the place of cuBLAS: decision 0013.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from crossfade.device.borrowed import tensor_on
+from crossfade.ops import overlaps
+from crossfade.ops.calls import OnLane, on_lane
+from crossfade.ops.job import Job
+from crossfade.ops.overlaps import Part
+from crossfade.ops.pieces import cut_evenly, least_rounds, require_slot
+from crossfade.ops.products import multiply_rows
+from crossfade.peers.arguments import kind_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+
+
+def reduce_scatter(job: Job, *, rounds: int) -> None:
+    """See `matmul_reduce_scatter`."""
+    rank, num_ranks, block = job.group.rank, job.group.num_ranks, len(job.out)
+    products, kind = job.empty(len(job.a), job.num_columns), kind_of(job.name, job.out)
+    parts = _cut(job, block, job.out, rounds)
+    with on_lane(job) as (lane, stream, _):
+        for begin, end in parts:
+            rows = [slice(p * block + begin, p * block + end) for p in range(num_ranks)]
+            targets = [products[each] for each in rows]
+            targets[rank] = job.out[begin:end]
+            compute = partial(_compute, job, [job.a[each] for each in rows], targets)
+            overlaps.add_parts(lane, stream, [_part(each) for each in targets], compute, kind)
+
+
+def all_reduce(job: Job, *, rounds: int) -> None:
+    """See `matmul_all_reduce`. All partial products lie in ``out``."""
+    group, num_rows = job.group, len(job.a)
+    block, kind = -(-num_rows // group.num_ranks), kind_of(job.name, job.out)
+    blocks = list(pairwise(min(p * block, num_rows) for p in range(group.num_ranks + 1)))
+    offset = group.shared_offset(job.out)
+    parts = _cut(job, block, job.out, rounds)
+    with on_lane(job) as (lane, stream, _):
+        for begin, end in parts:
+            rows = [slice(min(first + begin, last), min(first + end, last)) for first, last in blocks]
+            targets = [job.out[each] for each in rows]
+            compute = partial(_compute, job, [job.a[each] for each in rows], targets)
+            places = [_part(each) for each in targets]
+            overlaps.add_parts(lane, stream, places, compute, kind, is_offered=offset is None)
+            place = None if offset is None else offset + places[group.rank].address - job.out.data_ptr()
+            overlaps.pass_sums_on(lane, stream, places, place)
+
+
+def _compute(job: Job, rows: list[torch.Tensor], targets: list[torch.Tensor], peer: int) -> None:
+    multiply_rows(job, rows[peer], targets[peer])
+
+
+def all_gather(job: Job, *, rounds: int) -> None:
+    """See `all_gather_matmul`. Rows that are wanted in memory that all can write go there at once, in one round."""
+    offset = None if job.gathered is None else job.group.shared_offset(job.gathered)
+    if offset is not None:
+        _gather_into(job, offset)
+        return
+    parts = _cut(job, len(job.a), job.a, rounds)
+    with on_lane(job) as at:
+        work = [(_part(job.a[begin:end]), partial(_use, job, at, begin, end)) for begin, end in parts]
+        overlaps.all_gather(at.lane, at.stream, work)
+
+
+def _use(job: Job, at: OnLane, begin: int, end: int, peer: int, address: int) -> None:
+    """The product of some of a rank's rows; and the rows themselves, if somebody asked for them."""
+    first = peer * len(job.a)
+    place = slice(first + begin, first + end)
+    own = peer == job.group.rank
+    rows = job.a[begin:end] if own else _at(job, address, end - begin, job.a.shape[1])
+    multiply_rows(job, rows, job.out[place])
+    if job.gathered is not None:
+        _keep(at, job.gathered[place], address)
+
+
+def _keep(at: OnLane, target: torch.Tensor, address: int) -> None:
+    if target.data_ptr() != address:
+        at.lane.home.kernels.copy(at.stream, target.data_ptr(), address, target.nbytes)
+
+
+def _gather_into(job: Job, offset: int) -> None:
+    gathered, own = job.gathered, _part(job.a)
+    assert gathered is not None, "rows that go somewhere"
+    rows, rank = len(job.a), job.group.rank
+
+    def use(p: int) -> None:
+        place = slice(p * rows, (p + 1) * rows)
+        multiply_rows(job, job.a if p == rank else gathered[place], job.out[place])
+        if p == rank:
+            _keep(at, gathered[place], own.address)
+
+    with on_lane(job) as at:
+        overlaps.all_gather_into(*at, own, offset + rank * own.size_bytes, use)
+
+
+def all_to_all(job: Job, *, rounds: int) -> None:
+    """See `matmul_all_to_all`."""
+    counts, rank = job.counts, job.group.rank
+    assert counts is not None, "an all-to-all has counts"
+    parts = _cut(job, counts.largest, job.out, rounds)
+    with on_lane(job) as (lane, stream, local):
+        for begin, end in parts:
+            sent = _shares(job.a, counts.sent_at(), counts.sent, begin, end)
+            received = _shares(job.out, counts.received_at(), counts.received, begin, end)
+            compute = partial(_compute_into, job, sent, received[rank])
+            places = {p: _part(received[p]) for p in lane.home.peers}
+            overlaps.all_to_all(lane, stream, local, compute, places, is_first=not begin)
+
+
+def _compute_into(job: Job, sent: list[torch.Tensor], own: torch.Tensor, peer: int, address: int | None) -> None:
+    rows = sent[peer]
+    multiply_rows(job, rows, own if address is None else _at(job, address, len(rows), job.num_columns))
+
+
+def _shares(
+    tensor: torch.Tensor, firsts: list[int], counts: tuple[int, ...], begin: int, end: int
+) -> list[torch.Tensor]:
+    """Of each rank's rows, those from ``begin`` to ``end``, as far as there are any."""
+    pairs = zip(firsts, counts, strict=True)
+    return [tensor[first + min(begin, count) : first + min(end, count)] for first, count in pairs]
+
+
+def _at(job: Job, address: int, rows: int, columns: int) -> torch.Tensor:
+    """What lies in this rank's buffer, as a matrix."""
+    return tensor_on(address, (rows, columns), job.a.dtype, job.group.home.driver.device)
+
+
+def _part(tensor: torch.Tensor) -> Part:
+    return Part(tensor.data_ptr(), tensor.nbytes)
+
+
+def _cut(job: Job, length: int, tensor: torch.Tensor, rounds: int) -> list[tuple[int, int]]:
+    """The share of a block of ``length`` rows of ``tensor`` that each round has: 1/R, or as much as a slot takes.
+
+    Raises:
+        DeviceError: not even one row fits into a slot.
+    """
+    slot_bytes = job.group.lane(job.lane).slot_bytes
+    row_bytes = tensor.shape[1] * tensor.itemsize
+    require_slot(slot_bytes, row_bytes, job.group.num_ranks)
+    return cut_evenly(length, max(rounds, least_rounds(slot_bytes, length, row_bytes)))
