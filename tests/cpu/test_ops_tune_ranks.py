@@ -67,8 +67,30 @@ def test_ranks_that_ask_about_different_shapes_are_told(told: Told) -> None:
     assert second.endswith("hint: all ranks call the same operators, with equal shapes")
 
 
+def test_when_rank_0_cannot_decide_the_others_hear_of_it_at_once(told: Told) -> None:
+    first, second = (each["raises"] for each in told)
+    assert first.startswith("ZeroDivisionError")
+    assert second.startswith("DeviceError(\"rank 0 could not decide about 'matmul_reduce_scatter 8192,8192,7168")
+    assert "ZeroDivisionError" in second
+
+
 def test_each_group_decides_for_itself(told: Told) -> None:
     assert [each["group"] for each in told] == [
         (1, [[0]], ["plain", "rounds(rounds=1)"]),
         (1, [[1]], ["plain", "rounds(rounds=1)"]),
     ]
+
+
+def test_real_products_are_timed_on_both_ranks(told: Told) -> None:
+    """Which one is faster here is chance. Both ranks say the same, and have run each 2 + 3 * 5 times, or 2 + 5 if hopeless."""
+    (first, second) = (each["products"] for each in told)
+    assert first[:4] == second[:4]
+    untuned, _, _, names, num_runs, note, kept = first
+    assert untuned == "plain"
+    assert names == {"plain", "chunked(chunks=2)"}
+    assert num_runs["plain"] == 17
+    assert num_runs["chunked(chunks=2)"] in (7, 17)
+    assert num_runs == second[4]
+    assert note == "no copy engines here"
+    assert kept != "None"
+    assert second[6] == "None"

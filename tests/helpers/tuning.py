@@ -37,6 +37,7 @@ class Bench:
 
     Attributes:
         log: what was set up and run, in order.
+        fails_on: a shape for which nothing can be set up.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Bench:
         self._predicted_us = predicted_us
         self._needs = needs or {}
         self.log: list[str] = []
+        self.fails_on: Shape | None = None
 
     def tuner(self, ranks: Ranks | None = None, cache: Cache | None = None, **options: Any) -> Tuner:
         return Tuner(self.measure, self.predict, self.candidates, ranks or Alone(), cache, **options)
@@ -56,7 +58,7 @@ class Bench:
     def measure(self, shape: Shape, candidate: Candidate) -> Trial:
         text = str(candidate)
         self.log.append(f"set up {text}")
-        if text not in self._times_us:
+        if text not in self._times_us or shape == self.fails_on:
             raise RuntimeError(f"no kernel for {text}\nat all")
         found, next_at = self._times_us[text], 0
 

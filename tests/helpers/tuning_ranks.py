@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from crossfade.errors import ChannelTimeout
+from crossfade.errors import ChannelTimeout, DeviceError
 from crossfade.ops.cache import Cache
+from crossfade.ops.candidate import Candidate
+from crossfade.ops.operators import open_tuner
+from crossfade.ops.prediction import Prediction
 from crossfade.ops.ranks import GroupRanks
+from crossfade.ops.shape import Shape
 from crossfade.ops.tune import Tuner
+from crossfade.peers.group import open_group
 from tests.helpers.device_pair import run_workers
 from tests.helpers.peer_cases import join_world
-from tests.helpers.tuning import SHAPE, Bench, rows
+from tests.helpers.tuning import SHAPE, Bench, rows, ways
 
 __all__ = ["run_two"]
 
@@ -85,6 +90,22 @@ def _other_shapes(rank: int, folder: Path) -> Any:
     return "no error"
 
 
+def _no_model(shape: Shape, candidate: Candidate) -> Prediction | None:
+    raise ZeroDivisionError("a wave of no tiles")
+
+
+def _rank_0_raises(rank: int, folder: Path) -> Any:
+    bench = Bench({}, PREDICTED)
+    tuner = bench.tuner(_ranks())
+    if rank == 0:
+        tuner.predict = _no_model
+    try:
+        tuner.choose(SHAPE)
+    except (DeviceError, ZeroDivisionError) as error:
+        return repr(error)
+    return "no error"
+
+
 def _a_group_of_its_own(rank: int, folder: Path) -> Any:
     groups = [dist.new_group([each]) for each in range(2)]
     own = GroupRanks(groups[rank], torch.device("cpu"))
@@ -93,13 +114,63 @@ def _a_group_of_its_own(rank: int, folder: Path) -> Any:
     return own.num_ranks, own.gather([rank]), _told(Bench(times_us, predicted).tuner(own))[0]
 
 
+class Products:
+    """An operator on CPU tensors: a product and a gloo all-reduce, whole or in chunks."""
+
+    def __init__(self) -> None:
+        self.num_runs: dict[str, int] = {}
+
+    def candidates(self, shape: Shape) -> list[Candidate]:
+        return ways("chunked(chunks=2)", "plain", "rounds(rounds=1)")
+
+    def runner(self, shape: Shape, candidate: Candidate) -> Callable[[], object]:
+        if candidate.name == "rounds":
+            raise ValueError("no copy engines here")
+        a, b = torch.ones(shape.m, shape.k), torch.ones(shape.k, shape.n)
+        out = torch.empty(shape.m, shape.n)
+
+        def run() -> None:
+            self.num_runs[str(candidate)] = self.num_runs.get(str(candidate), 0) + 1
+            for part, into in zip(a.chunk(2), out.chunk(2), strict=True) if candidate.parameters else [(a, out)]:
+                torch.mm(part, b, out=into)
+                dist.all_reduce(into)
+
+        return run
+
+
+def _real_products(rank: int, folder: Path) -> Any:
+    group, operator = open_group(device="cpu", buffer_bytes=4096), Products()
+    process_group = dist.group.WORLD
+    assert process_group is not None
+    cache = Cache("CPU", 2, "v1", folder / f"products{rank}")
+    try:
+        tuner = open_tuner(group, process_group, {"matmul_all_reduce": operator}, cache=cache)
+        shape = Shape("matmul_all_reduce", 64, 32, 16, "float32", "nn", 2)
+        untuned = str(tuner.choose(shape))
+        decision = tuner.tune(shape)
+        names = {str(each) for each, time_us in decision.times_us if time_us > 0}
+        return (
+            untuned,
+            decision.order,
+            decision.times_us,
+            names,
+            operator.num_runs,
+            decision.notes[0][-20:],
+            str(cache.load(shape)),
+        )
+    finally:
+        group.close()
+
+
 CASES = {
+    "products": _real_products,
     "models": _models_that_differ,
     "slowest": _the_slowest_counts,
     "fails": _one_fails,
     "kept": _kept,
     "order": _asked_in_another_order,
     "shapes": _other_shapes,
+    "raises": _rank_0_raises,
     "group": _a_group_of_its_own,
 }
 

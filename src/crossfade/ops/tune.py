@@ -52,6 +52,9 @@ class Tuner:
             model does not know.
         num_turns: how often the candidates take turns.
         num_repeats: how often each is timed in a turn.
+
+    Attributes:
+        predict: as it was given.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Tuner:
         if min(num_best, num_turns, num_repeats) < 1:
             raise ValueError("num_best, num_turns and num_repeats are at least 1")
         self._measure = measure
-        self._predict = predict
+        self.predict = predict
         self._candidates = candidates
         self._ranks = ranks
         self._cache = cache
@@ -131,8 +134,26 @@ class Tuner:
         return self._decisions[bucket]
 
     def _hear(self, key: str, say: Callable[[], Decision]) -> Decision:
-        """Rank 0's decision about something, in whatever order the ranks ask."""
-        return Decision.from_data(json.loads(self._ranks.tell(key, lambda: json.dumps(say().to_data()))))
+        """Rank 0's decision about something, in whatever order the ranks ask.
+
+        Raises:
+            DeviceError: on the others, when rank 0 could not decide: there the error itself is raised.
+        """
+        failure: list[Exception] = []
+
+        def text() -> str:
+            try:
+                return json.dumps(say().to_data())
+            except Exception as error:
+                failure.append(error)
+                return json.dumps({"failure": _line(error)})
+
+        heard = json.loads(self._ranks.tell(key, text))
+        if failure:
+            raise failure[0]
+        if "failure" in heard:
+            raise DeviceError(f"rank 0 could not decide about '{key}': {heard['failure']}")
+        return Decision.from_data(heard)
 
     def _kept(self, bucket: Shape) -> Decision | None:
         return None if self._cache is None else self._cache.load(bucket)
@@ -146,7 +167,7 @@ class Tuner:
         times_us: dict[Candidate, float] = {}
         unknown: list[Candidate] = []
         for each in self._candidates(shape):
-            predicted = self._predict(shape, each)
+            predicted = self.predict(shape, each)
             if predicted is None or not math.isfinite(predicted.total_us):
                 unknown.append(each)
             else:
