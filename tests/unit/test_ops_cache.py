@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -220,6 +221,24 @@ def test_versions_name_what_a_choice_depends_on() -> None:
     names = [part.split()[0] for part in versions().split(", ")]
     assert names == ["crossfade", "torch", "triton", "driver"]
     assert not versions().startswith("crossfade -")
+
+
+def test_times_of_products_are_kept_beside_the_choices(tmp_path: Path) -> None:
+    waves = ((1024, 14.5), (2048, 27.0))
+    assert make(tmp_path).load_waves() is None
+    make(tmp_path).keep_waves(waves)
+    assert make(tmp_path).load_waves() == waves
+    assert make(tmp_path, "v2").load_waves() is None
+
+
+@pytest.mark.parametrize(
+    "entry", [3, [], [1, 2], [[1, -1.0]], [[2, 1.0], [1, 1.0]], {"a": 1}, [["x", 1]], [[1e400, 1]]]
+)
+def test_damaged_times_of_products_are_ignored(tmp_path: Path, entry: Any) -> None:
+    cache = make(tmp_path)
+    cache.keep_waves(entry)
+    with pytest.warns(RuntimeWarning, match=r"the times in .*products\.json are ignored: "):
+        assert cache.load_waves() is None
 
 
 # Processes

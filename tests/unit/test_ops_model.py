@@ -20,6 +20,7 @@ from crossfade.ops.figures import H200, Figures, Line, with_topology
 from crossfade.ops.model import OPERATORS, Model
 from crossfade.ops.prediction import Prediction, Program
 from crossfade.ops.shape import Shape
+from crossfade.ops.waves import measure_waves
 from crossfade.topology import Device, Link, LinkKind, Rate, Slowdown, Topology
 
 MODEL = Model(H200)
@@ -291,6 +292,13 @@ def test_figures_that_cannot_be(wrong: dict[str, Any]) -> None:
         replace(H200, **wrong)
     with pytest.raises(ValueError, match="Line"):
         Line(1.0, 0.0)
+
+
+def test_waves_are_measured_by_products_of_whole_waves() -> None:
+    waves = measure_waves(lambda m, n, k: MODEL.product_us(shape(SCATTER, (m, n, k))), 132)
+    assert [k for k, _ in waves] == [1024, 2048, 4096, 7168, 16384]
+    assert dict(waves) == pytest.approx({k: H200.wave_us(k) for k, _ in waves})
+    assert replace(H200, waves=waves).wave_us(3000) == pytest.approx(H200.wave_us(3000))
 
 
 def test_figures_take_what_the_topology_command_measured() -> None:

@@ -56,7 +56,7 @@ def tune_here(texts: Sequence[str], operators: Sequence[str], dtype: str, layout
         process_group,
     ):
         made = {name: OPERATORS[name](group) for name in names}
-        tuner = open_tuner(group, process_group, made)
+        tuner = open_tuner(group, process_group, made, is_measuring=True)
         console = Console(highlight=False, quiet=group.rank > 0)
         fill(console, tuner, [shape for name in names for shape in wanted(name, group.num_ranks)], again=again)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfade.ops.decision import Decision
+from crossfade.ops.figures import Figures
 from crossfade.ops.shape import Shape
 from crossfade.topology import cache_folder
 
@@ -28,6 +29,8 @@ __all__ = ["Cache", "versions"]
 
 FORMAT = 1
 """Of the files; part of their names, so that an older or a newer crossfade has its own."""
+_PRODUCTS = "products"
+"""In the place of an operator, for what was measured of products."""
 LOCK_S, LOOK_S = 5.0, 0.005
 """How long to try for the lock, and how often: a holder that was stopped must not stop everybody else, and a lock has no limit."""
 
@@ -81,30 +84,50 @@ class Cache:
 
     def load(self, shape: Shape) -> Decision | None:
         """The decision for a shape's bucket; None if there is none."""
-        path = self._path_or_warn(shape.operator)
-        if path is None:
-            return None
+        found = self._get(shape.operator, self._key(shape))
         try:
-            found = self._read(path, shape.operator).get(self._key(shape))
             return None if found is None else Decision.from_data(found)
-        except OSError as error:
-            self._warn(f"{path} cannot be read: {error.strerror or error}")
-            return None
         except ValueError as error:
-            self._warn(f"the choice for {shape.bucket} in {path} is ignored: {error}")
+            self._warn(f"the choice for {shape.bucket} in {self.path(shape.operator)} is ignored: {error}")
             return None
 
     def keep(self, shape: Shape, decision: Decision) -> None:
         """Writes the decision for a shape's bucket, in the place of an older one, beside all others."""
-        path = self._path_or_warn(shape.operator)
+        self._put(shape.operator, self._key(shape), decision.to_data())
+
+    def load_waves(self) -> tuple[tuple[int, float], ...] | None:
+        """What was measured of the device's products, as `Figures.waves` has it; None if nothing was."""
+        found = self._get(_PRODUCTS, self._versions)
+        try:
+            return None if found is None else Figures(waves=tuple((int(k), float(us)) for k, us in found)).waves
+        except (ValueError, TypeError, OverflowError) as error:
+            self._warn(f"the times in {self.path(_PRODUCTS)} are ignored: {str(error).partition(chr(10))[0]}")
+            return None
+
+    def keep_waves(self, waves: tuple[tuple[int, float], ...]) -> None:
+        """Writes what was measured of the device's products."""
+        self._put(_PRODUCTS, self._versions, waves)
+
+    def _get(self, operator: str, key: str) -> Any:
+        path = self._path_or_warn(operator)
+        if path is None:
+            return None
+        try:
+            return self._read(path, operator).get(key)
+        except OSError as error:
+            self._warn(f"{path} cannot be read: {error.strerror or error}")
+            return None
+
+    def _put(self, operator: str, key: str, data: Any) -> None:
+        path = self._path_or_warn(operator)
         if path is None:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(path):
-                entries = self._read(path, shape.operator)
-                entries[self._key(shape)] = decision.to_data()
-                _replace(path, json.dumps({**self._head(shape.operator), "choices": entries}, indent=1))
+                entries = self._read(path, operator)
+                entries[key] = data
+                _replace(path, json.dumps({**self._head(operator), "choices": entries}, indent=1))
         except OSError as error:
             self._warn(f"choices cannot be kept in {path.parent}: {error.strerror or error}; set CROSSFADE_CACHE_DIR")
 
@@ -145,7 +168,7 @@ class Cache:
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 @contextmanager

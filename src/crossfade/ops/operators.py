@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.driver import HOST
 from crossfade.ops.cache import Cache, versions
 from crossfade.ops.candidate import Candidate
-from crossfade.ops.figures import H200, with_topology
+from crossfade.ops.figures import H200, Figures, with_topology
 from crossfade.ops.model import Model
 from crossfade.ops.ranks import GroupRanks
 from crossfade.ops.shape import Shape
 from crossfade.ops.tune import Trial, Tuner
+from crossfade.ops.waves import measure_waves, product_timer
 from crossfade.peers.group import PeerGroup
 from crossfade.topology import load_topology
 
@@ -42,7 +44,12 @@ OPERATORS: Mapping[str, Callable[[PeerGroup], Operator]] = {}
 
 
 def open_tuner(
-    group: PeerGroup, process_group: ProcessGroup, operators: Mapping[str, Operator], *, cache: Cache | None = None
+    group: PeerGroup,
+    process_group: ProcessGroup,
+    operators: Mapping[str, Operator],
+    *,
+    cache: Cache | None = None,
+    is_measuring: bool = False,
 ) -> Tuner:
     """A tuner for the operators of a group. Collective.
 
@@ -51,17 +58,34 @@ def open_tuner(
         process_group: the same ranks, as torch knows them.
         operators: by name.
         cache: where choices are kept; None for the user's cache folder.
+        is_measuring: GPUs only: begin by measuring products, a second's work, if that was never done on such a device.
     """
     device = _device(group)
-    topology = load_topology() if group.rank == 0 else None  # rank 0 decides
-    model = Model(H200 if topology is None else with_topology(H200, topology))
+    if cache is None:
+        cache = Cache(_device_name(device), group.num_ranks, versions())
+    model = Model(_figures(device, cache, is_measuring=is_measuring) if group.rank == 0 else H200)  # rank 0 decides
     return Tuner(
         lambda shape, candidate: trial_of(group, operators[shape.operator].runner(shape, candidate)),
         model.predict,
         lambda shape: operators[shape.operator].candidates(shape),
         GroupRanks(process_group, device),
-        Cache(_device_name(device), group.num_ranks, versions()) if cache is None else cache,
+        cache,
     )
+
+
+def _figures(device: torch.device, cache: Cache, *, is_measuring: bool) -> Figures:
+    """What is known of this device, and what four H200 do where it is not."""
+    topology, figures = load_topology(), H200
+    if topology is not None:
+        figures = with_topology(figures, topology)
+    if device.type == "cuda":
+        num_sms = torch_or_raise().cuda.get_device_properties(device).multi_processor_count
+        figures = replace(figures, num_sms=num_sms)
+    waves = cache.load_waves()
+    if waves is None and is_measuring:
+        waves = measure_waves(product_timer(device), figures.num_sms)
+        cache.keep_waves(waves)
+    return figures if waves is None else replace(figures, waves=waves)
 
 
 def trial_of(group: PeerGroup, run: Callable[[], object]) -> Trial:
