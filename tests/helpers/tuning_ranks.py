@@ -22,7 +22,7 @@ from tests.helpers.device_pair import run_workers
 from tests.helpers.peer_cases import join_world
 from tests.helpers.tuning import SHAPE, Bench, rows, ways
 
-__all__ = ["run_two"]
+__all__ = ["Products", "run_two"]
 
 PREDICTED = {"rounds(rounds=1)": 80.0, "rounds(rounds=2)": 90.0, "plain": 100.0}
 
@@ -115,9 +115,10 @@ def _a_group_of_its_own(rank: int, folder: Path) -> Any:
 
 
 class Products:
-    """An operator on CPU tensors: a product and a gloo all-reduce, whole or in chunks."""
+    """An operator: a product and torch's all-reduce, whole or in chunks."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
         self.num_runs: dict[str, int] = {}
 
     def candidates(self, shape: Shape) -> list[Candidate]:
@@ -126,8 +127,10 @@ class Products:
     def runner(self, shape: Shape, candidate: Candidate) -> Callable[[], object]:
         if candidate.name == "rounds":
             raise ValueError("no copy engines here")
-        a, b = torch.ones(shape.m, shape.k), torch.ones(shape.k, shape.n)
-        out = torch.empty(shape.m, shape.n)
+        with torch.device(self._device):
+            kind = getattr(torch, shape.dtype)
+            a, b = torch.ones(shape.m, shape.k, dtype=kind), torch.ones(shape.k, shape.n, dtype=kind)
+            out = torch.empty(shape.m, shape.n, dtype=kind)
 
         def run() -> None:
             self.num_runs[str(candidate)] = self.num_runs.get(str(candidate), 0) + 1

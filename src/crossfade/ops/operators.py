@@ -36,7 +36,9 @@ class Operator(Protocol):
         """All that can do a shape, the same ones on all ranks, and plain among them."""
 
     def runner(self, shape: Shape, candidate: Candidate) -> Callable[[], object]:
-        """Makes operands and an output, and loads kernels, without a word to other ranks; gives what does it once, on all ranks."""
+        """Makes operands and an output, and loads all kernels: loading one while a stream waits for a peer can hang. Says no word
+        to other ranks. Gives what does it once, on all ranks.
+        """
 
 
 OPERATORS: Mapping[str, Callable[[PeerGroup], Operator]] = {}
@@ -82,7 +84,7 @@ def _figures(device: torch.device, cache: Cache, *, is_measuring: bool) -> Figur
         num_sms = torch_or_raise().cuda.get_device_properties(device).multi_processor_count
         figures = replace(figures, num_sms=num_sms)
     waves = cache.load_waves()
-    if waves is None and is_measuring:
+    if waves is None and is_measuring and device.type == "cuda":
         waves = measure_waves(product_timer(device), figures.num_sms)
         cache.keep_waves(waves)
     return figures if waves is None else replace(figures, waves=waves)
