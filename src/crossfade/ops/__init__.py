@@ -7,5 +7,8 @@ The way from there down: `arguments` checks what was given and makes a `job.Job`
 is done. The ways are small files: `plain` (the product, then torch.distributed), `chunked` (both in pieces), `rounds` (copy
 engines), which stands on `overlaps`, the order of products and exchanges.
 
-Importing this room imports neither torch nor triton.
+Which way is taken: `model` predicts how long each takes, from `figures` that were measured once; `tune` measures the best few and
+decides, alike on all ranks; `cache` keeps what was decided. docs/tuning.md shows it from outside.
+
+Importing this room imports neither torch nor triton. docs/decisions/0013-tile-operators.md says why it is so.
 """
