@@ -55,14 +55,14 @@ def test_every_element_is_in_one_tile(plan: TilePlan) -> None:
 def test_pieces_are_whole_before_the_next_and_their_counters_exact(plan: TilePlan) -> None:
     tiles = list(plan.tiles())
     assert len(tiles) == plan.num_tiles
-    assert [piece.index for piece in plan.pieces] == list(range(len(plan.pieces)))
+    assert [piece.counter for piece in plan.pieces] == list(range(len(plan.pieces)))
     at = 0
     for piece in plan.pieces:
         assert piece.first_tile == at
         assert piece.num_tiles > 0
         own = tiles[piece.first_tile : piece.end_tile]
         assert all(piece.begin <= tile.row < tile.row_end <= piece.end for tile in own)
-        assert {tile.piece for tile in own} == {piece.index}
+        assert {tile.piece for tile in own} == {piece.counter}
         at = piece.end_tile
     assert at == len(tiles)
 
@@ -85,7 +85,7 @@ def test_two_stretches_a_round_hold_all_pieces(plan: TilePlan) -> None:
     assert [piece for stretch in plan.stretches for piece in stretch.pieces] == list(plan.pieces)
     at = 0
     for index, stretch in enumerate(plan.stretches):
-        assert (stretch.index, stretch.round) == (index, index // 2)
+        assert (stretch.place, stretch.round) == (index, index // 2)
         assert stretch.first_tile == at
         assert stretch.num_tiles == sum(piece.num_tiles for piece in stretch.pieces)
         assert all((piece.rank == plan.rank) is stretch.is_own for piece in stretch.pieces)

@@ -86,14 +86,14 @@ class Piece(NamedTuple):
     """Rows that are moved at once.
 
     Attributes:
-        index: its counter.
+        counter: which is its.
         rank: whose block it belongs to.
         round: when it is done.
         begin, end: its rows.
         first_tile, end_tile: its tiles in the table, which lie together.
     """
 
-    index: int
+    counter: int
     rank: int
     round: int
     begin: int
@@ -111,14 +111,14 @@ class Stretch(NamedTuple):
     """What one launch does.
 
     Attributes:
-        index: among all stretches, in their order.
+        place: among all stretches, in their order.
         round: when.
         is_own: it is this rank's run, and not those of all others.
         first_tile, end_tile: its tiles in the table.
         pieces: whole ones, in the order in which they are done.
     """
 
-    index: int
+    place: int
     round: int
     is_own: bool
     first_tile: int
@@ -225,7 +225,7 @@ class TilePlan:
             for first in range(0, len(rows), self.swath):
                 for column in range(across):
                     for row in rows[first : first + self.swath]:
-                        yield Tile(row, min(row + self.tile_rows, piece.end), column, piece.index)
+                        yield Tile(row, min(row + self.tile_rows, piece.end), column, piece.counter)
 
     @cached_property
     def table(self) -> array[int]:
