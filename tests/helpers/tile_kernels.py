@@ -18,7 +18,7 @@ from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
 from crossfade.ops.launch import Epilogue, Product, Sum, Target
 from crossfade.ops.loading import Loader
-from crossfade.ops.shape import Shape, find_unit
+from crossfade.ops.operands import Operands, find_unit
 from crossfade.ops.tiles import Stretch, TilePlan, even_blocks, plan_tiles, uneven_blocks
 from tests.helpers.peer_cases import expected, make, same_bits
 from tests.helpers.tile_worlds import (
@@ -71,7 +71,7 @@ def one_product(
     plan = plan_tiles(n, even_blocks(m, 1), 0, tile_rows=16, tile_columns=32, piece_rows=32, swath=2)
     words: Any = Words()
     out = poisoned(m + 1, n + more, kind)
-    product = Product(Loader(HOST), words, Shape.of(a, b), plan, config, out_unit=find_unit(n + more))
+    product = Product(Loader(HOST), words, Operands.of(a, b), plan, config, out_unit=find_unit(n + more))
     chosen = epilogue or Epilogue(has_bias=bias is not None, has_signals=True)
     product.load(chosen)
     target = Target(out.data_ptr(), n + more)
@@ -117,7 +117,7 @@ def check_views() -> None:
         (torch.cat([a[:1], a])[1:], by_columns(b), True),
         (torch.cat([a.flatten()[:1], a.flatten()])[1:].view(35, 40), by_columns(b), False),
     ):
-        assert Shape.of(left, right).is_by_descriptor is is_by_descriptor
+        assert Operands.of(left, right).is_by_descriptor is is_by_descriptor
         assert torch.equal(one_product(left, right)[0].float(), wanted)
 
 
@@ -127,7 +127,7 @@ def check_signals() -> None:
     a, b = integers(m, k, "float16", 1), integers(k, n, "float16", 2)
     plan = plan_tiles(n, uneven_blocks([33, 0, 37]), 2, tile_rows=16, tile_columns=32, num_rounds=2, piece_rows=16)
     words: Any = Words()
-    product = Product(Loader(HOST), words, Shape.of(a, b), plan, SMALL, out_unit=find_unit(n))
+    product = Product(Loader(HOST), words, Operands.of(a, b), plan, SMALL, out_unit=find_unit(n))
     product.load(Epilogue(has_signals=True))
     wanted = a.float() @ b.float()
     for num_tiles in range(1, plan.num_tiles + 1):
@@ -157,13 +157,11 @@ def check_worlds() -> int:
     ]
     for world in worlds:
         for _ in range(2):  # counters go on, or have been reset
-            for tensors in (world.staging, world.slots, world.outs):
-                for tensor in tensors:
-                    tensor.fill_(float("nan"))
+            world.poison()
             world.run()
             world.check()
         num_sent = sum(piece.rank != r for r, p in enumerate(world.products) for piece in p.plan.pieces)
-        assert world.words.num_waits == 2 * num_sent
+        assert world.driver.num_waits == 2 * num_sent
         for product in world.products:
             replayed = product.counters._words.view(2, len(product.plan.pieces), -1)[1]
             assert not bool(replayed.any())
@@ -210,7 +208,7 @@ def check_several_targets() -> None:
     table = loader.table([other.data_ptr() for other in others])
     plan = plan_tiles(48, even_blocks(40, 1), 0, tile_rows=16, tile_columns=32)
     words: Any = Words()
-    product = Product(loader, words, Shape.of(a, b), plan, SMALL)
+    product = Product(loader, words, Operands.of(a, b), plan, SMALL)
     product.load(epilogue)
     out = poisoned(40, 48, "float16")
     target = Target(out.data_ptr(), 48, also=table.data_ptr(), also_offset=2 * 48 * 2)

@@ -6,16 +6,16 @@ Operands are small integers, so every accumulator is exact in float32 and every 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from crossfade.device.borrowed import device_of
 from crossfade.device.driver import HOST
 from crossfade.ops.launch import Epilogue, Parts, Product, Target
 from crossfade.ops.loading import Loader
-from crossfade.ops.shape import Shape, find_unit
+from crossfade.ops.operands import Operands, find_unit
 from crossfade.ops.tiles import Block, Piece, TileConfig, plan_tiles
 
 SMALL = TileConfig(16, 32, 16, num_warps=4, num_stages=2)
@@ -23,7 +23,7 @@ SMALL = TileConfig(16, 32, 16, num_warps=4, num_stages=2)
 
 
 class Words:
-    """The part of a driver that counters use: waits are done at once, or they are mistakes."""
+    """The part of a driver that is used here: waits are over at once, or they are mistakes."""
 
     def __init__(self) -> None:
         self.num_waits = 0
@@ -35,6 +35,15 @@ class Words:
         found = ctypes.c_uint32.from_address(address).value
         assert found == value, f"a stream waits for {value} and finds {found}"
         self.num_waits += 1
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Nothing: all is done in its order."""
+
+    def wait_event(self, stream: int, event: int) -> None:
+        """Nothing."""
+
+    def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        ctypes.memmove(target, source, size_bytes)
 
     def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
         self.wait_value(stream, address, value)
@@ -60,20 +69,20 @@ def spaced(tensor: Any, more: int) -> Any:
 
 
 def rounded(total: Any, kind: str) -> Any:
-    """As the interpreter rounds float32: bfloat16 is cut off there."""
-    if kind == "bfloat16":
+    """As float32 is rounded where it lies: by the interpreter, bfloat16 is cut off."""
+    if kind == "bfloat16" and not total.is_cuda:
         return (total.contiguous().view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
     return total.to(getattr(torch, kind))
 
 
-def poisoned(rows: int, columns: int, kind: str) -> Any:
+def poisoned(rows: int, columns: int, kind: str, device: int = HOST) -> Any:
     """What nobody may read, and everybody must have overwritten."""
-    return torch.full((rows, columns), float("nan"), dtype=getattr(torch, kind))
+    return torch.full((rows, columns), float("nan"), dtype=getattr(torch, kind), device=device_of(device))
 
 
 @dataclass
 class World:
-    """One product of every rank, cut alike.
+    """One product of every rank, cut alike. On a GPU, pieces are sent on a stream of their own, and all ranks share the device.
 
     Attributes:
         blocks: by rank.
@@ -84,6 +93,9 @@ class World:
         piece_rows: of each plan.
         bias: is added to each sum.
         config: of the kernels.
+        is_captured: what is enqueued is captured.
+        device: the GPU, or `HOST` for the interpreter.
+        driver: of the GPU.
     """
 
     blocks: list[Block]
@@ -96,22 +108,30 @@ class World:
     bias: Any = None
     config: TileConfig = SMALL
     is_captured: bool = False
-    loader: Loader = field(default_factory=lambda: Loader(HOST))
+    device: int = HOST
+    driver: Any = field(default_factory=Words)
 
     def __post_init__(self) -> None:
         self.num_ranks, self.m = len(self.blocks), self.blocks[-1].end
-        self.words = Words()
-        self.a = [integers(self.m, self.k, self.kind, 10 + r, 9) for r in range(self.num_ranks)]
-        self.b = [integers(self.k, self.n, self.kind, 50 + r, 9) for r in range(self.num_ranks)]
+        self.loader, where = Loader(self.device), device_of(self.device)
+        self.a = [integers(self.m, self.k, self.kind, 10 + r, 9).to(where) for r in range(self.num_ranks)]
+        self.b = [integers(self.k, self.n, self.kind, 50 + r, 9).to(where) for r in range(self.num_ranks)]
+        if self.bias is not None:
+            self.bias = self.bias.to(where)
         if self.is_b_transposed:
             self.b = [by_columns(b) for b in self.b]
         self.products = [self._product(r) for r in range(self.num_ranks)]
         # What is sent, and W slots of every rank, one row of blocks each.
-        self.staging = [poisoned(self.m, self.n, self.kind) for _ in range(self.num_ranks)]
+        self.staging = [poisoned(self.m, self.n, self.kind, self.device) for _ in range(self.num_ranks)]
         self.slot_rows = max(block.end - block.begin for block in self.blocks)
         rows = self.num_ranks * self.slot_rows
-        self.slots = [poisoned(rows, self.n, self.kind) for _ in range(self.num_ranks)]
-        self.outs = [poisoned(self.m, self.n, self.kind) for _ in range(self.num_ranks)]
+        self.slots = [poisoned(rows, self.n, self.kind, self.device) for _ in range(self.num_ranks)]
+        self.outs = [poisoned(self.m, self.n, self.kind, self.device) for _ in range(self.num_ranks)]
+        self.stream = self.push = self.event = 0
+        if self.device != HOST:
+            self.stream, self.push = (self.driver.create_stream(name) for name in ("compute", "push"))
+            self.event = self.driver.create_event()
+            torch.cuda.synchronize(self.device)
 
     def _product(self, rank: int) -> Product:
         rows, columns = self.config[:2]
@@ -125,9 +145,8 @@ class World:
             piece_rows=self.piece_rows,
             swath=2,
         )
-        words: Any = self.words
-        shape = Shape.of(self.a[rank], self.b[rank])
-        product = Product(self.loader, words, shape, plan, self.config, out_unit=find_unit(self.n))
+        operands = Operands.of(self.a[rank], self.b[rank])
+        product = Product(self.loader, self.driver, operands, plan, self.config, out_unit=find_unit(self.n))
         product.load(self.counted, self.final(rank))
         return product
 
@@ -140,51 +159,59 @@ class World:
         """Of the own block."""
         return Epilogue(has_bias=self.bias is not None, rank=rank, num_parts=self.num_ranks)
 
+    def poison(self) -> None:
+        """Nothing that was computed or sent is left."""
+        for tensors in (self.staging, self.slots, self.outs):
+            for tensor in tensors:
+                tensor.fill_(float("nan"))
+
     def do_others(self, rank: int, number: int) -> None:
         """Launches the other ranks' runs of a round, and sends each piece when its counter says that it may be sent."""
         product = self.products[rank]
         stretch = product.plan.stretch(number, is_own=False)
         target = Target(self.staging[rank].data_ptr(), self.n)
-        product.launch(0, stretch, self.a[rank], self.b[rank], target, self.counted, is_captured=self.is_captured)
+        operands = self.a[rank], self.b[rank]
+        product.launch(self.stream, stretch, *operands, target, self.counted, is_captured=self.is_captured)
         for piece in stretch.pieces:
-            product.counters.wait(0, piece, is_captured=self.is_captured)
+            product.counters.wait(self.push, piece, is_captured=self.is_captured)
             self.send(rank, piece)
 
     def send(self, rank: int, piece: Piece) -> None:
         """A piece goes to its owner's slot."""
         at = rank * self.slot_rows + piece.begin - self.blocks[piece.rank].begin
-        self.slots[piece.rank][at : at + piece.end - piece.begin] = self.staging[rank][piece.begin : piece.end]
+        rows = self.staging[rank][piece.begin : piece.end]
+        target = self.slots[piece.rank][at : at + len(rows)]
+        self.driver.copy(target.data_ptr(), rows.data_ptr(), rows.nbytes, self.push)
 
     def do_own(self, rank: int, number: int) -> None:
         """Launches the own run of a round, which adds what has come."""
         product, block = self.products[rank], self.blocks[rank]
-        size_bytes = self.slot_rows * self.n * 2
         product.launch(
-            0,
+            self.stream,
             product.plan.stretch(number, is_own=True),
             self.a[rank],
             self.b[rank],
             Target(self.outs[rank][block.begin :].data_ptr(), self.n, block.begin),
             self.final(rank),
-            Parts(self.slots[rank].data_ptr(), size_bytes, block.begin),
+            Parts(self.slots[rank].data_ptr(), self.slot_rows * self.n * 2, block.begin),
             0 if self.bias is None else self.bias.data_ptr(),
             is_captured=self.is_captured,
         )
 
-    def run(self, between: Callable[[World, int], None] | None = None) -> None:
+    def run(self) -> None:
         """All rounds of all ranks."""
         for number in range(self.num_rounds):
             for rank in range(self.num_ranks):
                 self.do_others(rank, number)
-            if between is not None:
-                between(self, number)
+            self.driver.record_event(self.event, self.push)
+            self.driver.wait_event(self.stream, self.event)
             for rank in range(self.num_ranks):
                 self.do_own(rank, number)
 
     def expected(self, rank: int) -> Any:
         """This rank's block: its accumulator as it is, the others' rounded, added in the order of the ranks, rounded once."""
         rows = slice(self.blocks[rank].begin, self.blocks[rank].end)
-        total = torch.zeros(rows.stop - rows.start, self.n)
+        total = torch.zeros(())
         for k in range(self.num_ranks):
             exact = self.a[k][rows].float() @ self.b[k].float()
             part = exact if k == rank else rounded(exact, self.kind).float()

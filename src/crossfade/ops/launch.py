@@ -1,6 +1,6 @@
 """A product prepared once for its shape, and launched with few host microseconds; and the sum over ranks beside it.
 
-    product = Product(loader, driver, Shape.of(a, b, ...), plan, config)
+    product = Product(loader, driver, Operands.of(a, b, ...), plan, config)
     product.load(Epilogue(has_signals=True))            set-up: may wait for the device
     product.launch(stream, stretch, a, b, target, epilogue)
     product.counters.wait(push_stream, piece)           ... and the piece may be moved
@@ -19,7 +19,7 @@ from crossfade.errors import DeviceError
 from crossfade.ops.counters import Counters, num_counter_words
 from crossfade.ops.kernels import COUNTER_WORDS
 from crossfade.ops.loading import Launch, Loader, ProductVariant, SumVariant
-from crossfade.ops.shape import ITEM_BYTES, WIDEST, Shape, find_unit
+from crossfade.ops.operands import ITEM_BYTES, WIDEST, Operands, find_unit
 from crossfade.ops.tiles import Stretch, TileConfig, TilePlan
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Product:
     Args:
         loader: of the device.
         driver: of the device.
-        shape: of the operands.
+        operands: their shapes and layouts.
         plan: how it is cut; its tiles are the config's.
         config: tile and pipeline.
         out_unit: of the result's stride and all addresses beside the operands'; `find_unit` finds it.
@@ -101,23 +101,23 @@ class Product:
         self,
         loader: Loader,
         driver: Driver,
-        shape: Shape,
+        operands: Operands,
         plan: TilePlan,
         config: TileConfig,
         *,
         out_unit: int = WIDEST,
         reserve_sms: int = 0,
     ) -> None:
-        if (plan.num_rows, plan.num_columns) != (shape.m, shape.n):
+        if (plan.num_rows, plan.num_columns) != (operands.m, operands.n):
             raise ValueError(
-                f"a plan for {plan.num_rows} x {plan.num_columns}, a product of {shape.m} x {shape.n}\n"
+                f"a plan for {plan.num_rows} x {plan.num_columns}, a product of {operands.m} x {operands.n}\n"
                 "hint: blocks hold all rows of the product"
             )
         if (plan.tile_rows, plan.tile_columns) != config[:2]:
             raise ValueError(f"tiles of {plan.tile_rows} x {plan.tile_columns} are planned, and {config[:2]} built")
         torch = torch_or_raise()
-        self.shape, self.plan, self.config = shape, plan, config
-        self.out_unit = find_unit(out_unit, shape.n)
+        self.operands, self.plan, self.config = operands, plan, config
+        self.out_unit = find_unit(out_unit, operands.n)
         self._loader = loader
         self._num_programs = max(loader.num_sms - reserve_sms, 1)
         device = device_of(loader.device)
@@ -125,19 +125,19 @@ class Product:
         words = torch.zeros(num_counter_words(plan, COUNTER_WORDS), dtype=torch.int32, device=device)
         self.counters = Counters(driver, plan, words, COUNTER_WORDS)
         table = 0 if self._table is None else self._table.data_ptr()
-        self._head = (shape.m, shape.n, shape.k, shape.a_stride, shape.b_stride, table)
+        self._head = (operands.m, operands.n, operands.k, operands.a_stride, operands.b_stride, table)
         self._launches: dict[tuple[Epilogue, int], Launch] = {}
-        self._operands: tuple[Any, Any] | None = None
+        self._arguments: tuple[Any, Any] | None = None
         self._address_mask = ITEM_BYTES * self.out_unit - 1
 
     def variant(self, epilogue: Epilogue) -> ProductVariant:
         """The kernel for an epilogue."""
-        shape = self.shape
+        operands = self.operands
         return ProductVariant(
-            shape.kind,
-            shape.is_by_descriptor,
-            shape.is_b_transposed,
-            shape.in_unit,
+            operands.kind,
+            operands.is_by_descriptor,
+            operands.is_b_transposed,
+            operands.in_unit,
             self.out_unit,
             *epilogue,
             self.config,
@@ -192,9 +192,9 @@ class Product:
             raise ValueError(f"not all of {target}, {parts} and bias are aligned to {self._address_mask + 1} bytes")
         counters = self.counters.row(is_captured=is_captured)
         first, end = stretch.first_tile, stretch.end_tile
-        operands = self._point_to(a, b)
+        arguments = self._point_to(a, b)
         try:
-            launch(stream, *operands, *self._head, first, end, counters, *target, *parts, bias)
+            launch(stream, *arguments, *self._head, first, end, counters, *target, *parts, bias)
         finally:
             self._forget()
         if epilogue.has_signals:
@@ -202,19 +202,19 @@ class Product:
 
     def _point_to(self, a: torch.Tensor, b: torch.Tensor) -> tuple[Any, Any]:
         """The operands as the kernel takes them. Descriptors are made once, and only their addresses change."""
-        if not self.shape.is_by_descriptor:
+        if not self.operands.is_by_descriptor:
             return a, b
-        if self._operands is None:
-            self._operands = self.variant(Epilogue()).operands(a, b, self.shape.a_stride, self.shape.b_stride)
-            return self._operands
-        self._operands[0].base = a
-        self._operands[1].base = b
-        return self._operands
+        if self._arguments is None:
+            self._arguments = self.variant(Epilogue()).arguments(a, b, self.operands.a_stride, self.operands.b_stride)
+            return self._arguments
+        self._arguments[0].base = a
+        self._arguments[1].base = b
+        return self._arguments
 
     def _forget(self) -> None:
         """Keeps no operand alive."""
-        if self._operands is not None:
-            self._operands[0].base = self._operands[1].base = None
+        if self._arguments is not None:
+            self._arguments[0].base = self._arguments[1].base = None
 
 
 class Sum:

@@ -16,7 +16,7 @@ from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
 from crossfade.ops.kernels import product_kernel, sum_kernel
-from crossfade.ops.shape import KIND_NAMES
+from crossfade.ops.operands import KIND_NAMES
 from crossfade.ops.tiles import TileConfig
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ProductVariant(NamedTuple):
         """Triton's."""
         return {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
 
-    def operands(self, a: torch.Tensor, b: torch.Tensor, a_stride: int, b_stride: int) -> tuple[Any, Any]:
+    def arguments(self, a: torch.Tensor, b: torch.Tensor, a_stride: int, b_stride: int) -> tuple[Any, Any]:
         """What the kernel takes for a and b. A descriptor's ``base`` may be replaced by another tensor of the same shape."""
         if not self.is_by_descriptor:
             return a, b
@@ -189,7 +189,7 @@ class Loader:
         torch = torch_or_raise()
         kind = getattr(torch, variant.kind)
         a = torch.zeros(_SIDE, _SIDE, dtype=kind, device=device_of(self.device))  # and all that is not touched
-        operands, at, sizes = variant.operands(a, a, _SIDE, _SIDE), a.data_ptr(), [_SIDE] * 5
+        operands, at, sizes = variant.arguments(a, a, _SIDE, _SIDE), a.data_ptr(), [_SIDE] * 5
         table, first, end, counters, out = at + 16, 0, 0, at, at
         return [*operands, *sizes, table, first, end, counters, out, *[0] * 8]
 

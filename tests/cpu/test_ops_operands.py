@@ -1,4 +1,4 @@
-"""How the operands of a product lie (`crossfade.ops.shape`)."""
+"""How the operands of a product lie (`crossfade.ops.operands`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.ops.shape import Shape, find_unit  # noqa: E402
+from crossfade.ops.operands import Operands, find_unit  # noqa: E402
 
 
 def half(*shape: int) -> Any:
@@ -23,25 +23,25 @@ def test_a_unit_divides_all(values: tuple[int, ...], unit: int) -> None:
 
 
 def test_layouts() -> None:
-    assert Shape.of(half(48, 32), half(32, 24)) == Shape("float16", 48, 24, 32, 32, 24, False, True, 8)
-    assert Shape.of(half(48, 32), half(24, 32).T) == Shape("float16", 48, 24, 32, 32, 32, True, True, 8)
-    assert Shape.of(half(48, 64)[:, :32], half(32, 24)).a_stride == 64
+    assert Operands.of(half(48, 32), half(32, 24)) == Operands("float16", 48, 24, 32, 32, 24, False, True, 8)
+    assert Operands.of(half(48, 32), half(24, 32).T) == Operands("float16", 48, 24, 32, 32, 32, True, True, 8)
+    assert Operands.of(half(48, 64)[:, :32], half(32, 24)).a_stride == 64
 
 
 def test_what_descriptors_cannot_describe() -> None:
-    assert Shape.of(half(8, 36), half(36, 24)) == Shape("float16", 8, 24, 36, 36, 24, False, False, 4)
-    assert Shape.of(half(8, 37), half(37, 24)).in_unit == 1
-    assert not Shape.of(half(9, 32)[:, 4:28], half(24, 24)).is_by_descriptor
-    assert not Shape.of(half(8, 32), half(32, 24), has_descriptors=False).is_by_descriptor
+    assert Operands.of(half(8, 36), half(36, 24)) == Operands("float16", 8, 24, 36, 36, 24, False, False, 4)
+    assert Operands.of(half(8, 37), half(37, 24)).in_unit == 1
+    assert not Operands.of(half(9, 32)[:, 4:28], half(24, 24)).is_by_descriptor
+    assert not Operands.of(half(8, 32), half(32, 24), has_descriptors=False).is_by_descriptor
     # The length of a row is no matter where the rows lie well.
-    assert Shape.of(half(8, 40)[:, :37], half(37, 24)).is_by_descriptor
+    assert Operands.of(half(8, 40)[:, :37], half(37, 24)).is_by_descriptor
 
 
 def test_sides_of_one_element_have_any_stride() -> None:
     a, b = half(4, 32)[:1], half(32, 1)
-    assert Shape.of(a.as_strided((1, 32), (5, 1)), b) == Shape("float16", 1, 1, 32, 32, 1, False, False, 1)
+    assert Operands.of(a.as_strided((1, 32), (5, 1)), b) == Operands("float16", 1, 1, 32, 32, 1, False, False, 1)
     row = half(1, 16).as_strided((1, 16), (3, 1))
-    assert Shape.of(half(8, 1), row) == Shape("float16", 8, 16, 1, 1, 16, False, False, 1)
+    assert Operands.of(half(8, 1), row) == Operands("float16", 8, 16, 1, 1, 16, False, False, 1)
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_sides_of_one_element_have_any_stride() -> None:
 )
 def test_what_is_no_such_product_is_refused(a: Any, b: Any, what: str) -> None:
     with pytest.raises(ValueError, match=f"{what}.*\nhint: "):
-        Shape.of(a, b)
+        Operands.of(a, b)

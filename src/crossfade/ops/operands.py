@@ -10,7 +10,7 @@ from crossfade.device.driver import HOST
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ITEM_BYTES", "KIND_NAMES", "WIDEST", "Shape", "find_unit", "has_descriptors"]
+__all__ = ["ITEM_BYTES", "KIND_NAMES", "WIDEST", "Operands", "find_unit", "has_descriptors"]
 
 KIND_NAMES = ("float16", "bfloat16")
 """Element types of operands and results, as torch calls them; accumulation is in float32."""
@@ -30,7 +30,7 @@ def find_unit(*values: int) -> int:
     return joined & -joined
 
 
-class Shape(NamedTuple):
+class Operands(NamedTuple):
     """A product and how its operands lie: calls with equal shapes share what is prepared.
 
     Attributes:
@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     in_unit: int
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, *, has_descriptors: bool = True) -> Shape:
+    def of(cls, a: torch.Tensor, b: torch.Tensor, *, has_descriptors: bool = True) -> Operands:
         """The shape of ``a @ b``.
 
         Args:
