@@ -16,8 +16,9 @@ import triton.runtime.interpreter as interpreter
 
 from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
+from crossfade.ops.kernels import product_kernel, sum_kernel
 from crossfade.ops.launch import Epilogue, Product, Sum, Target
-from crossfade.ops.loading import Loader
+from crossfade.ops.loading import Loader, ProductVariant, SumVariant
 from crossfade.ops.operands import Operands, find_unit
 from crossfade.ops.tiles import Stretch, TilePlan, even_blocks, plan_tiles, uneven_blocks
 from tests.helpers.peer_cases import expected, make, same_bits
@@ -103,6 +104,17 @@ def check_products() -> int:
         if case[4] == 1 or number % 3 == 0:
             check_product(*case)
     return len(cases)
+
+
+def check_constants() -> None:
+    """A kernel that was compiled is called with its constants in the order of its arguments."""
+    product = ProductVariant("float16", True, False, 8, 8, False, True, 0, 0, 0, SMALL)
+    for kernel, variant in (
+        (product_kernel, product),
+        (sum_kernel, SumVariant("float16", 0, 2, 0, 8, 256, 4)),
+    ):
+        names = list(variant.constants())
+        assert kernel.arg_names[-len(names) :] == names
 
 
 def check_views() -> None:
@@ -273,6 +285,7 @@ def check_sums() -> int:
 def main() -> None:
     """See the module."""
     mend_the_interpreter()
+    check_constants()
     check_views()
     check_signals()
     check_order()
