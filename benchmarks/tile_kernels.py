@@ -1,4 +1,4 @@
-"""The kernels of tile operators beside cuBLAS on one GPU: what signals, two launches, tiles and pipelines cost; what a launch costs.
+"""The kernels of tile operators beside cuBLAS on one GPU: what signals, two launches, tiles and pipelines cost; and a launch.
 
 ``python -m benchmarks.tile_kernels run OUT.json [--quick]`` measures, prints tables, and writes after each section; ``--quick``
 takes under a minute. ``python -m benchmarks.tile_kernels report OUT.json`` makes a report of it, anywhere.
