@@ -6,7 +6,8 @@ takes under a minute. ``python -m benchmarks.tile_kernels report OUT.json`` make
 Ways to compute one product take turns, so that clocks and heat are alike; a figure is the median of the rounds. Every result is
 compared with float64 on some rows, from poisoned memory. bfloat16; b is the transpose of a contiguous (N, K), as nn.Linear has it.
 *Two launches* are what a reduce-scatter of 4 ranks does: the other ranks' three blocks in counted pieces, then the own block, to
-which three parts that lie in slots are added.
+which three parts that lie in slots are added; *prefetched*: brought into the L2 cache meanwhile. *One launch* does both, and looks
+for every tile of the own block whether the parts have arrived, as they have.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class Config(NamedTuple):
     warps: int
     stages: int
     cuts: int
+    prefetches: bool = False
 
     def __str__(self) -> str:
-        return (
-            f"{self.rows}x{self.columns}x{self.depth}, {self.warps} warps, {self.stages} stages, {self.cuts or 1} cuts"
-        )
+        more = f", {self.cuts} cuts" * bool(self.cuts) + ", prefetched" * self.prefetches
+        return f"{self.rows}x{self.columns}x{self.depth}, {self.warps} warps, {self.stages} stages{more}"
 
 
 DEFAULT = Config(128, 256, 64, 8, 3, 0)
@@ -147,8 +148,27 @@ class Bench:
             product.launch(self.stream, others, self.a, self.b, target, counted)
             product.launch(self.stream, own, self.a, self.b, target, final, parts)
 
-        more = self.slots[1:, self.rows].double().sum(0)
-        return Way(f"{config}, two launches", call, lambda: self._error(call, more))
+        return Way(f"{config}, two launches", call, lambda: self._error(call, self._more()))
+
+    def one_launch(self, config: Config) -> Way:
+        from crossfade.ops.launch import Epilogue, Parts, Target, Waits
+
+        product = self._product(config, NUM_RANKS)
+        epilogue = Epilogue(has_signals=True, can_wait=True, num_parts=NUM_RANKS)
+        product.load(epilogue)
+        target, address = Target(self.out.data_ptr(), self.n), self.out.data_ptr()
+        parts = Parts(self.slots.data_ptr(), self.slots.stride(0) * 2)
+
+        def call() -> None:
+            waits = Waits(address, *product.arrivals.begin(is_captured=False))
+            product.arrivals.tell(self.stream, 0, is_captured=False)
+            product.launch(self.stream, product.plan.whole, self.a, self.b, target, epilogue, parts, waits=waits)
+
+        return Way(f"{config}, one launch", call, lambda: self._error(call, self._more()))
+
+    def _more(self) -> Any:
+        """What the parts add to the rows that are compared."""
+        return self.slots[1:, self.rows].double().sum(0)
 
 
 def take_turns(ways: list[Way], num_rounds: int) -> dict[str, list[float]]:
@@ -183,6 +203,7 @@ def products(loader: Any, driver: Any, is_quick: bool) -> Iterator[tuple[str, di
             *(bench.kernel(each, has_signals=True) for each in (QUICK_CONFIGS if is_quick else CONFIGS)),
         ]
         ways += [bench.kernel(DEFAULT, has_signals=False), bench.two_launches(DEFAULT)]
+        ways += [bench.two_launches(DEFAULT._replace(prefetches=True)), bench.one_launch(DEFAULT)]
         ways += [bench.kernel(DEFAULT, has_signals=True, reserve_sms=left) for left in (() if is_quick else (4, 16))]
         errors = {way.name: way.error() for way in ways}
         times = take_turns(ways, 10 if is_quick else 20)
@@ -240,7 +261,7 @@ def host_times(loader: Any, driver: Any) -> dict[str, list[float]]:
     (piece,) = stretch.pieces
     arguments = variant.arguments(bench.a, bench.b, bench.k, bench.k)
     row = product.counters.row(is_captured=False)
-    rest = (0, 1, row, bench.out.data_ptr(), bench.n, *[0] * 7)
+    rest = (0, 1, row, bench.out.data_ptr(), bench.n, *[0] * 10)
     product.launch(bench.stream, stretch, bench.a, bench.b, _target(bench), _counted())
 
     def own_launch() -> None:

@@ -13,10 +13,10 @@ import torch
 
 from crossfade.device.borrowed import device_of
 from crossfade.device.driver import HOST
-from crossfade.ops.launch import Epilogue, Parts, Product, Target
+from crossfade.ops.launch import Epilogue, Parts, Product, Target, Waits
 from crossfade.ops.loading import Loader
 from crossfade.ops.operands import Operands, find_unit
-from crossfade.ops.tiles import Block, Piece, TileConfig, plan_tiles
+from crossfade.ops.tiles import Block, Piece, Stretch, TileConfig, plan_tiles
 
 SMALL = TileConfig(16, 32, 16, num_warps=4, num_stages=2)
 """Tiles that the interpreter does quickly."""
@@ -30,6 +30,13 @@ class Words:
 
     def name_range(self, address: int, size_bytes: int, label: str) -> None:
         """Nothing."""
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        ctypes.c_uint32.from_address(address).value = value
+
+    def write_values(self, stream: int, addresses: list[int], value: int) -> None:
+        for address in addresses:
+            self.write_value(stream, address, value)
 
     def wait_value(self, stream: int, address: int, value: int) -> None:
         found = ctypes.c_uint32.from_address(address).value
@@ -91,6 +98,7 @@ class World:
         is_b_transposed: how b lies.
         num_rounds: of each plan.
         piece_rows: of each plan.
+        lag: of each plan.
         bias: is added to each sum.
         config: of the kernels.
         is_captured: what is enqueued is captured.
@@ -105,6 +113,7 @@ class World:
     is_b_transposed: bool = False
     num_rounds: int = 1
     piece_rows: int | None = None
+    lag: int = 0
     bias: Any = None
     config: TileConfig = SMALL
     is_captured: bool = False
@@ -143,11 +152,12 @@ class World:
             tile_columns=columns,
             num_rounds=self.num_rounds,
             piece_rows=self.piece_rows,
+            lag=self.lag,
             swath=2,
         )
         operands = Operands.of(self.a[rank], self.b[rank])
         product = Product(self.loader, self.driver, operands, plan, self.config, out_unit=find_unit(self.n))
-        product.load(self.counted, self.final(rank))
+        product.load(self.counted, self.final(rank), self.waiting(rank))
         return product
 
     @property
@@ -158,6 +168,10 @@ class World:
     def final(self, rank: int) -> Epilogue:
         """Of the own block."""
         return Epilogue(has_bias=self.bias is not None, rank=rank, num_parts=self.num_ranks)
+
+    def waiting(self, rank: int) -> Epilogue:
+        """Of everything at once. In a capture it counts nothing, since nobody waits for those numbers."""
+        return self.final(rank)._replace(has_signals=not self.is_captured, can_wait=True)
 
     def poison(self) -> None:
         """Nothing that was computed or sent is left."""
@@ -185,16 +199,20 @@ class World:
 
     def do_own(self, rank: int, number: int) -> None:
         """Launches the own run of a round, which adds what has come."""
-        product, block = self.products[rank], self.blocks[rank]
-        product.launch(
+        self._finish(rank, self.products[rank].plan.stretch(number, is_own=True), self.final(rank), Waits())
+
+    def _finish(self, rank: int, stretch: Stretch, epilogue: Epilogue, waits: Waits) -> None:
+        block = self.blocks[rank]
+        self.products[rank].launch(
             self.stream,
-            product.plan.stretch(number, is_own=True),
+            stretch,
             self.a[rank],
             self.b[rank],
             Target(self.outs[rank][block.begin :].data_ptr(), self.n, block.begin),
-            self.final(rank),
+            epilogue,
             Parts(self.slots[rank].data_ptr(), self.slot_rows * self.n * 2, block.begin),
             0 if self.bias is None else self.bias.data_ptr(),
+            waits,
             is_captured=self.is_captured,
         )
 
@@ -207,6 +225,19 @@ class World:
             self.driver.wait_event(self.stream, self.event)
             for rank in range(self.num_ranks):
                 self.do_own(rank, number)
+
+    def run_waiting(self) -> None:
+        """Every rank's own block by a launch that does all again and waits inside. (The parts come of launches before it.)"""
+        begun = [product.arrivals.begin(is_captured=self.is_captured) for product in self.products]
+        for number in range(self.num_rounds):
+            for rank in range(self.num_ranks):
+                self.do_others(rank, number)
+            for product in self.products:
+                product.arrivals.tell(self.push, number, is_captured=self.is_captured)
+        for rank, product in enumerate(self.products):
+            waits = Waits(self.staging[rank].data_ptr(), *begun[rank])
+            self._finish(rank, product.plan.whole, self.waiting(rank), waits)
+            product.arrivals.end(self.stream, is_captured=self.is_captured)
 
     def expected(self, rank: int) -> Any:
         """This rank's block: its accumulator as it is, the others' rounded, added in the order of the ranks, rounded once."""

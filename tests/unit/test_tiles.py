@@ -27,6 +27,7 @@ def plans(draw: st.DrawFn) -> TilePlan:
         blocks = even_blocks(draw(st.integers(1, 400)), num_ranks)
     else:
         blocks = uneven_blocks(draw(st.lists(st.integers(0, 120), min_size=num_ranks, max_size=num_ranks)))
+    order = draw(st.sampled_from(Order))
     return plan_tiles(
         draw(st.integers(1, 100)),
         blocks,
@@ -35,7 +36,8 @@ def plans(draw: st.DrawFn) -> TilePlan:
         tile_columns=draw(st.sampled_from([8, 16, 32])),
         piece_rows=draw(st.none() | st.integers(1, 60)),
         num_rounds=draw(st.integers(1, 5)),
-        order=draw(st.sampled_from(Order)),
+        order=order,
+        lag=draw(st.integers(0, 3)) if order is Order.OWN_LAST else 0,
         swath=draw(st.integers(1, 9)),
     )
 
@@ -85,13 +87,32 @@ def test_two_stretches_a_round_hold_all_pieces(plan: TilePlan) -> None:
     assert [piece for stretch in plan.stretches for piece in stretch.pieces] == list(plan.pieces)
     at = 0
     for index, stretch in enumerate(plan.stretches):
-        assert (stretch.place, stretch.round) == (index, index // 2)
+        assert stretch.place == index
         assert stretch.first_tile == at
         assert stretch.num_tiles == sum(piece.num_tiles for piece in stretch.pieces)
         assert all((piece.rank == plan.rank) is stretch.is_own for piece in stretch.pieces)
         assert all(piece.round == stretch.round for piece in stretch.pieces)
         assert plan.stretch(stretch.round, is_own=stretch.is_own) is stretch
         at = stretch.end_tile
+    assert plan.whole.pieces == plan.pieces
+    assert (plan.whole.first_tile, plan.whole.end_tile) == (0, at)
+
+
+@given(plans())
+def test_the_own_block_of_a_round_comes_behind_the_others(plan: TilePlan) -> None:
+    places = {(stretch.round, stretch.is_own): stretch.place for stretch in plan.stretches}
+    order = [(stretch.round, stretch.is_own) for stretch in plan.stretches]
+    for is_own in (False, True):
+        assert [number for number, own in order if own is is_own] == list(range(plan.num_rounds))
+    is_last = order[0] == (0, False)
+    assert all((places[number, True] > places[number, False]) is is_last for number in range(plan.num_rounds))
+
+
+@given(plans())
+def test_tiles_of_the_own_block_have_a_turn(plan: TilePlan) -> None:
+    for tile in plan.tiles():
+        piece = plan.pieces[tile.piece]
+        assert tile.turn == (piece.round + 1 if piece.rank == plan.rank else 0)
 
 
 @given(plans())
@@ -118,6 +139,13 @@ def test_the_order_of_a_round_with_the_own_block_last() -> None:
         (0, 2), (0, 3), (0, 0), (0, 1), (1, 2), (1, 3), (1, 0), (1, 1),
     ]  # fmt: skip
     assert [(piece.begin, piece.end) for piece in plan.pieces][:4] == [(512, 640), (768, 896), (0, 128), (256, 384)]
+
+
+def test_the_own_block_may_come_rounds_later() -> None:
+    plan = plan_tiles(256, even_blocks(1024, 2), 0, num_rounds=4, lag=1)
+    assert [(stretch.round, stretch.is_own) for stretch in plan.stretches] == [
+        (0, False), (1, False), (0, True), (2, False), (1, True), (3, False), (2, True), (3, True),
+    ]  # fmt: skip
 
 
 def test_the_order_of_a_round_with_the_own_block_first() -> None:
@@ -153,6 +181,8 @@ def test_what_makes_no_sense_is_refused() -> None:
         plan_tiles(8, [blocks[0], Block(1, 40, 64)], 0)
     with pytest.raises(ValueError, match="rank 1 gets -1 rows"):
         uneven_blocks([1, -1])
+    with pytest.raises(ValueError, match="a lag of 1, own first"):
+        plan_tiles(8, blocks, 0, order=Order.OWN_FIRST, lag=1)
     with pytest.raises(ValueError, match="no round 3"):
         plan_tiles(8, blocks, 0).stretch(3, is_own=True)
     with pytest.raises(ValueError, match="blocks for 0 ranks"):

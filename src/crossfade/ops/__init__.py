@@ -10,9 +10,9 @@ engines), which stands on `overlaps`, the order of products and exchanges.
 Which way is taken: `model` predicts how long each takes, from `figures` that were measured once; `tune` measures the best few and
 decides, alike on all ranks; `cache` keeps what was decided. docs/tuning.md shows it from outside.
 
-Kernels of Triton: `tiles` cuts a product into tiles, pieces and counters; `kernels` are what computes, signals and adds, `loading`
-makes them ready ahead, `launch` prepares a product for a shape and launches it in a few microseconds, with `counters` to wait for.
-Only `kernels` and `loading` need triton.
+Kernels of Triton: `tiles` cuts a product into tiles, pieces and counters; `kernels` compute and signal, `epilogue` is how they finish
+a tile, `loading` makes them ready ahead, `launch` prepares a product for a shape and launches it in a few microseconds, with
+`counters` to wait for. These but `tiles` and `counters` need triton.
 
 Importing this room imports neither torch nor triton. docs/decisions/0013-tile-operators.md says why it is so.
 """

@@ -15,6 +15,10 @@ by descriptor is not released by it in Triton 3.6.) Whoever sees the counter at 
 
 With this accumulator in place of a rounded part of rank r, and no bias, that is the sum of `crossfade.peers.sums`, bit for bit.
 
+**Product that waits.** One launch for the others' blocks and the own one. Behind its multiplication, a tile of the own block (its
+*turn* is its round + 1) waits for a word of this GPU, which a stream sets when that round's parts have arrived. So it holds SMs
+while other ranks are late: only where all ranks launch in one order, and nothing that they need is queued behind it.
+
 **Sum.** The same total of W parts that are all rounded already, read out of the ranks' memories with wide accesses by few programs:
 bit for bit `crossfade.peers.sums`.
 
@@ -28,6 +32,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfade.errors import MissingDependency
+from crossfade.ops.epilogue import finish_tile, halves, known, pointer_to, prefetch_parts
+from crossfade.ops.tiles import ENTRY_WORDS
 
 try:
     import triton
@@ -41,19 +47,7 @@ COUNTER_WORDS = 16
 """Distance of two counters in words of 32 bits: they share no cache line."""
 
 _WORDS = tl.constexpr(COUNTER_WORDS)
-_ENTRY = tl.constexpr(4)  # int32 words of a tile in the table: first row, end of its rows, column in tiles, piece
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _known(value: tl.tensor, UNIT: tl.constexpr) -> tl.tensor:
-    """A multiple of ``UNIT``, written so that the compiler sees it (a hint on an argument is lost)."""
-    return value // UNIT * UNIT if UNIT > 1 else value
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _pointer(address: tl.tensor, KIND: tl.constexpr, UNIT: tl.constexpr) -> tl.tensor:
-    """A pointer to elements of 2 bytes whose address is a multiple of ``UNIT`` of them."""
-    return tl.multiple_of(address.to(tl.pointer_type(KIND)), 2 * UNIT)
+_ENTRY = tl.constexpr(ENTRY_WORDS)  # of a tile in the table: first row, end of its rows, column in tiles, piece, turn
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -112,56 +106,11 @@ def _multiply_by_pointer(
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _halves(whole: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
-    """The left and the right columns: registers are renamed, nothing moves."""
-    return tl.split(tl.permute(tl.reshape(whole, (ROWS, 2, COLUMNS // 2)), (0, 2, 1)))
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _finish(
-    own: tl.tensor,
-    row: tl.tensor,
-    row_end: tl.tensor,
-    column: tl.tensor,
-    n: tl.tensor,
-    out: tl.tensor,
-    out_stride: tl.tensor,
-    out_shift: tl.tensor,
-    also: tl.tensor,
-    also_offset: tl.tensor,
-    parts: tl.tensor,
-    part_bytes: tl.tensor,
-    part_shift: tl.tensor,
-    bias: tl.tensor,
-    KIND: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RANK: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
-    NUM_ALSO: tl.constexpr,
-    UNIT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> None:
-    """Adds what is to be added to some columns of a tile, rounds once, and stores."""
-    rows = row + tl.arange(0, ROWS)
-    columns = column + tl.arange(0, COLUMNS)
-    inside = (rows < row_end)[:, None] & (columns < n)[None, :]
-    total = own
-    if NUM_PARTS > 0:
-        at = (rows - part_shift).to(tl.int64)[:, None] * n + columns[None, :]
-        for k in tl.static_range(NUM_PARTS):
-            part = _pointer(parts + k * part_bytes, KIND, UNIT) + at
-            each = own if k == RANK else tl.load(part, mask=inside).to(tl.float32)
-            total = each if k == 0 else total + each
-    if HAS_BIAS:
-        added = tl.load(_pointer(bias, KIND, UNIT) + columns, mask=columns < n, other=0.0)
-        total += added.to(tl.float32)[None, :]
-    rounded = total.to(KIND)
-    to = (rows - out_shift).to(tl.int64)[:, None] * out_stride + columns[None, :]
-    tl.store(_pointer(out, KIND, UNIT) + to, rounded, mask=inside)
-    for k in tl.static_range(NUM_ALSO):
-        other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset
-        tl.store(_pointer(other, KIND, UNIT) + to, rounded, mask=inside)
+def _await_parts(arrived: tl.tensor, turn: tl.tensor, number: tl.tensor) -> None:
+    """Holds the program until the other ranks' parts of this round have arrived. (Numbers may wrap around.)"""
+    word = arrived.to(tl.pointer_type(tl.int32)) + (turn - 1) * _WORDS
+    while tl.atomic_add(word, 0, sem="acquire", scope="sys") - number < 0:
+        pass
 
 
 def _product(
@@ -185,6 +134,9 @@ def _product(
     part_bytes: tl.int64,
     part_shift: tl.int32,
     bias: tl.int64,
+    staging: tl.int64,
+    arrived: tl.int64,
+    number: tl.int32,
     KIND: tl.constexpr,
     IS_BY_DESCRIPTOR: tl.constexpr,
     IS_B_TRANSPOSED: tl.constexpr,
@@ -192,49 +144,62 @@ def _product(
     OUT_UNIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SIGNALS: tl.constexpr,
+    CAN_WAIT: tl.constexpr,
     RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     NUM_ALSO: tl.constexpr,
+    PREFETCH: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     NUM_CUTS: tl.constexpr,
 ) -> None:
     if not IS_BY_DESCRIPTOR:
-        a, b = _pointer(a.to(tl.int64), KIND, IN_UNIT), _pointer(b.to(tl.int64), KIND, IN_UNIT)
-        a_stride, b_stride = _known(a_stride, IN_UNIT), _known(b_stride, IN_UNIT)
-        k = _known(k, IN_UNIT)
+        a, b = pointer_to(a.to(tl.int64), KIND, IN_UNIT), pointer_to(b.to(tl.int64), KIND, IN_UNIT)
+        a_stride, b_stride = known(a_stride, IN_UNIT), known(b_stride, IN_UNIT)
+        k = known(k, IN_UNIT)
     WIDTH: tl.constexpr = BN // NUM_CUTS
-    n = _known(n, OUT_UNIT)
-    out_stride = _known(out_stride, OUT_UNIT)
-    part_bytes = _known(part_bytes, 2 * OUT_UNIT)
+    n = known(n, OUT_UNIT)
+    part_bytes = known(part_bytes, 2 * OUT_UNIT)
     entries = table.to(tl.pointer_type(tl.int32))
     words = counters.to(tl.pointer_type(tl.int32))
     tile = first + tl.program_id(0)
     entry = entries + min(tile, end - 1) * _ENTRY
-    row, row_end, across, piece = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
+    row, row_end, across = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    piece, turn = tl.load(entry + 3), tl.load(entry + 4)
     for tile in tl.range(first + tl.program_id(0), end, tl.num_programs(0), flatten=False):
         # Where the next tile lies is asked for now, and known when this one is done.
         entry = entries + min(tile + tl.num_programs(0), end - 1) * _ENTRY
-        next_row, next_row_end = tl.load(entry), tl.load(entry + 1)
-        next_across, next_piece = tl.load(entry + 2), tl.load(entry + 3)
+        next_row, next_row_end, next_across = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+        next_piece, next_turn = tl.load(entry + 3), tl.load(entry + 4)
         column = across * BN
+        if PREFETCH != "":
+            prefetch_parts(row, row_end, column, n, parts, part_bytes, part_shift, PREFETCH, RANK, NUM_PARTS, BM, BN)
         if IS_BY_DESCRIPTOR:
             own = _multiply_by_descriptor(a, b, row, column, k, IS_B_TRANSPOSED, BM, BN, BK)
         else:
             own = _multiply_by_pointer(a, b, row, column, m, n, k, a_stride, b_stride, IS_B_TRANSPOSED, BM, BN, BK)
+        # The own block and the others' have places of their own where one launch does both.
+        is_own = turn > 0
+        to, stride, shift = out, out_stride, out_shift
+        if CAN_WAIT:
+            if is_own:
+                _await_parts(arrived, turn, number)
+            else:
+                to, stride, shift = staging, n.to(tl.int64), out_shift * 0
+        stride = known(stride, OUT_UNIT)
         # A tile is finished in NUM_CUTS cuts of its columns: whole, the parts would not fit into the registers beside it.
-        sides = (own,) if NUM_CUTS == 1 else _halves(own, BM, BN)
+        sides = (own,) if NUM_CUTS == 1 else halves(own, BM, BN)
         for side in tl.static_range(len(sides)):
-            cuts = _halves(sides[side], BM, BN // 2) if NUM_CUTS == 4 else (sides[side],)
+            cuts = halves(sides[side], BM, BN // 2) if NUM_CUTS == 4 else (sides[side],)
             for cut in tl.static_range(len(cuts)):
                 at = column + (side * len(cuts) + cut) * WIDTH
-                _finish(cuts[cut], row, row_end, at, n, out, out_stride, out_shift, also, also_offset, parts, part_bytes,
-                        part_shift, bias, KIND, HAS_BIAS, RANK, NUM_PARTS, NUM_ALSO, OUT_UNIT, BM, WIDTH)  # fmt: skip
+                finish_tile(cuts[cut], row, row_end, at, n, is_own, to, stride, shift, also, also_offset, parts, part_bytes,
+                            part_shift, bias, KIND, HAS_BIAS, CAN_WAIT, RANK, NUM_PARTS, NUM_ALSO, OUT_UNIT, BM, WIDTH)  # fmt: skip
         if HAS_SIGNALS:
             tl.debug_barrier()
             tl.atomic_add(words + piece * _WORDS, 1, sem="release", scope="sys")
-        row, row_end, across, piece = next_row, next_row_end, next_across, next_piece
+        row, row_end, across, piece, turn = next_row, next_row_end, next_across, next_piece, next_turn
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -253,7 +218,7 @@ def _sum_block(
     total = tl.zeros_like(at).to(tl.float32)
     for k in tl.static_range(NUM_RANKS):
         address = own if k == RANK else tl.load(sources.to(tl.pointer_type(tl.int64)) + k) + source_offset
-        each = tl.load(_pointer(address, KIND, UNIT) + at, mask=inside).to(tl.float32)
+        each = tl.load(pointer_to(address, KIND, UNIT) + at, mask=inside).to(tl.float32)
         total = each if k == 0 else total + each
     return total.to(KIND)
 
@@ -278,17 +243,17 @@ def _sum(
         at = block * BLOCK + tl.arange(0, BLOCK)
         if (block + 1) * BLOCK <= count:  # without a mask, which would make narrow accesses of wide ones
             whole = _sum_block(own, sources, source_offset, at, None, KIND, RANK, NUM_RANKS, UNIT)
-            tl.store(_pointer(target, KIND, UNIT) + at, whole)
+            tl.store(pointer_to(target, KIND, UNIT) + at, whole)
             for k in tl.static_range(NUM_ALSO):
                 other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset
-                tl.store(_pointer(other, KIND, UNIT) + at, whole)
+                tl.store(pointer_to(other, KIND, UNIT) + at, whole)
         else:
             inside = at < count
             rest = _sum_block(own, sources, source_offset, at, inside, KIND, RANK, NUM_RANKS, UNIT)
-            tl.store(_pointer(target, KIND, UNIT) + at, rest, mask=inside)
+            tl.store(pointer_to(target, KIND, UNIT) + at, rest, mask=inside)
             for k in tl.static_range(NUM_ALSO):
                 other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset
-                tl.store(_pointer(other, KIND, UNIT) + at, rest, mask=inside)
+                tl.store(pointer_to(other, KIND, UNIT) + at, rest, mask=inside)
         block += tl.num_programs(0)
 
 

@@ -16,7 +16,7 @@ from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
 from crossfade.ops.kernels import product_kernel, sum_kernel
-from crossfade.ops.operands import KIND_NAMES
+from crossfade.ops.operands import KIND_NAMES, WIDEST
 from crossfade.ops.tiles import TileConfig
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class ProductVariant(NamedTuple):
         out_unit: of N, the stride of the result, and every other address.
         has_bias: a row is added to every row.
         has_signals: pieces are counted.
+        can_wait: one launch does the others' blocks and the own one, whose tiles wait for the parts.
         rank: whose part the accumulator is.
         num_parts: W where the other ranks' parts are added, else 0.
         num_also: further places where the result is stored.
@@ -55,6 +56,7 @@ class ProductVariant(NamedTuple):
     out_unit: int
     has_bias: bool
     has_signals: bool
+    can_wait: bool
     rank: int
     num_parts: int
     num_also: int
@@ -71,14 +73,22 @@ class ProductVariant(NamedTuple):
             "OUT_UNIT": self.out_unit,
             "HAS_BIAS": self.has_bias,
             "HAS_SIGNALS": self.has_signals,
+            "CAN_WAIT": self.can_wait,
             "RANK": self.rank,
             "NUM_PARTS": self.num_parts,
             "NUM_ALSO": self.num_also,
+            "PREFETCH": self._prefetch(),
             "BM": config.num_rows,
             "BN": config.num_columns,
             "BK": config.depth,
             "NUM_CUTS": config.num_cuts or (4 if self.num_parts else 1),
         }
+
+    def _prefetch(self) -> str:
+        """What asks for the columns of a tile of a part; empty where nothing does, or it cannot be asked for."""
+        if not self.config.prefetches or not self.num_parts or self.can_wait or self.out_unit < WIDEST:
+            return ""
+        return f"mov.u32 $0, 0; cp.async.bulk.prefetch.L2.global [$1], {2 * self.config.num_columns};"
 
     def options(self) -> dict[str, int]:
         """Triton's."""
@@ -191,7 +201,7 @@ class Loader:
         a = torch.zeros(_SIDE, _SIDE, dtype=kind, device=device_of(self.device))  # and all that is not touched
         operands, at, sizes = variant.arguments(a, a, _SIDE, _SIDE), a.data_ptr(), [_SIDE] * 5
         table, first, end, counters, out = at + 16, 0, 0, at, at
-        return [*operands, *sizes, table, first, end, counters, out, *[0] * 8]
+        return [*operands, *sizes, table, first, end, counters, out, *[0] * 11]
 
     def launcher(self, variant: ProductVariant | SumVariant, num_programs: int) -> Launch:
         """What launches a loaded variant with so many programs.
@@ -234,4 +244,11 @@ class Loader:
         """Addresses, as the kernels read them."""
         torch = torch_or_raise()
         signed = [address - (1 << 64) if address >> 63 else address for address in addresses]
-        return torch.tensor(signed, dtype=torch.int64).to(device_of(self.device))  # type: ignore[no-any-return]
+        made = torch.tensor(signed, dtype=torch.int64).to(device_of(self.device))
+        self.settle()
+        return made  # type: ignore[no-any-return]
+
+    def settle(self) -> None:
+        """Waits until what set-up enqueued on torch's current stream is there for every stream."""
+        if self.device != HOST:
+            torch_or_raise().cuda.current_stream(self.device).synchronize()

@@ -35,7 +35,7 @@ __all__ = [
     "uneven_blocks",
 ]
 
-ENTRY_WORDS = 4
+ENTRY_WORDS = 5
 """int32 words of a tile in the table that the kernel reads: see `Tile`."""
 
 
@@ -48,6 +48,7 @@ class TileConfig(NamedTuple):
         num_warps: of a program.
         num_stages: steps that are loaded ahead.
         num_cuts: cuts of a tile's columns that are finished one after the other: 1, 2 or 4. 0: 4 where parts are added, else 1.
+        prefetches: parts are brought into the L2 cache while a tile is multiplied.
     """
 
     num_rows: int = 128
@@ -56,6 +57,7 @@ class TileConfig(NamedTuple):
     num_warps: int = 8
     num_stages: int = 3
     num_cuts: int = 0
+    prefetches: bool = False
 
 
 class Block(NamedTuple):
@@ -74,12 +76,14 @@ class Tile(NamedTuple):
         row_end: behind its last; fewer than a tile's rows at the end of a piece.
         column: its place in a row of tiles.
         piece: whose counter counts it.
+        turn: 0, or its round + 1 where it is of the own block.
     """
 
     row: int
     row_end: int
     column: int
     piece: int
+    turn: int
 
 
 class Piece(NamedTuple):
@@ -202,6 +206,11 @@ class TilePlan:
         """Of the whole product."""
         return self.stretches[-1].end_tile if self.stretches else 0
 
+    @cached_property
+    def whole(self) -> Stretch:
+        """Everything, for one launch."""
+        return Stretch(len(self.stretches), 0, False, 0, self.num_tiles, self.pieces)
+
     @property
     def own_block(self) -> Block:
         """This rank's."""
@@ -209,8 +218,8 @@ class TilePlan:
 
     def stretch(self, round: int, *, is_own: bool) -> Stretch:
         """One of the two stretches of a round."""
-        for stretch in self.stretches[2 * round : 2 * round + 2]:
-            if stretch.is_own is is_own:
+        for stretch in self.stretches:
+            if stretch.round == round and stretch.is_own is is_own:
                 return stretch
         raise ValueError(f"there is no round {round}\nhint: the plan has {self.num_rounds}")
 
@@ -221,11 +230,12 @@ class TilePlan:
         """
         across = -(-self.num_columns // self.tile_columns)
         for piece in self.pieces:
+            turn = piece.round + 1 if piece.rank == self.rank else 0
             rows = range(piece.begin, piece.end, self.tile_rows)
             for first in range(0, len(rows), self.swath):
                 for column in range(across):
                     for row in rows[first : first + self.swath]:
-                        yield Tile(row, min(row + self.tile_rows, piece.end), column, piece.counter)
+                        yield Tile(row, min(row + self.tile_rows, piece.end), column, piece.counter, turn)
 
     @cached_property
     def table(self) -> array[int]:
@@ -243,6 +253,7 @@ def plan_tiles(
     piece_rows: int | None = None,
     num_rounds: int = 1,
     order: Order = Order.OWN_LAST,
+    lag: int = 0,
     swath: int = 8,
 ) -> TilePlan:
     """Cuts a product.
@@ -258,31 +269,29 @@ def plan_tiles(
         piece_rows: about how many rows a piece has at most; None for a run in one piece.
         num_rounds: R.
         order: of the blocks within a round.
+        lag: with the own block last: by how many rounds it comes later, so that its parts have more time to arrive.
         swath: rows of tiles that are done together.
 
     Raises:
         ValueError: an argument makes no sense.
     """
     _check(num_columns, blocks, rank, tile_rows, tile_columns, piece_rows, num_rounds, swath)
+    if lag < 0 or (lag and order is not Order.OWN_LAST):
+        raise ValueError(f"a lag of {lag}, {order.value}\nhint: 0 or more, and 0 unless the own block is last")
     across = -(-num_columns // tile_columns)
     limit = None if piece_rows is None else max(piece_rows // tile_rows, 1)
+    others = [p for p in order.ranks(rank, len(blocks)) if p != rank]
     pieces: list[Piece] = []
     stretches: list[Stretch] = []
     tile = 0
-    ranks = order.ranks(rank, len(blocks))
-    others = [p for p in ranks if p != rank]
-    parts = [others, [rank]] if order is Order.OWN_LAST else [[rank], others]
-    for number in range(num_rounds):
-        for part in parts:
-            first_piece, first_tile = len(pieces), tile
-            for p in part:
-                for begin, end in _cut(blocks[p], number, num_rounds, tile_rows, limit):
-                    next_tile = tile + -(-(end - begin) // tile_rows) * across
-                    pieces.append(Piece(len(pieces), p, number, begin, end, tile, next_tile))
-                    tile = next_tile
-            is_own = part == [rank]
-            done = tuple(pieces[first_piece:])
-            stretches.append(Stretch(len(stretches), number, is_own, first_tile, tile, done))
+    for number, is_own in _turns(num_rounds, order, lag):
+        first_piece, first_tile = len(pieces), tile
+        for p in [rank] if is_own else others:
+            for begin, end in _cut(blocks[p], number, num_rounds, tile_rows, limit):
+                next_tile = tile + -(-(end - begin) // tile_rows) * across
+                pieces.append(Piece(len(pieces), p, number, begin, end, tile, next_tile))
+                tile = next_tile
+        stretches.append(Stretch(len(stretches), number, is_own, first_tile, tile, tuple(pieces[first_piece:])))
     return TilePlan(
         num_rows=blocks[-1].end,
         num_columns=num_columns,
@@ -294,6 +303,16 @@ def plan_tiles(
         blocks=tuple(blocks),
         pieces=tuple(pieces),
         stretches=tuple(stretches),
+    )
+
+
+def _turns(num_rounds: int, order: Order, lag: int) -> list[tuple[int, bool]]:
+    """(round, whether it is the own block's) of each stretch."""
+    turns = [(number, is_own) for number in range(num_rounds) for is_own in (False, True)]
+    if order is Order.OWN_FIRST:
+        return sorted(turns, key=lambda turn: (turn[0], not turn[1]))
+    return sorted(
+        turns, key=lambda turn: (min(turn[0] + lag, num_rounds - 1) if turn[1] else turn[0], turn[1], turn[0])
     )
 
 
