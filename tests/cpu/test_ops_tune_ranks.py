@@ -74,6 +74,20 @@ def test_when_rank_0_cannot_decide_the_others_hear_of_it_at_once(told: Told) -> 
     assert "ZeroDivisionError" in second
 
 
+def test_operators_follow_the_model_and_then_what_was_measured(told: Told) -> None:
+    first, second = (each["operators"] for each in told)
+    assert first == second
+    assert len(first) == 4
+    for untuned, order, names, notes in first.values():
+        assert untuned in names
+        assert {"plain", "rounds(rounds=1)", "chunked(chunks=2)"} <= names == set(order)
+        assert notes == ()
+
+
+def test_who_waits_for_a_dead_rank_0_hears_of_it(told: Told) -> None:
+    assert [each["dead"] for each in told] == ["heard"] * 2
+
+
 def test_each_group_decides_for_itself(told: Told) -> None:
     assert [each["group"] for each in told] == [
         (1, [[0]], ["plain", "rounds(rounds=1)"]),

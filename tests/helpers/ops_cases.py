@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from crossfade.device.capture import capture
 from crossfade.ops import matmul_all_to_all
-from crossfade.ops.candidate import Candidate, Operator, Shape, candidates_for
+from crossfade.ops.candidate import Candidate, candidates_for
 from crossfade.ops.counts import gather_counts
+from crossfade.ops.shape import Operator, Shape
 from crossfade.peers.group import PeerGroup
 from tests.helpers import peer_cases, peer_gpu_cases
 from tests.helpers.device_pair import run_workers
@@ -219,13 +220,31 @@ def offered(device: str) -> None:
         for operator in Operator:
             for sizes in ((64, 128, 8), (3, 5, 7), (1000, 16, 16)):
                 inputs = make(operator, group, sizes)
-                shape = Shape(len(inputs.a[group.rank]), sizes[1], sizes[2], 4)
-                found = candidates_for(operator, shape, group)
+                num_rows = len(inputs.a[group.rank]) * (group.num_ranks if operator is Operator.ALL_GATHER else 1)
+                shape = Shape(operator, num_rows, *sizes[1:], "float32", "nn", group.num_ranks)
+                found = candidates_for(shape, group)
                 assert str(found[0]) == "plain"
                 assert len(set(found)) == len(found)
                 for candidate in found:
                     assert Candidate.parse(str(candidate)) == candidate
                     check(operator, group, inputs, str(candidate))
+
+
+def without_a_candidate(device: str) -> None:
+    """The tuner's choice, by the model; the ranks agree also where torch.distributed does not know them."""
+    with opened(device, num_lanes=2) as group:
+        process_group = group.process_group
+        for operator in Operator:
+            for number, sizes in enumerate(((64, 128, 8), (3, 5, 7), (0, 4, 4), (3, 0, 4), (3, 4, 0))):
+                check(operator, group, make(operator, group, sizes, seed=number, has_bias=True), None, lane=number % 2)
+        counts = [[p + 2 * q for q in range(group.num_ranks)] for p in range(group.num_ranks)]
+        check(Operator.ALL_TO_ALL, group, make(Operator.ALL_TO_ALL, group, (0, 6, 5), counts=counts), None)
+        group.belongings.clear()
+        group.process_group = None
+        if group.num_ranks > 1:
+            for operator in Operator:
+                check(operator, group, make(operator, group, (5, 7, 3)), None)
+        group.process_group = process_group
 
 
 def random_calls(device: str, num_calls: int = 80, seed: int = 0) -> None:
@@ -384,6 +403,7 @@ CASES: dict[str, Case] = {
         same_bits,
         references,
         offered,
+        without_a_candidate,
         random_calls,
         two_in_flight,
         replays,

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from crossfade.ops import all_gather_matmul, matmul_all_reduce, matmul_all_to_all, matmul_reduce_scatter
-from crossfade.ops.candidate import Candidate, Operator
+from crossfade.ops.candidate import Candidate
+from crossfade.ops.shape import Operator
 from crossfade.peers.group import PeerGroup, open_group
 
 FUNCTIONS: dict[Operator, Callable[..., torch.Tensor]] = {
@@ -131,7 +132,7 @@ def assert_equal(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
         raise AssertionError(f"{what}: {int(wrong.sum())} of {wrong.numel()} wrong, in rows {rows[:20]}")
 
 
-def check(operator: Operator, group: PeerGroup, inputs: Inputs, candidate: str, **more: Any) -> torch.Tensor:
+def check(operator: Operator, group: PeerGroup, inputs: Inputs, candidate: str | None, **more: Any) -> torch.Tensor:
     """One call on all ranks, against the exact result."""
     what = f"{operator}, {candidate}, a {list(inputs.a[0].shape)}, b {list(inputs.b[0].shape)}, {inputs.a[0].dtype}"
     got: torch.Tensor = call(operator, group, inputs, candidate, **more)

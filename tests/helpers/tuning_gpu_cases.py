@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from crossfade.ops.cache import Cache
 from crossfade.ops.candidate import PLAIN
-from crossfade.ops.operators import open_tuner
 from crossfade.ops.shape import Shape
+from crossfade.ops.tuners import open_tuner
 from crossfade.peers.group import open_group
 from tests.helpers.device_pair import Peer, run_workers
 from tests.helpers.peer_gpu_cases import start, stop
@@ -23,10 +22,9 @@ MOST_TFLOPS = 1000.0
 
 def tuned(peers: dict[int, Peer], rank: int, num_ranks: int, folder: str) -> dict[str, Any]:
     start(rank, num_ranks, f"{folder}/store")
-    group, process_group = open_group(buffer_bytes=1 << 20), dist.group.WORLD
-    assert process_group is not None
+    group = open_group(buffer_bytes=1 << 20)
     cache = Cache("this GPU", num_ranks, "v1", Path(folder) / f"rank{rank}")
-    tuner = open_tuner(group, process_group, {"matmul_all_reduce": Products("cuda")}, cache=cache, is_measuring=True)
+    tuner = open_tuner(group, {"matmul_all_reduce": Products("cuda")}, cache=cache, is_measuring=True)
     shape = Shape("matmul_all_reduce", 4096, 4096, 4096, "bfloat16", "nn", num_ranks)
     decision = tuner.tune(shape)
     predicted = tuner.predict(shape, PLAIN)

@@ -6,19 +6,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from crossfade.errors import ChannelTimeout, DeviceError
+from crossfade.errors import ChannelBroken, ChannelTimeout, DeviceError
+from crossfade.ops.arguments import Given
 from crossfade.ops.cache import Cache
 from crossfade.ops.candidate import Candidate
-from crossfade.ops.operators import open_tuner
+from crossfade.ops.choice import choose
 from crossfade.ops.prediction import Prediction
 from crossfade.ops.ranks import GroupRanks
-from crossfade.ops.shape import Shape
+from crossfade.ops.shape import Operator, Shape
 from crossfade.ops.tune import Tuner
+from crossfade.ops.tuners import open_tuner, tuner_of
 from crossfade.peers.group import open_group
 from tests.helpers.device_pair import run_workers
+from tests.helpers.ops_inputs import Inputs, call
 from tests.helpers.peer_cases import join_world
 from tests.helpers.tuning import SHAPE, Bench, rows, ways
 
@@ -143,11 +147,9 @@ class Products:
 
 def _real_products(rank: int, folder: Path) -> Any:
     group, operator = open_group(device="cpu", buffer_bytes=4096), Products()
-    process_group = dist.group.WORLD
-    assert process_group is not None
     cache = Cache("CPU", 2, "v1", folder / f"products{rank}")
     try:
-        tuner = open_tuner(group, process_group, {"matmul_all_reduce": operator}, cache=cache)
+        tuner = open_tuner(group, {"matmul_all_reduce": operator}, cache=cache)
         shape = Shape("matmul_all_reduce", 64, 32, 16, "float32", "nn", 2)
         untuned = str(tuner.choose(shape))
         decision = tuner.tune(shape)
@@ -165,8 +167,50 @@ def _real_products(rank: int, folder: Path) -> Any:
         group.close()
 
 
+def _operators(rank: int, folder: Path) -> Any:
+    """All operators follow the model, then what was measured; and so they do on another group, by what rank 0 has on its disk."""
+    told: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CROSSFADE_CACHE_DIR", str(folder / f"choices{rank}"))
+        group, other = (open_group(device="cpu", buffer_bytes=1 << 16) for _ in range(2))
+        for operator in Operator:
+            shape = Shape(operator, 64, 32, 16, "float32", "nt", 2)
+            given = Given(torch.ones(shape.rows_of_a, 16), torch.ones(32, 16).t(), None)
+            tuner = tuner_of(group)
+            untuned = choose(operator, group, given, 64)
+            decision = tuner.tune(shape)
+            tuned = [choose(operator, each, given, 64) for each in (group, other)]
+            assert tuned == [decision.order[0]] * 2
+            assert call(operator, group, Inputs([given.a] * 2, [given.b] * 2, None), None).unique().tolist() in (
+                [16],
+                [32],
+            )
+            names = {str(each) for each, _ in decision.times_us}
+            told[str(operator)] = str(untuned), [str(each) for each in decision.order], names, decision.notes
+        for each in (group, other):
+            each.close()
+    return told
+
+
+def _rank_0_is_dead(rank: int, folder: Path) -> Any:
+    """Who waits for its word hears of it."""
+
+    def check() -> None:
+        raise ChannelBroken("rank 0 died")
+
+    group = dist.group.WORLD
+    assert group is not None
+    ranks = GroupRanks(group, torch.device("cpu"), name="of its own", check=check)
+    if rank:
+        with pytest.raises(ChannelBroken, match="rank 0 died"):
+            ranks.tell("nothing", str)
+    return "heard"
+
+
 CASES = {
     "products": _real_products,
+    "operators": _operators,
+    "dead": _rank_0_is_dead,
     "models": _models_that_differ,
     "slowest": _the_slowest_counts,
     "fails": _one_fails,

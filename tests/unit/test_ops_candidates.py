@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.errors import DeviceError
-from crossfade.ops.candidate import PLAIN, WAYS, Candidate, Operator, Shape, candidates_for
+from crossfade.ops.candidate import PLAIN, WAYS, Candidate, candidates_for
 from crossfade.ops.pieces import cut_evenly, least_rounds, require_slot
+from crossfade.ops.shape import Operator, Shape
 
 
 @st.composite
@@ -43,6 +44,9 @@ def test_texts() -> None:
         ("rounds(2)", r"'rounds\(2\)' is no candidate"),
         ("rounds(rounds=-1)", "is no candidate"),
         ("rounds(rounds=1", "is no candidate"),
+        ("chunked(chunks=x)", "is no candidate"),
+        ("Plain", "there is no candidate 'Plain'"),
+        ("rounds(rounds=2, rounds=3)", "'rounds' has a parameter twice: rounds, rounds\nhint"),
         ("magic", "there is no candidate 'magic'\nhint: one of plain, chunked, rounds"),
         ("rounds(chunks=2)", "'rounds' has no parameter 'chunks'\nhint: it has rounds"),
         ("plain(chunks=2)", "'plain' has no parameter 'chunks'\nhint: it has no parameters"),
@@ -59,12 +63,15 @@ def group(num_ranks: int = 4, slot_bytes: int = 1 << 20, process_group: Any = "g
     return SimpleNamespace(num_ranks=num_ranks, process_group=process_group, lane=lambda: lane)
 
 
-def names(operator: Operator, shape: Shape, where: Any) -> list[str]:
-    return [str(each) for each in candidates_for(operator, shape, where)]
+def names(operator: Operator, sizes: tuple[int, int, int], where: Any) -> list[str]:
+    """``sizes``: rows of this rank's a, N, K."""
+    rows = sizes[0] * (where.num_ranks if operator is Operator.ALL_GATHER else 1)
+    shape = Shape(operator, rows, *sizes[1:], "bfloat16", "nn", where.num_ranks)
+    return [str(each) for each in candidates_for(shape, where)]
 
 
 def test_what_is_worth_a_try() -> None:
-    shape = Shape(512, 128, 64, 2)
+    shape = (512, 128, 64)
     chunked = [f"chunked(chunks={n})" for n in (2, 4, 8)]
     rounds = [f"rounds(rounds={n})" for n in (1, 2, 4)]
     for operator in Operator:
@@ -73,9 +80,9 @@ def test_what_is_worth_a_try() -> None:
     assert names(Operator.ALL_REDUCE, shape, group(num_ranks=1)) == ["plain"]
     assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=255)) == ["plain", *chunked]
     assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=256 * 50))[4:] == ["rounds(rounds=3)", "rounds(rounds=4)"]
-    assert names(Operator.REDUCE_SCATTER, Shape(128, 128, 64, 2), group())[1:] == [chunked[0], *rounds[:2]]
-    assert names(Operator.ALL_GATHER, Shape(8, 128, 64, 2), group()) == ["plain", rounds[0]]
-    assert names(Operator.ALL_TO_ALL, Shape(0, 128, 64, 2), group()) == ["plain", *chunked, rounds[0]]
+    assert names(Operator.REDUCE_SCATTER, (128, 128, 64), group())[1:] == [chunked[0], *rounds[:2]]
+    assert names(Operator.ALL_GATHER, (8, 128, 64), group()) == ["plain", rounds[0]]
+    assert names(Operator.ALL_TO_ALL, (0, 128, 64), group()) == ["plain", *chunked, rounds[0]]
 
 
 @given(st.integers(0, 200), st.integers(1, 50))

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.figures import H200, Figures, Line, with_topology
-from crossfade.ops.model import OPERATORS, Model
+from crossfade.ops.model import Model
 from crossfade.ops.prediction import Prediction, Program
-from crossfade.ops.shape import Shape
+from crossfade.ops.shape import Operator, Shape
 from crossfade.ops.waves import measure_waves
 from crossfade.topology import Device, Link, LinkKind, Rate, Slowdown, Topology
 
 MODEL = Model(H200)
-SCATTER, REDUCE, GATHER, EXCHANGE = OPERATORS
+SCATTER, REDUCE, GATHER, EXCHANGE = Operator
 
 MEASURED_PRODUCT = {
     (8192, 8192, 2048): 0.43,
@@ -164,7 +164,7 @@ def test_the_bound_is_that_of_the_design() -> None:
 
 
 @given(
-    st.sampled_from(OPERATORS),
+    st.sampled_from(Operator),
     st.tuples(st.integers(1, 20_000), st.integers(1, 20_000), st.integers(1, 20_000)),
     st.integers(1, 8),
     st.sampled_from([PLAIN, made_up("chunked", chunks=4), rounds(1), rounds(4), made_up("tiles", group_rows=256)]),

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,9 +16,10 @@ from crossfade.cli.measure import show_us
 from crossfade.errors import DeviceError, MissingDependency
 from crossfade.ops.candidate import PLAIN
 from crossfade.ops.decision import Decision
-from crossfade.ops.operators import OPERATORS, open_tuner
-from crossfade.ops.shape import Shape
+from crossfade.ops.shape import Layout, Shape
+from crossfade.ops.tunable import OPERATORS
 from crossfade.ops.tune import Tuner
+from crossfade.ops.tuners import open_tuner
 from crossfade.peers.group import PeerGroup, open_group
 
 __all__ = ["fill", "local_rank_of", "parse_shapes", "tune_here"]
@@ -51,12 +51,9 @@ def tune_here(texts: Sequence[str], operators: Sequence[str], dtype: str, layout
     if not num_gpus:
         raise UsersMistake("there is no GPU here to tune for", hint=f"on a machine with GPUs: {COMMAND}")
     names = _known(operators)
-    with _ranks(num_gpus, max(shape.m * shape.n * shape.item_bytes for shape in wanted("", 1))) as (
-        group,
-        process_group,
-    ):
-        made = {name: OPERATORS[name](group) for name in names}
-        tuner = open_tuner(group, process_group, made, is_measuring=True)
+    buffer_bytes = max(shape.m * max(shape.n, shape.k) * shape.item_bytes for shape in wanted("", 1))
+    with _ranks(num_gpus, buffer_bytes) as group:
+        tuner = open_tuner(group, is_measuring=True)
         console = Console(highlight=False, quiet=group.rank > 0)
         fill(console, tuner, [shape for name in names for shape in wanted(name, group.num_ranks)], again=again)
 
@@ -64,11 +61,7 @@ def tune_here(texts: Sequence[str], operators: Sequence[str], dtype: str, layout
 def _known(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in OPERATORS:
-            raise UsersMistake(
-                f"there is no operator {name!r} to tune", hint=f"there are: {', '.join(OPERATORS) or 'none'}"
-            )
-    if not OPERATORS:
-        raise UsersMistake("there is no operator to tune", hint="this version of crossfade has none")
+            raise UsersMistake(f"there is no operator {name!r} to tune", hint=f"there are: {', '.join(OPERATORS)}")
     return list(dict.fromkeys(names or OPERATORS))
 
 
@@ -84,7 +77,7 @@ def parse_shapes(texts: Sequence[str], dtype: str, layout: str) -> Callable[[str
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
             raise UsersMistake(f"{text!r} is no shape", hint="M,N,K of each GPU's product, such as 8192,8192,7168")
         rows.append((int(parts[0]), int(parts[1]), int(parts[2])))
-    if layout not in ("nn", "nt"):
+    if layout not in list(Layout):
         raise UsersMistake(f"{layout!r} is no layout", hint="nn, or nt where b is the transpose of a row-major matrix")
 
     def shapes(operator: str, num_ranks: int) -> list[Shape]:
@@ -99,7 +92,7 @@ def parse_shapes(texts: Sequence[str], dtype: str, layout: str) -> Callable[[str
 
 
 @contextmanager
-def _ranks(num_gpus: int, buffer_bytes: int) -> Iterator[tuple[PeerGroup, Any]]:
+def _ranks(num_gpus: int, buffer_bytes: int) -> Iterator[PeerGroup]:
     """The group of the ranks that torchrun started, each on its GPU."""
     import torch
     import torch.distributed as dist
@@ -113,10 +106,9 @@ def _ranks(num_gpus: int, buffer_bytes: int) -> Iterator[tuple[PeerGroup, Any]]:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     try:
-        process_group = dist.group.WORLD
-        group = open_group(process_group, device=device, buffer_bytes=max(buffer_bytes, 1 << 20))
+        group = open_group(device=device, buffer_bytes=max(buffer_bytes, 1 << 20))
         try:
-            yield group, process_group
+            yield group
         finally:
             group.close()
     finally:

@@ -7,12 +7,13 @@ The way from there down: `arguments` checks what was given and makes a `job.Job`
 is done. The ways are small files: `plain` (the product, then torch.distributed), `chunked` (both in pieces), `rounds` (copy
 engines), which stands on `overlaps`, the order of products and exchanges.
 
-Which way is taken: `model` predicts how long each takes, from `figures` that were measured once; `tune` measures the best few and
-decides, alike on all ranks; `cache` keeps what was decided. docs/tuning.md shows it from outside.
+Which way is taken (`choice`): `model` predicts how long each takes, from `figures` that were measured once; `tune` measures the
+best few and decides, alike on all ranks; `cache` keeps what was decided; `tuners` makes the tuner that a group's operators ask.
+docs/tuning.md shows it from outside.
 
-Kernels of Triton: `tiles` cuts a product into tiles, pieces and counters; `kernels` compute and signal, `epilogue` is how they finish
-a tile, `loading` makes them ready ahead, `launch` prepares a product for a shape and launches it in a few microseconds, with
-`counters` to wait for. These but `tiles` and `counters` need triton.
+Kernels of Triton: `tiles` cuts a product into tiles, pieces and counters; `kernels` compute and signal, `epilogue` is how they
+finish a tile, `loading` makes them ready ahead, `launch` prepares a product for a shape and launches it in a few microseconds, with
+`counters` to wait for. All but `tiles`, `operands` and `counters` need triton.
 
 Importing this room imports neither torch nor triton. docs/decisions/0013-tile-operators.md says why it is so.
 """

@@ -10,8 +10,9 @@ out        (W M, N)             rows p M to (p + 1) M: rank p's a @ b + bias
 gathered   (W M, K)             rows p M to (p + 1) M: rank p's a
 =========  ===================  ===========================================================================
 
-The rows of ``a`` are all its leading dimensions, flattened; M is the same on all ranks, N need not be. bfloat16, float16, float32
-and float64, accumulated in float32 (float64 in float64). One candidate gives the same bits each time.
+The rows of ``a`` are all its leading dimensions, flattened; M is the same on all ranks; so are N and the layout of ``b``, unless a
+candidate is given. bfloat16, float16, float32 and float64, accumulated in float32 (float64 in float64). One candidate gives the
+same bits each time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
 from crossfade.ops.job import Job, Way
 from crossfade.ops.products import multiply_rows
+from crossfade.ops.shape import Operator
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["all_gather_matmul", "reference"]
 
-_NAME = "all_gather_matmul"
+_NAME = Operator.ALL_GATHER
 
 _WAYS: Mapping[str, Way] = {
     "plain": plain.all_gather,
@@ -69,13 +71,14 @@ def all_gather_matmul(
         gathered: (W M, K), contiguous, gets all ranks' ``a``, which may be this rank's part of it; None if nobody needs them. One
             of `PeerGroup.empty` is written by the other ranks themselves: all ranks give such a one, or none does.
         lane: which lane of the group.
-        candidate: how; None for the plain way.
+        candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
 
     Raises:
         TypeError: something is no tensor, or of a type that the operator does not take, such as fp8.
         ValueError: devices, shapes, types or layouts do not fit, or there is no such candidate.
         DeviceError: the group or its lanes do not allow the candidate.
         ChannelBroken: a rank has died.
+        ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
     operands = check_operands(_NAME, group, a, b, bias)
     num_rows = group.num_ranks * len(operands.a)
@@ -85,7 +88,7 @@ def all_gather_matmul(
         check_out(_NAME, group, operands, gathered, (num_rows, b.shape[0]), "gathered", place)
         if not gathered.is_contiguous():
             raise ValueError(f"gathered of {_NAME} is not contiguous\nhint: torch.empty({num_rows}, {b.shape[0]})")
-    way = way_of(candidate, _WAYS)
+    way = way_of(_NAME, group, operands, num_rows, candidate, _WAYS)
     job = Job(_NAME, group, lane, operands.a, b, bias, target, gathered)
     if operands.a.numel():
         way(job)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from crossfade.ops.shape import ITEM_BYTES, Layout
 from crossfade.peers.arguments import check_overlap, check_tensor, describe
 
 if TYPE_CHECKING:
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
-    "Layout",
-    "Operands",
+    "Given",
     "check_operands",
     "check_out",
     "layout_of",
@@ -23,20 +22,11 @@ __all__ = [
     "store",
 ]
 
-DTYPES = ("bfloat16", "float16", "float32", "float64")
+DTYPES = tuple(ITEM_BYTES)
 """Element types of operators; all but float64 are added in float32."""
 
 
-class Layout(StrEnum):
-    """How a matrix lies in memory."""
-
-    ROWS = "rows"
-    """Row-major: contiguous."""
-    COLUMNS = "columns"
-    """The transpose of a contiguous matrix, such as the weight of a linear layer."""
-
-
-class Operands(NamedTuple):
+class Given(NamedTuple):
     """What was given, checked.
 
     Attributes:
@@ -50,9 +40,7 @@ class Operands(NamedTuple):
     bias: torch.Tensor | None
 
 
-def check_operands(
-    name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-) -> Operands:
+def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Given:
     """Checks the inputs of an operator.
 
     Args:
@@ -82,7 +70,7 @@ def check_operands(
             raise ValueError(
                 f"bias of {name} is {describe(bias)}\nhint: it has to be {a.dtype} of shape [{b.shape[1]}]"
             )
-    return Operands(_as_rows(group, a), b, bias)
+    return Given(_as_rows(group, a), b, bias)
 
 
 def _check_type(name: str, a: torch.Tensor) -> None:
@@ -132,7 +120,7 @@ def _num_rows(a: torch.Tensor) -> int:
 def check_out(
     name: str,
     group: PeerGroup,
-    operands: Operands,
+    given: Given,
     out: torch.Tensor | None,
     shape: tuple[int, ...],
     what: str = "out",
@@ -143,7 +131,7 @@ def check_out(
     Args:
         name: of the operator.
         group: on whose device it has to be.
-        operands: of the operator.
+        given: to the operator.
         out: what the caller gave.
         shape: what it has to be.
         what: what it is called.
@@ -154,16 +142,16 @@ def check_out(
         ValueError: it does not fit, or lies over an operand.
     """
     if out is None:
-        return operands.a.new_empty(shape)
+        return given.a.new_empty(shape)
     check_tensor(group, f"{what} of {name}", out)
-    if tuple(out.shape) != shape or out.dtype != operands.a.dtype:
+    if tuple(out.shape) != shape or out.dtype != given.a.dtype:
         raise ValueError(
-            f"{what} of {name} is {describe(out)}\nhint: it has to be {operands.a.dtype} of shape {list(shape)}"
+            f"{what} of {name} is {describe(out)}\nhint: it has to be {given.a.dtype} of shape {list(shape)}"
         )
-    for each in operands:
+    for each in given:
         if each is not None:
             flat = each if each.is_contiguous() else each.t()
-            check_overlap(name, flat, out, place if each is operands.a else None)
+            check_overlap(name, flat, out, place if each is given.a else None)
     return out if out.is_contiguous() else out.new_empty(shape)
 
 

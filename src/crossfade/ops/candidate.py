@@ -9,24 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from crossfade.ops.pieces import fits, least_rounds
+from crossfade.ops.shape import Operator, Shape
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["PLAIN", "WAYS", "Candidate", "Operator", "Parameter", "Shape", "candidates_for"]
-
-
-class Operator(StrEnum):
-    """What there is to choose a candidate for."""
-
-    REDUCE_SCATTER = "matmul_reduce_scatter"
-    ALL_REDUCE = "matmul_all_reduce"
-    ALL_GATHER = "all_gather_matmul"
-    ALL_TO_ALL = "matmul_all_to_all"
+__all__ = ["PLAIN", "WAYS", "Candidate", "Parameter", "candidates_for"]
 
 
 class Parameter(NamedTuple):
@@ -65,7 +56,7 @@ class Candidate:
         parameters: all of them, in the order of `WAYS`.
 
     Raises:
-        ValueError: there is no such way or parameter, or a value is too small.
+        ValueError: there is no such way or parameter, or it is given twice, or a value is too small.
     """
 
     name: str
@@ -76,6 +67,9 @@ class Candidate:
         if known is None:
             raise ValueError(f"there is no candidate '{self.name}'\nhint: one of {', '.join(WAYS)}")
         given = dict(self.parameters)
+        if len(given) < len(self.parameters):
+            names = ", ".join(name for name, _ in self.parameters)
+            raise ValueError(f"'{self.name}' has a parameter twice: {names}\nhint: give each once")
         for name in given:
             if name not in known:
                 has = f"has {', '.join(known)}" if known else "has no parameters"
@@ -116,61 +110,43 @@ class Candidate:
 PLAIN = Candidate("plain")
 
 
-class Shape(NamedTuple):
-    """What a candidate's time depends on.
-
-    Attributes:
-        M: rows of this rank's ``a``.
-        N: columns of ``b``.
-        K: columns of ``a``.
-        item_bytes: of one element.
-    """
-
-    M: int
-    N: int
-    K: int
-    item_bytes: int
-
-
 _CHUNKS = (2, 4, 8)
 _ROUNDS = (1, 2, 4)
 _LEAST_LENGTH = 16
 """Of a chunk or of a round's part: shorter ones are never worth a launch."""
 
 
-def candidates_for(operator: Operator, shape: Shape, group: PeerGroup) -> list[Candidate]:
+def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
     """The candidates that are worth a try, the same on all ranks; `PLAIN` comes first where torch.distributed has the group.
 
     Args:
-        operator: for what.
-        shape: of this rank's operands; where ranks' differ, as in an uneven all-to-all, all give the same one.
+        shape: what is to be done; one of `Operator`.
         group: whose ranks do it, with which buffers.
     """
     found = []
     if group.process_group is not None:
-        found += [PLAIN, *_chunked(operator, shape, group.num_ranks)]
-    return found + list(_rounds(operator, shape, group))
+        found += [PLAIN, *_chunked(shape)]
+    return found + list(_rounds(shape, group))
 
 
-def _chunked(operator: Operator, shape: Shape, num_ranks: int) -> Iterator[Candidate]:
+def _chunked(shape: Shape) -> Iterator[Candidate]:
     length = {
-        Operator.REDUCE_SCATTER: shape.M // num_ranks,
-        Operator.ALL_REDUCE: shape.M,
-        Operator.ALL_GATHER: shape.M,
-        Operator.ALL_TO_ALL: shape.N,
-    }[operator]
+        Operator.REDUCE_SCATTER: shape.m // shape.num_ranks,
+        Operator.ALL_REDUCE: shape.m,
+        Operator.ALL_GATHER: shape.rows_of_a,
+        Operator.ALL_TO_ALL: shape.n,
+    }[Operator(shape.operator)]
     for chunks in _CHUNKS:
-        if num_ranks > 1 and length >= chunks * _LEAST_LENGTH:
+        if shape.num_ranks > 1 and length >= chunks * _LEAST_LENGTH:
             yield Candidate.of("chunked", chunks=chunks)
 
 
-def _rounds(operator: Operator, shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
+def _rounds(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
     """As few rounds as the buffers allow, and more while parts are not too short."""
-    is_gather = operator is Operator.ALL_GATHER
-    length = shape.M if is_gather else -(-shape.M // group.num_ranks)
-    row_bytes = (shape.K if is_gather else shape.N) * shape.item_bytes
+    length = -(-shape.m // shape.num_ranks)
+    row_bytes = (shape.k if shape.operator == Operator.ALL_GATHER else shape.n) * shape.item_bytes
     slot_bytes = group.lane().slot_bytes
-    if group.num_ranks == 1 or not fits(slot_bytes, row_bytes):
+    if shape.num_ranks == 1 or not fits(slot_bytes, row_bytes):
         return
     least = least_rounds(slot_bytes, length, row_bytes)
     for rounds in sorted({least, *(rounds for rounds in _ROUNDS if rounds > least)}):

@@ -48,6 +48,11 @@ class Counts:
         """The most that goes from any rank to any; the same on all ranks."""
         return max(map(max, self.rows))
 
+    @property
+    def most_sent(self) -> int:
+        """The most rows that any rank sends, those for itself too; the same on all ranks."""
+        return max(map(sum, self.rows))
+
     def sent_at(self) -> list[int]:
         """Where what goes to each rank begins."""
         return [0, *accumulate(self.sent)][:-1]
@@ -68,8 +73,7 @@ def gather_counts(group: PeerGroup, counts: Sequence[int]) -> list[list[int]]:
         DeviceError: torch.distributed does not know the group.
     """
     torch = torch_or_raise()
-    device = "cpu" if group.device_type == "cpu" else f"cuda:{group.home.driver.device}"
-    own = torch.tensor(list(counts), dtype=torch.int64, device=device)
+    own = torch.tensor(list(counts), dtype=torch.int64, device=group.device)
     everybody = own.new_empty(group.num_ranks * len(own))
     all_gather(group, everybody, own)
     return everybody.view(group.num_ranks, len(own)).tolist()  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from crossfade.errors import DeviceError
 from crossfade.ops.counters import Arrivals, Counters, num_arrival_words, num_counter_words
 from crossfade.ops.kernels import COUNTER_WORDS
 from crossfade.ops.loading import Launch, Loader, ProductVariant, SumVariant
-from crossfade.ops.operands import ITEM_BYTES, WIDEST, Operands, find_unit
+from crossfade.ops.operands import KIND_BYTES, WIDEST, Operands, find_unit
 from crossfade.ops.tiles import Stretch, TileConfig, TilePlan
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Product:
         self._head = (operands.m, operands.n, operands.k, operands.a_stride, operands.b_stride, table)
         self._launches: dict[tuple[Epilogue, int], Launch] = {}
         self._arguments: tuple[Any, Any] | None = None
-        self._address_mask = ITEM_BYTES * self.out_unit - 1
+        self._address_mask = KIND_BYTES * self.out_unit - 1
         loader.settle()
 
     def variant(self, epilogue: Epilogue) -> ProductVariant:
@@ -213,7 +213,7 @@ class Product:
         if launch is None:
             raise DeviceError(f"{epilogue} was not loaded", hint="prepare() the operator for this shape first")
         places = target.address | target.also_offset | parts.address | parts.part_bytes | bias | waits.staging
-        if (places | target.stride * ITEM_BYTES) & self._address_mask:
+        if (places | target.stride * KIND_BYTES) & self._address_mask:
             raise ValueError(
                 f"not all of {target}, {parts}, {waits} and bias are aligned to {self._address_mask + 1} bytes"
             )
@@ -303,7 +303,7 @@ class Sum:
         if not count:
             return
         places = target | own | source_offset | also_offset | self._places
-        is_wide = places % (ITEM_BYTES * WIDEST) == 0
+        is_wide = places % (KIND_BYTES * WIDEST) == 0
         unit = WIDEST if is_wide else 1
         num_programs = min(self._num_programs, -(-count // self._block))
         launch = self._launches.get((unit, num_programs))

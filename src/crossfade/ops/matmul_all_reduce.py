@@ -24,6 +24,7 @@ from crossfade.ops.arguments import check_operands, check_out, store
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
 from crossfade.ops.job import Job, Way
+from crossfade.ops.shape import Operator
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["matmul_all_reduce", "reference"]
 
-_NAME = "matmul_all_reduce"
+_NAME = Operator.ALL_REDUCE
 
 _WAYS: Mapping[str, Way] = {
     "plain": plain.all_reduce,
@@ -53,8 +54,9 @@ def matmul_all_reduce(
 ) -> torch.Tensor:
     """The sum over ranks of ``a @ b + bias``. Enqueues on torch's current stream; on a CPU it is done.
 
-    All ranks call it in one order on a lane, with equal shapes, types and candidates (this is not checked). Calls on different
-    lanes may be in flight at the same time; candidates of torch.distributed use its group besides, in one order on all ranks.
+    All ranks call it in one order on a lane, with equal shapes, types, layouts and candidates (this is not checked). Calls on
+    different lanes may be in flight at the same time; candidates of torch.distributed use its group besides, in one order on all
+    ranks.
 
     Args:
         a: (..., K).
@@ -64,17 +66,18 @@ def matmul_all_reduce(
         out: (..., N), lies over no operand; None for a new one. One of `PeerGroup.empty` is written by the other ranks
             themselves: all ranks give such a one, or none does.
         lane: which lane of the group.
-        candidate: how; None for the plain way.
+        candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
 
     Raises:
         TypeError: something is no tensor, or of a type that the operator does not take, such as fp8.
         ValueError: devices, shapes, types or layouts do not fit, or there is no such candidate.
         DeviceError: the group or its lanes do not allow the candidate.
         ChannelBroken: a rank has died.
+        ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
     operands = check_operands(_NAME, group, a, b, bias)
     target = check_out(_NAME, group, operands, out, (*a.shape[:-1], b.shape[1]))
-    way = way_of(candidate, _WAYS)
+    way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)
     if target.numel():
         rows = target.view(len(operands.a), b.shape[1])
         way(Job(_NAME, group, lane, operands.a, b, bias if group.rank == 0 else None, rows))

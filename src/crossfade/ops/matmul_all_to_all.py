@@ -26,6 +26,7 @@ from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
 from crossfade.ops.counts import Counts
 from crossfade.ops.job import Job, Way
+from crossfade.ops.shape import Operator
 from crossfade.peers import collectives
 from crossfade.peers.arguments import check_tensor, describe
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["matmul_all_to_all", "matmul_all_to_all_padded", "reference"]
 
-_NAME = "matmul_all_to_all"
+_NAME = Operator.ALL_TO_ALL
 
 _WAYS: Mapping[str, Way] = {
     "plain": plain.all_to_all,
@@ -58,8 +59,9 @@ def matmul_all_to_all(
 ) -> torch.Tensor:
     """Rows of ``a @ b + bias`` from all ranks. Enqueues on torch's current stream; on a CPU it is done.
 
-    All ranks call it in one order on a lane, with equal counts, N, types and candidates (this is not checked). Calls on different
-    lanes may be in flight at the same time; candidates of torch.distributed use its group besides, in one order on all ranks.
+    All ranks call it in one order on a lane, with equal counts, N, K, types, layouts and candidates (this is not checked). Calls
+    on different lanes may be in flight at the same time; candidates of torch.distributed use its group besides, in one order on all
+    ranks.
 
     Args:
         a: (..., K).
@@ -70,18 +72,19 @@ def matmul_all_to_all(
         bias: (N,), or None.
         out: (R, N), lies over no operand; None for a new one.
         lane: which lane of the group.
-        candidate: how; None for the plain way.
+        candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
 
     Raises:
         TypeError: something is no tensor, or of a type that the operator does not take, such as fp8.
         ValueError: devices, shapes, types, layouts or counts do not fit, or there is no such candidate.
         DeviceError: the group or its lanes do not allow the candidate.
         ChannelBroken: a rank has died.
+        ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
     operands = check_operands(_NAME, group, a, b, bias)
     known = _counts(group, len(operands.a), counts)
     target = check_out(_NAME, group, operands, out, (sum(known.received), b.shape[1]))
-    way = way_of(candidate, _WAYS)
+    way = way_of(_NAME, group, operands, known.most_sent, candidate, _WAYS)
     if known.largest and b.shape[1]:
         way(Job(_NAME, group, lane, operands.a, b, bias, target, counts=known))
     return store(group, out, target)
@@ -110,7 +113,7 @@ def matmul_all_to_all_padded(
         bias: (N,), or None.
         out: (M, N), lies over no operand; None for a new one.
         lane: which lane of the group.
-        candidate: how; None for the plain way.
+        candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
 
     Returns:
         The rows, and how many of each room count: (W,), of the type of ``counts``.

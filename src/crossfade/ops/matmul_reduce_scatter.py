@@ -25,6 +25,7 @@ from crossfade.ops.arguments import check_operands, check_out, rows_for_each, st
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
 from crossfade.ops.job import Job, Way
+from crossfade.ops.shape import Operator
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["matmul_reduce_scatter", "reference"]
 
-_NAME = "matmul_reduce_scatter"
+_NAME = Operator.REDUCE_SCATTER
 
 _WAYS: Mapping[str, Way] = {
     "plain": plain.reduce_scatter,
@@ -54,8 +55,9 @@ def matmul_reduce_scatter(
 ) -> torch.Tensor:
     """This rank's block of the sum over ranks of ``a @ b + bias``. Enqueues on torch's current stream; on a CPU it is done.
 
-    All ranks call it in one order on a lane, with equal shapes, types and candidates (this is not checked). Calls on different
-    lanes may be in flight at the same time; candidates of torch.distributed use its group besides, in one order on all ranks.
+    All ranks call it in one order on a lane, with equal shapes, types, layouts and candidates (this is not checked). Calls on
+    different lanes may be in flight at the same time; candidates of torch.distributed use its group besides, in one order on all
+    ranks.
 
     Args:
         a: (..., K).
@@ -64,18 +66,19 @@ def matmul_reduce_scatter(
         bias: (N,), added once; all ranks give one, or none does, and rank 0's counts.
         out: (M / W, N), lies over no operand; None for a new one.
         lane: which lane of the group.
-        candidate: how; None for the plain way.
+        candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
 
     Raises:
         TypeError: something is no tensor, or of a type that the operator does not take, such as fp8.
         ValueError: devices, shapes, types or layouts do not fit, W does not divide M, or there is no such candidate.
         DeviceError: the group or its lanes do not allow the candidate.
         ChannelBroken: a rank has died.
+        ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
     operands = check_operands(_NAME, group, a, b, bias)
     block = rows_for_each(_NAME, group, len(operands.a))
     target = check_out(_NAME, group, operands, out, (block, b.shape[1]))
-    way = way_of(candidate, _WAYS)
+    way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)
     if target.numel():
         way(Job(_NAME, group, lane, operands.a, b, bias if group.rank == 0 else None, target))
     return store(group, out, target)

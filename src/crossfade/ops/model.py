@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from crossfade.ops.candidate import Candidate
-from crossfade.ops.figures import Figures
+from crossfade.ops.figures import Figures, Line
 from crossfade.ops.prediction import Prediction, Program
-from crossfade.ops.shape import Shape
+from crossfade.ops.shape import Operator, Shape
 
-__all__ = ["OPERATORS", "Model"]
+__all__ = ["Model"]
 
 TILE_M, TILE_N = 128, 256
-OPERATORS = ("matmul_reduce_scatter", "matmul_all_reduce", "all_gather_matmul", "matmul_all_to_all")
+_OPERATORS = frozenset(str(each) for each in Operator)
 """What is predicted; of `matmul_signaled` the communication is the user's."""
-_GATHERS = "all_gather_matmul"
+_GATHERS = Operator.ALL_GATHER
 _COUNTS = ("chunks", "rounds")
 """Parameters that are at least 1."""
 
@@ -47,7 +47,7 @@ class Model:
             "rounds": (self._rounds, {"rounds"}),
             "tiles": (self._tiles, {"group_rows", "reserve_sms", "rounds"}),
         }
-        if shape.operator not in OPERATORS or candidate.name not in ways:
+        if shape.operator not in _OPERATORS or candidate.name not in ways:
             return None
         way, known = ways[candidate.name]
         parameters = dict(candidate.parameters)
@@ -68,12 +68,13 @@ class Model:
     def collective_us(self, shape: Shape, num_parts: int = 1) -> float:
         """Time of the vendor's collective, alone, of one of so many equal parts."""
         figures, others = self.figures, shape.num_ranks - 1
-        line, num_blocks = {
-            "matmul_reduce_scatter": (figures.reduce_scatter, others),
-            "matmul_all_reduce": (figures.all_reduce, 2 * others),
-            "all_gather_matmul": (figures.all_gather, others),
-            "matmul_all_to_all": (figures.all_to_all, others),
-        }[shape.operator]
+        lines: dict[str, tuple[Line, int]] = {
+            Operator.REDUCE_SCATTER: (figures.reduce_scatter, others),
+            Operator.ALL_REDUCE: (figures.all_reduce, 2 * others),
+            Operator.ALL_GATHER: (figures.all_gather, others),
+            Operator.ALL_TO_ALL: (figures.all_to_all, others),
+        }
+        line, num_blocks = lines[shape.operator]
         return line.time_us(num_blocks * self._block_bytes(shape) / num_parts) if others else 0.0
 
     def bound(self, shape: Shape) -> Prediction:
@@ -85,7 +86,7 @@ class Model:
         """
         rows = min(shape.m, self.figures.num_sms * TILE_N // max(shape.n, 1) * TILE_M or TILE_M)
         piece_us, product_us = self.product_us(shape, rows), self.product_us(shape)
-        num_exchanges = 2 if shape.operator == "matmul_all_reduce" else 1
+        num_exchanges = 2 if shape.operator == Operator.ALL_REDUCE else 1
         copies_us = num_exchanges * (shape.num_ranks - 1) * self.figures.copy.time_us(self._block_bytes(shape))
         comm_us = min(copies_us, self.collective_us(shape))
         last_us = 0.0
@@ -204,14 +205,14 @@ class Model:
             if not others:
                 continue
             here = self._signal(program, f"round {number}", arrived)
-            if shape.operator != "matmul_all_to_all":
+            if shape.operator != Operator.ALL_TO_ALL:
                 launch_us = figures.launch_kernel_us + figures.launch_wait_us
                 added = program.add(
                     "sum", "compute", self._sum_us(shape, part_bytes), launch_us=launch_us, after=[here]
                 )
-                if shape.operator == "matmul_all_reduce":
+                if shape.operator == Operator.ALL_REDUCE:
                     arrived = [self._push_sums(program, shape, part_bytes, added)]
-        if others and shape.operator != "matmul_reduce_scatter":
+        if others and shape.operator != Operator.REDUCE_SCATTER:
             here = self._signal(program, "the end", arrived)
             placed_us = 2 * others * self._block_bytes(shape) / self._memory_rate
             program.add("copy to the output", "compute", placed_us, launch_us=figures.launch_kernel_us, after=[here])

@@ -10,12 +10,13 @@ from crossfade.device.driver import HOST
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ITEM_BYTES", "KIND_NAMES", "WIDEST", "Operands", "find_unit", "has_descriptors"]
+__all__ = ["KIND_BYTES", "KIND_NAMES", "WIDEST", "Operands", "find_unit", "has_descriptors"]
 
 KIND_NAMES = ("float16", "bfloat16")
 """Element types of operands and results, as torch calls them; accumulation is in float32."""
 
-ITEM_BYTES = 2
+KIND_BYTES = 2
+"""Of an element."""
 WIDEST = 8
 """Elements in 16 bytes."""
 
@@ -80,7 +81,7 @@ class Operands(NamedTuple):
             )
         a_stride = a.stride(0) if m > 1 else k
         b_stride = b.stride(outer) if b.shape[outer] > 1 else b.shape[inner]
-        places = [tensor.data_ptr() // ITEM_BYTES for tensor in (a, b)]
+        places = [tensor.data_ptr() // KIND_BYTES for tensor in (a, b)]
         is_by_descriptor = has_descriptors and find_unit(a_stride, b_stride, *places) == WIDEST
         in_unit = WIDEST if is_by_descriptor else find_unit(k, a_stride, b_stride, *places)
         return cls(kind, m, n, k, a_stride, b_stride, is_transposed, is_by_descriptor, in_unit)

@@ -6,8 +6,28 @@ Letters: on each of W ranks a product of (M, K) by (K, N) gives (M, N).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
-__all__ = ["ITEM_BYTES", "Shape"]
+__all__ = ["ITEM_BYTES", "Layout", "Operator", "Shape"]
+
+
+class Operator(StrEnum):
+    """The functions for which there is a way to choose."""
+
+    REDUCE_SCATTER = "matmul_reduce_scatter"
+    ALL_REDUCE = "matmul_all_reduce"
+    ALL_GATHER = "all_gather_matmul"
+    ALL_TO_ALL = "matmul_all_to_all"
+
+
+class Layout(StrEnum):
+    """How ``b`` lies in memory; ``a`` is row-major."""
+
+    ROWS = "nn"
+    """Row-major: contiguous."""
+    COLUMNS = "nt"
+    """The transpose of a contiguous matrix, such as the weight of a linear layer."""
+
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Bytes of an element."""
@@ -18,12 +38,12 @@ class Shape:
     """One product and its collective. All ranks have equal ones.
 
     Attributes:
-        operator: the function's name, such as ``matmul_reduce_scatter``.
+        operator: the function's name, such as ``matmul_reduce_scatter``; one of `Operator` where it is to be done.
         m: rows of this rank's product; for ``all_gather_matmul`` those of all ranks. Where ranks have different numbers of rows
             (``matmul_all_to_all``) the most that one of them may have, so that all choose alike.
         n, k: its columns, and what is summed over.
         dtype: of the elements, as torch calls it, such as ``bfloat16``.
-        layout: of a and b: ``nn`` for two row-major matrices, ``nt`` where b is the transpose of one, as in ``nn.Linear``.
+        layout: one of `Layout`.
         num_ranks: W.
 
     Raises:
@@ -48,6 +68,11 @@ class Shape:
     def item_bytes(self) -> int:
         """Of one element."""
         return ITEM_BYTES[self.dtype]
+
+    @property
+    def rows_of_a(self) -> int:
+        """Of this rank's ``a``."""
+        return self.m // self.num_ranks if self.operator == Operator.ALL_GATHER else self.m
 
     @property
     def bucket(self) -> Shape:

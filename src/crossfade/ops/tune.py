@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from statistics import median
+from threading import Lock
 
 from crossfade.errors import ChannelError, DeviceError
 from crossfade.ops.cache import Cache
@@ -82,6 +84,7 @@ class Tuner:
         self._decisions: dict[Shape, Decision] = {}
         self._chosen: dict[Shape, Candidate] = {}
         self._num_tuned = 0
+        self._deciding = Lock()
 
     def choose(self, shape: Shape) -> Candidate:
         """The candidate for a shape, at once: what was measured for its bucket, now or before, else the model's choice.
@@ -104,7 +107,12 @@ class Tuner:
         """The decision for a shape's bucket, as `choose` uses it."""
         bucket = shape.bucket
         if bucket not in self._decisions:
-            self._decisions[bucket] = self._hear(str(bucket), lambda: self._kept(bucket) or self._modelled(bucket))
+            # Rank 0 says it once, whichever of its threads come here; the others only hear it, and may wait for it.
+            with self._deciding if self._ranks.rank == 0 else nullcontext():
+                if bucket not in self._decisions:
+                    self._decisions[bucket] = self._hear(
+                        str(bucket), lambda: self._kept(bucket) or self._modelled(bucket)
+                    )
         return self._decisions[bucket]
 
     def tune(self, shape: Shape, *, is_capturing: bool = False, again: bool = False) -> Decision:

@@ -6,6 +6,7 @@ memory behind it through /proc, which the kernel allows to processes of the same
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Party", "agree", "await_all", "gather", "meet"]
+__all__ = ["Party", "agree", "await_all", "count_off", "gather", "meet"]
+
+_COUNT = itertools.count(1)
 
 
 class Party(NamedTuple):
@@ -81,6 +84,13 @@ def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:
 def await_all(group: ProcessGroup, device: torch.device) -> None:
     """All ranks have come so far."""
     gather(group, device, [0])
+
+
+def count_off(group: ProcessGroup, device: torch.device) -> int:
+    """A number that all ranks get, and that this group has not got before. Collective."""
+    return gather(group, device, [next(_COUNT)])[0][
+        0
+    ]  # rank 0's: its process is the same as long as there is the group
 
 
 def gather(group: ProcessGroup, device: torch.device, own: list[int]) -> list[list[int]]:
