@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import traceback
@@ -12,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.device.capture import capture
 from crossfade.ops import matmul_all_to_all
 from crossfade.ops.candidate import Candidate, candidates_for
 from crossfade.ops.counts import gather_counts
@@ -27,14 +27,17 @@ from tests.helpers.ops_inputs import (
     REFERENCES,
     ROUNDS,
     Inputs,
+    absolute,
     assert_equal,
     call,
+    captured,
     check,
     device_of,
     expected,
     make,
     opened,
 )
+from tests.helpers.ops_tile_cases import TILE_CASES
 
 
 def shapes(device: str) -> None:
@@ -76,11 +79,6 @@ def rounding(device: str) -> None:
                     got = call(operator, group, inputs, candidate).double().cpu()
                     error = (got - expected(operator, inputs, group.rank)).abs()
                     assert (error <= size * ((num_ranks + 1) * unit + inner)).all(), f"{operator}, {dtype}, {candidate}"
-
-
-def absolute(inputs: Inputs) -> Inputs:
-    bias = None if inputs.bias is None else [each.abs() for each in inputs.bias]
-    return Inputs([each.abs() for each in inputs.a], [each.abs() for each in inputs.b], bias, inputs.counts)
 
 
 def small_slots(device: str) -> None:
@@ -323,7 +321,7 @@ def replays(device: str) -> None:
             for number, ((operator, each, name), out) in enumerate(zip(pairs, outs, strict=True)):
                 call(operator, group, each, name, out=out, lane=number % 2)
 
-        launch, drop = _captured(group, body)
+        launch, drop = captured(group, body)
         for seed in range(5):
             for operator, each in zip(Operator, inputs, strict=True):
                 fresh = make(operator, group, (18, 12, EXACT_K), seed=20 + seed)
@@ -342,24 +340,6 @@ def replays(device: str) -> None:
 
 def _first(pair: tuple[Operator, Inputs, str], group: PeerGroup) -> tuple[Operator, PeerGroup, Inputs, str]:
     return pair[0], group, pair[1], pair[2]
-
-
-def _captured(group: PeerGroup, body: Callable[[], None]) -> tuple[Callable[[], None], Callable[[], None]]:
-    """How to replay it, and how to drop it."""
-    if group.device_type == "cpu":
-        driver, stream = group.home.driver, group.current_stream()
-        replay = capture(driver, stream, body)
-        return partial(replay.launch, stream), replay.close
-    torch.cuda.synchronize()
-    graph: Any = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        body()
-
-    def launch() -> None:
-        graph.replay()
-        torch.cuda.synchronize()
-
-    return launch, graph.reset
 
 
 def counters(device: str) -> None:
@@ -421,6 +401,10 @@ LONG_CASES: dict[str, Case] = {
 
 def _work(peers: dict[int, Any], rank: int, num_ranks: int, device: str, store: str, names: Sequence[str]) -> Any:
     """What each case said, as far as they went: after a failure the ranks are out of step."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.helpers.mended_interpreter import mend_the_interpreter
+
+        mend_the_interpreter()
     if device == "cpu":
         peer_cases.join_world(rank, num_ranks, store)
     else:
@@ -429,7 +413,7 @@ def _work(peers: dict[int, Any], rank: int, num_ranks: int, device: str, store: 
     name = ""
     try:
         for name in names:
-            {**GPU_CASES, **LONG_CASES}[name](device)
+            {**GPU_CASES, **LONG_CASES, **TILE_CASES}[name](device)
             said[name] = "ok"
     except Exception:
         said[name] = traceback.format_exc()

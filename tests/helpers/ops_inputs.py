@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from crossfade.device.capture import capture
 from crossfade.ops import all_gather_matmul, matmul_all_reduce, matmul_all_to_all, matmul_reduce_scatter
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.shape import Operator
@@ -156,3 +158,26 @@ def opened(device: str, **options: Any) -> Iterator[PeerGroup]:
         torch.cuda.synchronize()
     group.close()
     assert group.home.driver.ledger.held() == []
+
+
+def absolute(inputs: Inputs) -> Inputs:
+    bias = None if inputs.bias is None else [each.abs() for each in inputs.bias]
+    return Inputs([each.abs() for each in inputs.a], [each.abs() for each in inputs.b], bias, inputs.counts)
+
+
+def captured(group: PeerGroup, body: Callable[[], None]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """How to replay it, and how to drop it."""
+    if group.device_type == "cpu":
+        driver, stream = group.home.driver, group.current_stream()
+        replay = capture(driver, stream, body)
+        return partial(replay.launch, stream), replay.close
+    torch.cuda.synchronize()
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        body()
+
+    def launch() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return launch, graph.reset

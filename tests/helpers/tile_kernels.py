@@ -9,10 +9,8 @@ import itertools
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import triton.runtime.interpreter as interpreter
 
 from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
@@ -21,6 +19,7 @@ from crossfade.ops.launch import Epilogue, Product, Sum, Target
 from crossfade.ops.loading import Loader, ProductVariant, SumVariant
 from crossfade.ops.operands import Operands, find_unit
 from crossfade.ops.tiles import Stretch, TilePlan, even_blocks, plan_tiles, uneven_blocks
+from tests.helpers.mended_interpreter import mend_the_interpreter
 from tests.helpers.peer_cases import expected, make, same_bits
 from tests.helpers.tile_worlds import (
     SMALL,
@@ -34,27 +33,6 @@ from tests.helpers.tile_worlds import (
 )
 
 KINDS = ("float16", "bfloat16")
-
-
-def mend_the_interpreter() -> None:
-    """It multiplies bfloat16 as if its bits were integers, and cannot count to a number that a kernel computes (numpy 2.4)."""
-    plain_dot, plain_patch = interpreter.InterpreterBuilder.create_dot, interpreter._patch_lang_tensor
-
-    def wide(handle: Any) -> Any:
-        if handle.dtype.scalar != interpreter.tl.bfloat16:
-            return handle
-        data = (handle.data.astype(np.uint32) << 16).view(np.float32)
-        return interpreter.TensorHandle(data, interpreter.tl.float32)
-
-    def create_dot(self: Any, a: Any, b: Any, *more: Any) -> Any:
-        return plain_dot(self, wide(a), wide(b), *more)
-
-    def patch(tensor: Any, scope: Any) -> None:
-        plain_patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter.InterpreterBuilder.create_dot = create_dot
-    interpreter._patch_lang_tensor = patch
 
 
 def whole(plan: TilePlan) -> Stretch:

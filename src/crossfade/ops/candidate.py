@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from crossfade.ops.operands import KIND_NAMES
 from crossfade.ops.pieces import fits, least_rounds
 from crossfade.ops.shape import Operator, Shape
 
@@ -36,6 +38,7 @@ WAYS: Mapping[str, Mapping[str, Parameter]] = {
     "plain": {},
     "chunked": {"chunks": Parameter(2)},
     "rounds": {"rounds": Parameter(1)},
+    "tiles": {"rounds": Parameter(1), "group_rows": Parameter(0, least=0), "reserve_sms": Parameter(0, least=0)},
 }
 """The parameters of every way, by its name."""
 
@@ -126,7 +129,7 @@ def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
     found = []
     if group.process_group is not None:
         found += [PLAIN, *_chunked(shape)]
-    return found + list(_rounds(shape, group))
+    return [*found, *_rounds(shape, group), *_tiles(shape, group)]
 
 
 def _chunked(shape: Shape) -> Iterator[Candidate]:
@@ -152,3 +155,29 @@ def _rounds(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
     for rounds in sorted({least, *(rounds for rounds in _ROUNDS if rounds > least)}):
         if rounds == least or length >= rounds * _LEAST_LENGTH:
             yield Candidate.of("rounds", rounds=rounds)
+
+
+_TILES = {
+    Operator.REDUCE_SCATTER: ((1, 0), (1, 512), (2, 0), (2, 512), (4, 0)),
+    Operator.ALL_REDUCE: ((1, 0), (2, 0), (4, 0), (8, 0)),
+}
+"""(rounds, rows of a piece) that are worth a try."""
+
+_TILE_ROWS = 128
+
+
+def _tiles(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
+    """Where the kernels are, and a rank's block fits into a slot."""
+    operator = Operator(shape.operator)
+    block = -(-shape.m // shape.num_ranks)
+    if operator not in _TILES or shape.num_ranks == 1 or not _has_kernels(shape, group):
+        return
+    if not fits(group.lane().slot_bytes, block * shape.n * shape.item_bytes):
+        return
+    for rounds, group_rows in _TILES[operator]:
+        if rounds == 1 or block >= rounds * _TILE_ROWS:
+            yield Candidate.of("tiles", rounds=rounds, group_rows=group_rows)
+
+
+def _has_kernels(shape: Shape, group: PeerGroup) -> bool:
+    return group.device_type == "cuda" and shape.dtype in KIND_NAMES and find_spec("triton") is not None

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops import chunked, plain, rounds, torch_collectives
+from crossfade.ops import chunked, plain, rounds, tiled, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, rows_for_each, store
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
@@ -40,6 +40,7 @@ _WAYS: Mapping[str, Way] = {
     "plain": plain.reduce_scatter,
     "chunked": chunked.reduce_scatter,
     "rounds": rounds.reduce_scatter,
+    "tiles": tiled.reduce_scatter,
 }
 
 

@@ -41,7 +41,7 @@ from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
 from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.lane import Epoch, Lane
 
-__all__ = ["Part", "add_parts", "all_gather", "all_gather_into", "all_to_all", "arrivals", "pass_sums_on"]
+__all__ = ["Part", "add_parts", "all_gather", "all_gather_into", "all_to_all", "arrivals", "copy", "pass_sums_on"]
 
 
 class Part(NamedTuple):
@@ -66,7 +66,8 @@ def _slot(lane: Lane, epoch: Epoch, owner: int, writer: int) -> int:
     return epoch.buffers[owner] + writer * lane.slot_bytes
 
 
-def _copy(lane: Lane, stream: int, target: int, source: int, size_bytes: int) -> None:
+def copy(lane: Lane, stream: int, target: int, source: int, size_bytes: int) -> None:
+    """Enqueues a copy between two ranks, or inside one."""
     enqueue(lane.home.driver, cut(target, source, size_bytes), stream)
     lane.num_bytes += size_bytes
 
@@ -99,7 +100,7 @@ def add_parts(
     for p in order:
         compute(p)
         local = lane.fork_local(stream)
-        _copy(lane, local, _slot(lane, epoch, p, home.rank), *parts[p])
+        copy(lane, local, _slot(lane, epoch, p, home.rank), *parts[p])
         lane.announce(epoch, [p], local, is_batched=False)
     compute(home.rank)
     lane.await_full(epoch, order, stream, is_batched=True)
@@ -162,7 +163,7 @@ class _Gather:
         order = stagger(home.rank, home.num_ranks)
         local = lane.fork_local(stream)
         for p in order:
-            _copy(lane, local, _slot(lane, epoch, p, home.rank), *own)
+            copy(lane, local, _slot(lane, epoch, p, home.rank), *own)
             if self._last is None:
                 lane.announce(epoch, [p], local, is_batched=False)
         if self._last is not None:
@@ -210,7 +211,7 @@ def all_gather_into(lane: Lane, stream: int, local: int, own: Part, offset: int,
     barrier(lane, local)
     epoch = lane.advance()
     for p in stagger(home.rank, home.num_ranks):
-        _copy(lane, local, home.buffers[p] + offset, *own)
+        copy(lane, local, home.buffers[p] + offset, *own)
         lane.announce(epoch, [p], local, is_batched=False)
     use(home.rank)
     for p in arrivals(home.rank, home.num_ranks):
@@ -249,4 +250,4 @@ def all_to_all(
     for p in arrivals(home.rank, home.num_ranks):
         lane.await_full(epoch, [p], local, is_batched=False)
         target, size_bytes = received[p]
-        _copy(lane, local, target, _slot(lane, epoch, p, home.rank), size_bytes)
+        copy(lane, local, target, _slot(lane, epoch, p, home.rank), size_bytes)

@@ -216,6 +216,12 @@ class TilePlan:
         """This rank's."""
         return self.blocks[self.rank]
 
+    def run(self, rank: int, round: int) -> tuple[int, int]:
+        """(begin, end) of a rank's rows of a round."""
+        pieces = list(_cut(self.blocks[rank], round, self.num_rounds, self.tile_rows, None))
+        begin = self.blocks[rank].begin
+        return pieces[0] if pieces else (begin, begin)
+
     def stretch(self, round: int, *, is_own: bool) -> Stretch:
         """One of the two stretches of a round."""
         for stretch in self.stretches:

@@ -208,6 +208,18 @@ class Lane:
         for peer in peers:
             epoch.incoming[peer].wait(stream)
 
+    def announce_step(self, epoch: Epoch, peer: int, stream: int, step: int) -> None:
+        """Sets ``full`` for this rank to a step of an exchange that has several, behind all that is on the stream."""
+        epoch.outgoing[peer].set(stream, step)
+
+    def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
+        """Waits until ``full`` of these ranks has come to a step, and clears it with the last of the steps."""
+        if step == num_steps == SET:
+            self.await_full(epoch, peers, stream, is_batched=True)
+            return
+        for peer in peers:
+            epoch.incoming[peer].wait_for_step(stream, step, is_last=step == num_steps)
+
     def fork(self, stream: int, num_streams: int) -> list[int]:
         """The stream, and others that go on behind it."""
         sides = self.sides[: num_streams - 1]
