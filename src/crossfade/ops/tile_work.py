@@ -6,7 +6,7 @@ each shape by itself, and used again by calls whose operands lie alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,8 @@ from crossfade.ops.turns import Run, Send, Turn
 from crossfade.peers.lane import Epoch
 
 if TYPE_CHECKING:
+    import torch
+
     from crossfade.peers.group import PeerGroup
 
 __all__ = ["TileWork", "work_of"]
@@ -126,21 +128,22 @@ class TileWork:
         own_memory = home.buffers[home.rank]
         self._also, self._also_base = loader.table([own_memory]), own_memory
 
-    def turns(self, job: Job, stream: int, address: int, own_address: int) -> list[Turn]:
+    def turns(self, job: Job, stream: int, products: torch.Tensor, own_address: int) -> list[Turn]:
         """The launches of one call.
 
         Args:
             job: the call.
             stream: where it goes.
-            address: of the product's row 0, for the others' rows.
+            products: (M, N), for the others' rows. A captured graph of a CPU keeps it.
             own_address: of this rank's first row.
         """
+        address = products.data_ptr()
         is_captured = job.group.is_capturing()
         made = []
         for stretch in self.plan.stretches:
             to = Target(own_address, job.num_columns, self.plan.own_block.begin) if stretch.is_own else None
             target = to or Target(address, job.num_columns)
-            launch = partial(self._launch, job, stream, stretch, target, is_captured)
+            launch = partial(self._launch, job, products, stream, stretch, target, is_captured)
             sends = None if stretch.is_own else self._sends(stretch, address, is_captured)
             made.append(Turn(stretch.round, sends, launch))
         return made
@@ -157,6 +160,7 @@ class TileWork:
     def _launch(
         self,
         job: Job,
+        products: torch.Tensor,
         stream: int,
         stretch: Stretch,
         target: Target,
@@ -185,7 +189,7 @@ class TileWork:
             bias,
             is_captured=is_captured,
         )
-        job.group.do(launch)
+        job.group.do(partial(_with, products, launch))
 
     def runs(self, address: int) -> list[Mapping[int, Run]]:
         """For each round, every rank's rows of a result whose row 0 lies at ``address``."""
@@ -198,3 +202,7 @@ class TileWork:
                 rows[block.rank] = Run(address + begin * self._row_bytes, place, (end - begin) * self._row_bytes)
             found.append(rows)
         return found
+
+
+def _with(kept: torch.Tensor, launch: Callable[[], None]) -> None:
+    launch()

@@ -29,7 +29,7 @@ def reduce_scatter(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) 
         job, address, num_rounds=rounds, piece_rows=group_rows, lag=rounds - 1, reserve_sms=reserve_sms, has_copy=False
     )
     with on_lane(job) as (lane, stream, local):
-        made = work.turns(job, stream, address, job.out.data_ptr())
+        made = work.turns(job, stream, products, job.out.data_ptr())
         turns.reduce_scatter(lane, stream, local, made, rounds)
 
 
@@ -52,7 +52,7 @@ def all_reduce(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> N
     )
     own = work.plan.own_block.begin * job.num_columns * job.out.itemsize
     with on_lane(job) as (lane, stream, local):
-        made = work.turns(job, stream, address, address + own)
+        made = work.turns(job, stream, job.out, address + own)
         place = None if offset is None else offset + own
         turns.all_reduce(lane, stream, local, made, work.runs(address), place)
 
