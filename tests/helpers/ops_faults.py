@@ -22,7 +22,7 @@ class NoLocalFork(Lane):
     """The local stream does not go on behind the caller's."""
 
     def fork_local(self, stream: int) -> int:
-        return self._local
+        return self.local
 
 
 class NoLocalJoin(Lane):

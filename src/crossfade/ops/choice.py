@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from crossfade.ops.arguments import Given, layout_of
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.job import Way
+from crossfade.ops.replays import enqueue
 from crossfade.ops.shape import Operator, Shape
 from crossfade.ops.tuners import tuner_of
 
@@ -47,7 +48,7 @@ def way_of(
     way = ways.get(candidate.name)
     if way is None:
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(ways)}")
-    return partial(way, **candidate.arguments)
+    return partial(enqueue, candidate, partial(way, **candidate.arguments))
 
 
 def choose(operator: Operator, group: PeerGroup, given: Given, num_rows: int) -> Candidate:

@@ -12,13 +12,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import tensor_on
-from crossfade.ops import overlaps
+from crossfade.device.copies import stagger
+from crossfade.ops import overlaps, turns
 from crossfade.ops.calls import OnLane, on_lane
 from crossfade.ops.job import Job
 from crossfade.ops.overlaps import Part
-from crossfade.ops.pieces import cut_evenly, least_rounds, require_slot
+from crossfade.ops.pieces import cut_evenly, fits, least_rounds, require_slot
 from crossfade.ops.products import multiply_rows
+from crossfade.ops.turns import Run, Send, Turn
 from crossfade.peers.arguments import kind_of
+from crossfade.peers.home import Reduction
+from crossfade.peers.lane import Epoch
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +33,16 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 def reduce_scatter(job: Job, *, rounds: int) -> None:
     """See `matmul_reduce_scatter`."""
     rank, num_ranks, block = job.group.rank, job.group.num_ranks, len(job.out)
-    products, kind = job.empty(len(job.a), job.num_columns), kind_of(job.name, job.out)
+    products = job.empty(len(job.a), job.num_columns)
+    if _fits(job, block):
+        blocks = [slice(p * block, (p + 1) * block) for p in range(num_ranks)]
+        targets = [products[each] for each in blocks]
+        targets[rank] = job.out
+        with on_lane(job) as (lane, stream, local):
+            made = _Sums(job, stream, [job.a[each] for each in blocks], targets, rounds).turns(rounds - 1)
+            turns.reduce_scatter(lane, stream, local, made, rounds)
+        return
+    kind = kind_of(job.name, job.out)
     parts = _cut(job, block, job.out, rounds)
     with on_lane(job) as (lane, stream, _):
         for begin, end in parts:
@@ -46,6 +59,20 @@ def all_reduce(job: Job, *, rounds: int) -> None:
     block, kind = -(-num_rows // group.num_ranks), kind_of(job.name, job.out)
     blocks = list(pairwise(min(p * block, num_rows) for p in range(group.num_ranks + 1)))
     offset = group.shared_offset(job.out)
+    if _fits(job, block):
+        slices = [slice(*each) for each in blocks]
+        with on_lane(job) as (lane, stream, _):
+            sums = _Sums(
+                job,
+                stream,
+                [job.a[each] for each in slices],
+                [job.out[each] for each in slices],
+                rounds,
+                is_offered=offset is None,
+            )
+            own = sums.blocks[group.rank].data_ptr() - job.out.data_ptr()
+            turns.all_reduce(lane, stream, sums.turns(1), sums.runs(), None if offset is None else offset + own)
+        return
     parts = _cut(job, block, job.out, rounds)
     with on_lane(job) as (lane, stream, _):
         for begin, end in parts:
@@ -56,6 +83,86 @@ def all_reduce(job: Job, *, rounds: int) -> None:
             overlaps.add_parts(lane, stream, places, compute, kind, is_offered=offset is None)
             place = None if offset is None else offset + places[group.rank].address - job.out.data_ptr()
             overlaps.pass_sums_on(lane, stream, places, place)
+
+
+def _fits(job: Job, block: int) -> bool:
+    """Whether a rank's whole block goes into a slot: then all rounds are one exchange."""
+    return fits(job.group.lane(job.lane).slot_bytes, block * job.num_columns * job.out.itemsize)
+
+
+class _Sums:
+    """The turns of a call whose products torch does, block by block, and whose parts a kernel adds.
+
+    Args:
+        job: the call.
+        stream: where it goes.
+        rows: of ``a``, for each rank.
+        blocks: where their products go; this rank's becomes the sum.
+        rounds: R.
+        is_offered: the sums go into the lane's buffer of the second exchange too.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stream: int,
+        rows: list[torch.Tensor],
+        blocks: list[torch.Tensor],
+        rounds: int,
+        *,
+        is_offered: bool = False,
+    ) -> None:
+        self._job, self._stream, self._is_offered = job, stream, is_offered
+        self._rows, self.blocks, self._num_rounds = rows, blocks, rounds
+        self._kind = kind_of(job.name, job.out)
+
+    def turns(self, lag: int) -> list[Turn]:
+        """In their order, with own turns so many rounds late."""
+        group = self._job.group
+        made = []
+        for number, is_own in turns.in_order(self._num_rounds, lag):
+            if is_own:
+                launch, add = partial(self._compute, group.rank, number), partial(self._add, number)
+                made.append(Turn(number, None, launch, add))
+                continue
+            made.append(Turn(number, [self._send(p, number) for p in stagger(group.rank, group.num_ranks)]))
+        return made
+
+    def runs(self) -> list[dict[int, Run]]:
+        """For each round, every rank's rows."""
+        return [
+            {p: self._run(p, number) for p in range(self._job.group.num_ranks)} for number in range(self._num_rounds)
+        ]
+
+    def _slice(self, p: int, number: int) -> slice:
+        length = len(self.blocks[p])
+        return slice(length * number // self._num_rounds, length * (number + 1) // self._num_rounds)
+
+    def _run(self, p: int, number: int) -> Run:
+        part = self.blocks[p][self._slice(p, number)]
+        return Run(part.data_ptr(), part.data_ptr() - self.blocks[p].data_ptr(), part.nbytes)
+
+    def _send(self, p: int, number: int) -> Send:
+        address, offset, size_bytes = self._run(p, number)
+        return Send(p, address, offset, size_bytes, launch=partial(self._compute, p, number))
+
+    def _compute(self, p: int, number: int) -> None:
+        rows = self._slice(p, number)
+        multiply_rows(self._job, self._rows[p][rows], self.blocks[p][rows])
+
+    def _add(self, number: int, parts: Epoch, sums: Epoch | None) -> None:
+        group = self._job.group
+        rank, home = group.rank, group.home
+        own, offset, size_bytes = self._run(rank, number)
+        if not size_bytes:
+            return
+        targets: tuple[int, ...] = (own,)
+        if self._is_offered:
+            assert sums is not None, "sums are offered in the second exchange"
+            targets = (own, sums.buffers[rank] + offset)
+        slots = (parts.buffers[rank] + offset, group.lane(self._job.lane).slot_bytes, rank, group.num_ranks)
+        count = size_bytes // self._kind.size_bytes
+        home.kernels.reduce(self._stream, Reduction(self._kind, count, targets, own, *slots))
 
 
 def _compute(job: Job, rows: list[torch.Tensor], targets: list[torch.Tensor], peer: int) -> None:

@@ -144,8 +144,10 @@ class TileWork:
             to = Target(own_address, job.num_columns, self.plan.own_block.begin) if stretch.is_own else None
             target = to or Target(address, job.num_columns)
             launch = partial(self._launch, job, products, stream, stretch, target, is_captured)
-            sends = None if stretch.is_own else self._sends(stretch, address, is_captured)
-            made.append(Turn(stretch.round, sends, launch))
+            if stretch.is_own:
+                made.append(Turn(stretch.round, None, None, launch))
+            else:
+                made.append(Turn(stretch.round, self._sends(stretch, address, is_captured), launch))
         return made
 
     def _sends(self, stretch: Stretch, address: int, is_captured: bool) -> list[Send]:
@@ -165,11 +167,11 @@ class TileWork:
         stretch: Stretch,
         target: Target,
         is_captured: bool,
-        parts: Epoch,
-        sums: Epoch | None,
+        parts: Epoch | None = None,
+        sums: Epoch | None = None,
     ) -> None:
         epilogue, arrived = self._others, Parts()
-        if stretch.is_own:
+        if parts is not None:
             epilogue = self._own
             arrived = Parts(parts.buffers[self._rank], self._slot_bytes, self.plan.own_block.begin)
             if epilogue.num_also:

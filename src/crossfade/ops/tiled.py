@@ -51,10 +51,10 @@ def all_reduce(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> N
         has_copy=offset is None,
     )
     own = work.plan.own_block.begin * job.num_columns * job.out.itemsize
-    with on_lane(job) as (lane, stream, local):
+    with on_lane(job) as (lane, stream, _):
         made = work.turns(job, stream, job.out, address + own)
         place = None if offset is None else offset + own
-        turns.all_reduce(lane, stream, local, made, work.runs(address), place)
+        turns.all_reduce(lane, stream, made, work.runs(address), place)
 
 
 def _require_slot(job: Job) -> None:

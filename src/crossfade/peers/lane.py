@@ -72,6 +72,7 @@ class Lane:
         slot_bytes: what one rank can put into another's buffer in one exchange.
         broken: why it cannot be used any more; empty if it can.
         streams: streams that wait for other ranks.
+        local: the stream of `fork_local`.
     """
 
     def __init__(
@@ -93,9 +94,10 @@ class Lane:
         self._num_calls = self._num_exchanges = self.num_bytes = 0
         driver = home.driver
         self.sides = [driver.create_stream(f"lane {index}, {k}", is_urgent=True) for k in range(1, num_streams)]
-        self._local = driver.create_stream(f"lane {index}, local", is_urgent=True)
-        self.streams: list[int] = [self._local, *self.sides]
-        self._events = [driver.create_event() for _ in range(num_streams + 3)]
+        self.local = driver.create_stream(f"lane {index}, local", is_urgent=True)
+        self._second = driver.create_stream(f"lane {index}, second", is_urgent=True)
+        self.streams: list[int] = [self.local, self._second, *self.sides]
+        self._events = [driver.create_event() for _ in range(num_streams + 5)]
         self._stream: int | None = None
 
     def _make_epoch(self, number: int) -> Epoch:
@@ -238,13 +240,24 @@ class Lane:
     def fork_local(self, stream: int) -> int:
         """A stream for what this rank does by itself, which goes on behind ``stream``."""
         self.home.driver.record_event(self._events[-2], stream)
-        self.home.driver.wait_event(self._local, self._events[-2])
-        return self._local
+        self.home.driver.wait_event(self.local, self._events[-2])
+        return self.local
 
     def join_local(self, stream: int) -> None:
         """The stream goes on behind what this rank does by itself."""
-        self.home.driver.record_event(self._events[-3], self._local)
+        self.home.driver.record_event(self._events[-3], self.local)
         self.home.driver.wait_event(stream, self._events[-3])
+
+    def fork_second(self, stream: int) -> int:
+        """Another such stream, for what must not hold up the first."""
+        self.home.driver.record_event(self._events[-4], stream)
+        self.home.driver.wait_event(self._second, self._events[-4])
+        return self._second
+
+    def join_second(self, stream: int) -> None:
+        """The stream goes on behind that one."""
+        self.home.driver.record_event(self._events[-5], self._second)
+        self.home.driver.wait_event(stream, self._events[-5])
 
     def incoming(self) -> list[Signal]:
         """All signals that others set for this rank."""
@@ -257,8 +270,9 @@ class Lane:
     def close(self) -> None:
         """Gives streams and events back; all operations must have finished. Idempotent."""
         driver = self.home.driver
-        if self._local in self.streams:
-            driver.destroy_stream(self._local)
+        if self.local in self.streams:
+            driver.destroy_stream(self.local)
+            driver.destroy_stream(self._second)
         while self.sides:
             driver.destroy_stream(self.sides.pop())
         while self._events:
