@@ -34,7 +34,8 @@ def test_texts() -> None:
     assert Candidate.parse(" chunked ( chunks = 4 ) ") == Candidate("chunked", (("chunks", 4),))
     assert Candidate.parse("chunked") == Candidate.of("chunked", chunks=2)
     assert Candidate.parse("plain()") == PLAIN
-    assert Candidate.of("rounds").arguments == {"rounds": 1}
+    assert Candidate.of("rounds").arguments == {"rounds": 1, "lag": 0, "taper": 1}
+    assert str(Candidate.of("rounds", lag=1)) == "rounds(rounds=1, lag=1)"
 
 
 @pytest.mark.parametrize(

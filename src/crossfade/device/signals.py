@@ -79,13 +79,14 @@ class Signal:
         """Enqueues: hold the stream until the signal is set, then clear it. Its setting must have been enqueued before (PL-5)."""
         self._wait_and_reset(stream, self.address, SET, CLEAR)
 
-    def wait_for_step(self, stream: int, step: int, *, is_last: bool) -> None:
-        """Enqueues: hold the stream until this step or a later one is set, then clear the signal if it is the last step."""
+    def expect(self, step: int) -> None:
+        """What is released when a peer dies lets go of waits for this step, too."""
         self.last = max(self.last, step)
-        if is_last:
-            self._wait_and_reset(stream, self.address, step, CLEAR)
-        else:
-            self._driver.wait_value(stream, self.address, step)
+
+    def wait_for_step(self, stream: int, step: int) -> None:
+        """Enqueues: hold the stream until this step or a later one is set. It stays set."""
+        self.expect(step)
+        self._driver.wait_value(stream, self.address, step)
 
     def is_set(self) -> bool:
         """Whether it is set now, and nobody can wait for a later step; read by the host."""

@@ -28,16 +28,22 @@ class Parameter(NamedTuple):
     Attributes:
         default: what it is if it is not given.
         least: the smallest value.
+        is_shown: also where it has its default.
     """
 
     default: int
     least: int = 1
+    is_shown: bool = True
 
 
 WAYS: Mapping[str, Mapping[str, Parameter]] = {
     "plain": {},
     "chunked": {"chunks": Parameter(2)},
-    "rounds": {"rounds": Parameter(1)},
+    "rounds": {
+        "rounds": Parameter(1),
+        "lag": Parameter(0, least=0, is_shown=False),
+        "taper": Parameter(1, is_shown=False),
+    },
     "tiles": {"rounds": Parameter(1), "group_rows": Parameter(0, least=0), "reserve_sms": Parameter(0, least=0)},
 }
 """The parameters of every way, by its name."""
@@ -94,7 +100,10 @@ class Candidate:
         return dict(self.parameters)
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{name}={value}" for name, value in self.parameters)
+        known = WAYS[self.name]
+        inside = ", ".join(
+            f"{name}={value}" for name, value in self.parameters if known[name].is_shown or value != known[name].default
+        )
         return f"{self.name}({inside})" if inside else self.name
 
     @classmethod
@@ -115,6 +124,8 @@ PLAIN = Candidate("plain")
 
 _CHUNKS = (2, 4, 8)
 _ROUNDS = (1, 2, 4)
+_SUM_ROUNDS = ((2, 1, 1), (2, 0, 3), (2, 1, 3), (4, 1, 1))
+"""(rounds, lag, taper) of an all-reduce besides."""
 _LEAST_LENGTH = 16
 """Of a chunk or of a round's part: shorter ones are never worth a launch."""
 
@@ -155,6 +166,10 @@ def _rounds(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
     for rounds in sorted({least, *(rounds for rounds in _ROUNDS if rounds > least)}):
         if rounds == least or length >= rounds * _LEAST_LENGTH:
             yield Candidate.of("rounds", rounds=rounds)
+    if shape.operator == Operator.ALL_REDUCE and least == 1:
+        for rounds, lag, taper in _SUM_ROUNDS:
+            if length >= rounds * taper * _TILE_ROWS:
+                yield Candidate.of("rounds", rounds=rounds, lag=lag, taper=taper)
 
 
 _TILES = {

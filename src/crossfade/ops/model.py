@@ -7,13 +7,15 @@ this rank's own piece of that number does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.figures import Figures, Line
+from crossfade.ops.pieces import shares
 from crossfade.ops.prediction import Prediction, Program
 from crossfade.ops.shape import Operator, Shape
+from crossfade.ops.turns import in_order
 
 __all__ = ["Model"]
 
@@ -21,7 +23,8 @@ TILE_M, TILE_N = 128, 256
 _OPERATORS = frozenset(str(each) for each in Operator)
 """What is predicted; of `matmul_signaled` the communication is the user's."""
 _GATHERS = Operator.ALL_GATHER
-_COUNTS = ("chunks", "rounds")
+_SUMS = (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE)
+_COUNTS = ("chunks", "rounds", "taper")
 """Parameters that are at least 1."""
 
 
@@ -44,7 +47,7 @@ class Model:
         ways: dict[str, tuple[Callable[..., Prediction], set[str]]] = {
             "plain": (self._plain, set()),
             "chunked": (self._chunked, {"chunks"}),
-            "rounds": (self._rounds, {"rounds"}),
+            "rounds": (self._rounds, {"rounds", "lag", "taper"}),
             "tiles": (self._tiles, {"group_rows", "reserve_sms", "rounds"}),
         }
         if shape.operator not in _OPERATORS or candidate.name not in ways:
@@ -110,8 +113,9 @@ class Model:
         return shape.m / shape.num_ranks * columns * shape.item_bytes
 
     def _sum_us(self, shape: Shape, num_bytes: float) -> float:
-        """Time to add the parts of all ranks, so many bytes each."""
-        return (shape.num_ranks + 1) * num_bytes / self._memory_rate
+        """Time to add the parts of all ranks, so many bytes each; the sum is stored once, or twice where others fetch it."""
+        num_moved = shape.num_ranks + (2 if shape.operator == Operator.ALL_REDUCE else 1)
+        return num_moved * num_bytes / self._memory_rate
 
     def _plain(self, shape: Shape) -> Prediction:
         program, launch_us = Program(), self.figures.launch_kernel_us
@@ -143,13 +147,49 @@ class Model:
             program.add(term, stream, time_us, launch_us=figures.launch_kernel_us, after=[done])
         return program.finish()
 
-    def _rounds(self, shape: Shape, rounds: int = 1) -> Prediction:
-        """A product for each block and round, pushed by the copy engine; the own block comes last, or first if it is gathered."""
+    def _rounds(self, shape: Shape, rounds: int = 1, lag: int = 0, taper: int = 1) -> Prediction:
+        """A product for each block and round, moved by the copy engine; the own block comes last, or first if it is gathered."""
         if shape.operator == _GATHERS:
             return self._gathering(shape, rounds)
+        if shape.operator in _SUMS:
+            return self._summing(shape, shares(rounds, taper), lag)
         time_us = self.product_us(shape, shape.m / shape.num_ranks / rounds)
         launches_us = iter(lambda: self.figures.launch_kernel_us, None)
         return self._sending(shape, rounds, 1, iter(lambda: time_us, None), launches_us)
+
+    def _summing(self, shape: Shape, shares: Sequence[int], lag: int) -> Prediction:
+        """Rounds of such lengths; the own rows of each come so many rounds late, and add what has arrived."""
+        figures, others, program = self.figures, shape.num_ranks - 1, Program()
+        arrived: dict[int, int] = {}
+        for number, is_own in in_order(len(shares), lag):
+            share = shares[number] / sum(shares)
+            part_bytes = self._block_bytes(shape) * share
+            product_us = self.product_us(shape, shape.m / shape.num_ranks * share)
+            slowdown = figures.product_beside_copies if arrived else 1.0
+            if not is_own:
+                for _ in range(others):
+                    done = program.add("products", "compute", product_us, launch_us=figures.launch_kernel_us)
+                    arrived[number] = self._push(program, part_bytes, [done])
+                    product_us *= slowdown
+                continue
+            program.add("own product", "compute", product_us * slowdown, launch_us=figures.launch_kernel_us)
+            if not others:
+                continue
+            here = self._signal(program, f"round {number}", [arrived[number]])
+            launch_us = figures.launch_kernel_us + figures.launch_wait_us
+            added = program.add("sum", "compute", self._sum_us(shape, part_bytes), launch_us=launch_us, after=[here])
+            if shape.operator == Operator.ALL_REDUCE:
+                known = self._signal(program, f"sums {number}", [added])
+                for _ in range(others):
+                    self._push(program, part_bytes, [known], "copies of sums")
+        return program.finish()
+
+    def _push(self, program: Program, size_bytes: float, after: Sequence[int], term: str = "copies") -> int:
+        """One copy by the copy engine, behind these."""
+        figures = self.figures
+        time_us = figures.copy.time_us(size_bytes) * figures.copies_beside_product + figures.stream_write_us
+        launch_us = figures.launch_copy_us + figures.launch_wait_us
+        return program.add(term, "push", time_us, launch_us=launch_us, after=list(after))
 
     def _tiles(self, shape: Shape, group_rows: int = 0, reserve_sms: int = 0, rounds: int = 1) -> Prediction:
         """One kernel for all the products, which signals each group of rows."""
@@ -213,9 +253,7 @@ class Model:
                 if shape.operator == Operator.ALL_REDUCE:
                     arrived = [self._push_sums(program, shape, part_bytes, added)]
         if others and shape.operator != Operator.REDUCE_SCATTER:
-            here = self._signal(program, "the end", arrived)
-            placed_us = 2 * others * self._block_bytes(shape) / self._memory_rate
-            program.add("copy to the output", "compute", placed_us, launch_us=figures.launch_kernel_us, after=[here])
+            self._signal(program, "the end", arrived)
         return program.finish()
 
     def _push_sums(self, program: Program, shape: Shape, part_bytes: float, added: int) -> int:

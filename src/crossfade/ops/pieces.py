@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crossfade.errors import DeviceError
 
-__all__ = ["cut_evenly", "fits", "least_rounds", "require_slot"]
+__all__ = ["cut_evenly", "fits", "least_rounds", "place", "require_slot", "shares"]
 
 
 def cut_evenly(length: int, num: int) -> list[tuple[int, int]]:
@@ -38,3 +38,19 @@ def require_slot(slot_bytes: int, row_bytes: int, num_ranks: int) -> None:
             f"a row of {row_bytes} bytes does not fit into a lane's slot of {slot_bytes} bytes",
             hint=f"open the group with buffer_bytes={row_bytes * num_ranks} or more, or take the candidate 'plain'",
         )
+
+
+_TILE_ROWS = 128
+
+
+def shares(num: int, taper: int) -> list[int]:
+    """Weights of ``num`` rounds, each ``taper`` times as long as the next one."""
+    return [taper ** (num - 1 - number) for number in range(num)]
+
+
+def place(length: int, part: int, whole: int) -> int:
+    """The row at ``part`` / ``whole`` of a length, between two tiles' rows where it is long enough for that."""
+    at = length * part // whole
+    if length < 2 * _TILE_ROWS * whole or part == whole:
+        return at
+    return round(at / _TILE_ROWS) * _TILE_ROWS

@@ -1,9 +1,10 @@
 """Calls that come again with the same tensors are captured once and replayed: a launch instead of a hundred.
 
-What a call by rounds enqueues costs the host more than many a product takes. On a GPU, and on a lane that can be replayed, the second
-call with equal addresses, shapes and candidate is captured into a CUDA graph, and this and all later ones replay it. To the other
-ranks a replayed call is like any other: it uses the same buffers and sets the same signals, so one rank may replay what another
-enqueues. Addresses are the whole of what a graph knows, so a tensor that has taken the place of a freed one is right as well.
+What a call by rounds enqueues costs the host more than many a product takes. On a GPU, and on a lane that can be replayed, the
+second call with equal addresses, shapes and candidate is captured into a CUDA graph, and this and all later ones replay it. To the
+other ranks a replayed call is like any other: it uses the same buffers and sets the same signals, so one rank may replay what
+another enqueues. Addresses are the whole of what a graph knows, so a tensor that has taken the place of a freed one is right as
+well.
 
 The graphs of a lane never run at the same time, and share one pool for what they need in between. A call that is captured by its
 caller stays as it is.

@@ -3,12 +3,16 @@
 How a round hides what it moves is drawn in overlaps.py; here rows become addresses. ``rounds`` are more where the lane's slots are
 shorter than a round's part. Partial products are rounded to the element type, added in float32 (float64 in float64) in the order of
 the ranks, and rounded once, so all ranks get the same bits. Measured with a Triton product in the place of cuBLAS: decision 0013.
+
+For sums, a round's own rows may come ``lag`` rounds later than they could, and each round may be ``taper`` times as long as the
+next, so that little is left to be moved at the end. Moves have neither.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import tensor_on
@@ -17,7 +21,7 @@ from crossfade.ops import overlaps, turns
 from crossfade.ops.calls import OnLane, on_lane
 from crossfade.ops.job import Job
 from crossfade.ops.overlaps import Part
-from crossfade.ops.pieces import cut_evenly, fits, least_rounds, require_slot
+from crossfade.ops.pieces import cut_evenly, fits, least_rounds, place, require_slot, shares
 from crossfade.ops.products import multiply_rows
 from crossfade.ops.turns import Run, Send, Turn
 from crossfade.peers.arguments import kind_of
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
 
-def reduce_scatter(job: Job, *, rounds: int) -> None:
+def reduce_scatter(job: Job, *, rounds: int, lag: int, taper: int) -> None:
     """See `matmul_reduce_scatter`."""
     rank, num_ranks, block = job.group.rank, job.group.num_ranks, len(job.out)
     products = job.empty(len(job.a), job.num_columns)
@@ -39,7 +43,7 @@ def reduce_scatter(job: Job, *, rounds: int) -> None:
         targets = [products[each] for each in blocks]
         targets[rank] = job.out
         with on_lane(job) as (lane, stream, local):
-            made = _Sums(job, stream, [job.a[each] for each in blocks], targets, rounds).turns(rounds - 1)
+            made = _Sums(job, stream, [job.a[each] for each in blocks], targets, shares(rounds, taper)).turns(lag)
             turns.reduce_scatter(lane, stream, local, made, rounds)
         return
     kind = kind_of(job.name, job.out)
@@ -53,7 +57,7 @@ def reduce_scatter(job: Job, *, rounds: int) -> None:
             overlaps.add_parts(lane, stream, [_part(each) for each in targets], compute, kind)
 
 
-def all_reduce(job: Job, *, rounds: int) -> None:
+def all_reduce(job: Job, *, rounds: int, lag: int, taper: int) -> None:
     """See `matmul_all_reduce`. All partial products lie in ``out``."""
     group, num_rows = job.group, len(job.a)
     block, kind = -(-num_rows // group.num_ranks), kind_of(job.name, job.out)
@@ -67,11 +71,11 @@ def all_reduce(job: Job, *, rounds: int) -> None:
                 stream,
                 [job.a[each] for each in slices],
                 [job.out[each] for each in slices],
-                rounds,
+                shares(rounds, taper),
                 is_offered=offset is None,
             )
             own = sums.blocks[group.rank].data_ptr() - job.out.data_ptr()
-            turns.all_reduce(lane, stream, sums.turns(1), sums.runs(), None if offset is None else offset + own)
+            turns.all_reduce(lane, stream, sums.turns(lag), sums.runs(), None if offset is None else offset + own)
         return
     parts = _cut(job, block, job.out, rounds)
     with on_lane(job) as (lane, stream, _):
@@ -98,7 +102,7 @@ class _Sums:
         stream: where it goes.
         rows: of ``a``, for each rank.
         blocks: where their products go; this rank's becomes the sum.
-        rounds: R.
+        shares: of each round in a block, as weights.
         is_offered: the sums go into the lane's buffer of the second exchange too.
     """
 
@@ -108,12 +112,13 @@ class _Sums:
         stream: int,
         rows: list[torch.Tensor],
         blocks: list[torch.Tensor],
-        rounds: int,
+        shares: Sequence[int],
         *,
         is_offered: bool = False,
     ) -> None:
         self._job, self._stream, self._is_offered = job, stream, is_offered
-        self._rows, self.blocks, self._num_rounds = rows, blocks, rounds
+        self._rows, self.blocks, self._num_rounds = rows, blocks, len(shares)
+        self._ends = [0, *accumulate(shares)]
         self._kind = kind_of(job.name, job.out)
 
     def turns(self, lag: int) -> list[Turn]:
@@ -135,8 +140,8 @@ class _Sums:
         ]
 
     def _slice(self, p: int, number: int) -> slice:
-        length = len(self.blocks[p])
-        return slice(length * number // self._num_rounds, length * (number + 1) // self._num_rounds)
+        begin, end = (place(len(self.blocks[p]), each, self._ends[-1]) for each in self._ends[number : number + 2])
+        return slice(begin, end)
 
     def _run(self, p: int, number: int) -> Run:
         part = self.blocks[p][self._slice(p, number)]
@@ -169,7 +174,7 @@ def _compute(job: Job, rows: list[torch.Tensor], targets: list[torch.Tensor], pe
     multiply_rows(job, rows[peer], targets[peer])
 
 
-def all_gather(job: Job, *, rounds: int) -> None:
+def all_gather(job: Job, *, rounds: int, lag: int, taper: int) -> None:
     """See `all_gather_matmul`. Rows that are wanted in memory that all can write go there at once, in one round."""
     offset = None if job.gathered is None else job.group.shared_offset(job.gathered)
     if offset is not None:
@@ -212,7 +217,7 @@ def _gather_into(job: Job, offset: int) -> None:
         overlaps.all_gather_into(*at, own, offset + rank * own.size_bytes, use)
 
 
-def all_to_all(job: Job, *, rounds: int) -> None:
+def all_to_all(job: Job, *, rounds: int, lag: int, taper: int) -> None:
     """See `matmul_all_to_all`."""
     counts, rank = job.counts, job.group.rank
     assert counts is not None, "an all-to-all has counts"

@@ -4,9 +4,10 @@ W ranks; r is this one. The product is done in *turns*: the other ranks' rows of
 rows of a round, to which the other ranks' parts are added. An own turn may come later than right behind its round, so that parts
 travel while something is computed (a *lag* in rounds; here 1)::
 
-    stream   others 0        | others 1        | own 0, wait step 1 of all, add | others 2 | own 1, wait step 2, add | ...
-    local      copy each to its rank's slot, set step 1  | copy each, set step 2   | ...
-    second                                            set step 1 of the sums, wait for all, fetch | ...
+    stream   others 0       | others 1       | own 0, wait step 1 of all, add | others 2 | own 1, wait step 2, add | ...
+    local      copy each to its rank's slot, set step 1 | copy each, set step 2 | set step 1 of the sums, wait for all, fetch
+
+One stream has all copies: those of several streams take longer together than one after the other (measured).
 
 All rounds of a call are one exchange: a rank's parts lie in one slot, and its signal ``full`` says round by round how far they have
 come (steps of a signal: device/signals.py). An all-reduce has a second exchange for the sums, round by round too.
@@ -112,7 +113,7 @@ def reduce_scatter(lane: Lane, stream: int, local: int, turns: Sequence[Turn], n
 def all_reduce(
     lane: Lane, stream: int, turns: Sequence[Turn], runs: Sequence[Mapping[int, Run]], offset: int | None
 ) -> None:
-    """The same, and all ranks get all sums, behind this on the stream.
+    """The same, and all ranks get all sums, behind this on the local stream.
 
     Args:
         lane: where; a block is at most ``lane.slot_bytes`` long.
@@ -129,23 +130,21 @@ def all_reduce(
         _do(lane, stream, turn, num_rounds, parts, sums)
         if turn.sends is not None:
             continue
-        second, rows = lane.fork_second(stream), runs[turn.round]
+        local, rows, step = lane.fork_local(stream), runs[turn.round], turn.round + 1
         if offset is not None:
             address, begin, size_bytes = rows[home.rank]
             for p in order:
-                copy(lane, second, home.buffers[p] + offset + begin, address, size_bytes)
+                copy(lane, local, home.buffers[p] + offset + begin, address, size_bytes)
             continue
-        for p in order:
-            lane.announce_step(sums, p, second, turn.round + 1)
+        lane.announce_step(sums, order, local, step)
+        lane.await_step(sums, order, local, step, num_rounds)
         for p in arrivals(home.rank, home.num_ranks):
-            lane.await_step(sums, [p], second, turn.round + 1, num_rounds)
             address, begin, size_bytes = rows[p]
-            copy(lane, second, address, sums.buffers[p] + begin, size_bytes)
+            copy(lane, local, address, sums.buffers[p] + begin, size_bytes)
     if offset is not None:
-        second = lane.fork_second(stream)
-        lane.announce(sums, order, second, is_batched=True)
-        lane.await_full(sums, order, second, is_batched=True)
-    lane.join_second(stream)
+        local = lane.fork_local(stream)
+        lane.announce(sums, order, local, is_batched=True)
+        lane.await_full(sums, order, local, is_batched=True)
 
 
 def _do(lane: Lane, stream: int, turn: Turn, num_rounds: int, parts: Epoch, sums: Epoch | None) -> None:
@@ -167,4 +166,4 @@ def _do(lane: Lane, stream: int, turn: Turn, num_rounds: int, parts: Epoch, sums
                 send.wait(local)
             slot = parts.buffers[p] + home.rank * lane.slot_bytes
             copy(lane, local, slot + send.offset, send.source, send.size_bytes)
-        lane.announce_step(parts, p, lane.local, turn.round + 1)
+        lane.announce_step(parts, [p], lane.local, turn.round + 1)

@@ -95,9 +95,8 @@ class Lane:
         driver = home.driver
         self.sides = [driver.create_stream(f"lane {index}, {k}", is_urgent=True) for k in range(1, num_streams)]
         self.local = driver.create_stream(f"lane {index}, local", is_urgent=True)
-        self._second = driver.create_stream(f"lane {index}, second", is_urgent=True)
-        self.streams: list[int] = [self.local, self._second, *self.sides]
-        self._events = [driver.create_event() for _ in range(num_streams + 5)]
+        self.streams: list[int] = [self.local, *self.sides]
+        self._events = [driver.create_event() for _ in range(num_streams + 3)]
         self._stream: int | None = None
 
     def _make_epoch(self, number: int) -> Epoch:
@@ -210,17 +209,24 @@ class Lane:
         for peer in peers:
             epoch.incoming[peer].wait(stream)
 
-    def announce_step(self, epoch: Epoch, peer: int, stream: int, step: int) -> None:
-        """Sets ``full`` for this rank to a step of an exchange that has several, behind all that is on the stream."""
-        epoch.outgoing[peer].set(stream, step)
+    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
+        """Sets ``full`` for these ranks to a step of an exchange that has several, behind all that is on the stream."""
+        if len(peers) > 1:
+            self.home.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], step)
+            return
+        for peer in peers:
+            epoch.outgoing[peer].set(stream, step)
 
     def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
         """Waits until ``full`` of these ranks has come to a step, and clears it with the last of the steps."""
-        if step == num_steps == SET:
-            self.await_full(epoch, peers, stream, is_batched=True)
+        for peer in peers:
+            epoch.incoming[peer].expect(step)
+        if step == num_steps:
+            addresses = [epoch.incoming[peer].address for peer in peers]
+            self.home.driver.wait_all_and_reset(stream, addresses, step, CLEAR)
             return
         for peer in peers:
-            epoch.incoming[peer].wait_for_step(stream, step, is_last=step == num_steps)
+            epoch.incoming[peer].wait_for_step(stream, step)
 
     def fork(self, stream: int, num_streams: int) -> list[int]:
         """The stream, and others that go on behind it."""
@@ -248,17 +254,6 @@ class Lane:
         self.home.driver.record_event(self._events[-3], self.local)
         self.home.driver.wait_event(stream, self._events[-3])
 
-    def fork_second(self, stream: int) -> int:
-        """Another such stream, for what must not hold up the first."""
-        self.home.driver.record_event(self._events[-4], stream)
-        self.home.driver.wait_event(self._second, self._events[-4])
-        return self._second
-
-    def join_second(self, stream: int) -> None:
-        """The stream goes on behind that one."""
-        self.home.driver.record_event(self._events[-5], self._second)
-        self.home.driver.wait_event(stream, self._events[-5])
-
     def incoming(self) -> list[Signal]:
         """All signals that others set for this rank."""
         return [signal for epoch in self._epochs for signal in epoch.incoming.values()]
@@ -272,7 +267,6 @@ class Lane:
         driver = self.home.driver
         if self.local in self.streams:
             driver.destroy_stream(self.local)
-            driver.destroy_stream(self._second)
         while self.sides:
             driver.destroy_stream(self.sides.pop())
         while self._events:
