@@ -1,7 +1,7 @@
 """What takes turns in a row of ``benchmarks.tile_ops``: torch's bare calls, the parts alone, and every candidate of crossfade.
 
-Operands are random normal numbers. What must come out is computed in float64 on the same devices, by torch.mm and torch.distributed
-alone.
+Operands are random normal numbers. What must come out is computed in float64 on the same devices, by torch.mm and
+torch.distributed alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.tile_rows import A2A, AG, AR, BASELINE_WAYS, COPIES, CROSSFADE, CUBLAS, FUSED, NCCL, RS, SERIAL, SHARED, Row, counts_of
+from benchmarks.tile_rows import (
+    A2A,
+    AG,
+    AR,
+    BASELINE_WAYS,
+    COPIES,
+    CROSSFADE,
+    CUBLAS,
+    FUSED,
+    NCCL,
+    RS,
+    SERIAL,
+    SHARED,
+    Row,
+    counts_of,
+)
 from crossfade.ops.all_gather_matmul import all_gather_matmul
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.matmul_all_reduce import matmul_all_reduce
@@ -33,6 +48,12 @@ FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     AR: matmul_all_reduce,
     AG: all_gather_matmul,
     A2A: matmul_all_to_all,
+}
+COLLECTIVES: Mapping[str, Callable[..., torch.Tensor]] = {
+    RS: collectives.reduce_scatter,
+    AR: collectives.all_reduce,
+    AG: collectives.all_gather,
+    A2A: collectives.all_to_all,
 }
 MULTICAST_ROWS = 2048
 """Up to so many gathered rows torch may gather by multicast, unless it is asked for the rows too."""
@@ -110,7 +131,8 @@ class Work:
         b = make(row.n, row.k).t() if row.layout == "nt" else make(row.k, row.n)
         counts = counts_of(row)
         sent, received = counts[ranks.rank], [each[ranks.rank] for each in counts]
-        num_rows = {RS: row.m // row.num_ranks, A2A: sum(received)}.get(row.shape.operator, row.m)  # type: ignore[call-overload]
+        most: dict[str, int] = {RS: row.m // row.num_ranks, A2A: sum(received)}
+        num_rows = most.get(row.operator, row.m)
         gathered = a.new_empty(row.m if row.operator == AG else 0, row.k)
         if row.operator == AG:
             _named("all_gather_single", "all_gather_into_tensor")(gathered, a)
@@ -226,15 +248,13 @@ def _parts(work: Work, ranks: Ranks) -> list[Side]:
     found = [Side(CUBLAS, _both(partial(_multiply, work.whole, work.b, work.product)), "product")]
     if row.operator == AR:  # in place: it would grow without end
         box = work.source.clone()
-        found.append(
-            Side(NCCL, _both(work.collective(box, box)), None, before=partial(box.copy_, work.source))  # fmt: skip
-        )
+        found.append(Side(NCCL, _both(work.collective(box, box)), None, before=partial(box.copy_, work.source)))
     elif row.operator == AG:
         found.append(Side(NCCL, _both(work.collective(work.gathered, work.a)), "gathered"))
     else:
         found.append(Side(NCCL, _both(work.collective(work.out, work.source)), "out"))
     if not row.is_uneven:
-        function = getattr(collectives, {RS: "reduce_scatter", AR: "all_reduce", AG: "all_gather"}.get(row.shape.operator, "all_to_all"))  # type: ignore[call-overload]  # fmt: skip
+        function = COLLECTIVES[row.operator]
         target = work.gathered if row.operator == AG else work.out
         calls = {mode: partial(function, ranks.groups[mode], work.source, target) for mode in MODES}
         found.append(Side(COPIES, calls, "gathered" if row.operator == AG else "out", is_ours=True))
@@ -268,7 +288,8 @@ def _fused(work: Work, ranks: Ranks) -> list[Side]:
         import torch.distributed._symmetric_memory as symmetric
     except ImportError:
         return []
-    function = getattr(torch.ops.symm_mem, "fused_matmul_reduce_scatter" if row.operator == RS else "fused_all_gather_matmul", None)  # fmt: skip  # noqa: E501
+    names: dict[str, str] = {RS: "fused_matmul_reduce_scatter", AG: "fused_all_gather_matmul"}
+    function = getattr(torch.ops.symm_mem, names[row.operator], None)
     if function is None or os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST") != "1":
         return []
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]

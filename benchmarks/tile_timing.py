@@ -1,8 +1,8 @@
 """How the sides of a row are timed: eager and captured, in blocks that take turns, each output checked.
 
 A *call* is timed among others: ``num_calls`` of them behind each other between two events (on a CPU: two readings of its clock).
-Captured ones are replays of a graph of `NUM_IN_GRAPH` calls. All ranks begin a batch behind a barrier on the stream. In front of each
-block the GPU multiplies the row's own operands for some milliseconds, so that all blocks find it as warm.
+Captured ones are replays of a graph of `NUM_IN_GRAPH` calls. All ranks begin a batch behind a barrier on the stream. In front of
+each block the GPU multiplies the row's own operands for some milliseconds, so that all blocks find it as warm.
 """
 
 from __future__ import annotations

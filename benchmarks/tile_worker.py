@@ -1,7 +1,8 @@
-"""A rank of ``benchmarks.tile_ops``: ``python -m benchmarks.tile_worker RANK NUM_RANKS DEVICE FOLDER``, one GPU (or CPU process) each.
+"""A rank of ``benchmarks.tile_ops``: ``python -m benchmarks.tile_worker RANK NUM_RANKS DEVICE FOLDER``, one GPU (or CPU process)
+each.
 
-It joins torch.distributed and opens its groups when it is asked to, then measures row by row. ``FOLDER/progress`` says what rank 0 does
-at the moment, so that whoever has to end a rank that hangs knows what hung.
+It joins torch.distributed and opens its groups when it is asked to, then measures row by row. ``FOLDER/progress`` says what rank
+0 does at the moment, so that whoever has to end a rank that hangs knows what hung.
 """
 
 from __future__ import annotations
@@ -82,8 +83,12 @@ def join(own: Rank, request: Any) -> dict[str, Any]:
             heap_bytes=request["heap_bytes"],
             is_replayable=mode == CAPTURED,
         )
-        heaps[mode] = groups[mode].empty(request["heap_bytes"] // 2, dtype=torch.bfloat16) if request["heap_bytes"] else None
-    open_tuner(groups[EAGER], is_measuring=True)  # leaves the time of waves on the disk, where the groups' tuners find it
+        heaps[mode] = (
+            groups[mode].empty(request["heap_bytes"] // 2, dtype=torch.bfloat16) if request["heap_bytes"] else None
+        )
+    open_tuner(
+        groups[EAGER], is_measuring=True
+    )  # leaves the time of waves on the disk, where the groups' tuners find it
     own.ranks = Ranks(own.rank, own.num_ranks, device, groups, heaps)
     return {"machine": machine_in_words() if own.rank == 0 else ""}
 
@@ -107,7 +112,7 @@ def measure_row(own: Rank, request: Any) -> dict[str, Any]:
     import torch
 
     from benchmarks import tile_sides, tile_timing
-    from benchmarks.tile_rows import Row
+    from benchmarks.tile_rows import BASELINE_WAYS, Row
     from crossfade.ops.candidate import Candidate, candidates_for
 
     own.note("operands")
@@ -116,7 +121,7 @@ def measure_row(own: Rank, request: Any) -> dict[str, Any]:
     offered = candidates_for(row.shape, group)
     candidates = [Candidate.parse(each) for each in request["candidates"] or []] or offered
     if request["only_baselines"]:
-        candidates = [each for each in candidates if each.name in tile_sides.BASELINE_WAYS]
+        candidates = [each for each in candidates if each.name in BASELINE_WAYS]
     work = tile_sides.Work.of(row, own.ranks)
     own.note(TUNING)
     choice = _choice(row, group, offered, is_tuning=not (request["only_baselines"] or TUNING in left_out))
@@ -154,7 +159,12 @@ def _choice(row: Any, group: Any, offered: Sequence[Any], *, is_tuning: bool) ->
         times = {mode: each.predict(row.shape, candidate) for mode, each in models.items()}
         predicted[str(candidate)] = {mode: each.total_us for mode, each in times.items() if each is not None}
     untuned = Tuner(_never, tuner.predict, lambda _: offered, Alone()).choose(row.shape)
-    found: dict[str, Any] = {"predicted_us": predicted, "untuned": str(untuned), "chosen": str(untuned), "is_tuned": False}
+    found: dict[str, Any] = {
+        "predicted_us": predicted,
+        "untuned": str(untuned),
+        "chosen": str(untuned),
+        "is_tuned": False,
+    }
     if is_tuning:
         decision = tuner.tune(row.shape)
         found |= {"chosen": str(tuner.choose(row.shape)), "is_tuned": True, "notes": list(decision.notes)}
