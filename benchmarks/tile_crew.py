@@ -9,12 +9,13 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.tile_worker import PROGRESS
-from benchmarks.workers import Worker, WorkerFailed
+from benchmarks.tile_worker import PROGRESS, STACK
+from benchmarks.workers import Worker, WorkerFailed, without_folders
 
 __all__ = ["Crew", "Ranks"]
 
 START_LIMIT_S = 120.0
+NUM_FRAMES = 14
 
 
 class Ranks(Protocol):
@@ -29,6 +30,9 @@ class Ranks(Protocol):
 
     def doing(self) -> str:
         """What rank 0 did last."""
+
+    def stacks(self) -> str:
+        """Where ranks were shortly before the limit; empty where none came to it."""
 
     def close(self) -> None:
         """Ends them. Idempotent."""
@@ -66,6 +70,15 @@ class Crew:
         """See `Ranks`."""
         path = self._folder / PROGRESS
         return path.read_text() if path.exists() else "starting"
+
+    def stacks(self) -> str:
+        """See `Ranks`."""
+        found = []
+        for path in sorted(self._folder.glob(f"{STACK}*")):
+            main = path.read_text().rpartition("Thread ")[2].splitlines()
+            found += [f"{path.name}: {without_folders(line.strip())}" for line in main[1:NUM_FRAMES]]
+            path.unlink()
+        return "\n".join(found)
 
     def _start(self) -> None:
         self._num_starts += 1

@@ -34,7 +34,10 @@ from crossfade.ops.shape import Operator
 
 MAX_TRIES = 3
 OTHER = "failed on another rank"
-NOT_TO_BLAME = frozenset({"starting", "joining", "operands", "the end of a row"})
+MAX_FALSE_STARTS = 2
+"""After so many on end nothing else is tried."""
+STARTING = frozenset({"starting", "joining"})
+NOT_TO_BLAME = STARTING | {"operands", "the end of a row"}
 Result = dict[str, Any]
 
 
@@ -94,21 +97,24 @@ def run(
         limit_s: of one try of a row.
         kind: makes the rows of one kind of run other ones than those of another.
     """
-    begin, num_done = time.monotonic(), 0
+    begin, num_done, num_false_starts = time.monotonic(), 0, 0
     for row in rows:
         key = row.key + kind
         for _ in range(MAX_TRIES):
-            if book.is_done(key) or time.monotonic() - begin > seconds:
+            if book.is_done(key) or time.monotonic() - begin > seconds or num_false_starts == MAX_FALSE_STARTS:
                 break
             left_out, begun = book.blamed(key), time.monotonic()
-            asked = {"measure": "row", "row": row.to_data(), "left_out": left_out, **request}
+            asked = {"measure": "row", "row": row.to_data(), "left_out": left_out, "limit_s": limit_s, **request}
             head = {"key": key, "row": row.to_data()}
             try:
                 answers = crew.ask(asked, limit_s)
             except WorkerFailed as failure:
-                book.add({**head, "failed": str(failure), "doing": crew.doing()})
-                print(f"{key}: {crew.doing()}: {failure}", flush=True)
+                doing = crew.doing()
+                num_false_starts += doing in STARTING
+                book.add({**head, "failed": str(failure), "doing": doing})
+                print(f"{key}: {doing}: {failure}\n{crew.stacks()}", flush=True)
                 continue
+            num_false_starts = 0
             book.add({**head, **merge(answers), "left_out": left_out, "taken_s": time.monotonic() - begun})
             num_done += 1
             print(summary(book.lines[-1]), flush=True)

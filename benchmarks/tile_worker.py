@@ -7,6 +7,7 @@ It joins torch.distributed and opens its groups when it is asked to, then measur
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import traceback
@@ -28,7 +29,7 @@ ENVIRONMENT = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 }
 TUNING = "tuning"
-PROGRESS = "progress"
+PROGRESS, STACK = "progress", "stack"
 
 
 @dataclass
@@ -107,8 +108,21 @@ def machine_in_words() -> str:
     return f"{len(found['gpus'])} x {found['gpus'][0]}; {words}; {found['driver']}"
 
 
+def row_in_time(own: Rank, request: Any) -> dict[str, Any]:
+    """One row. A rank that is still at it shortly before the limit leaves a note where it is."""
+    path = own.folder / f"{STACK}{own.rank}"
+    with path.open("w") as file:
+        faulthandler.dump_traceback_later(0.9 * request["limit_s"], file=file)
+        try:
+            found = measure_row(own, request)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    path.unlink()
+    return found
+
+
 def measure_row(own: Rank, request: Any) -> dict[str, Any]:
-    """One row: the choice, and the blocks of all sides on this rank."""
+    """The choice, and the blocks of all sides on this rank."""
     import torch
 
     from benchmarks import tile_sides, tile_timing
@@ -176,7 +190,7 @@ def _never(shape: Any, candidate: Any) -> NoReturn:
     raise RuntimeError("this tuner measures nothing")
 
 
-MEASURES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {"join": join, "row": measure_row}
+MEASURES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {"join": join, "row": row_in_time}
 
 
 def main() -> None:
