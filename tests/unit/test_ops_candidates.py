@@ -60,7 +60,7 @@ def test_texts_of_no_candidate(text: str, message: str) -> None:
 
 def group(num_ranks: int = 4, slot_bytes: int = 1 << 20, process_group: Any = "group") -> Any:
     lane = SimpleNamespace(slot_bytes=slot_bytes)
-    return SimpleNamespace(num_ranks=num_ranks, process_group=process_group, lane=lambda: lane)
+    return SimpleNamespace(num_ranks=num_ranks, process_group=process_group, lane=lambda: lane, device_type="cpu")
 
 
 def names(operator: Operator, sizes: tuple[int, int, int], where: Any) -> list[str]:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops import chunked, plain, rounds, torch_collectives
+from crossfade.ops import chunked, fused, plain, rounds, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, store
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
@@ -42,6 +42,7 @@ _WAYS: Mapping[str, Way] = {
     "plain": plain.all_gather,
     "chunked": chunked.all_gather,
     "rounds": rounds.all_gather,
+    "fused": fused.all_gather,
 }
 
 
@@ -89,7 +90,7 @@ def all_gather_matmul(
         if not gathered.is_contiguous():
             raise ValueError(f"gathered of {_NAME} is not contiguous\nhint: torch.empty({num_rows}, {b.shape[0]})")
     way = way_of(_NAME, group, operands, num_rows, candidate, _WAYS)
-    job = Job(_NAME, group, lane, operands.a, b, bias, target, gathered)
+    job = Job(_NAME, group, lane, operands.a, b, bias, target, gathered, is_new_out=out is None)
     if operands.a.numel():
         way(job)
     elif num_rows:  # K is 0: there is nothing to gather, and the product is the bias

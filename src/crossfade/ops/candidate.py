@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from crossfade.ops import fused
 from crossfade.ops.pieces import fits, least_rounds
 from crossfade.ops.shape import Operator, Shape
 
@@ -36,6 +37,7 @@ WAYS: Mapping[str, Mapping[str, Parameter]] = {
     "plain": {},
     "chunked": {"chunks": Parameter(2)},
     "rounds": {"rounds": Parameter(1)},
+    "fused": {},
 }
 """The parameters of every way, by its name."""
 
@@ -126,6 +128,8 @@ def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
     found = []
     if group.process_group is not None:
         found += [PLAIN, *_chunked(shape)]
+        if fused.is_offered(shape, group):
+            found.append(Candidate("fused"))
     return found + list(_rounds(shape, group))
 
 

@@ -32,6 +32,8 @@ class Job:
         out: 2 dimensions, contiguous; what the operator gives.
         gathered: all-gather: (W M, K), contiguous; gets all ranks' ``a``, if anybody asked for them.
         counts: all-to-all: the rows from each rank to each.
+        has_bias: the caller gave one, which another rank may add.
+        is_new_out: nobody has seen ``out`` yet.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Job:
     out: torch.Tensor
     gathered: torch.Tensor | None = None
     counts: Counts | None = None
+    has_bias: bool = False
+    is_new_out: bool = False
 
     @property
     def num_columns(self) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops import chunked, plain, rounds, torch_collectives
+from crossfade.ops import chunked, fused, plain, rounds, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, rows_for_each, store
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
@@ -40,6 +40,7 @@ _WAYS: Mapping[str, Way] = {
     "plain": plain.reduce_scatter,
     "chunked": chunked.reduce_scatter,
     "rounds": rounds.reduce_scatter,
+    "fused": fused.reduce_scatter,
 }
 
 
@@ -80,7 +81,9 @@ def matmul_reduce_scatter(
     target = check_out(_NAME, group, operands, out, (block, b.shape[1]))
     way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)
     if target.numel():
-        way(Job(_NAME, group, lane, operands.a, b, bias if group.rank == 0 else None, target))
+        own = bias if group.rank == 0 else None
+        has_bias, is_new_out = bias is not None, out is None
+        way(Job(_NAME, group, lane, operands.a, b, own, target, has_bias=has_bias, is_new_out=is_new_out))
     return store(group, out, target)
 
 
