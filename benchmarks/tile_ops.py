@@ -22,13 +22,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.tile_crew import Crew, Ranks
 from benchmarks.tile_report import MACHINE, publish, summary
-from benchmarks.tile_rows import AR, MATRICES, SHORT, Row, rows_of
+from benchmarks.tile_rows import AR, MATRICES, SHORT, Block, Row, rows_of
 from benchmarks.workers import WorkerFailed
 from crossfade.ops.shape import Operator
 
@@ -78,13 +78,14 @@ class Book:
 
 def run(
     book: Book,
-    rows: Iterable[Row],
+    rows: Iterable[Row | Block],
     crew: Ranks,
     request: Mapping[str, Any],
     *,
     seconds: float = float("inf"),
     limit_s: float = 90.0,
     kind: str = "",
+    say: Callable[[Mapping[str, Any]], str] = summary,
 ) -> int:
     """Measures what the book does not have; gives the number of rows that were measured now.
 
@@ -96,6 +97,7 @@ def run(
         seconds: after so many no row is begun.
         limit_s: of one try of a row.
         kind: makes the rows of one kind of run other ones than those of another.
+        say: a measured row in words.
     """
     begin, num_done, num_false_starts = time.monotonic(), 0, 0
     for row in rows:
@@ -117,7 +119,7 @@ def run(
             num_false_starts = 0
             book.add({**head, **merge(answers), "left_out": left_out, "taken_s": time.monotonic() - begun})
             num_done += 1
-            print(summary(book.lines[-1]), flush=True)
+            print(say(book.lines[-1]), flush=True)
     return num_done
 
 

@@ -248,14 +248,19 @@ def summary(line: Mapping[str, Any]) -> str:
 def publish(path: Path, lines: Sequence[Mapping[str, Any]], method: str, note: str = "") -> None:
     """Writes the report and the plot, into the folder of reports and beside the file of results."""
     machines = [line[MACHINE] for line in lines if MACHINE in line]
-    words = machines[-1].partition(";" if "NVIDIA" in machines[-1] else ",")[0] if machines else "unknown"
-    slug = re.sub(r"[^a-z0-9]+", "-", words.lower().replace(" x ", "-")).strip("-")
+    slug = slug_of(machines)
     plot = f"tile_ops_{slug}_{today()}.svg"
     report = write_report("tile_ops", Machine(slug, "", "", ""), text_of(lines, method, note, plot))
     report.with_name(plot).write_text(tile_plot.svg(_measured(lines)))
     for each in (report, report.with_name(plot)):
         shutil.copy(each, path.parent)
         print(f"wrote {each.name}")
+
+
+def slug_of(machines: Sequence[str]) -> str:
+    """Of the machine that was measured last, for names of files."""
+    words = machines[-1].partition(";" if "NVIDIA" in machines[-1] else ",")[0] if machines else "unknown"
+    return re.sub(r"[^a-z0-9]+", "-", words.lower().replace(" x ", "-")).strip("-")
 
 
 # cells

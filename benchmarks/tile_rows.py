@@ -17,6 +17,8 @@ SERIAL, FUSED = "cuBLAS + NCCL", "torch fused"
 """torch.mm and torch.distributed's collective, called bare, and ``torch.ops.symm_mem.fused_*``."""
 CROSSFADE = "crossfade"
 """The operator without a candidate, after tuning."""
+PRODUCTS, BESIDE = "products alone", f"{SERIAL}, weight gradients beside"
+"""Of an MLP: without communication, and with NCCL's scatter beside the product of a weight's gradient."""
 SHARED = ", shared out"
 """Behind a name: with an output that all ranks can write."""
 PARTS = (CUBLAS, NCCL, COPIES)
@@ -156,3 +158,54 @@ MATRICES = {"core": core, "full": full, "tiny": tiny}
 def rows_of(matrix: str, operators: Sequence[Operator], num_ranks: int) -> list[Row]:
     """All of them once, operator by operator."""
     return list(dict.fromkeys(row for operator in operators for row in MATRICES[matrix](operator, num_ranks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A tensor-parallel MLP, forward and backward, each rank with its part of the sequence.
+
+    Attributes:
+        tokens: of all ranks.
+        hidden, inner: lengths, of all ranks; of a 70 B model 8192 and 28672.
+        num_ranks: W.
+        is_gated: two products up, ``silu(one) * other``; else one, ``silu(it)``.
+        dtype: of the elements.
+    """
+
+    tokens: int
+    hidden: int
+    inner: int
+    num_ranks: int
+    is_gated: bool = False
+    dtype: str = "bfloat16"
+
+    @property
+    def sizes(self) -> str:
+        """As tables have it."""
+        return f"{self.tokens}, {self.hidden}, {self.inner}{', gated' if self.is_gated else ''}"
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others."""
+        return f"mlp {self.sizes} {self.dtype} x{self.num_ranks}"
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of a group's buffers."""
+        return self.tokens * self.hidden * ITEM_BYTES[self.dtype]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Of its operators: forward up and down, backward down and up."""
+        inner, up = self.inner // self.num_ranks, (1 + self.is_gated) * self.inner // self.num_ranks
+        sizes = (
+            (AG, up, self.hidden, Layout.COLUMNS),
+            (RS, self.hidden, inner, Layout.COLUMNS),
+            (AG, inner, self.hidden, Layout.ROWS),
+            (RS, self.hidden, up, Layout.ROWS),
+        )
+        return [Shape(name, self.tokens, n, k, self.dtype, layout, self.num_ranks) for name, n, k, layout in sizes]
+
+    def to_data(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        return asdict(self)

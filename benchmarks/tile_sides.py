@@ -57,7 +57,13 @@ COLLECTIVES: Mapping[str, Callable[..., torch.Tensor]] = {
 }
 MULTICAST_ROWS = 2048
 """Up to so many gathered rows torch may gather by multicast, unless it is asked for the rows too."""
-Call = Callable[[], torch.Tensor]
+Outputs = torch.Tensor | tuple[torch.Tensor, ...]
+Call = Callable[[], Outputs]
+Product = Callable[[], torch.Tensor]
+MOST_ERROR = {"bfloat16": 6e-3, "float16": 1e-3}
+"""Of all elements together: the norm of the difference over the norm of the right ones."""
+MOST_OFF = {"bfloat16": 0.15, "float16": 0.03}
+"""Of one element: the difference over the root mean square of the right ones."""
 
 
 def _named(*names: str) -> Any:
@@ -122,6 +128,16 @@ class Work:
     sent: list[int]
     received: list[int]
 
+    @property
+    def most_error(self) -> float:
+        """See `MOST_ERROR`."""
+        return MOST_ERROR.get(self.row.dtype, 1e-5)
+
+    @property
+    def most_off(self) -> float:
+        """See `MOST_OFF`."""
+        return MOST_OFF.get(self.row.dtype, 1e-4)
+
     @classmethod
     def of(cls, row: Row, ranks: Ranks) -> Work:
         """Makes them. Collective."""
@@ -171,7 +187,7 @@ class Work:
             wide = product
         wanted["out"] = wide.float()
 
-    def collective(self, out: torch.Tensor, source: torch.Tensor) -> Call:
+    def collective(self, out: torch.Tensor, source: torch.Tensor) -> Product:
         """torch.distributed's; an all-reduce's is in place, and ``out`` is not used."""
         if self.row.operator == AR:
             call = partial(dist.all_reduce, source)
@@ -191,8 +207,8 @@ class Side:
 
     Attributes:
         name: in tables.
-        calls: by mode; each enqueues it once, and gives its output.
-        wanted: which of `Work.wanted` its output must be; None for what is not checked.
+        calls: by mode; each enqueues it once, and gives what comes out.
+        wanted: which of `Work.wanted` that must be; None for what is not checked.
         before: done in front of a batch of calls, untimed.
         candidate: whose it is; None for torch's bare calls, the parts, and what the tuner chooses.
         is_ours: one of crossfade's operators.
@@ -203,7 +219,7 @@ class Side:
 
     name: str
     calls: Mapping[str, Call]
-    wanted: str | None = "out"
+    wanted: str | tuple[str, ...] | None = "out"
     before: Callable[[], object] | None = None
     candidate: Candidate | None = None
     is_ours: bool = False

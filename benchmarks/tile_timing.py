@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.tile_rows import BASELINE_WAYS
-from benchmarks.tile_sides import CAPTURED, EAGER, Ranks, Side, Work
+from benchmarks.tile_sides import CAPTURED, EAGER, Ranks, Side
 from crossfade.device.capture import capture
 
 __all__ = ["NUM_IN_GRAPH", "Plan", "measure"]
@@ -28,13 +28,34 @@ WARM_MS = 4.0
 """Of products in front of a block."""
 HOPELESS = 1.5
 """A candidate that took so much longer than the best one in the first round takes no other turn."""
-MOST_ERROR = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
-"""Of all elements together: the norm of the difference over the norm of the right ones."""
-MOST_OFF = {torch.bfloat16: 0.15, torch.float16: 0.03}
-"""Of one element: the difference over the root mean square of the right ones."""
 OTHER = "failed on another rank"
 Run = Callable[[], object]
+Outputs = torch.Tensor | tuple[torch.Tensor, ...]
 Note = Callable[[str], None]
+
+
+class Load(Protocol):
+    """What sides work on.
+
+    Attributes:
+        whole, b, product: of a large product.
+        out: a buffer like an output.
+        wanted: what must come out, by name, in float32.
+        most_error: of all elements together: the norm of the difference over the norm of the right ones.
+        most_off: of one element: the difference over the root mean square of the right ones.
+    """
+
+    whole: torch.Tensor
+    b: torch.Tensor
+    product: torch.Tensor
+    out: torch.Tensor
+    wanted: dict[str, torch.Tensor]
+
+    @property
+    def most_error(self) -> float: ...
+
+    @property
+    def most_off(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -62,18 +83,18 @@ class Ready:
         side: which.
         mode: eager or captured.
         run: a batch of calls.
-        last: the output of the last call.
+        last: what the last call gave.
         drop: gives back what a graph holds.
     """
 
     side: Side
     mode: str
     run: Run
-    last: Callable[[], torch.Tensor | None]
+    last: Callable[[], Outputs | None]
     drop: Callable[[], object]
 
 
-def measure(work: Work, ranks: Ranks, sides: Sequence[Side], plan: Plan, note: Note) -> None:
+def measure(work: Load, ranks: Ranks, sides: Sequence[Side], plan: Plan, note: Note) -> None:
     """Sets all sides up, times them in turn, and fills in their blocks and errors. Collective."""
     ready = [each for mode in plan.modes for side in sides if (each := _set_up(work, ranks, side, mode, plan, note))]
     num_warm = _num_warm(work, ranks)
@@ -93,7 +114,7 @@ def measure(work: Work, ranks: Ranks, sides: Sequence[Side], plan: Plan, note: N
             each.drop()
 
 
-def _set_up(work: Work, ranks: Ranks, side: Side, mode: str, plan: Plan, note: Note) -> Ready | None:
+def _set_up(work: Load, ranks: Ranks, side: Side, mode: str, plan: Plan, note: Note) -> Ready | None:
     """A side that all ranks could do, with the right result; else None, and the reason in the side's errors."""
     note(f"{side.name}|{mode}")
     if mode in side.errors:
@@ -123,13 +144,11 @@ def _set_up(work: Work, ranks: Ranks, side: Side, mode: str, plan: Plan, note: N
             ready = _capture(ranks, side, max(plan.num_calls // NUM_IN_GRAPH, 1))
             if side.before is not None:
                 side.before()
-            last = ready.last()
-            if last is not None and side.wanted is not None:
-                last.fill_(float("nan"))
+            _spoil(side, ready.last())
             _finish(ranks)
             ready.run()
             _finish(ranks)
-            if last is not None and not _is_right(work, side, last):
+            if not _is_right(work, side, ready.last()):
                 why = side.errors["right"] = f"wrong, replayed: relative error {side.worst:.2e}"
         except Exception as error:
             why = _line(error)
@@ -150,7 +169,7 @@ def _require_whole(ranks: Ranks) -> None:
 
 def _eager(side: Side, num_calls: int) -> Ready:
     call = side.calls[EAGER]
-    box: list[torch.Tensor] = []
+    box: list[Outputs] = []
 
     def run() -> None:
         for _ in range(num_calls):
@@ -161,7 +180,7 @@ def _eager(side: Side, num_calls: int) -> Ready:
 
 def _capture(ranks: Ranks, side: Side, num_replays: int) -> Ready:
     call, group = side.calls[CAPTURED], ranks.groups[CAPTURED]
-    box: list[torch.Tensor] = []
+    box: list[Outputs] = []
 
     def body() -> None:
         for _ in range(NUM_IN_GRAPH):
@@ -196,7 +215,7 @@ def num_calls_of(mode: str, num_calls: int) -> int:
     return num_calls if mode == EAGER else max(num_calls // NUM_IN_GRAPH, 1) * NUM_IN_GRAPH
 
 
-def _block(work: Work, ranks: Ranks, each: Ready, plan: Plan, num_warm: int) -> list[float]:
+def _block(work: Load, ranks: Ranks, each: Ready, plan: Plan, num_warm: int) -> list[float]:
     """Microseconds a call of each batch, on this rank."""
     for _ in range(num_warm):
         torch.mm(work.whole, work.b, out=work.product)
@@ -244,7 +263,7 @@ def _worth_more(ranks: Ranks, ready: list[Ready]) -> list[Ready]:
     return kept
 
 
-def _num_warm(work: Work, ranks: Ranks) -> int:
+def _num_warm(work: Load, ranks: Ranks) -> int:
     torch.mm(work.whole, work.b, out=work.product)
     _finish(ranks)
     begin = time.perf_counter()
@@ -253,41 +272,53 @@ def _num_warm(work: Work, ranks: Ranks) -> int:
     return max(1, min(round(WARM_MS / 1e3 / max(time.perf_counter() - begin, 1e-5)), 100))
 
 
-def _poison(work: Work) -> None:
+def _poison(work: Load) -> None:
     """The next output of this size is likely to be of this memory."""
     work.out.fill_(float("nan"))
     for like in (work.out, work.product):
         torch.full_like(like, float("nan"))
 
 
-def _check_again(work: Work, ranks: Ranks, each: Ready) -> None:
+def _check_again(work: Load, ranks: Ranks, each: Ready) -> None:
     """What a last batch gives, after all those that were timed, in an output that was poisoned."""
-    side, stale = each.side, each.last()
+    side = each.side
     if side.wanted is None:
         return
-    if stale is not None:
-        stale.fill_(float("nan"))
-    del stale
+    _spoil(side, each.last())
     _finish(ranks)
     each.run()
     _finish(ranks)
-    got = each.last()
-    if got is not None and not _is_right(work, side, got):
+    if not _is_right(work, side, each.last()):
         side.errors["right"] = f"wrong at the end, {each.mode}: relative error {side.worst:.2e}"
 
 
-def _is_right(work: Work, side: Side, got: torch.Tensor) -> bool:
-    if side.wanted is None:
+def _spoil(side: Side, outputs: Outputs | None) -> None:
+    if side.wanted is not None and outputs is not None:
+        for each in _several(outputs):
+            each.fill_(float("nan"))
+
+
+def _several(outputs: Outputs) -> tuple[torch.Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _is_right(work: Load, side: Side, outputs: Outputs | None) -> bool:
+    if side.wanted is None or outputs is None:
         return True
-    want = work.wanted[side.wanted]
+    names = (side.wanted,) if isinstance(side.wanted, str) else side.wanted
+    pairs = zip(_several(outputs), (work.wanted[name] for name in names), strict=True)
+    near = [_is_near(work, side, got, want) for got, want in pairs]  # all of them, for the worst
+    return all(near)
+
+
+def _is_near(work: Load, side: Side, got: torch.Tensor, want: torch.Tensor) -> bool:
     if got.shape != want.shape:
         return False
     difference = got.float() - want
-    scale = want.norm() / max(want.numel(), 1) ** 0.5
     whole = float(difference.norm() / want.norm())
-    off = float(difference.abs().max() / scale)
+    off = float(difference.abs().max() / want.norm()) * want.numel() ** 0.5
     side.worst = whole if whole != whole else max(side.worst, whole)
-    return whole <= MOST_ERROR.get(got.dtype, 1e-5) and off <= MOST_OFF.get(got.dtype, 1e-4)
+    return whole <= work.most_error and off <= work.most_off
 
 
 def _finish(ranks: Ranks) -> None:

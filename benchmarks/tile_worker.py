@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -108,13 +109,13 @@ def machine_in_words() -> str:
     return f"{len(found['gpus'])} x {found['gpus'][0]}; {words}; {found['driver']}"
 
 
-def row_in_time(own: Rank, request: Any) -> dict[str, Any]:
-    """One row. A rank that is still at it shortly before the limit leaves a note where it is."""
+def in_time(measure: Callable[[Rank, Any], dict[str, Any]], own: Rank, request: Any) -> dict[str, Any]:
+    """What a measure gives. A rank that is still at it shortly before the limit leaves a note where it is."""
     path = own.folder / f"{STACK}{own.rank}"
     with path.open("w") as file:
         faulthandler.dump_traceback_later(0.9 * request["limit_s"], file=file)
         try:
-            found = measure_row(own, request)
+            found = measure(own, request)
         finally:
             faulthandler.cancel_dump_traceback_later()
     path.unlink()
@@ -190,7 +191,18 @@ def _never(shape: Any, candidate: Any) -> NoReturn:
     raise RuntimeError("this tuner measures nothing")
 
 
-MEASURES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {"join": join, "row": row_in_time}
+def measure_mlp(own: Rank, request: Any) -> dict[str, Any]:
+    """A block of ``benchmarks.tile_mlp``."""
+    from benchmarks.tile_mlp_sides import measure
+
+    return measure(own, request)
+
+
+MEASURES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
+    "join": join,
+    "row": partial(in_time, measure_row),
+    "mlp": partial(in_time, measure_mlp),
+}
 
 
 def main() -> None:
