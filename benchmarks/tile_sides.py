@@ -40,7 +40,7 @@ from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup
 
-__all__ = ["EAGER", "MODES", "Ranks", "Side", "Work", "sides_of"]
+__all__ = ["CAPTURED", "EAGER", "MODES", "Ranks", "Side", "Work", "load_products", "named", "sides_of"]
 
 EAGER, CAPTURED = MODES = ("eager", "captured")
 FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -66,7 +66,7 @@ MOST_OFF = {"bfloat16": 0.15, "float16": 0.03}
 """Of one element: the difference over the root mean square of the right ones."""
 
 
-def _named(*names: str) -> Any:
+def named(*names: str) -> Any:
     """The first of torch.distributed's functions that there is."""
     return next(getattr(dist, name) for name in names if hasattr(dist, name))
 
@@ -97,6 +97,13 @@ class Ranks:
         box = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         dist.all_reduce(box, op=dist.ReduceOp.MAX)
         return [float(value) for value in box.tolist()]
+
+
+def load_products(whole: torch.Tensor, b: torch.Tensor, num_ranks: int) -> None:
+    """Products of blocks and their parts, once: so that nobody loads their kernels while a stream waits for another rank."""
+    rows = -(-len(whole) // num_ranks)
+    for num in (1, 2, 3, 4, 8):
+        torch.mm(whole[: -(-rows // num)], b)
 
 
 @dataclass
@@ -151,7 +158,7 @@ class Work:
         num_rows = most.get(row.operator, row.m)
         gathered = a.new_empty(row.m if row.operator == AG else 0, row.k)
         if row.operator == AG:
-            _named("all_gather_single", "all_gather_into_tensor")(gathered, a)
+            named("all_gather_single", "all_gather_into_tensor")(gathered, a)
         whole = gathered.clone() if row.operator == AG else a
         product = a.new_empty(row.m, row.n)
         work = cls(row, a, b, whole, a, product, gathered, a.new_empty(num_rows, row.n), {}, {}, sent, received)
@@ -160,15 +167,8 @@ class Work:
         if row.operator != AG:
             work.source = torch.mm(a, b)
         work._expect()
-        work._load()
+        load_products(whole, b, row.num_ranks)
         return work
-
-    def _load(self) -> None:
-        """Products of blocks and their parts, once: so that nobody loads their kernels while a stream waits for another rank."""
-        rows = -(-self.row.m // self.row.num_ranks)
-        for num in (1, 2, 3, 4, 8):
-            part = slice(0, -(-rows // num))
-            torch.mm(self.whole[part], self.b, out=self.product[part])
 
     def _expect(self) -> None:
         product = torch.mm(self.whole.double(), self.b.double())
@@ -179,7 +179,7 @@ class Work:
             return
         wide = product.new_empty(self.out.shape)
         if self.row.operator == RS:
-            _named("reduce_scatter_single", "reduce_scatter_tensor")(wide, product)
+            named("reduce_scatter_single", "reduce_scatter_tensor")(wide, product)
         elif self.row.operator == A2A:
             dist.all_to_all_single(wide, product, self.received, self.sent)
         else:
@@ -195,9 +195,9 @@ class Work:
         if self.row.operator == A2A:
             call = partial(dist.all_to_all_single, out, source, self.received, self.sent)
         elif self.row.operator == AG:
-            call = partial(_named("all_gather_single", "all_gather_into_tensor"), out, source)
+            call = partial(named("all_gather_single", "all_gather_into_tensor"), out, source)
         else:
-            call = partial(_named("reduce_scatter_single", "reduce_scatter_tensor"), out, source)
+            call = partial(named("reduce_scatter_single", "reduce_scatter_tensor"), out, source)
         return lambda: (call(), out)[1]
 
 
