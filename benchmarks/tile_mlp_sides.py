@@ -123,7 +123,7 @@ class MlpWork:
         exact = work.bare(is_beside=False)(*(each.double() for each in (x, up, down, grad)))
         for shape in block.shapes:
             b = x.new_empty(shape.n, shape.k).t() if shape.layout == "nt" else x.new_empty(shape.k, shape.n)
-            load_products(x.new_empty(shape.m, shape.k), b, num_ranks)
+            load_products(x.new_empty(shape.m, shape.k), b, [shape.m // num_ranks])
         work.wanted = {name: each.float() for name, each in zip(NAMES, exact, strict=True)}
         return work
 

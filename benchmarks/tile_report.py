@@ -95,7 +95,7 @@ def _verdict(found: Sequence[Measured]) -> Table:
         ),
     )  # fmt: skip
     for operator in operators_of(found):
-        rows = [each for each in found if each.row.operator == operator]
+        rows = [each for each in found if each.row.operator == operator and each.us(CROSSFADE) is not None]
         for name in (CROSSFADE, f"{CROSSFADE}{SHARED}"):
             serial = [_median(each.over(SERIAL, name)) for each in rows]
             best = [_median(each.over(each.fastest(each.baselines), name)) for each in rows]

@@ -99,11 +99,21 @@ class Ranks:
         return [float(value) for value in box.tolist()]
 
 
-def load_products(whole: torch.Tensor, b: torch.Tensor, num_ranks: int) -> None:
-    """Products of blocks and their parts, once: so that nobody loads their kernels while a stream waits for another rank."""
-    rows = -(-len(whole) // num_ranks)
-    for num in (1, 2, 3, 4, 8):
-        torch.mm(whole[: -(-rows // num)], b)
+def load_products(whole: torch.Tensor, b: torch.Tensor, counts: Sequence[int]) -> None:
+    """Products of blocks and their parts, once: so that nobody loads their kernels while a stream waits for another rank.
+
+    Args:
+        whole: all rows.
+        b: what they are multiplied with.
+        counts: rows of each block.
+    """
+    lengths = set()
+    for num_rounds in (1, 2, 3, 4, 8):
+        step = -(-max(counts) // num_rounds)
+        for begin in range(0, max(counts), step):
+            lengths |= {min(begin + step, count) - min(begin, count) for count in counts}
+    for length in sorted(lengths):
+        torch.mm(whole[:length], b)
 
 
 @dataclass
@@ -167,7 +177,7 @@ class Work:
         if row.operator != AG:
             work.source = torch.mm(a, b)
         work._expect()
-        load_products(whole, b, row.num_ranks)
+        load_products(whole, b, sent)
         return work
 
     def _expect(self) -> None:

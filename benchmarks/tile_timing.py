@@ -20,6 +20,7 @@ import torch.distributed as dist
 from benchmarks.tile_rows import BASELINE_WAYS
 from benchmarks.tile_sides import CAPTURED, EAGER, Ranks, Side
 from crossfade.device.capture import capture
+from crossfade.ops.candidate import PLAIN
 
 __all__ = ["NUM_IN_GRAPH", "Plan", "measure"]
 
@@ -249,14 +250,14 @@ def _on_host(ranks: Ranks, each: Ready) -> float:
 def _worth_more(ranks: Ranks, ready: list[Ready]) -> list[Ready]:
     """All but candidates that the first round showed to be far behind; alike on all ranks."""
     times_us = ranks.largest([statistics.median(each.side.blocks[each.mode][0] or [0.0]) for each in ready])
-    ours = [each.side.candidate is not None and each.side.candidate.name != "plain" for each in ready]
     best: dict[str, float] = {}
-    for each, time_us, is_candidate in zip(ready, times_us, ours, strict=True):
-        if is_candidate:
+    for each, time_us in zip(ready, times_us, strict=True):
+        if each.side.candidate is not None:
             best[each.mode] = min(time_us, best.get(each.mode, time_us))
     kept = []
-    for each, time_us, is_candidate in zip(ready, times_us, ours, strict=True):
-        if is_candidate and time_us > HOPELESS * best[each.mode]:
+    for each, time_us in zip(ready, times_us, strict=True):
+        candidate = each.side.candidate
+        if candidate not in (None, PLAIN) and time_us > HOPELESS * best[each.mode]:
             each.drop()
         else:
             kept.append(each)
