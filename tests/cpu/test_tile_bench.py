@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="ranks take torch tensors")
 
-from benchmarks import tile_ops
+from benchmarks import tile_mlp, tile_ops
 from benchmarks.tile_crew import Crew
 from benchmarks.workers import WorkerFailed
 
@@ -57,3 +57,16 @@ def test_a_rank_that_fails_does_not_leave_the_other_waiting(crew: Crew) -> None:
     with pytest.raises(WorkerFailed, match="no memory"):
         crew.ask({"measure": "row", "failing": 0, "hanging": [1]}, 60)
     assert time.monotonic() - begin < 30
+
+
+def test_a_block_in_small(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    assert tile_mlp.main(["run", str(path), "--quick", "--blocks", "gated", "--candidates", "rounds"]) == 0
+    *rows, about = map(json.loads, path.read_text().splitlines())
+    assert [list(each["sides"]) for each in rows] == [
+        ["products alone", "cuBLAS + NCCL", "cuBLAS + NCCL, weight gradients beside", "crossfade", "rounds"]
+    ]
+    assert all(0 < side["worst"] < 0.01 for name, side in rows[0]["sides"].items() if name != "products alone")
+    assert len(rows[0]["choice"]["chosen"]) == 4
+    assert "machine" in about
+    assert all("64, 32, 48, gated" in table.markdown() for table in tile_mlp.tables(rows)[:2])
