@@ -214,6 +214,9 @@ def _lists(found: Sequence[Measured], lines: Sequence[Mapping[str, Any]]) -> lis
             for mode, why in side["errors"].items():
                 if mode != "right":
                     reasons.setdefault(f"{name}, {mode}: {without_folders(why)}", []).append(each.row.sizes)
+    for each in found:
+        for note in each.choice.get("notes", ()):
+            reasons.setdefault(f"while tuning: {without_folders(note)}", []).append(each.row.sizes)
     undone = [f"- {reason} ({len(sizes)} rows)" for reason, sizes in reasons.items()]
     worst = max((side["worst"] for each in found for side in each.sides.values()), default=0.0)
     parts = [f"Largest relative error of an output: {worst:.1e}."]

@@ -27,6 +27,8 @@ __all__ = ["NUM_IN_GRAPH", "Plan", "measure"]
 NUM_IN_GRAPH = 4
 WARM_MS = 4.0
 """Of products in front of a block."""
+NUM_FIRST = 100
+"""Times that, in front of the first block: by then clocks and power have settled."""
 HOPELESS = 1.5
 """A candidate that took so much longer than the best one in the first round takes no other turn."""
 OTHER = "failed on another rank"
@@ -99,6 +101,8 @@ def measure(work: Load, ranks: Ranks, sides: Sequence[Side], plan: Plan, note: N
     """Sets all sides up, times them in turn, and fills in their blocks and errors. Collective."""
     ready = [each for mode in plan.modes for side in sides if (each := _set_up(work, ranks, side, mode, plan, note))]
     num_warm = _num_warm(work, ranks)
+    for _ in range(NUM_FIRST * num_warm if ranks.device.type == "cuda" else 1):
+        torch.mm(work.whole, work.b, out=work.product)
     try:
         for number in range(plan.num_rounds):
             order = ready if number % 2 == 0 else ready[::-1]

@@ -85,12 +85,10 @@ def join(own: Rank, request: Any) -> dict[str, Any]:
             heap_bytes=request["heap_bytes"],
             is_replayable=mode == CAPTURED,
         )
-        heaps[mode] = (
-            groups[mode].empty(request["heap_bytes"] // 2, dtype=torch.bfloat16) if request["heap_bytes"] else None
-        )
-    open_tuner(
-        groups[EAGER], is_measuring=True
-    )  # leaves the time of waves on the disk, where the groups' tuners find it
+        numel = request["heap_bytes"] // 2
+        heaps[mode] = groups[mode].empty(numel, dtype=torch.bfloat16) if numel else None
+    # It leaves the time of waves on the disk, where the groups' own tuners find it.
+    open_tuner(groups[EAGER], is_measuring=True)
     own.ranks = Ranks(own.rank, own.num_ranks, device, groups, heaps)
     return {"machine": machine_in_words() if own.rank == 0 else ""}
 
