@@ -24,7 +24,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What every rank said of each case; the processes are shared by all of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        return run_cases(NUM_RANKS, "cpu", str(tmp_path_factory.mktemp("ranks") / "store"), list(TILE_CASES), LIMIT_S)
+        store = str(tmp_path_factory.mktemp("ranks") / "store")
+        return run_cases(NUM_RANKS, "cpu", store, list(TILE_CASES), LIMIT_S, TILE_CASES)
 
 
 @pytest.mark.timeout(LIMIT_S + 20)

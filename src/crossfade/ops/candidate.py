@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from crossfade.ops import fused
 from crossfade.ops.operands import KIND_NAMES
 from crossfade.ops.pieces import fits, least_rounds
 from crossfade.ops.shape import Operator, Shape
@@ -45,6 +46,7 @@ WAYS: Mapping[str, Mapping[str, Parameter]] = {
         "taper": Parameter(1, is_shown=False),
     },
     "tiles": {"rounds": Parameter(1), "group_rows": Parameter(0, least=0), "reserve_sms": Parameter(0, least=0)},
+    "fused": {},
 }
 """The parameters of every way, by its name."""
 
@@ -140,6 +142,8 @@ def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
     found = []
     if group.process_group is not None:
         found += [PLAIN, *_chunked(shape)]
+        if fused.is_offered(shape, group):
+            found.append(Candidate("fused"))
     return [*found, *_rounds(shape, group), *_tiles(shape, group)]
 
 

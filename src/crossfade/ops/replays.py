@@ -4,7 +4,7 @@ What a call by rounds enqueues costs the host more than many a product takes. On
 second call with equal addresses, shapes and candidate is captured into a CUDA graph, and this and all later ones replay it. To the
 other ranks a replayed call is like any other: it uses the same buffers and sets the same signals, so one rank may replay what
 another enqueues. Addresses are the whole of what a graph knows, so a tensor that has taken the place of a freed one is right as
-well.
+well. Work of the caller's that a call takes along (``Job.fill``) is not captured; it follows.
 
 The graphs of a lane never run at the same time, and share one pool for what they need in between. A call that is captured by its
 caller stays as it is.
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.candidate import Candidate
-from crossfade.ops.job import Job
+from crossfade.ops.job import Job, Once
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +106,7 @@ class _Replays:
         with torch.cuda.stream(self._stream):
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
-                way(job)
+                way(replace(job, fill=Once(None)))
             finally:
                 graph.capture_end()
         return graph

@@ -30,7 +30,7 @@ def reduce_scatter(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) 
     )
     with on_lane(job) as (lane, stream, local):
         made = work.turns(job, stream, products, job.out.data_ptr())
-        turns.reduce_scatter(lane, stream, local, made, rounds)
+        turns.reduce_scatter(lane, stream, local, made, rounds, job.fill)
 
 
 def all_reduce(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> None:
@@ -55,6 +55,7 @@ def all_reduce(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> N
         made = work.turns(job, stream, job.out, address + own)
         place = None if offset is None else offset + own
         turns.all_reduce(lane, stream, made, work.runs(address), place)
+        job.fill()
 
 
 def _require_slot(job: Job) -> None:

@@ -93,7 +93,9 @@ def in_order(num_rounds: int, lag: int) -> list[tuple[int, bool]]:
     return sorted(turns, key=lambda turn: (min(turn[0] + lag, last) if turn[1] else turn[0], turn[1], turn[0]))
 
 
-def reduce_scatter(lane: Lane, stream: int, local: int, turns: Sequence[Turn], num_rounds: int) -> None:
+def reduce_scatter(
+    lane: Lane, stream: int, local: int, turns: Sequence[Turn], num_rounds: int, fill: Callable[[], None] | None = None
+) -> None:
     """Parts go to their ranks, and the own turns add what has arrived.
 
     Args:
@@ -102,12 +104,13 @@ def reduce_scatter(lane: Lane, stream: int, local: int, turns: Sequence[Turn], n
         local: the lane's own.
         turns: all, in the order in which they are done; the others' of a round before the own of that round.
         num_rounds: of them.
+        fill: enqueues other work on the stream, where it would wait for the last parts.
     """
     if lane.is_replayable:
         barrier(lane, local)
     parts = lane.advance()
     for turn in turns:
-        _do(lane, stream, turn, num_rounds, parts, None)
+        _do(lane, stream, turn, num_rounds, parts, None, fill if turn is turns[-1] else None)
 
 
 def all_reduce(
@@ -147,11 +150,21 @@ def all_reduce(
         lane.await_full(sums, order, local, is_batched=True)
 
 
-def _do(lane: Lane, stream: int, turn: Turn, num_rounds: int, parts: Epoch, sums: Epoch | None) -> None:
+def _do(
+    lane: Lane,
+    stream: int,
+    turn: Turn,
+    num_rounds: int,
+    parts: Epoch,
+    sums: Epoch | None,
+    fill: Callable[[], None] | None = None,
+) -> None:
     home = lane.home
     order = stagger(home.rank, home.num_ranks)
     if turn.launch is not None:
         turn.launch()
+    if fill is not None:
+        fill()
     if turn.sends is None:
         lane.await_step(parts, order, stream, turn.round + 1, num_rounds)
         if turn.add is not None:
