@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor import parallel as torch_parallel
 from torch.nn import functional
 
@@ -230,7 +230,7 @@ def models(device: str) -> None:
             (objects(torch_parallel), False, True),
         ]
         for plan, by_sequence, is_split in plans:
-            for candidate in (None, "rounds(rounds=2)", "plain"):
+            for candidate in (None, "rounds(rounds=2)"):
                 seeded(9)
                 whole = Model(group)
                 part = copy.deepcopy(whole)
@@ -343,4 +343,67 @@ def edges(device: str) -> None:
             regions.split(torch.zeros(4, 13, device=device_of(group)), group, 1)
 
 
-CASES: dict[str, Callable[[str], None]] = {each.__name__: each for each in (mlps, models, layers, autocast, edges)}
+def refusals(device: str) -> None:
+    """What cannot be split says why."""
+    with opened(device) as group:
+        options: dict[str, Any] = {"device": device_of(group), "dtype": torch.float64}
+        num = group.num_ranks
+        for kind, name, sizes in (
+            (ColumnParallelLinear, "out_features", (WIDTH, INNER + 1)),
+            (RowParallelLinear, "in_features", (INNER + 1, WIDTH)),
+        ):
+            with pytest.raises(
+                ValueError, match=rf"{name} of {kind.__name__} is 49, which {num} ranks cannot share\nhint: "
+            ):
+                kind(*sizes, group)
+            for dim, shape in ((1, (4, 8)), (0, (8,)), (3, (4, 4, 8)), (-1, (4, 4, 8))):
+                layer = kind(8 * num, 8 * num, group, sequence_parallel=True, sequence_dim=dim, **options)
+                with pytest.raises(ValueError, match=rf"its sequence is to be dimension {dim}\nhint: sequence_dim"):
+                    layer(torch.zeros(*shape, **options))
+        row = RowParallelLinear(8 * num, 8, group, sequence_parallel=True, **options)
+        with pytest.raises(ValueError, match=rf"is 13 long, which {num} ranks cannot share\nhint: pad it"):
+            row(torch.zeros(13, 2, 8, **options))
+
+
+def refused_plans(device: str) -> None:
+    """What cannot be split says why, and the model is as it was."""
+    with opened(device) as group:
+        options: dict[str, Any] = {"device": device_of(group), "dtype": torch.float64}
+        model = Model(group)
+        model.tied = nn.Linear(WIDTH, WIDTH, bias=False, **options)
+        model.tied.weight = model.head.weight
+        model.odd = nn.Linear(WIDTH, WIDTH + 1, **options)
+        model.bias = nn.Bilinear(2, 2, 2)
+        before = dict(model.named_modules())
+        prepare = torch_parallel.PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Shard(1))
+        good = {"layers.0.mlp.up_proj": "colwise"}
+        refused: list[tuple[Any, type[Exception], str]] = [
+            ({"layers.*.up_proj": "colwise"}, ValueError, r"matches 'layers.\*.up_proj'\nhint: there is 'layers.0.mlp.up_proj'"),
+            ({"blocks.*": "colwise"}, ValueError, r"no module matches 'blocks.\*'\nhint: paths are those of named_modules"),
+            ({"layers.0.mlp.*_proj": "rowwise"}, ValueError, "'layers.0.mlp.up_proj' is matched by '.*' and by '.*'\nhint: one"),
+            ({"head": "colwize"}, ValueError, "there is no style 'colwize'\nhint: one of colwise, rowwise"),
+            ({"head": 3}, TypeError, "a style in the plan is of type int\nhint: one of colwise"),
+            ({"head": prepare}, TypeError, "a PrepareModuleOutput, .*\nhint: "),
+            ({"head": "colwise"}, ValueError, "'head' shares a parameter with 'tied', .*\nhint: untie"),
+            ({"odd": "colwise"}, ValueError, "'odd': out_features of ColumnParallelLinear is 25, .*\nhint: take a multiple"),
+            ({"bias": "colwise"}, TypeError, "'bias' is a Bilinear, and ColwiseParallel is for torch.nn.Linear\nhint: "),
+            ({"odd": ColwiseParallel(Shard(-1))}, ValueError, r"'odd': there is no layer for ColwiseParallel.*\nhint: its input"),
+            ({"odd": RowwiseParallel(Shard(1))}, ValueError, r"'odd': there is no layer for RowwiseParallel.*\nhint: its input"),
+            ({"odd": RowwiseParallel(Partial())}, ValueError, r"'odd': a layer's layout is Partial.*\nhint: Shard or Replicate"),
+        ]  # fmt: skip
+        for plan, error, text in refused:
+            with pytest.raises(error, match=text):
+                parallelize(model, {**good, **plan}, group)
+            assert dict(model.named_modules()) == before, text
+        twice = nn.ModuleDict({"a": model.odd, "b": model.odd})
+        with pytest.raises(ValueError, match=r"'b' has another style where it has another path\nhint: "):
+            parallelize(twice, {"a": SequenceParallel(), "b": RowwiseParallel()}, group)
+        parallelize(twice, {"*": "rowwise"}, group)
+        assert twice["a"] is twice["b"]
+        alone = parallelize(model.odd, "rowwise", group)
+        assert isinstance(alone, RowParallelLinear)
+
+
+CASES: dict[str, Callable[[str], None]] = {
+    each.__name__: each for each in (mlps, models, layers, autocast, edges, refusals, refused_plans)
+}
