@@ -497,6 +497,30 @@ def replays(device: str) -> None:
             drop()
 
 
+def again(device: str) -> None:
+    """The same tensors with other values, call after call, on lanes that can be replayed; what came out before stays as it was."""
+    with opened(device, is_replayable=True) as group:
+        for name, candidate in product(OPERATORS, (*FEW, None)):
+            inputs = inputs_for(name, group, (18, 12, 24), seed=1, has_bias=True)
+            leaves, kept = operands(inputs, group.rank), []
+            for seed in range(5):
+                fresh = inputs_for(name, group, (18, 12, 24), seed=20 + seed, has_bias=True)
+                assert fresh.bias is not None
+                with torch.no_grad():
+                    for leaf, value in zip(leaves, (fresh.a, fresh.b, fresh.bias), strict=True):
+                        assert leaf is not None
+                        leaf.copy_(value[group.rank])
+                wanted, _ = expected(name, fresh, None, group.rank)
+                out = OPERATORS[name](
+                    leaves[0], leaves[1], group, bias=leaves[2], **options_of(name, candidate, inputs)
+                )
+                kept.append((torch.autograd.grad(out.sum(), leaves), wanted))  # type: ignore[arg-type]
+            for seed, (found, wanted) in enumerate(kept):
+                for label, got, true in zip(("a", "b", "bias"), found, wanted, strict=True):
+                    assert true is not None
+                    assert_equal(got, true, f"{name}, {candidate}, call {seed}: gradient of {label}")
+
+
 CASES: dict[str, Callable[[str], None]] = {
     each.__name__: each
     for each in (
@@ -516,5 +540,6 @@ CASES: dict[str, Callable[[str], None]] = {
         rounding,
         mixed,
         replays,
+        again,
     )
 }
