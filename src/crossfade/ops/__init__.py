@@ -16,8 +16,8 @@ finish a tile, `loading` makes them ready ahead, `launch` prepares a product for
 `counters` to wait for. All but `tiles`, `operands` and `counters` need triton.
 
 Gradients: `gradients` asks whether a call has one, `backward` says what each operator saves and goes back by, `autograd` is the
-node in torch's graph. `linear` has layers whose weight is split over the ranks, `regions` the edges of what is split, and
-`parallelize` puts the layers into a model, by a plan of `plans`.
+node in torch's graph, `scratch` is for what they gather. `linear` has layers whose weight is split over the ranks, `regions` the
+edges of what is split, and `parallelize` puts the layers into a model, by a plan of `plans`.
 
 Importing this room imports neither torch nor triton: the names that it has itself are imported when they are first used.
 docs/decisions/0013-tile-operators.md says why it is so.

@@ -35,7 +35,8 @@ def parallelize(
     """Replaces linear layers by this rank's shards of them. All ranks have the same whole model before, and give the same plan.
 
     Everything is checked first: where this raises, the model is as it was. Parameters of replaced layers are new, so an optimizer
-    is made afterwards. A model takes its number of heads from its tensors, as in ``q.view(*q.shape[:-1], -1, head_size)``.
+    is made afterwards. A model takes its number of heads (and with ``sequence_parallel`` the length of the sequence) from what its
+    layers give, as in ``q.view(*q.shape[:-1], -1, head_size)``.
 
     Args:
         module: the whole model, changed in place.
@@ -102,6 +103,8 @@ def _match(module: nn.Module, styles: Mapping[str, Style]) -> list[_Choice]:
 
 
 def _matches(path: str, pattern: str) -> bool:
+    if not path:
+        return not pattern  # the module itself
     names, parts = path.split("."), pattern.split(".")
     return len(names) == len(parts) and all(map(fnmatchcase, names, parts))
 
