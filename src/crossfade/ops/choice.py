@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from crossfade.ops.arguments import Given, layout_of
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.job import Way
+from crossfade.ops.preparing import Rehearsal, rehearse
 from crossfade.ops.shape import Operator, Shape
 from crossfade.ops.tuners import tuner_of
 
@@ -23,7 +24,7 @@ def way_of(
     group: PeerGroup,
     given: Given,
     num_rows: int,
-    candidate: Candidate | str | None,
+    candidate: Candidate | Rehearsal | str | None,
     ways: Mapping[str, Way],
 ) -> Way:
     """The way, with its parameters.
@@ -33,21 +34,25 @@ def way_of(
         group: whose ranks do it.
         given: checked.
         num_rows: M, see `Shape`; the same on all ranks.
-        candidate: a candidate, or its text; None for what `choose` gives.
+        candidate: a candidate, or its text; None for what `choose` gives; a rehearsal, which prepares it too.
         ways: of this operator, by name.
 
     Raises:
         ValueError: there is no such candidate, or not for this operator.
         ChannelTimeout: rank 0 has not asked for such a choice.
     """
-    if candidate is None:
+    is_rehearsed = isinstance(candidate, Rehearsal)
+    if isinstance(candidate, Rehearsal):
+        candidate = candidate.candidate
+    elif candidate is None:
         candidate = choose(operator, group, given, num_rows)
     elif isinstance(candidate, str):
         candidate = Candidate.parse(candidate)
     way = ways.get(candidate.name)
     if way is None:
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(ways)}")
-    return partial(way, **candidate.arguments)
+    chosen = partial(way, **candidate.arguments)
+    return partial(rehearse, candidate, chosen) if is_rehearsed else chosen
 
 
 def choose(operator: Operator, group: PeerGroup, given: Given, num_rows: int) -> Candidate:
