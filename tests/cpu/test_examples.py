@@ -36,6 +36,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     **{name: ("pipeline_inference.py", *arguments) for name, (arguments, _) in REFUSED.items()},
     "tensor parallel": ("tensor_parallel_inference.py", "--steps=2"),
     "training": ("pipeline_training.py",),
+    "signaled": ("signaled_product.py",),
     "heterogeneous": ("heterogeneous_graph.py", "--steps=5"),
 }
 
@@ -107,6 +108,14 @@ def test_tensor_parallel_inference_agrees_with_the_unsplit_model(runs: Ran) -> N
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.startswith("2 ranks on ")
     assert float(re.findall(r"differ by at most (\S+)", ran.stdout)[0]) < 1e-3
+
+
+def test_a_signaled_product_is_summed_group_by_group(runs: Ran) -> None:
+    pytest.importorskip("torch")
+    ran = runs["signaled"].result()
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.match(r"2 ranks on \w+, 4 groups of rows", ran.stdout)
+    assert float(re.findall(r"product by (\S+)", ran.stdout)[0]) < 0.02
 
 
 def test_losses_of_1f1b_training_equal_the_unsplit_model(runs: Ran) -> None:

@@ -142,7 +142,7 @@ def own_operands(device: str) -> None:
 
 
 def hooks(device: str) -> None:
-    """What a way keeps is made for the very call, before it; where it fails on one rank, no rank goes on, and the group is as it was."""
+    """What a way keeps is made for the very call, before it; where it fails on one rank, no rank goes on, and the group lives."""
     with opened(device) as group:
         jobs: list[Job] = []
 

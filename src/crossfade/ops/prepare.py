@@ -44,7 +44,8 @@ def prepare(
         group: whose ranks do it.
         m: rows of each rank's product, those of all ranks for an all-gather, as `crossfade tune` takes them. With ``counts`` any
             number will do.
-        n, k: columns of the product, and what is summed over.
+        n: columns of the product.
+        k: what is summed over.
         dtype: of the elements.
         layout: of ``b``; one of `Layout`.
         has_bias: calls have one.
@@ -87,7 +88,7 @@ def prepare_call(
 ) -> Candidate:
     """Does all that later calls with such operands need besides their work. Collective, and nothing else may be in flight.
 
-    The way is chosen; kernels are compiled and loaded, workspaces taken and communicators made; then the call is done once, with its
+    The way is chosen; kernels are compiled and loaded, workspaces taken and communicators made; the call is done once, with its
     output, and the device waited for. A call like it may be captured next (on a group with ``is_replayable=True``).
 
     Args:

@@ -1,9 +1,9 @@
 """What a way to do an operator needs ahead of its calls, and what refuses to make it too late.
 
-`crossfade.ops.prepare` puts a `Rehearsal` in the place of a candidate. The operator makes its `crossfade.ops.job.Job` as ever; then,
-on each rank, `PREPARERS` has what makes the way ready for such jobs, with no word to other ranks; the ranks tell each other that it
-went well; and the job is done once. By then libraries have loaded their kernels for these lengths, made their communicators and
-taken their memory, so a capture, which allows none of this, needs none of it.
+`crossfade.ops.prepare` puts a `Rehearsal` in the place of a candidate. The operator makes its `crossfade.ops.job.Job` as ever;
+then, on each rank, `PREPARERS` has what makes the way ready for such jobs, with no word to other ranks; the ranks tell each other
+that it went well; and the job is done once. By then libraries have loaded their kernels for these lengths, made their communicators
+and taken their memory, so a capture, which allows none of this, needs none of it.
 """
 
 from __future__ import annotations
