@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -419,7 +419,15 @@ LONG_CASES: dict[str, Case] = {
 # processes
 
 
-def _work(peers: dict[int, Any], rank: int, num_ranks: int, device: str, store: str, names: Sequence[str]) -> Any:
+def _work(
+    peers: dict[int, Any],
+    rank: int,
+    num_ranks: int,
+    device: str,
+    store: str,
+    names: Sequence[str],
+    cases: Mapping[str, Case],
+) -> Any:
     """What each case said, as far as they went: after a failure the ranks are out of step."""
     if device == "cpu":
         peer_cases.join_world(rank, num_ranks, store)
@@ -429,7 +437,7 @@ def _work(peers: dict[int, Any], rank: int, num_ranks: int, device: str, store: 
     name = ""
     try:
         for name in names:
-            {**GPU_CASES, **LONG_CASES}[name](device)
+            cases[name](device)
             said[name] = "ok"
     except Exception:
         said[name] = traceback.format_exc()
@@ -438,8 +446,16 @@ def _work(peers: dict[int, Any], rank: int, num_ranks: int, device: str, store: 
     return said
 
 
-def run_cases(num_ranks: int, device: str, store: str, names: Sequence[str], timeout_s: float) -> dict[str, list[str]]:
-    """For each case what every rank said, in processes that all cases share."""
-    args = [(rank, num_ranks, device, store, names) for rank in range(num_ranks)]
+def run_cases(
+    num_ranks: int,
+    device: str,
+    store: str,
+    names: Sequence[str],
+    timeout_s: float,
+    cases: Mapping[str, Case] | None = None,
+) -> dict[str, list[str]]:
+    """For each case (of these ones) what every rank said, in processes that all cases share."""
+    table = {**GPU_CASES, **LONG_CASES} if cases is None else cases
+    args = [(rank, num_ranks, device, store, names, table) for rank in range(num_ranks)]
     results = run_workers([_work] * num_ranks, args, timeout_s=timeout_s)
     return {name: [result.get(name, "did not come to it") for result in results] for name in names}

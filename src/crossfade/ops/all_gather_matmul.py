@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops import chunked, plain, rounds, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, store
+from crossfade.ops.backward import AllGather
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
+from crossfade.ops.gradients import apply, wants_gradient
 from crossfade.ops.job import Job, Way
 from crossfade.ops.products import multiply_rows
 from crossfade.ops.shape import Operator
@@ -55,6 +57,8 @@ def all_gather_matmul(
     gathered: torch.Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
+    backward_candidate: Candidate | str | None = None,
+    save_gathered: bool = True,
 ) -> torch.Tensor:
     """All ranks' ``a`` times this rank's ``b``, plus its ``bias``. Enqueues on torch's current stream; on a CPU it is done.
 
@@ -72,14 +76,20 @@ def all_gather_matmul(
             of `PeerGroup.empty` is written by the other ranks themselves: all ranks give such a one, or none does.
         lane: which lane of the group.
         candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
+        backward_candidate: how the gradient's reduce-scatter is done; None as above.
+        save_gathered: keep all ranks' ``a`` for the gradient of ``b``: W times the memory of ``a``. Else they are gathered again.
 
     Raises:
         TypeError: something is no tensor, or of a type that the operator does not take, such as fp8.
         ValueError: devices, shapes, types or layouts do not fit, or there is no such candidate.
+        RuntimeError: ``out`` or ``gathered`` is given, and a tensor requires grad.
         DeviceError: the group or its lanes do not allow the candidate.
         ChannelBroken: a rank has died.
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
+    if wants_gradient(a, b, bias):
+        call = AllGather(group, lane, candidate, backward_candidate, save_gathered=save_gathered)
+        return apply(call, a, b, bias, out=out, gathered=gathered)
     operands = check_operands(_NAME, group, a, b, bias)
     num_rows = group.num_ranks * len(operands.a)
     target = check_out(_NAME, group, operands, out, (num_rows, b.shape[1]))

@@ -11,6 +11,8 @@ places, and one batched product computes them. A piece of an all-to-all is some 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from crossfade.ops import torch_collectives as collectives
@@ -27,29 +29,27 @@ def reduce_scatter(job: Job, *, chunks: int) -> None:
     num_ranks, columns = job.group.num_ranks, job.num_columns
     a = job.a.view(num_ranks, len(job.out), job.a.shape[1])
     pieces = [(begin, end, job.empty(num_ranks, end - begin, columns)) for begin, end in cut_evenly(a.shape[1], chunks)]
+    works: list[Any] = []
 
-    def body() -> None:
-        works: list[Any] = []
+    def begin_all() -> None:
         for begin, end, product in pieces:
             multiply_all(a[:, begin:end], job.b, product, job.bias)
             out = job.out[begin:end]
             works.append(collectives.reduce_scatter(job.group, out, product.flatten(0, 1), is_async=True))
-        _await(works)
 
-    whole(job, body)
+    _in_two(job, begin_all, works)
 
 
 def all_reduce(job: Job, *, chunks: int) -> None:
     """See `matmul_all_reduce`."""
+    works: list[Any] = []
 
-    def body() -> None:
-        works: list[Any] = []
+    def begin_all() -> None:
         for begin, end in cut_evenly(len(job.a), chunks):
             multiply(job.a[begin:end], job.b, job.out[begin:end], job.bias)
             works.append(collectives.all_reduce(job.group, job.out[begin:end], is_async=True))
-        _await(works)
 
-    whole(job, body)
+    _in_two(job, begin_all, works)
 
 
 def all_gather(job: Job, *, chunks: int) -> None:
@@ -94,6 +94,14 @@ def all_to_all(job: Job, *, chunks: int) -> None:
     whole(job, body)
 
 
+def _in_two(job: Job, begin_all: Callable[[], None], works: list[Any]) -> None:
+    """Collectives, beside the last of which the caller's own work runs, if there is any."""
+    whole(job, begin_all)
+    job.fill()
+    whole(job, partial(_await, works))
+
+
 def _await(works: list[Any]) -> None:
     for work in works:
         work.wait()
+    works.clear()

@@ -53,6 +53,10 @@ class Counts:
         """The most rows that any rank sends, those for itself too; the same on all ranks."""
         return max(map(sum, self.rows))
 
+    def turned(self) -> Counts:
+        """What goes back the way it came."""
+        return Counts(tuple(zip(*self.rows, strict=True)), self.rank)
+
     def sent_at(self) -> list[int]:
         """Where what goes to each rank begins."""
         return [0, *accumulate(self.sent)][:-1]

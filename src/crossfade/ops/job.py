@@ -15,7 +15,30 @@ if TYPE_CHECKING:
     from crossfade.ops.counts import Counts
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["Job", "Way"]
+__all__ = ["Job", "Once", "Way"]
+
+
+class Once:
+    """Work that is enqueued at its first call, and never again.
+
+    Args:
+        work: enqueues it; None for nothing.
+    """
+
+    def __init__(self, work: Callable[[], object] | None) -> None:
+        self._work = work
+
+    def __bool__(self) -> bool:
+        return self._work is not None
+
+    def __call__(self) -> None:
+        """Enqueues it, if nobody has."""
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+_NOTHING = Once(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +55,8 @@ class Job:
         out: 2 dimensions, contiguous; what the operator gives.
         gathered: all-gather: (W M, K), contiguous; gets all ranks' ``a``, if anybody asked for them.
         counts: all-to-all: the rows from each rank to each.
+        fill: the caller's own work. A way calls it where the stream would else wait for other ranks; the operator calls it at its
+            end, in case the way did not.
     """
 
     name: str
@@ -43,6 +68,7 @@ class Job:
     out: torch.Tensor
     gathered: torch.Tensor | None = None
     counts: Counts | None = None
+    fill: Once = _NOTHING
 
     @property
     def num_columns(self) -> int:

@@ -15,15 +15,17 @@ the element type on their way. One candidate gives the same bits each time, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops import chunked, plain, rounds, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, store
+from crossfade.ops.backward import AllReduce
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
-from crossfade.ops.job import Job, Way
+from crossfade.ops.gradients import apply, wants_gradient
+from crossfade.ops.job import Job, Once, Way
 from crossfade.ops.shape import Operator
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ def matmul_all_reduce(
     out: torch.Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> torch.Tensor:
     """The sum over ranks of ``a @ b + bias``. Enqueues on torch's current stream; on a CPU it is done.
 
@@ -67,20 +70,27 @@ def matmul_all_reduce(
             themselves: all ranks give such a one, or none does.
         lane: which lane of the group.
         candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
+        meanwhile: enqueues work of the caller's on the current stream, once, where that would else wait for the other ranks; it
+            calls nothing on this lane. Not with tensors that require grad.
 
     Raises:
         TypeError: something is no tensor, or of a type that the operator does not take, such as fp8.
         ValueError: devices, shapes, types or layouts do not fit, or there is no such candidate.
+        RuntimeError: ``out`` is given, and a tensor requires grad.
         DeviceError: the group or its lanes do not allow the candidate.
         ChannelBroken: a rank has died.
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
+    if wants_gradient(a, b, bias):
+        return apply(AllReduce(group, lane, candidate), a, b, bias, out=out, meanwhile=meanwhile)
+    fill = Once(meanwhile)
     operands = check_operands(_NAME, group, a, b, bias)
     target = check_out(_NAME, group, operands, out, (*a.shape[:-1], b.shape[1]))
     way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)
     if target.numel():
         rows = target.view(len(operands.a), b.shape[1])
-        way(Job(_NAME, group, lane, operands.a, b, bias if group.rank == 0 else None, rows))
+        way(Job(_NAME, group, lane, operands.a, b, bias if group.rank == 0 else None, rows, fill=fill))
+    fill()
     return store(group, out, target)
 
 

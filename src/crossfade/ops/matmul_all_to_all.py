@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops import chunked, plain, rounds, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, rows_for_each, store
+from crossfade.ops.backward import AllToAll
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
 from crossfade.ops.counts import Counts
+from crossfade.ops.gradients import apply, wants_gradient
 from crossfade.ops.job import Job, Way
 from crossfade.ops.shape import Operator
 from crossfade.peers import collectives
@@ -56,6 +58,7 @@ def matmul_all_to_all(
     out: torch.Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
+    backward_candidate: Candidate | str | None = None,
 ) -> torch.Tensor:
     """Rows of ``a @ b + bias`` from all ranks. Enqueues on torch's current stream; on a CPU it is done.
 
@@ -73,14 +76,18 @@ def matmul_all_to_all(
         out: (R, N), lies over no operand; None for a new one.
         lane: which lane of the group.
         candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
+        backward_candidate: how the gradient's all-to-all is done; None for the way of the forward product.
 
     Raises:
         TypeError: something is no tensor, or of a type that the operator does not take, such as fp8.
         ValueError: devices, shapes, types, layouts or counts do not fit, or there is no such candidate.
+        RuntimeError: ``out`` is given, and a tensor requires grad.
         DeviceError: the group or its lanes do not allow the candidate.
         ChannelBroken: a rank has died.
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
+    if wants_gradient(a, b, bias):
+        return apply(AllToAll(group, lane, candidate, backward_candidate, counts=counts), a, b, bias, out=out)
     operands = check_operands(_NAME, group, a, b, bias)
     known = _counts(group, len(operands.a), counts)
     target = check_out(_NAME, group, operands, out, (sum(known.received), b.shape[1]))
@@ -100,6 +107,7 @@ def matmul_all_to_all_padded(
     out: torch.Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
+    backward_candidate: Candidate | str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`matmul_all_to_all` with counts that only the device knows: each rank has M / W rows of room in ``a`` and in ``out``.
 
@@ -114,6 +122,7 @@ def matmul_all_to_all_padded(
         out: (M, N), lies over no operand; None for a new one.
         lane: which lane of the group.
         candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
+        backward_candidate: how the gradient's all-to-all is done; None for the way of the forward product.
 
     Returns:
         The rows, and how many of each room count: (W,), of the type of ``counts``.
@@ -124,7 +133,9 @@ def matmul_all_to_all_padded(
     check_tensor(group, f"counts of {_NAME}", counts)
     if counts.is_floating_point() or counts.is_complex() or tuple(counts.shape) != (group.num_ranks,):
         raise ValueError(f"counts of {_NAME} is {describe(counts)}\nhint: integers of shape [{group.num_ranks}]")
-    rows = matmul_all_to_all(a, b, group, bias=bias, out=out, lane=lane, candidate=candidate)
+    rows = matmul_all_to_all(
+        a, b, group, bias=bias, out=out, lane=lane, candidate=candidate, backward_candidate=backward_candidate
+    )
     return rows, collectives.all_to_all(group, counts, lane=lane)
 
 

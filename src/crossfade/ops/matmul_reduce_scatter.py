@@ -16,15 +16,17 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops import chunked, plain, rounds, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, rows_for_each, store
+from crossfade.ops.backward import ReduceScatter
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import way_of
-from crossfade.ops.job import Job, Way
+from crossfade.ops.gradients import apply, wants_gradient
+from crossfade.ops.job import Job, Once, Way
 from crossfade.ops.shape import Operator
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ def matmul_reduce_scatter(
     out: torch.Tensor | None = None,
     lane: int = 0,
     candidate: Candidate | str | None = None,
+    backward_candidate: Candidate | str | None = None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> torch.Tensor:
     """This rank's block of the sum over ranks of ``a @ b + bias``. Enqueues on torch's current stream; on a CPU it is done.
 
@@ -67,20 +71,30 @@ def matmul_reduce_scatter(
         out: (M / W, N), lies over no operand; None for a new one.
         lane: which lane of the group.
         candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
+        backward_candidate: how the gradient's all-gather is done; None as above.
+        meanwhile: enqueues work of the caller's on the current stream, once, where that would else wait for the other ranks; it
+            calls nothing on this lane. Not with tensors that require grad.
 
     Raises:
         TypeError: something is no tensor, or of a type that the operator does not take, such as fp8.
         ValueError: devices, shapes, types or layouts do not fit, W does not divide M, or there is no such candidate.
+        RuntimeError: ``out`` is given, and a tensor requires grad.
         DeviceError: the group or its lanes do not allow the candidate.
         ChannelBroken: a rank has died.
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
+    if wants_gradient(a, b, bias):
+        return apply(
+            ReduceScatter(group, lane, candidate, backward_candidate), a, b, bias, out=out, meanwhile=meanwhile
+        )
+    fill = Once(meanwhile)
     operands = check_operands(_NAME, group, a, b, bias)
     block = rows_for_each(_NAME, group, len(operands.a))
     target = check_out(_NAME, group, operands, out, (block, b.shape[1]))
     way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)
     if target.numel():
-        way(Job(_NAME, group, lane, operands.a, b, bias if group.rank == 0 else None, target))
+        way(Job(_NAME, group, lane, operands.a, b, bias if group.rank == 0 else None, target, fill=fill))
+    fill()
     return store(group, out, target)
 
 

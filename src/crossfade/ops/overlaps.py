@@ -6,7 +6,7 @@ signals of an exchange are enqueued before its first wait (PR-2). In step k ever
 
 Sums: each part is sent as soon as it is computed, the own part is computed last::
 
-    stream   mm part r+1 | mm part r+2     | ... | mm own part | wait for full from all | add W parts -> own part
+    stream   mm part r+1 | mm part r+2     | ... | mm own part | (fill) | wait for full from all | add W parts -> own part
     local                  copy to r+1's slot r, set full | copy to r+2's slot r, set full | ...
 
 An all-reduce passes the sums on by a second exchange, whose wait is on the local stream, while the stream goes on::
@@ -41,7 +41,16 @@ from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
 from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.lane import Epoch, Lane
 
-__all__ = ["Part", "add_parts", "all_gather", "all_gather_into", "all_to_all", "arrivals", "pass_sums_on"]
+__all__ = [
+    "Part",
+    "add_parts",
+    "all_gather",
+    "all_gather_into",
+    "all_to_all",
+    "all_to_all_first",
+    "arrivals",
+    "pass_sums_on",
+]
 
 
 class Part(NamedTuple):
@@ -82,6 +91,7 @@ def add_parts(
     kind: Kind,
     *,
     is_offered: bool = False,
+    fill: Callable[[], None] | None = None,
 ) -> None:
     """Sends every other rank its part when it is computed; the own part becomes the sum of all ranks' ones.
 
@@ -92,6 +102,7 @@ def add_parts(
         compute: enqueues the product that fills the part of a rank.
         kind: of the elements.
         is_offered: the sum goes into this rank's next buffer, too.
+        fill: enqueues work of the caller's on the stream, while the last parts are under way.
     """
     home = lane.home
     epoch = lane.advance()
@@ -102,6 +113,8 @@ def add_parts(
         _copy(lane, local, _slot(lane, epoch, p, home.rank), *parts[p])
         lane.announce(epoch, [p], local, is_batched=False)
     compute(home.rank)
+    if fill is not None:
+        fill()
     lane.await_full(epoch, order, stream, is_batched=True)
     own, size_bytes = parts[home.rank]
     if size_bytes:
@@ -134,7 +147,9 @@ def pass_sums_on(lane: Lane, stream: int, parts: Sequence[Part], offset: int | N
 
 
 class _Gather:
-    """All rounds of an all-gather: what arrives last in a round is used when the next round's copies are under way.
+    """All rounds of an all-gather, or of an all-to-all in front of products.
+
+    What arrives last in a round is used when the next round's copies are under way.
 
     Args:
         lane: where.
@@ -146,14 +161,14 @@ class _Gather:
         self._stream = stream
         self._last: Callable[[], None] | None = None
 
-    def round(self, own: Part, use: Callable[[int, int], None]) -> None:
+    def round(self, parts: Sequence[Part], use: Callable[[int, int], None]) -> None:
         """One round.
 
         The copies may begin when all signals of the round before are here. This rank's own signals say that it has read all its
         slots, so they come behind the last product of that round (PR-1).
 
         Args:
-            own: this rank's rows, at most ``lane.slot_bytes`` long.
+            parts: for each rank, this rank's rows that it gets, at most ``lane.slot_bytes`` long.
             use: enqueues the product of a rank's rows, which lie at this address.
         """
         lane, stream = self._lane, self._stream
@@ -162,13 +177,13 @@ class _Gather:
         order = stagger(home.rank, home.num_ranks)
         local = lane.fork_local(stream)
         for p in order:
-            _copy(lane, local, _slot(lane, epoch, p, home.rank), *own)
+            _copy(lane, local, _slot(lane, epoch, p, home.rank), *parts[p])
             if self._last is None:
                 lane.announce(epoch, [p], local, is_batched=False)
         if self._last is not None:
             self._last()
             lane.announce(epoch, order, lane.fork_local(stream), is_batched=True)
-        use(home.rank, own.address)
+        use(home.rank, parts[home.rank].address)
         self._last = None
         for p in arrivals(home.rank, home.num_ranks):
             if self._last is not None:
@@ -189,9 +204,17 @@ def _bound(use: Callable[[int, int], None], peer: int, address: int) -> Callable
 
 def all_gather(lane: Lane, stream: int, rounds: Sequence[tuple[Part, Callable[[int, int], None]]]) -> None:
     """Every rank uses all ranks' rows (see `_Gather.round`)."""
+    num_ranks = lane.home.num_ranks
+    all_to_all_first(lane, stream, [([own] * num_ranks, use) for own, use in rounds])
+
+
+def all_to_all_first(
+    lane: Lane, stream: int, rounds: Sequence[tuple[Sequence[Part], Callable[[int, int], None]]]
+) -> None:
+    """Every rank uses what all ranks have for it (see `_Gather.round`); an all-gather is the case of equal parts."""
     gather = _Gather(lane, stream)
-    for own, use in rounds:
-        gather.round(own, use)
+    for parts, use in rounds:
+        gather.round(parts, use)
     gather.end()
 
 

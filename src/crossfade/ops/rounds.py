@@ -23,7 +23,7 @@ from crossfade.peers.arguments import kind_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "all_to_all_first", "reduce_scatter"]
 
 
 def reduce_scatter(job: Job, *, rounds: int) -> None:
@@ -37,7 +37,8 @@ def reduce_scatter(job: Job, *, rounds: int) -> None:
             targets = [products[each] for each in rows]
             targets[rank] = job.out[begin:end]
             compute = partial(_compute, job, [job.a[each] for each in rows], targets)
-            overlaps.add_parts(lane, stream, [_part(each) for each in targets], compute, kind)
+            fill = job.fill if end == block else None
+            overlaps.add_parts(lane, stream, [_part(each) for each in targets], compute, kind, fill=fill)
 
 
 def all_reduce(job: Job, *, rounds: int) -> None:
@@ -56,6 +57,7 @@ def all_reduce(job: Job, *, rounds: int) -> None:
             overlaps.add_parts(lane, stream, places, compute, kind, is_offered=offset is None)
             place = None if offset is None else offset + places[group.rank].address - job.out.data_ptr()
             overlaps.pass_sums_on(lane, stream, places, place)
+        job.fill()  # beside the last sums' passing on, which is longer than the last part's way here
 
 
 def _compute(job: Job, rows: list[torch.Tensor], targets: list[torch.Tensor], peer: int) -> None:
@@ -117,6 +119,34 @@ def all_to_all(job: Job, *, rounds: int) -> None:
             compute = partial(_compute_into, job, sent, received[rank])
             places = {p: _part(received[p]) for p in lane.home.peers}
             overlaps.all_to_all(lane, stream, local, compute, places, is_first=not begin)
+
+
+def all_to_all_first(job: Job, *, rounds: int) -> None:
+    """See `all_to_all_matmul`: the rows go first, and are multiplied as they arrive, where they arrive."""
+    counts = job.counts
+    assert counts is not None, "an all-to-all has counts"
+    parts = _cut(job, counts.largest, job.a, rounds)
+    with on_lane(job) as at:
+        work = []
+        for begin, end in parts:
+            sent = _shares(job.a, counts.sent_at(), counts.sent, begin, end)
+            outs = _shares(job.out, counts.received_at(), counts.received, begin, end)
+            kept = None
+            if job.gathered is not None:
+                kept = _shares(job.gathered, counts.received_at(), counts.received, begin, end)
+            work.append(([_part(each) for each in sent], partial(_use_share, job, at, outs, kept)))
+        overlaps.all_to_all_first(at.lane, at.stream, work)
+
+
+def _use_share(
+    job: Job, at: OnLane, outs: list[torch.Tensor], kept: list[torch.Tensor] | None, peer: int, address: int
+) -> None:
+    out = outs[peer]
+    if not len(out):
+        return
+    multiply_rows(job, _at(job, address, len(out), job.a.shape[1]), out)
+    if kept is not None:
+        _keep(at, kept[peer], address)
 
 
 def _compute_into(job: Job, sent: list[torch.Tensor], own: torch.Tensor, peer: int, address: int | None) -> None:
