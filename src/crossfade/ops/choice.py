@@ -16,7 +16,7 @@ from crossfade.ops.tuners import tuner_of
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["choose", "way_of"]
+__all__ = ["choose", "choose_for", "way_of"]
 
 
 def way_of(
@@ -58,7 +58,10 @@ def way_of(
 def choose(operator: Operator, group: PeerGroup, given: Given, num_rows: int) -> Candidate:
     """What was measured to be best for such a shape, or else the model's choice; the same on all ranks, by rank 0's word."""
     (depth, columns), dtype = given.b.shape, str(given.b.dtype).removeprefix("torch.")
-    if not (num_rows and columns):
-        return PLAIN  # there is nothing to do
     layout = layout_of(operator, given.b)
-    return tuner_of(group).choose(Shape(operator, num_rows, columns, depth, dtype, layout, group.num_ranks))
+    return choose_for(Shape(operator, num_rows, columns, depth, dtype, layout, group.num_ranks), group)
+
+
+def choose_for(shape: Shape, group: PeerGroup) -> Candidate:
+    """The same for a shape; plain where there is nothing to do."""
+    return tuner_of(group).choose(shape) if shape.m and shape.n else PLAIN

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.arguments import layout_of
-from crossfade.ops.candidate import PLAIN, Candidate
+from crossfade.ops.candidate import Candidate
+from crossfade.ops.choice import choose_for
 from crossfade.ops.preparing import Rehearsal, refuse_in_capture
 from crossfade.ops.shape import Layout, Operator, Shape
 from crossfade.ops.tuners import tuner_of
@@ -145,11 +146,8 @@ def _chosen(
         num_rows = max(map(sum, counts))
     elif name is Operator.ALL_GATHER:
         num_rows *= group.num_ranks
-    if not num_rows or not b.shape[1]:
-        return PLAIN
     dtype = str(b.dtype).removeprefix("torch.")
     shape = Shape(name, num_rows, b.shape[1], b.shape[0], dtype, layout_of(name, b), group.num_ranks)
-    tuner = tuner_of(group)
-    if is_measured:
-        tuner.tune(shape)
-    return tuner.choose(shape)
+    if is_measured and shape.m and shape.n:
+        tuner_of(group).tune(shape)
+    return choose_for(shape, group)
