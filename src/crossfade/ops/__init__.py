@@ -15,5 +15,34 @@ Kernels of Triton: `tiles` cuts a product into tiles, pieces and counters; `kern
 finish a tile, `loading` makes them ready ahead, `launch` prepares a product for a shape and launches it in a few microseconds, with
 `counters` to wait for. All but `tiles`, `operands` and `counters` need triton.
 
-Importing this room imports neither torch nor triton. docs/decisions/0013-tile-operators.md says why it is so.
+Gradients: `gradients` asks whether a call has one, `backward` says what each operator saves and goes back by, `autograd` is the
+node in torch's graph. `linear` has layers whose weight is split over the ranks, `regions` the edges of what is split, and
+`parallelize` puts the layers into a model, by a plan of `plans`.
+
+Importing this room imports neither torch nor triton: the names that it has itself are imported when they are first used.
+docs/decisions/0013-tile-operators.md says why it is so.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crossfade.ops.linear import ColumnParallelLinear, RowParallelLinear
+    from crossfade.ops.plans import ColwiseParallel, RowwiseParallel, SequenceParallel
+
+__all__ = ["ColumnParallelLinear", "ColwiseParallel", "RowParallelLinear", "RowwiseParallel", "SequenceParallel"]
+
+_FILES = {
+    "linear": "ColumnParallelLinear RowParallelLinear",
+    "plans": "ColwiseParallel RowwiseParallel SequenceParallel",
+}
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILE_OF:
+        raise AttributeError(f"module 'crossfade.ops' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"crossfade.ops.{_FILE_OF[name]}"), name)
+    return value
