@@ -81,8 +81,10 @@ def test_torch_finds_nothing_wrong_with_the_operators(group: PeerGroup, name: st
         torch.library.opcheck(compiled.OPERATORS.matmul_gradients.default, more)
 
 
-def test_the_exchange_of_counts(group: PeerGroup) -> None:
+def test_torch_finds_nothing_wrong_with_exchanges(group: PeerGroup) -> None:
     torch.library.opcheck(torch.ops.crossfade.all_to_all.default, (torch.arange(1), group.key, 0))
+    for operator in (torch.ops.crossfade.split.default, torch.ops.crossfade.gather.default):
+        torch.library.opcheck(operator, (torch.randn(2, 3, requires_grad=True), group.key, 1, 0))
 
 
 @pytest.mark.timeout(LIMIT_S)

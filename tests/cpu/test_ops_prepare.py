@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
-from crossfade.ops.prepare import prepare  # noqa: E402
+from crossfade.ops.ahead import prepare  # noqa: E402
 from crossfade.peers.group import open_group  # noqa: E402
 from tests.helpers import ops_prepare_cases  # noqa: E402
 from tests.helpers.case_runner import run_module  # noqa: E402

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from crossfade.errors import ChannelClosed
+from crossfade.ops import regions
 from crossfade.ops.all_gather_matmul import all_gather_matmul
 from crossfade.ops.candidate import Candidate
+from crossfade.ops.linear import ColumnParallelLinear, RowParallelLinear
 from crossfade.ops.matmul_all_reduce import matmul_all_reduce
 from crossfade.ops.matmul_all_to_all import matmul_all_to_all, matmul_all_to_all_padded
 from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
@@ -155,6 +157,34 @@ def block(device: str) -> None:
             assert_same(run(made, operands, needs), run(network, operands, needs), f"{rows} rows")
 
 
+def layers(device: str) -> None:
+    """Layers that are split over the ranks, with whole and with shared sequences, with outputs that are gathered."""
+    with opened(device) as group:
+        torch.manual_seed(5)
+        x = torch.randn(4 * group.num_ranks, 3, 8, device=device_of(group))
+        for sequence_parallel in (False, True):
+            options: dict[str, Any] = {"sequence_parallel": sequence_parallel, "device": device_of(group)}
+            up = ColumnParallelLinear(8, 4 * group.num_ranks, group, **options)
+            down = RowParallelLinear(4 * group.num_ranks, 8, group, **options)
+            whole = ColumnParallelLinear(8, 2 * group.num_ranks, group, gather_output=True, device=device_of(group))
+            back = RowParallelLinear(2 * group.num_ranks, 8, group, input_is_parallel=False, device=device_of(group))
+            model = torch.nn.Sequential(up, torch.nn.ReLU(), down, whole, back)
+            for split in (False, True):
+                own = x.chunk(group.num_ranks)[group.rank] if sequence_parallel else x
+
+                def step(x: torch.Tensor, split: bool = split, model: Any = model) -> torch.Tensor:
+                    return model(regions.split(x, group, 0) if split else x).relu()  # type: ignore[no-any-return]
+
+                if split and sequence_parallel:
+                    own = torch.cat([own] * group.num_ranks)
+                wanted = run(step, [own], (True,))
+                wanted += [each.grad for each in model.parameters()]
+                model.zero_grad()
+                got = run(compiled(step), [own], (True,))
+                assert_same(got + [each.grad for each in model.parameters()], wanted, f"{sequence_parallel}, {split}")
+                model.zero_grad()
+
+
 def several_groups(device: str) -> None:
     """One program on two groups; what was compiled for a group that is closed says so."""
 
@@ -182,5 +212,6 @@ def several_groups(device: str) -> None:
 
 
 CASES: dict[str, Callable[[str], None]] = {
-    each.__name__: each for each in (every_operator, some_gradients, counted, given_outputs, block, several_groups)
+    each.__name__: each
+    for each in (every_operator, some_gradients, counted, given_outputs, block, layers, several_groups)
 }

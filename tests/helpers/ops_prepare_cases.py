@@ -11,10 +11,10 @@ import torch
 
 from crossfade.device.capture import capture
 from crossfade.errors import DeviceError
+from crossfade.ops.ahead import prepare, prepare_call
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.decision import Source
 from crossfade.ops.job import Job
-from crossfade.ops.prepare import prepare, prepare_call
 from crossfade.ops.preparing import PREPARERS, refuse_in_capture
 from crossfade.ops.shape import Operator, Shape
 from crossfade.ops.tuners import tuner_of

@@ -8,6 +8,7 @@
     crossfade::all_gather_matmul(..., keeps_rows) -> out, rows      rows: all ranks' a, or nothing
     crossfade::matmul_gradients(operator, grad, rows, b, ...)       one for all of them -> dA, dB, dbias, or nothing
     crossfade::all_to_all(tensor, group, lane)
+    crossfade::split(x, group, dim, lane), crossfade::gather        each goes back by the other
 
 ``group`` is a `PeerGroup.key`. What they do is what `crossfade.ops.backward` does for torch's autograd, so gradients are overlapped
 as they are there. A tensor of 0 elements stands for nothing: operators of torch's always give what they say.
@@ -26,6 +27,7 @@ import torch
 
 from crossfade.ops.backward import AllGather, AllReduce, AllToAll, Call, Needs, ReduceScatter, Replicated
 from crossfade.ops.shape import Layout
+from crossfade.ops.shares import join_shares, take_share
 from crossfade.peers import collectives
 from crossfade.peers.keys import GroupKey, find_group
 
@@ -167,6 +169,40 @@ def _all_to_all(tensor: Tensor, group: str, lane: int) -> Tensor:
     return collectives.all_to_all(find_group(group), tensor, lane=lane)
 
 
+def _split(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    return take_share(x, find_group(group), dim)
+
+
+def _split_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    return x.new_empty(_resized(x, dim, x.shape[dim] // GroupKey.parse(group).num_ranks))
+
+
+def _gather(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    return join_shares(x, find_group(group), dim, lane)
+
+
+def _gather_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    return x.new_empty(_resized(x, dim, x.shape[dim] * GroupKey.parse(group).num_ranks))
+
+
+def _resized(x: Tensor, dim: int, length: int) -> list[int]:
+    shape = list(x.shape)
+    shape[dim] = length
+    return shape
+
+
+def _keep_place(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.place = inputs[1:]
+
+
+def _gather_back(ctx: Any, grad: Tensor) -> Any:
+    return OPERATORS.gather(grad, *ctx.place), None, None, None
+
+
+def _split_back(ctx: Any, grad: Tensor) -> Any:
+    return OPERATORS.split(grad, *ctx.place), None, None, None
+
+
 def _define() -> SimpleNamespace:
     """All of them, by name."""
     custom_op: Any = torch.library.custom_op
@@ -183,6 +219,15 @@ def _define() -> SimpleNamespace:
     moved = custom_op("crossfade::all_to_all", _all_to_all, mutates_args=(), schema=schema)
     moved.register_fake(lambda tensor, group, lane: torch.empty_like(tensor))
     made.all_to_all = torch.ops.crossfade.all_to_all
+    for name, function, fake, back in (
+        ("split", _split, _split_shape, _gather_back),
+        ("gather", _gather, _gather_shape, _split_back),
+    ):
+        schema = "(Tensor x, str group, int dim, int lane) -> Tensor"
+        operator = custom_op(f"crossfade::{name}", function, mutates_args=(), schema=schema)
+        operator.register_fake(fake)
+        operator.register_autograd(back, setup_context=_keep_place)
+        setattr(made, name, getattr(torch.ops.crossfade, name))
     return made
 
 

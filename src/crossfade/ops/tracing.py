@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from crossfade.ops.candidate import Candidate
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["Traced", "is_traced", "trace_all_to_all"]
+__all__ = ["Traced", "is_traced", "trace_all_to_all", "trace_join", "trace_share"]
 
 
 def is_traced() -> bool:
@@ -94,6 +94,16 @@ class Traced:
 def trace_all_to_all(group: PeerGroup, counts: torch.Tensor, lane: int) -> torch.Tensor:
     """`crossfade.peers.collectives.all_to_all` of what has no gradient."""
     return _operators().all_to_all(counts, group.key, lane)  # type: ignore[no-any-return]
+
+
+def trace_share(x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+    """`crossfade.ops.regions.split`."""
+    return _operators().split(x, group.key, dim, lane)  # type: ignore[no-any-return]
+
+
+def trace_join(x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+    """`crossfade.ops.regions.gather`."""
+    return _operators().gather(x, group.key, dim, lane)  # type: ignore[no-any-return]
 
 
 def _operators() -> Any:
