@@ -102,6 +102,8 @@ def _match(module: nn.Module, styles: Mapping[str, Style]) -> list[_Choice]:
 
 
 def _matches(path: str, pattern: str) -> bool:
+    if not path:
+        return not pattern  # the module itself
     names, parts = path.split("."), pattern.split(".")
     return len(names) == len(parts) and all(map(fnmatchcase, names, parts))
 

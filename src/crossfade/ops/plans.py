@@ -144,7 +144,8 @@ def style_of(given: Any, *, sequence_dim: int | None) -> Style:
                 "input_layouts=Shard(sequence); crossfade.ops.regions has gather and split for other places"
             )
     raise TypeError(
-        f"the plan has a {name}\nhint: one of {', '.join(NAMES)}, or a ColwiseParallel, RowwiseParallel or SequenceParallel"
+        f"a style in the plan is of type {name}\nhint: one of {', '.join(NAMES)}, or a ColwiseParallel, RowwiseParallel or "
+        "SequenceParallel"
     )
 
 
@@ -172,7 +173,7 @@ def _dim(placement: Any, default: int | None) -> int | None:
     if placement.is_replicate():
         return None
     if not placement.is_shard():
-        raise ValueError(f"a layer's layout is {placement}\nhint: Shard or Replicate")
+        raise ValueError(f"a layer's layout is {placement!r}\nhint: Shard or Replicate")
     return int(placement.dim)
 
 
