@@ -81,6 +81,15 @@ def test_torch_finds_nothing_wrong_with_the_operators(group: PeerGroup, name: st
         torch.library.opcheck(compiled.OPERATORS.matmul_gradients.default, more)
 
 
+def test_shapes_that_do_not_fit_are_found_while_compiling(group: PeerGroup) -> None:
+    def step(a: Any, b: Any) -> Any:
+        return torch.ops.crossfade.matmul_all_reduce(a, b, None, group.key, 0, None, None)
+
+    made = torch.compile(step, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"a of matmul_all_reduce is of shape .*hint: they have to be"):
+        made(torch.ones(4, 3), torch.ones(2, 5))
+
+
 def test_torch_finds_nothing_wrong_with_exchanges(group: PeerGroup) -> None:
     torch.library.opcheck(torch.ops.crossfade.all_to_all.default, (torch.arange(1), group.key, 0))
     for operator in (torch.ops.crossfade.split.default, torch.ops.crossfade.gather.default):
