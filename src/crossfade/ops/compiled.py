@@ -104,9 +104,7 @@ def _shape(name: str, a: Tensor, b: Tensor, bias: Tensor | None, *where: Any) ->
     check: Any = torch._check  # also of symbols
     check(a.shape[-1] == b.shape[0], lambda: f"a of {name} is of shape {a.shape}, b of {b.shape}\n{hint}")
     if name == _REDUCE_SCATTER:
-        torch._check(
-            num_rows % num_ranks == 0, lambda: f"a of {name} has {num_rows} rows\nhint: a multiple of {num_ranks}"
-        )
+        check(num_rows % num_ranks == 0, lambda: f"a of {name} has {num_rows} rows\nhint: a multiple of {num_ranks}")
         return a.new_empty(num_rows // num_ranks, columns)
     if name == _ALL_TO_ALL:
         counts = at.counts
