@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+from crossfade.errors import DeviceError
 from crossfade.ops.all_gather_matmul import all_gather_matmul
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.matmul_all_reduce import matmul_all_reduce
 from crossfade.ops.matmul_all_to_all import matmul_all_to_all_padded
 from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from crossfade.ops.replicated_matmul import reference, replicated_matmul
+from crossfade.ops.scratch import find_scratch, reserve_scratch
 from crossfade.ops.shape import Operator
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_inputs import (
@@ -214,6 +216,29 @@ def gathered_again(device: str) -> None:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 all_gather_matmul(a, b, group, save_gathered=is_saved)  # type: ignore[arg-type]
             assert kept == [4 * 8 * (group.num_ranks if is_saved else 1), 8 * 6]
+
+
+def reserved(device: str) -> None:
+    """Rows that gradients gather go into memory which the other ranks write, where it is long enough."""
+    num_ranks = dist.get_world_size()
+    with opened(device, buffer_bytes=512 * num_ranks, heap_bytes=1 << 16, num_lanes=2) as group:
+        reserve_scratch(group, 8 * num_ranks * 9 * 12)
+        piece = find_scratch(group, 0, (9 * num_ranks, 12), torch.zeros(1, dtype=torch.float64))
+        assert group.shared_offset(piece) is not None
+        cases: list[tuple[str, tuple[int, int, int], dict[str, Any]]]
+        cases = [("matmul_reduce_scatter", (9, 12, 7), {}), ("all_gather_matmul", (9, 7, 12), {"save_gathered": False})]
+        for seed, (candidate, (name, sizes, more)) in enumerate(product((*CANDIDATES, None), cases)):
+            for lane in (0, 1, 0):
+                piece.fill_(7)
+                group.barrier()
+                check(name, group, inputs_for(name, group, sizes, seed=seed), candidate, lane=lane, **more)
+                assert bool((piece == 7).all()) is (lane == 1), f"{name}, {candidate}, lane {lane}"
+            longer = inputs_for(name, group, (sizes[0] + 1, *sizes[1:]), seed=seed)
+            check(name, group, longer, candidate, **more)
+        with pytest.raises(
+            DeviceError, match=r"bytes of the heap are left\nhint: open the group with a larger heap_bytes"
+        ):
+            reserve_scratch(group, 1 << 20)
 
 
 def uneven(device: str) -> None:
@@ -433,6 +458,7 @@ CASES: dict[str, Callable[[str], None]] = {
         types,
         needs,
         gathered_again,
+        reserved,
         uneven,
         small_slots,
         without_a_candidate,

@@ -30,10 +30,12 @@ class OpsWorld(PeerWorld):
 
     Attributes:
         num_parts: rounds of each operator.
+        is_turned: an all-to-all moves its input, and the products come behind, as in the gradient of one.
         never_waits: with a fault: no round of an all-to-all waits for what the one before fetched.
     """
 
     num_parts: int = 1
+    is_turned: bool = False
     never_waits: bool = False
 
     def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
@@ -122,6 +124,9 @@ class OpsWorld(PeerWorld):
 
     def _all_to_all(self, lane: Lane, stream: int, local: int, site: Site, product: Product) -> None:
         rank, block = lane.home.rank, site.call.count * WORD.size_bytes
+        if self.is_turned:
+            self._all_to_all_first(lane, stream, site, product)
+            return
         for begin, end in self._cut(site.call.count):
 
             def compute(p: int, address: int | None, begin: int = begin, end: int = end) -> None:
@@ -131,6 +136,17 @@ class OpsWorld(PeerWorld):
             received = {p: Part(site.target + p * block + begin, end - begin) for p in lane.home.peers}
             is_first = not begin or self.never_waits
             overlaps.all_to_all(lane, stream, local, compute, received, is_first=is_first)
+
+    def _all_to_all_first(self, lane: Lane, stream: int, site: Site, product: Product) -> None:
+        block, work = site.call.count * WORD.size_bytes, []
+        for begin, end in self._cut(site.call.count):
+
+            def use(p: int, address: int, begin: int = begin, end: int = end) -> None:
+                product(site.target + p * block + begin, address, end - begin)
+
+            parts = [Part(site.source + p * block + begin, end - begin) for p in range(self.num_ranks)]
+            work.append((parts, use))
+        overlaps.all_to_all_first(lane, stream, work)
 
 
 @st.composite
@@ -158,4 +174,5 @@ def ops_worlds(draw: st.DrawFn) -> OpsWorld:
         is_replayable=not is_eager or draw(st.booleans()),
         is_launched_elsewhere=draw(st.booleans()),
         num_parts=draw(st.integers(1, 4)),
+        is_turned=draw(st.booleans()),
     )

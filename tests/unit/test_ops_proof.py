@@ -59,6 +59,20 @@ def test_a_faulty_lane_is_found(operator: Collective, fault: type[Lane]) -> None
     assert kinds(world) & {"race", "deadlock"}
 
 
+@pytest.mark.parametrize("num_parts", [1, 2, 3])
+def test_an_all_to_all_in_front_of_products_has_no_fault(num_parts: int) -> None:
+    world = OpsWorld([Call(Collective.ALL_TO_ALL, 6)] * 2, num_parts=num_parts, buffer_bytes=512, is_turned=True)
+    verdict = explore(world, most_runs=100, is_strict=False)
+    assert verdict.is_ok, verdict
+
+
+@pytest.mark.parametrize("fault", [EarlySignal, NoLocalFork, NoWait, OneBuffer, OneSignal])
+def test_a_faulty_lane_is_found_in_front_of_products(fault: type[Lane]) -> None:
+    call, rounds = Call(Collective.ALL_TO_ALL, 12), (Round.EAGER,) * 2
+    world = OpsWorld([call], 3, rounds, num_parts=3, buffer_bytes=768, lane=fault, is_turned=True)
+    assert kinds(world) & {"race", "deadlock"}
+
+
 @pytest.mark.parametrize("operator", [each for each in OPERATORS if each is not Collective.ALL_GATHER])
 def test_a_call_that_ends_before_its_local_stream_is_found(operator: Collective) -> None:
     world = OpsWorld([Call(operator, 12)], rounds=(Round.EAGER,) * 2, buffer_bytes=512, lane=NoLocalJoin)

@@ -16,8 +16,8 @@ finish a tile, `loading` makes them ready ahead, `launch` prepares a product for
 `counters` to wait for. All but `tiles`, `operands` and `counters` need triton.
 
 Gradients: `gradients` asks whether a call has one, `backward` says what each operator saves and goes back by, `autograd` is the
-node in torch's graph. `linear` has layers whose weight is split over the ranks, `regions` the edges of what is split, and
-`parallelize` puts the layers into a model, by a plan of `plans`.
+node in torch's graph, `scratch` is for what they gather. `linear` has layers whose weight is split over the ranks, `regions` the
+edges of what is split, and `parallelize` puts the layers into a model, by a plan of `plans`.
 
 Ahead of calls: `ahead` prepares them, by what `preparing` has for their way. Under torch.compile (`tracing`) each operator is one
 of torch's, which `compiled` defines. `matmul_signaled` is the product alone, with callbacks for communication of the user's own:

@@ -17,7 +17,8 @@ Saved are ``a`` where dB is needed (of an all-gather all ranks' ``a``, or this r
 dA is what dB needs, so it moves once. Where dA's operator sums over ranks, dB's product is enqueued inside of it, behind dA's last
 product and before the wait for the other ranks: it runs while the last parts are under way.
 
-dB lies in memory as ``b`` does, so that a linear layer's weight gets a gradient of its own layout, without a copy.
+Rows that are needed until dB is done go into reserved memory, if there is any (`scratch`). dB lies in memory as ``b`` does, so
+that a linear layer's weight gets a gradient of its own layout, without a copy.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import choose_for
 from crossfade.ops.counts import Counts
 from crossfade.ops.products import multiply
-from crossfade.ops.shape import Layout, Operator, Shape
-from crossfade.peers import collectives
+from crossfade.ops.choice import choose_for
+from crossfade.ops.counts import Counts
+from crossfade.ops.products import multiply
 
 if TYPE_CHECKING:
     import torch
@@ -192,7 +194,7 @@ class ReduceScatter(Call):
         group, lane = self._group, self._back["lane"]
         da = gathered = None
         if needs.b or (needs.a and needs.bias):
-            gathered = grad.new_empty(group.num_ranks * len(grad), grad.shape[1])
+            gathered = find_scratch(group, lane, (group.num_ranks * len(grad), grad.shape[1]), grad)
         if b is not None:
             da = _operator(Operator.ALL_GATHER)(grad, b.t(), group, gathered=gathered, **self._back)
         elif gathered is not None:
@@ -261,9 +263,11 @@ class AllGather(Call):
         return out, a if gathered is None else gathered
 
     def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+        lane = self._back["lane"]
         if rows is not None and not self._is_saved:
             flat = _packed(self._group, rows).flatten(0, -2)
-            rows = collectives.all_gather(self._group, flat, lane=self._back["lane"])
+            place = find_scratch(self._group, lane, (self._group.num_ranks * len(flat), flat.shape[1]), flat)
+            rows = collectives.all_gather(self._group, flat, place, lane=lane)
         rest = self._rest(grad, rows).with_bias(needs.bias)
         if b is None:
             rest.enqueue()
