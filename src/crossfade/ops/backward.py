@@ -37,9 +37,9 @@ from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import choose_for
 from crossfade.ops.counts import Counts
 from crossfade.ops.products import multiply
-from crossfade.ops.choice import choose_for
-from crossfade.ops.counts import Counts
-from crossfade.ops.products import multiply
+from crossfade.ops.scratch import find_scratch
+from crossfade.ops.shape import Layout, Operator, Shape
+from crossfade.peers import collectives
 
 if TYPE_CHECKING:
     import torch
