@@ -163,6 +163,26 @@ def hooks(device: str) -> None:
         some(candidate="rounds(rounds=2)")
 
 
+def gradients(device: str) -> None:
+    """They are gone once, for all operands, and what was given besides stays as it is."""
+    with opened(device) as group:
+        for operator in Operator:
+            for candidate in ("plain", "rounds(rounds=2)"):
+                inputs = make(operator, group, SIZES, seed=3, has_bias=True)
+                assert inputs.bias is not None
+                a, b, bias = inputs.a[group.rank], inputs.b[group.rank], inputs.bias[group.rank]
+                out = torch.zeros(tuple(expected(operator, inputs, group.rank).shape)).to(device_of(group))
+                before = group.lane().statistics().num_calls
+                prepare_call(operator, a, b, group, bias=bias, out=out, candidate=candidate, has_gradient=True)
+                assert_equal(out, expected(operator, inputs, group.rank), f"{operator}, {candidate}")
+                assert (a.grad, b.grad, bias.grad) == (None, None, None)
+                num_calls = group.lane().statistics().num_calls - before
+                wants = {"plain": 0, "rounds(rounds=2)": 2}[candidate]
+                assert num_calls >= wants, f"{operator}, {candidate}: {num_calls} calls"
+        m = whole_rows(Operator.REDUCE_SCATTER, group, SIZES[0])
+        prepare(Operator.REDUCE_SCATTER, group, m=m, n=4, k=4, dtype="float32", has_bias=True, has_gradient=True)
+
+
 def too_late(device: str) -> None:
     """In a capture nothing is prepared, and ways can refuse by name to begin with it."""
     with opened(device, is_replayable=True) as group:
@@ -178,5 +198,6 @@ def too_late(device: str) -> None:
 
 
 CASES: dict[str, Callable[[str], None]] = {
-    each.__name__: each for each in (captured_at_once, without_a_candidate, measured, own_operands, hooks, too_late)
+    each.__name__: each
+    for each in (captured_at_once, without_a_candidate, measured, own_operands, hooks, gradients, too_late)
 }

@@ -37,6 +37,7 @@ def prepare(
     lane: int = 0,
     candidate: Candidate | str | None = None,
     is_measured: bool = False,
+    has_gradient: bool = False,
 ) -> Candidate:
     """Prepares calls of one shape: see `prepare_call`, which is given operands instead. Collective.
 
@@ -54,6 +55,7 @@ def prepare(
         lane: of the calls.
         candidate: of the calls.
         is_measured: see `prepare_call`.
+        has_gradient: likewise.
 
     Returns:
         How calls of this shape without a candidate are done.
@@ -73,7 +75,8 @@ def prepare(
     more: dict[str, Any] = {} if counts is None else {"counts": counts}
     if has_bias:
         more["bias"] = zeros(n)
-    return prepare_call(name, a, b, group, lane=lane, candidate=candidate, is_measured=is_measured, **more)
+    more |= {"is_measured": is_measured, "has_gradient": has_gradient}
+    return prepare_call(name, a, b, group, lane=lane, candidate=candidate, **more)
 
 
 def prepare_call(
@@ -85,6 +88,7 @@ def prepare_call(
     lane: int = 0,
     candidate: Candidate | str | None = None,
     is_measured: bool = False,
+    has_gradient: bool = False,
     **options: Any,
 ) -> Candidate:
     """Does all that later calls with such operands need besides their work. Collective, and nothing else may be in flight.
@@ -100,7 +104,8 @@ def prepare_call(
         lane: likewise; what one lane has is not another's.
         candidate: likewise.
         is_measured: without a candidate: measure the ways first, as ``crossfade tune`` does, unless this was done before.
-        options: what else the calls are given: ``bias``, ``out``, ``gathered``, ``counts``.
+        has_gradient: the gradients of ``a``, ``b`` and ``bias`` are prepared too: they are computed once. They are not measured.
+        options: what else the calls are given: ``bias``, ``out``, ``gathered``, ``counts``, ``backward_candidate``, ...
 
     Returns:
         How calls with such operands are done.
@@ -116,10 +121,25 @@ def prepare_call(
     function = getattr(import_module(f"{__package__}.{name}"), name)
     with torch.no_grad():
         function(a, b, group, lane=lane, candidate=Rehearsal(chosen), **options)
+    if has_gradient:
+        _go_back(function, a, b, group, {**options, "lane": lane, "candidate": chosen})
     if group.device_type == "cuda":
         torch.cuda.synchronize(group.device)
     group.check()
     return chosen
+
+
+def _go_back(
+    function: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, group: PeerGroup, options: dict[str, Any]
+) -> None:
+    """The gradients, once. What autograd cannot follow is left out: its calls have none."""
+    options = {name: value for name, value in options.items() if name not in ("out", "gathered", "meanwhile")}
+    if options.get("bias") is not None:
+        options["bias"] = options["bias"].detach().requires_grad_()
+    leaves = a.detach().requires_grad_(), b.detach().requires_grad_()
+    with torch_or_raise().enable_grad():
+        out = function(*leaves, group, **options)
+        out.backward(torch_or_raise().zeros_like(out))
 
 
 def _operator(operator: Callable[..., Any] | str) -> Operator:

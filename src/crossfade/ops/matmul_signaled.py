@@ -22,6 +22,7 @@ Groups are the same in all cases, so ranks need not be alike.
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,16 +82,19 @@ def matmul_signaled(
         DeviceError: it is captured, and not prepared.
     """
     rows, target = _check(a, b, bias, out)
-    plan = _plan(target, group_rows)
+    plan = _plan(len(rows), b.shape[1], group_rows)
     given = _Given(rows, b, bias, target.view(len(rows), b.shape[1]))
-    if target.device.type == "cpu":
+    if not target.is_cuda:
         _by_products(given, plan, on_group)
-    elif _has_kernel(given):
-        from crossfade.ops.signaling import products_of
+        return target
+    index = target.device.index
+    with torch_or_raise().cuda.device(index):
+        if _has_kernel(given):
+            from crossfade.ops.signaling import products_of
 
-        products_of(target.device.index).run(*given, plan, on_group, reserve_sms=reserve_sms, lane=lane)
-    else:
-        _by_products(given, plan, on_group, side_of(target.device.index, lane))
+            products_of(index).run(*given, plan, on_group, reserve_sms=reserve_sms, lane=lane)
+        else:
+            _by_products(given, plan, on_group, side_of(index, lane))
     return target
 
 
@@ -168,10 +172,11 @@ def _by_products(given: _Given, plan: TilePlan, on_group: OnGroup, side: Any = N
             side.join(main)
 
 
-def _plan(out: torch.Tensor, group_rows: int | None) -> TilePlan:
+@lru_cache(256)
+def _plan(num_rows: int, num_columns: int, group_rows: int | None) -> TilePlan:
     """How the rows are cut, the same with kernels and without."""
-    config, columns = TileConfig(), max(out.shape[-1], 1)
-    num_rows = out.numel() // columns
+    config, columns = TileConfig(), max(num_columns, 1)
+    num_rows = num_rows if num_columns else 0
     if group_rows is None:
         across = -(-columns // config.num_columns)
         least = config.num_rows * -(-_LEAST_TILES // across)
@@ -184,9 +189,14 @@ def _has_kernel(given: _Given) -> bool:
     a, b, _, out = given
     if not (out.numel() and a.shape[1]) or str(a.dtype).removeprefix("torch.") not in KIND_NAMES:
         return False
-    if find_spec("triton") is None or find_spec("cuda") is None:
+    if not _has_triton():
         return False
     return Operands.of(a, b, has_descriptors=has_descriptors(a.device.index)).is_by_descriptor
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None and find_spec("cuda") is not None
 
 
 def _check(
