@@ -65,6 +65,7 @@ def prepare(
         DeviceError: see `prepare_call`.
     """
     name = _operator(operator)
+    refuse_in_capture(group, f"{name} is prepared")
     torch, num_ranks = torch_or_raise(), group.num_ranks
     shape = Shape(name, m, n, k, str(dtype).removeprefix("torch."), Layout(layout), num_ranks)
     if name is Operator.ALL_GATHER and m % num_ranks:
