@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
 from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError  # noqa: E402
 from crossfade.ops.arguments import layout_of  # noqa: E402
+from crossfade.ops.job import Once  # noqa: E402
 from crossfade.ops.matmul_all_to_all import matmul_all_to_all, matmul_all_to_all_padded  # noqa: E402
 from crossfade.ops.shape import Layout, Operator  # noqa: E402
 from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
@@ -141,6 +142,21 @@ def test_an_interrupted_call_breaks_its_lane(group: PeerGroup, monkeypatch: pyte
             check(Operator.REDUCE_SCATTER, group, make(Operator.REDUCE_SCATTER, group, (2, 2, 2)), "rounds")
     with pytest.raises(ChannelBroken, match=r"ended half-way \(KeyboardInterrupt\)"):
         check(Operator.REDUCE_SCATTER, group, make(Operator.REDUCE_SCATTER, group, (2, 2, 2)), "rounds")
+
+
+def test_work_of_the_callers_is_not_captured_by_a_way_that_captures_itself(group: PeerGroup) -> None:
+    driver: Any = group.home.driver
+    seen: list[int] = []
+    fill = Once(lambda: seen.append(1), group.is_capturing)
+    driver.begin_capture(group.current_stream())
+    fill()
+    driver.destroy_graph(driver.end_capture(group.current_stream()))
+    assert fill
+    assert seen == []
+    for _ in range(2):
+        fill()
+        assert seen == [1]
+    assert not fill
 
 
 def test_gradients_that_nobody_asks_for(group: PeerGroup) -> None:

@@ -323,7 +323,7 @@ def replays(device: str) -> None:
             for number, ((operator, each, name), out) in enumerate(zip(pairs, outs, strict=True)):
                 call(operator, group, each, name, out=out, lane=number % 2)
 
-        launch, drop = _captured(group, body)
+        launch, drop = captured(group, body)
         for seed in range(5):
             for operator, each in zip(Operator, inputs, strict=True):
                 fresh = make(operator, group, (18, 12, EXACT_K), seed=20 + seed)
@@ -344,7 +344,7 @@ def _first(pair: tuple[Operator, Inputs, str], group: PeerGroup) -> tuple[Operat
     return pair[0], group, pair[1], pair[2]
 
 
-def _captured(group: PeerGroup, body: Callable[[], None]) -> tuple[Callable[[], None], Callable[[], None]]:
+def captured(group: PeerGroup, body: Callable[[], None]) -> tuple[Callable[[], None], Callable[[], None]]:
     """How to replay it, and how to drop it."""
     if group.device_type == "cpu":
         driver, stream = group.home.driver, group.current_stream()

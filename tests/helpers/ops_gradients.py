@@ -23,6 +23,7 @@ from crossfade.ops.replicated_matmul import reference, replicated_matmul
 from crossfade.ops.scratch import find_scratch, reserve_scratch
 from crossfade.ops.shape import Operator
 from crossfade.peers.group import PeerGroup
+from tests.helpers.ops_cases import captured
 from tests.helpers.ops_inputs import (
     CANDIDATES,
     DTYPES,
@@ -451,6 +452,75 @@ def mixed(device: str) -> None:
                 assert_equal(grad_of(a), wanted[0], f"{name}, {first}, {second}")
 
 
+def replays(device: str) -> None:
+    """Forward and backward captured into one graph, and replayed with other operands; gradients are poisoned before."""
+    candidates = ("rounds", "rounds(rounds=3)") if device == "cpu" else FEW
+    for name, candidate in product(OPERATORS, candidates):
+        with opened(device, is_replayable=True) as group:
+            inputs = inputs_for(name, group, (18, 12, 24), seed=1, has_bias=True)
+            leaves = operands(inputs, group.rank)
+            _, outs = expected(name, inputs, None, group.rank)
+            weights = weights_for(outs, inputs.a[0], 6)
+            own = weights[0 if name in ALIKE else group.rank]
+            found: list[torch.Tensor] = []
+
+            def body(
+                name: str = name,
+                candidate: str = candidate,
+                group: PeerGroup = group,
+                inputs: Inputs = inputs,
+                leaves: list[Any] = leaves,
+                own: torch.Tensor = own,
+                found: list[torch.Tensor] = found,
+            ) -> None:
+                a, b, bias = leaves
+                out = OPERATORS[name](a, b, group, bias=bias, **options_of(name, candidate, inputs))
+                found[:] = torch.autograd.grad(out, leaves, own)
+
+            body()
+            launch, drop = captured(group, body)
+            for seed in range(3):
+                fresh = inputs_for(name, group, (18, 12, 24), seed=20 + seed, has_bias=True)
+                assert fresh.bias is not None
+                with torch.no_grad():
+                    for leaf, value in zip(leaves, (fresh.a, fresh.b, fresh.bias), strict=True):
+                        assert leaf is not None
+                        leaf.copy_(value[group.rank])
+                    for grad in found:
+                        grad.fill_(torch.nan)
+                    launch()  # on a CPU the same calls of torch again
+                group.check()
+                wanted, _ = expected(name, fresh, weights, group.rank)
+                for label, got, true in zip(("a", "b", "bias"), found, wanted, strict=True):
+                    assert true is not None
+                    assert_equal(got, true, f"replay {seed} of {name}, {candidate}: gradient of {label}")
+            drop()
+
+
+def again(device: str) -> None:
+    """The same tensors with other values, call after call, on lanes that can be replayed; what came out before stays as it was."""
+    with opened(device, is_replayable=True) as group:
+        for name, candidate in product(OPERATORS, (*FEW, None)):
+            inputs = inputs_for(name, group, (18, 12, 24), seed=1, has_bias=True)
+            leaves, kept = operands(inputs, group.rank), []
+            for seed in range(5):
+                fresh = inputs_for(name, group, (18, 12, 24), seed=20 + seed, has_bias=True)
+                assert fresh.bias is not None
+                with torch.no_grad():
+                    for leaf, value in zip(leaves, (fresh.a, fresh.b, fresh.bias), strict=True):
+                        assert leaf is not None
+                        leaf.copy_(value[group.rank])
+                wanted, _ = expected(name, fresh, None, group.rank)
+                out = OPERATORS[name](
+                    leaves[0], leaves[1], group, bias=leaves[2], **options_of(name, candidate, inputs)
+                )
+                kept.append((torch.autograd.grad(out.sum(), leaves), wanted))  # type: ignore[arg-type]
+            for seed, (found, wanted) in enumerate(kept):
+                for label, got, true in zip(("a", "b", "bias"), found, wanted, strict=True):
+                    assert true is not None
+                    assert_equal(got, true, f"{name}, {candidate}, call {seed}: gradient of {label}")
+
+
 CASES: dict[str, Callable[[str], None]] = {
     each.__name__: each
     for each in (
@@ -469,5 +539,7 @@ CASES: dict[str, Callable[[str], None]] = {
         refusals,
         rounding,
         mixed,
+        replays,
+        again,
     )
 }

@@ -21,18 +21,26 @@ __all__ = ["Job", "Once", "Way"]
 class Once:
     """Work that is enqueued at its first call, and never again.
 
+    It belongs to one call of an operator. A way that captures itself, to be replayed by later calls, must not capture it too: then
+    it is left for the end of the operator, where the stream is as it was at the beginning.
+
     Args:
         work: enqueues it; None for nothing.
+        is_capturing: whether what is enqueued now is captured.
     """
 
-    def __init__(self, work: Callable[[], object] | None) -> None:
+    def __init__(self, work: Callable[[], object] | None, is_capturing: Callable[[], bool] | None = None) -> None:
         self._work = work
+        self._is_capturing = is_capturing if work is not None else None
+        self._is_captured = self._is_capturing is not None and self._is_capturing()
 
     def __bool__(self) -> bool:
         return self._work is not None
 
     def __call__(self) -> None:
         """Enqueues it, if nobody has."""
+        if self._work is not None and self._is_capturing is not None and self._is_capturing() != self._is_captured:
+            return
         work, self._work = self._work, None
         if work is not None:
             work()

@@ -86,7 +86,7 @@ def matmul_all_reduce(
         return Traced(group, lane, candidate).call(str(_NAME), a, b, bias, out, meanwhile)
     if wants_gradient(a, b, bias):
         return apply(AllReduce(group, lane, candidate), a, b, bias, out=out, meanwhile=meanwhile)
-    fill = Once(meanwhile)
+    fill = Once(meanwhile, group.is_capturing)
     operands = check_operands(_NAME, group, a, b, bias)
     target = check_out(_NAME, group, operands, out, (*a.shape[:-1], b.shape[1]))
     way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)

@@ -90,7 +90,7 @@ def matmul_reduce_scatter(
         return apply(
             ReduceScatter(group, lane, candidate, backward_candidate), a, b, bias, out=out, meanwhile=meanwhile
         )
-    fill = Once(meanwhile)
+    fill = Once(meanwhile, group.is_capturing)
     operands = check_operands(_NAME, group, a, b, bias)
     block = rows_for_each(_NAME, group, len(operands.a))
     target = check_out(_NAME, group, operands, out, (block, b.shape[1]))

@@ -35,7 +35,8 @@ def parallelize(
     """Replaces linear layers by this rank's shards of them. All ranks have the same whole model before, and give the same plan.
 
     Everything is checked first: where this raises, the model is as it was. Parameters of replaced layers are new, so an optimizer
-    is made afterwards. A model takes its number of heads from its tensors, as in ``q.view(*q.shape[:-1], -1, head_size)``.
+    is made afterwards. A model takes its number of heads (and with ``sequence_parallel`` the length of the sequence) from what its
+    layers give, as in ``q.view(*q.shape[:-1], -1, head_size)``.
 
     Args:
         module: the whole model, changed in place.
