@@ -12,7 +12,7 @@ import torch
 from crossfade.device.capture import capture
 from crossfade.errors import DeviceError
 from crossfade.ops.ahead import prepare, prepare_call
-from crossfade.ops.candidate import Candidate
+from crossfade.ops.candidate import Candidate, candidates_for
 from crossfade.ops.decision import Source
 from crossfade.ops.job import Job
 from crossfade.ops.preparing import PREPARERS, refuse_in_capture
@@ -68,32 +68,46 @@ def refresh(inputs: Inputs, fresh: Inputs) -> None:
         old.copy_(new)
 
 
-def candidates(device: str) -> tuple[str, ...]:
-    """gloo works on the host, so a CPU's graphs hold `rounds`, and torch's part of the others as actions."""
-    return ("plain", "chunked", *ROUNDS)
+def hold(
+    device: str, operator: Operator, candidate: str, sizes: tuple[int, int, int] = SIZES, dtype: str = "float32"
+) -> None:
+    """Prepared in a new group, captured by the first call of that shape, and replayed with other operands."""
+    with opened(device, is_replayable=True) as group:
+        m, (n, k) = whole_rows(operator, group, sizes[0]), sizes[1:]
+        assert prepare(FUNCTIONS[operator], group, m=m, n=n, k=k, dtype=dtype, candidate=candidate) == Candidate.parse(
+            candidate
+        )
+        inputs = make(operator, group, sizes, dtype, seed=1, layout="columns")
+        shape = tuple(expected(operator, inputs, group.rank).shape)
+        out = torch.full(shape, torch.nan, dtype=getattr(torch, dtype), device=device_of(group))
+        launch, drop = captured(group, partial(call, operator, group, inputs, candidate, out=out))
+        for seed in range(3):
+            refresh(inputs, make(operator, group, sizes, dtype, seed=20 + seed, layout="columns"))
+            out.fill_(torch.nan)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            launch()
+            group.check()
+            assert_equal(out, expected(operator, inputs, group.rank), f"{seed}: {operator}, {candidate}")
+        drop()
 
 
 def captured_at_once(device: str) -> None:
-    """Each candidate of each operator: prepared, and the first call of that shape is captured, and replayed with other operands."""
+    """Each candidate of each operator."""
     for operator in Operator:
-        for candidate in candidates(device):
-            with opened(device, is_replayable=True) as group:
-                m = whole_rows(operator, group, SIZES[0])
-                n, k = SIZES[1:]
-                made = prepare(FUNCTIONS[operator], group, m=m, n=n, k=k, dtype="float32", candidate=candidate)
-                assert made == Candidate.parse(candidate)
-                inputs = make(operator, group, SIZES, seed=1, layout="columns")
-                out = torch.full(tuple(expected(operator, inputs, group.rank).shape), torch.nan).to(device_of(group))
-                launch, drop = captured(group, partial(call, operator, group, inputs, candidate, out=out))
-                for seed in range(3):
-                    refresh(inputs, make(operator, group, SIZES, seed=20 + seed, layout="columns"))
-                    out.fill_(torch.nan)
-                    if device == "cuda":
-                        torch.cuda.synchronize()
-                    launch()
-                    group.check()
-                    assert_equal(out, expected(operator, inputs, group.rank), f"{seed}: {operator}, {candidate}")
-                drop()
+        for candidate in ("plain", "chunked", *ROUNDS):
+            hold(device, operator, candidate)
+
+
+def captured_offers(device: str) -> None:
+    """Whatever is offered for a shape that all ways can do."""
+    sizes = (256, 128, EXACT_K)
+    for operator in Operator:
+        with opened(device) as group:
+            m, (n, k) = whole_rows(operator, group, sizes[0]), sizes[1:]
+            offers = candidates_for(Shape(operator, m, n, k, "bfloat16", "nt", group.num_ranks), group)
+        for candidate in offers:
+            hold(device, operator, str(candidate), sizes, "bfloat16")
 
 
 def without_a_candidate(device: str) -> None:
@@ -199,5 +213,14 @@ def too_late(device: str) -> None:
 
 CASES: dict[str, Callable[[str], None]] = {
     each.__name__: each
-    for each in (captured_at_once, without_a_candidate, measured, own_operands, hooks, gradients, too_late)
+    for each in (
+        captured_at_once,
+        captured_offers,
+        without_a_candidate,
+        measured,
+        own_operands,
+        hooks,
+        gradients,
+        too_late,
+    )
 }
