@@ -83,7 +83,7 @@ def join(own: Rank, request: Any) -> dict[str, Any]:
             device=device,
             buffer_bytes=max(request["buffer_bytes"], 4096 * own.num_ranks),
             heap_bytes=request["heap_bytes"],
-            is_replayable=mode == CAPTURED,
+            is_replayable=True,
         )
         numel = request["heap_bytes"] // 2
         heaps[mode] = groups[mode].empty(numel, dtype=torch.bfloat16) if numel else None

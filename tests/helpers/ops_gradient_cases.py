@@ -21,7 +21,6 @@ from crossfade.ops.matmul_all_to_all import matmul_all_to_all_padded
 from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from crossfade.ops.scratch import find_scratch, reserve_scratch
 from crossfade.peers.group import PeerGroup
-from tests.helpers.ops_cases import captured
 from tests.helpers.ops_gradients import (
     ALIKE,
     FEW,
@@ -40,6 +39,7 @@ from tests.helpers.ops_inputs import (
     DTYPES,
     Inputs,
     assert_equal,
+    captured,
     device_of,
     opened,
 )

@@ -19,6 +19,10 @@ Gradients: `gradients` asks whether a call has one, `backward` says what each op
 node in torch's graph, `scratch` is for what they gather. `linear` has layers whose weight is split over the ranks, `regions` the
 edges of what is split, and `parallelize` puts the layers into a model, by a plan of `plans`.
 
+Ahead of calls: `ahead` prepares them, by what `preparing` has for their way. Under torch.compile (`tracing`) each operator is one
+of torch's, which `compiled` defines. `matmul_signaled` is the product alone, with callbacks for communication of the user's own:
+`signaling` by the kernels, `sides` has the streams.
+
 Importing this room imports neither torch nor triton: the names that it has itself are imported when they are first used.
 docs/decisions/0013-tile-operators.md says why it is so.
 """
@@ -29,12 +33,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crossfade.ops.ahead import prepare, prepare_call
     from crossfade.ops.linear import ColumnParallelLinear, RowParallelLinear
     from crossfade.ops.plans import ColwiseParallel, RowwiseParallel, SequenceParallel
 
-__all__ = ["ColumnParallelLinear", "ColwiseParallel", "RowParallelLinear", "RowwiseParallel", "SequenceParallel"]
+__all__ = [
+    "ColumnParallelLinear",
+    "ColwiseParallel",
+    "RowParallelLinear",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "prepare",
+    "prepare_call",
+]
 
 _FILES = {
+    "ahead": "prepare prepare_call",
     "linear": "ColumnParallelLinear RowParallelLinear",
     "plans": "ColwiseParallel RowwiseParallel SequenceParallel",
 }

@@ -30,6 +30,7 @@ from crossfade.ops.gradients import apply, wants_gradient
 from crossfade.ops.job import Job, Way
 from crossfade.ops.products import multiply_rows
 from crossfade.ops.shape import Operator
+from crossfade.ops.tracing import Traced, is_traced
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +89,9 @@ def all_gather_matmul(
         ChannelBroken: a rank has died.
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
+    if is_traced():
+        traced = Traced(group, lane, candidate, backward_candidate)
+        return traced.all_gather(a, b, bias, out, gathered, save_gathered=save_gathered)
     if wants_gradient(a, b, bias):
         call = AllGather(group, lane, candidate, backward_candidate, save_gathered=save_gathered)
         return apply(call, a, b, bias, out=out, gathered=gathered)

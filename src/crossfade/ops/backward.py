@@ -27,17 +27,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.all_to_all_matmul import all_to_all_matmul
-from crossfade.ops.arguments import Given, check_operands, layout_of
+from crossfade.ops.arguments import check_operands, layout_of
 from crossfade.ops.candidate import Candidate
-from crossfade.ops.choice import choose
+from crossfade.ops.choice import choose_for
 from crossfade.ops.counts import Counts
 from crossfade.ops.products import multiply
 from crossfade.ops.scratch import find_scratch
-from crossfade.ops.shape import Layout, Operator
+from crossfade.ops.shape import Layout, Operator, Shape
 from crossfade.peers import collectives
 
 if TYPE_CHECKING:
@@ -98,6 +99,16 @@ class Call(ABC):
         out, rows = self._compute(a, b, bias, needs)
         self._shape, self._layout = tuple(a.shape), layout_of(self.name, b)
         return out, rows if needs.b else None, b if needs.a else None
+
+    def resume(self, shape: tuple[int, ...], grad: torch.Tensor, layout: Layout) -> None:
+        """In the place of `forward`, where an equal call did that: what `backward` has to know of it.
+
+        Args:
+            shape: of ``a``.
+            grad: G.
+            layout: of ``b``.
+        """
+        self._shape, self._layout = shape, layout
 
     def backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
         """The gradients. To be called without a gradient's own recording, by all ranks in one order on a lane.
@@ -292,17 +303,28 @@ class AllToAll(Call):
     def _compute(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = _operator(self.name)(a, b, self._group, self._given, bias=bias, **self._options)
+        self._settle(len(out), b.shape[1], b.shape[0], b.dtype, layout_of(self.name, b))
+        return out, a
+
+    def resume(self, shape: tuple[int, ...], grad: torch.Tensor, layout: Layout) -> None:
+        """And the counts, and the way back."""
+        super().resume(shape, grad, layout)
+        self._settle(prod(grad.shape[:-1]), grad.shape[-1], shape[-1], grad.dtype, layout)
+
+    def _settle(self, num_rows: int, columns: int, depth: int, dtype: torch.dtype, layout: Layout) -> None:
+        """What goes back, and how. ``num_rows``: of the output, by which they are counted where nobody gave counts."""
         group, given = self._group, self._given
-        out = _operator(self.name)(a, b, group, given, bias=bias, **self._options)
         if given is None:
-            self._counts = Counts.even(len(out) // group.num_ranks, group.rank, group.num_ranks)
+            self._counts = Counts.even(num_rows // group.num_ranks, group.rank, group.num_ranks)
         else:
             self._counts = Counts(tuple(tuple(map(int, row)) for row in given), group.rank)
         chosen = self._back["candidate"] or self._options.get("candidate")
         if chosen is None:
-            chosen = choose(Operator.ALL_TO_ALL, group, Given(a, b, None), self._counts.most_sent)
+            most, kind = self._counts.most_sent, str(dtype).removeprefix("torch.")
+            shape = Shape(Operator.ALL_TO_ALL, most, columns, depth, kind, layout, group.num_ranks)
+            chosen = choose_for(shape, group)
         self._back["candidate"] = Candidate.parse(chosen) if isinstance(chosen, str) else chosen
-        return out, a
 
     def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
         turned = self._counts.turned()

@@ -27,6 +27,7 @@ from crossfade.ops.choice import way_of
 from crossfade.ops.gradients import apply, wants_gradient
 from crossfade.ops.job import Job, Once, Way
 from crossfade.ops.shape import Operator
+from crossfade.ops.tracing import Traced, is_traced
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +83,8 @@ def matmul_all_reduce(
         ChannelBroken: a rank has died.
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
+    if is_traced():
+        return Traced(group, lane, candidate).call(str(_NAME), a, b, bias, out, meanwhile)
     if wants_gradient(a, b, bias):
         return apply(AllReduce(group, lane, candidate), a, b, bias, out=out, meanwhile=meanwhile)
     fill = Once(meanwhile, group.is_capturing)

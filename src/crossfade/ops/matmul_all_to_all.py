@@ -29,6 +29,7 @@ from crossfade.ops.counts import Counts
 from crossfade.ops.gradients import apply, wants_gradient
 from crossfade.ops.job import Job, Way
 from crossfade.ops.shape import Operator
+from crossfade.ops.tracing import Traced, is_traced, trace_all_to_all
 from crossfade.peers import collectives
 from crossfade.peers.arguments import check_tensor, describe
 
@@ -86,6 +87,8 @@ def matmul_all_to_all(
         ChannelBroken: a rank has died.
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
+    if is_traced():
+        return Traced(group, lane, candidate, backward_candidate).all_to_all(a, b, bias, out, counts)
     if wants_gradient(a, b, bias):
         return apply(AllToAll(group, lane, candidate, backward_candidate, counts=counts), a, b, bias, out=out)
     operands = check_operands(_NAME, group, a, b, bias)
@@ -130,6 +133,9 @@ def matmul_all_to_all_padded(
     Raises:
         TypeError, ValueError, DeviceError, ChannelBroken: see `matmul_all_to_all`.
     """
+    if is_traced():
+        traced = Traced(group, lane, candidate, backward_candidate)
+        return traced.all_to_all(a, b, bias, out, None), trace_all_to_all(group, counts, lane)
     check_tensor(group, f"counts of {_NAME}", counts)
     if counts.is_floating_point() or counts.is_complex() or tuple(counts.shape) != (group.num_ranks,):
         raise ValueError(f"counts of {_NAME} is {describe(counts)}\nhint: integers of shape [{group.num_ranks}]")

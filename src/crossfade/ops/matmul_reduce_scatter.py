@@ -28,6 +28,7 @@ from crossfade.ops.choice import way_of
 from crossfade.ops.gradients import apply, wants_gradient
 from crossfade.ops.job import Job, Once, Way
 from crossfade.ops.shape import Operator
+from crossfade.ops.tracing import Traced, is_traced
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,8 @@ def matmul_reduce_scatter(
         ChannelBroken: a rank has died.
         ChannelTimeout: without a candidate: rank 0 has not called it with such a shape.
     """
+    if is_traced():
+        return Traced(group, lane, candidate, backward_candidate).call(str(_NAME), a, b, bias, out, meanwhile)
     if wants_gradient(a, b, bias):
         return apply(
             ReduceScatter(group, lane, candidate, backward_candidate), a, b, bias, out=out, meanwhile=meanwhile

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from crossfade.peers import collectives
+from crossfade.ops.shares import join_shares, take_share
+from crossfade.ops.tracing import is_traced, trace_join, trace_share
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
@@ -43,6 +44,8 @@ def split(x: torch.Tensor, group: PeerGroup, dim: int = 0, *, lane: int = 0) -> 
             f"dimension {dim} of a tensor of shape {list(x.shape)} cannot be shared out\n"
             f"hint: its length has to be a multiple of the number of ranks, {group.num_ranks}"
         )
+    if is_traced():
+        return trace_share(x, group, dim, lane)
     out: torch.Tensor = _Split.apply(x, group, dim, lane)  # type: ignore[no-untyped-call]
     return out
 
@@ -59,6 +62,8 @@ def gather(x: torch.Tensor, group: PeerGroup, dim: int = 0, *, lane: int = 0) ->
     Raises:
         ChannelBroken: a rank has died.
     """
+    if is_traced():
+        return trace_join(x, group, dim, lane)
     out: torch.Tensor = _Gather.apply(x, group, dim, lane)  # type: ignore[no-untyped-call]
     return out
 
@@ -67,7 +72,7 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
         ctx.where = group, dim, lane
-        return x.chunk(group.num_ranks, dim)[group.rank].clone(memory_format=torch.contiguous_format)
+        return take_share(x, group, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -78,9 +83,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
         ctx.where = group, dim, lane
-        shares = collectives.all_gather(group, x[None], lane=lane)
-        dim %= x.dim()
-        return shares.movedim(0, dim).flatten(dim, dim + 1)
+        return join_shares(x, group, dim, lane)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:

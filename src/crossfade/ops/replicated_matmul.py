@@ -23,6 +23,7 @@ from crossfade.ops.backward import Replicated
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.gradients import apply, wants_gradient
 from crossfade.ops.products import multiply
+from crossfade.ops.tracing import Traced, is_traced
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,8 @@ def replicated_matmul(
         TypeError: something is no tensor, or of a type that operators do not take.
         ValueError: devices, shapes, types or layouts do not fit.
     """
+    if is_traced():
+        return Traced(group, lane, None, backward_candidate).call("replicated_matmul", a, b, bias)
     if wants_gradient(a, b, bias):
         return apply(Replicated(group, lane, None, backward_candidate), a, b, bias)
     rows, matrix, added = check_operands("replicated_matmul", group, a, b, bias)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from crossfade.errors import DeviceError
 from crossfade.ops.job import Job
 from crossfade.ops.launch import Epilogue, Parts, Product, Target
 from crossfade.ops.loading import Loader
 from crossfade.ops.operands import KIND_BYTES, Operands, find_unit, has_descriptors
+from crossfade.ops.preparing import refuse_in_capture
 from crossfade.ops.tiles import Stretch, TileConfig, TilePlan, even_blocks, plan_tiles
 from crossfade.ops.turns import Run, Send, Turn
 from crossfade.peers.lane import Epoch
@@ -79,11 +79,7 @@ def work_of(
     works: dict[_Key, TileWork] = group.belongings.setdefault(_WORKS, {})
     work = works.get(key)
     if work is None:
-        if group.is_capturing():
-            raise DeviceError(
-                f"{job.name} by tiles is captured before its kernels are loaded",
-                hint="call it once with such operands, or prepare() it, before the capture: to load a kernel waits for the device",
-            )
+        refuse_in_capture(group, f"{job.name} by tiles has to load kernels")
         work = works[key] = TileWork(group, key)
     return work
 

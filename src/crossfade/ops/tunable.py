@@ -51,7 +51,14 @@ class TunableOperator:
         make = partial(torch.randn, dtype=getattr(torch, shape.dtype), device=device)
         a = make(shape.rows_of_a, shape.k)
         b = make(shape.n, shape.k).t() if shape.layout == Layout.COLUMNS else make(shape.k, shape.n)
-        return partial(self._function, a, b, self._group, candidate=candidate)
+        call = partial(self._function, a, b, self._group, candidate=candidate)
+        # Calls of a model that runs again and again find their outputs in one place, too (`crossfade.ops.replays`).
+        return partial(call, out=make(*_out_shape(shape)))
+
+
+def _out_shape(shape: Shape) -> tuple[int, int]:
+    """Of what this rank gets."""
+    return (shape.m // shape.num_ranks if shape.operator == Operator.REDUCE_SCATTER else shape.m), shape.n
 
 
 OPERATORS: Mapping[str, Callable[[PeerGroup], Tunable]] = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["open_tuner", "trial_of", "tuner_of"]
 
-NUM_WARM_UPS = 2
+NUM_WARM_UPS = 3
 _KEPT_AS = "crossfade.ops.tuner"
 _MAKING = Lock()
 

@@ -18,6 +18,7 @@ from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.exchange import barrier
 from crossfade.peers.home import OpenedHome
+from crossfade.peers.keys import forget, register
 from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
 from crossfade.peers.meeting import agree, count_off
 from crossfade.peers.steps import end
@@ -120,6 +121,7 @@ class PeerGroup:
         device_type: ``"cuda"`` or ``"cpu"``.
         process_group: torch.distributed's group of the same ranks; None where there is none, as between actors.
         number: which of all that were opened of its process group it is; the same on all ranks.
+        key: what `crossfade.peers.keys.find_group` finds it by in this process, while it is open.
         belongings: what others keep with this rank's side of it, by names of theirs, until it is closed.
         reports: of ranks that have died.
     """
@@ -142,6 +144,7 @@ class PeerGroup:
         self.belongings: dict[str, Any] = {}
         self.rank = home.rank
         self.num_ranks = home.num_ranks
+        self.key = register(self)
         self.device_type = device_type
         self._lanes = lanes
         self._heap_end = heap_begin
@@ -333,6 +336,7 @@ class PeerGroup:
 
     def _free(self, *, is_idle: bool) -> None:
         self._is_closed = True
+        forget(self.key)
         if self.device_type == "cuda" and not is_idle:
             torch_or_raise().cuda.synchronize(self.home.driver.device)
         self._watchdog.close()
