@@ -160,7 +160,7 @@ def hooks(device: str) -> None:
     with opened(device) as group:
         jobs: list[Job] = []
 
-        def make_ready(job: Job, *, rounds: int) -> None:
+        def make_ready(job: Job, *, rounds: int, lag: int, taper: int) -> None:
             jobs.append(job)
             if rounds == 2 and job.group.rank == job.group.num_ranks - 1:
                 raise RuntimeError("no kernel for two rounds")
