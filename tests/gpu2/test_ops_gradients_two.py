@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.helpers.ops_cases import run_cases
-from tests.helpers.ops_gradients import CASES
+from tests.helpers.ops_gradient_cases import CASES
 
 LIMIT_S = 240.0
 

@@ -63,7 +63,7 @@ def all_to_all_matmul(
         return out
     job = Job(_NAME, group, lane, a, b, None, out, gathered, counts)
     if candidate.name == "rounds":
-        rounds.all_to_all_first(job, rounds=candidate.arguments["rounds"])
+        rounds.all_to_all_first(job, **candidate.arguments)
     else:
         plain.all_to_all_first(job)
     return out
