@@ -70,3 +70,11 @@ def test_a_block_in_small(tmp_path: Path) -> None:
     assert len(rows[0]["choice"]["chosen"]) == 4
     assert "machine" in about
     assert all("64, 32, 48, gated" in table.markdown() for table in tile_mlp.tables(rows)[:2])
+
+
+@pytest.mark.timeout(120)
+def test_a_few_repetitions_with_delays_find_nothing_wrong() -> None:
+    from benchmarks import tile_repetitions
+
+    found = tile_repetitions.run(150, 2, is_quick=True)
+    assert [each["wrong"] for each in found] == [{}, {}]
