@@ -47,8 +47,8 @@ class Figures:
     """
 
     num_sms: int = 132
-    waves: tuple[tuple[int, float], ...] = ((2048, 26.9), (4096, 51.7), (7168, 82.0), (8192, 84.7))
-    """Time of one wave of tiles of 128 x 256, one on each SM, by K, from the smallest on."""
+    waves: tuple[tuple[int, float], ...] = ((2048, 23.8), (4096, 51.0), (7168, 87.0), (8192, 97.0), (16384, 206.0))
+    """Time of one wave of tiles of 128 x 256, one on each SM, by K, from the smallest on, with the GPU at its power limit."""
     memory_gbs: float = 2700.0
     """Rate at which a kernel that only adds or copies moves bytes, in and out together."""
     copy: Line = field(default_factory=lambda: Line(6.7, 397.0))
@@ -65,6 +65,8 @@ class Figures:
     product_beside_copies: float = 1.04
     """How much longer a product takes while copy engines are busy. This and the next three are factors."""
     copies_beside_product: float = 1.0
+    tiled_product: float = 1.2
+    """How much longer our own kernel takes than the vendor's, with all that it does besides; a factor."""
     product_beside_nccl: float = 1.23
     nccl_beside_product: float = 1.6
     launch_kernel_us: float = 15.0

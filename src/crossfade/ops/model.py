@@ -201,7 +201,9 @@ class Model:
             done_us, number = 0.0, 0
             while True:
                 number += 1
-                until_us = self.product_us(shape, number * rows / num_pieces, num_sms=num_sms)
+                until_us = (
+                    self.product_us(shape, number * rows / num_pieces, num_sms=num_sms) * self.figures.tiled_product
+                )
                 yield until_us - done_us
                 done_us = until_us
 

@@ -31,7 +31,7 @@ __all__ = ["MOST_CALLS", "enqueue"]
 MOST_CALLS = 64
 """Different calls that a lane remembers; the one that was not used for the longest time is forgotten."""
 
-_REPLAYED = ("rounds", "tiles")  # what torch.distributed does is one launch or two, and its own affair
+_REPLAYED = ("rounds", "tiles", "chunked", "fused")  # plain is two launches
 
 
 def enqueue(candidate: Candidate, way: Callable[[Job], None], job: Job) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["open_tuner", "trial_of", "tuner_of"]
 
 NUM_WARM_UPS = 3
+NUM_IN_GRAPH = 4
+"""Calls of a replay that is timed."""
 _KEPT_AS = "crossfade.ops.tuner"
 _MAKING = Lock()
 
@@ -101,7 +103,8 @@ def _tuner(
 def _cache(group: PeerGroup) -> Cache:
     device = group.device
     name = "CPU" if device.type == "cpu" else str(torch_or_raise().cuda.get_device_name(device))
-    return Cache(name, group.num_ranks, versions())
+    # What is best may differ where each call is enqueued by itself.
+    return Cache(name, group.num_ranks, versions() + (", replayed" if _is_replayed(group) else ""))
 
 
 def _figures(group: PeerGroup, cache: Cache, *, is_measuring: bool) -> Figures:
@@ -129,18 +132,44 @@ def trial_of(group: PeerGroup, run: Callable[[], object]) -> Trial:
     """Times something that all ranks of a group do together, on the group's lane 0.
 
     They begin each repetition together. On a GPU all of them are enqueued one behind the other, so the host's launches count only
-    where the device has to wait for them.
+    where the device has to wait for them; on a lane that can be replayed they do not count, for there a call that comes again is
+    replayed (`crossfade.ops.replays`), or captured by its caller.
     """
-    is_warm = False
+    is_warm, timed, num_calls = False, run, 1
 
     def trial(num_repeats: int) -> Sequence[float]:
-        nonlocal is_warm
-        for _ in range(0 if is_warm else NUM_WARM_UPS):
-            run()
-        is_warm = True
-        return _on_host(group, run, num_repeats) if group.device_type == "cpu" else _on_gpu(group, run, num_repeats)
+        nonlocal is_warm, timed, num_calls
+        if not is_warm:
+            for _ in range(NUM_WARM_UPS):
+                run()
+            if _is_replayed(group):
+                timed, num_calls = _captured(group, run), NUM_IN_GRAPH
+            is_warm = True
+        if group.device_type == "cpu":
+            return _on_host(group, run, num_repeats)
+        return [each / num_calls for each in _on_gpu(group, timed, num_repeats)]
 
     return trial
+
+
+def _is_replayed(group: PeerGroup) -> bool:
+    return group.device_type == "cuda" and group.lane().is_replayable
+
+
+def _captured(group: PeerGroup, run: Callable[[], object]) -> Callable[[], object]:
+    """What replays several calls."""
+    cuda = torch_or_raise().cuda
+    graph, stream = cuda.CUDAGraph(), cuda.Stream(group.device)
+    stream.wait_stream(cuda.current_stream(group.device))
+    with cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(NUM_IN_GRAPH):
+                run()
+        finally:
+            graph.capture_end()
+    replay: Callable[[], object] = graph.replay
+    return replay
 
 
 def _on_host(group: PeerGroup, run: Callable[[], object], num_repeats: int) -> list[float]:
