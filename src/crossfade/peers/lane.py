@@ -221,7 +221,7 @@ class Lane:
         """Waits until ``full`` of these ranks has come to a step, and clears it with the last of the steps."""
         for peer in peers:
             epoch.incoming[peer].expect(step)
-        if step == num_steps:
+        if step == num_steps and peers:
             addresses = [epoch.incoming[peer].address for peer in peers]
             self.home.driver.wait_all_and_reset(stream, addresses, step, CLEAR)
             return
