@@ -54,10 +54,10 @@ class Case:
 def _cases(group: Any, rank: int, lane: int, *, is_quick: bool) -> list[Case]:
     import torch
 
-    from crossfade.ops.all_gather_matmul import all_gather_matmul
-    from crossfade.ops.matmul_all_reduce import matmul_all_reduce
-    from crossfade.ops.matmul_all_to_all import matmul_all_to_all
-    from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
+    from crossfade.ops.all_gather import all_gather_matmul
+    from crossfade.ops.all_reduce import matmul_all_reduce
+    from crossfade.ops.all_to_all import matmul_all_to_all
+    from crossfade.ops.reduce_scatter import matmul_reduce_scatter
 
     m, n, k = QUICK_SIZES if is_quick else SIZES
     sums = SUMS if is_quick else SUMS + TILES

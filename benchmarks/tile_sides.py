@@ -32,11 +32,11 @@ from benchmarks.tile_rows import (
     Row,
     counts_of,
 )
-from crossfade.ops.all_gather_matmul import all_gather_matmul
+from crossfade.ops.all_gather import all_gather_matmul
+from crossfade.ops.all_reduce import matmul_all_reduce
+from crossfade.ops.all_to_all import matmul_all_to_all
 from crossfade.ops.candidate import PLAIN, Candidate
-from crossfade.ops.matmul_all_reduce import matmul_all_reduce
-from crossfade.ops.matmul_all_to_all import matmul_all_to_all
-from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from crossfade.ops.reduce_scatter import matmul_reduce_scatter
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup
 

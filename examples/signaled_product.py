@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from crossfade.ops.matmul_signaled import matmul_signaled
+from crossfade.ops import matmul_signaled
 from crossfade.ops.sides import RowGroup
 
 COLUMNS, DEPTH = 256, 512

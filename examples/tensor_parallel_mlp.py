@@ -28,8 +28,7 @@ import torch.multiprocessing
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crossfade.ops import regions
-from crossfade.ops.parallelize import parallelize
+from crossfade.ops import parallelize, regions
 from crossfade.peers.group import open_group
 
 BATCH, LENGTH, WIDTH = 4, 48, 96

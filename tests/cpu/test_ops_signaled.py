@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
-from crossfade.ops.matmul_signaled import matmul_signaled, prepare_signaled, reference  # noqa: E402
 from crossfade.ops.sides import RowGroup  # noqa: E402
+from crossfade.ops.signaled import matmul_signaled, prepare_signaled, reference  # noqa: E402
 from tests.cpu.test_ops_kernels import run  # noqa: E402
 
 A, B = torch.zeros(4, 3), torch.zeros(3, 2)

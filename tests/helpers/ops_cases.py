@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.ops import matmul_all_to_all
+from crossfade.ops import all_to_all
 from crossfade.ops.candidate import Candidate, candidates_for
 from crossfade.ops.counts import gather_counts
 from crossfade.ops.shape import Operator, Shape
@@ -175,7 +175,7 @@ def padded(device: str) -> None:
         own = torch.tensor(counts[group.rank], device=device_of(group))
         for candidate in CANDIDATES:
             operands = inputs.a[group.rank], inputs.b[group.rank]
-            rows, received = matmul_all_to_all.matmul_all_to_all_padded(*operands, group, own, candidate=candidate)
+            rows, received = all_to_all.matmul_all_to_all_padded(*operands, group, own, candidate=candidate)
             assert received.tolist() == [row[group.rank] for row in counts]
             assert_equal(rows, expected(Operator.ALL_TO_ALL, inputs, group.rank), candidate)
 

@@ -10,12 +10,12 @@ import torch
 
 from crossfade.errors import ChannelClosed
 from crossfade.ops import regions
-from crossfade.ops.all_gather_matmul import all_gather_matmul
+from crossfade.ops.all_gather import all_gather_matmul
+from crossfade.ops.all_reduce import matmul_all_reduce
+from crossfade.ops.all_to_all import matmul_all_to_all, matmul_all_to_all_padded
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.linear import ColumnParallelLinear, RowParallelLinear
-from crossfade.ops.matmul_all_reduce import matmul_all_reduce
-from crossfade.ops.matmul_all_to_all import matmul_all_to_all, matmul_all_to_all_padded
-from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from crossfade.ops.reduce_scatter import matmul_reduce_scatter
 from crossfade.ops.shape import Operator
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_gradients import OPERATORS, inputs_for

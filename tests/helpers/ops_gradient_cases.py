@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from crossfade.errors import DeviceError
-from crossfade.ops.all_gather_matmul import all_gather_matmul
+from crossfade.ops.all_gather import all_gather_matmul
+from crossfade.ops.all_reduce import matmul_all_reduce
+from crossfade.ops.all_to_all import matmul_all_to_all_padded
 from crossfade.ops.candidate import Candidate
-from crossfade.ops.matmul_all_reduce import matmul_all_reduce
-from crossfade.ops.matmul_all_to_all import matmul_all_to_all_padded
-from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from crossfade.ops.reduce_scatter import matmul_reduce_scatter
 from crossfade.ops.scratch import find_scratch, reserve_scratch
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_gradients import (

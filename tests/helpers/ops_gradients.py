@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from crossfade.ops.replicated_matmul import reference, replicated_matmul
+from crossfade.ops.replicated import reference, replicated_matmul
 from crossfade.ops.shape import Operator
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_inputs import (

@@ -14,22 +14,22 @@ from typing import Any
 import torch
 
 from crossfade.device.capture import capture
-from crossfade.ops import all_gather_matmul, matmul_all_reduce, matmul_all_to_all, matmul_reduce_scatter
+from crossfade.ops import all_gather, all_reduce, all_to_all, reduce_scatter
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.shape import Operator
 from crossfade.peers.group import PeerGroup, open_group
 
 FUNCTIONS: dict[Operator, Callable[..., torch.Tensor]] = {
-    Operator.REDUCE_SCATTER: matmul_reduce_scatter.matmul_reduce_scatter,
-    Operator.ALL_REDUCE: matmul_all_reduce.matmul_all_reduce,
-    Operator.ALL_GATHER: all_gather_matmul.all_gather_matmul,
-    Operator.ALL_TO_ALL: matmul_all_to_all.matmul_all_to_all,
+    Operator.REDUCE_SCATTER: reduce_scatter.matmul_reduce_scatter,
+    Operator.ALL_REDUCE: all_reduce.matmul_all_reduce,
+    Operator.ALL_GATHER: all_gather.all_gather_matmul,
+    Operator.ALL_TO_ALL: all_to_all.matmul_all_to_all,
 }
 REFERENCES: dict[Operator, Callable[..., torch.Tensor]] = {
-    Operator.REDUCE_SCATTER: matmul_reduce_scatter.reference,
-    Operator.ALL_REDUCE: matmul_all_reduce.reference,
-    Operator.ALL_GATHER: all_gather_matmul.reference,
-    Operator.ALL_TO_ALL: matmul_all_to_all.reference,
+    Operator.REDUCE_SCATTER: reduce_scatter.reference,
+    Operator.ALL_REDUCE: all_reduce.reference,
+    Operator.ALL_GATHER: all_gather.reference,
+    Operator.ALL_TO_ALL: all_to_all.reference,
 }
 CANDIDATES = ("plain", "chunked(chunks=2)", "chunked(chunks=3)", "rounds", "rounds(rounds=2)", "rounds(rounds=5)")
 ROUNDS = CANDIDATES[3:]

@@ -23,7 +23,7 @@ from crossfade.ops import (
     regions,
 )
 from crossfade.ops.linear import _ParallelLinear
-from crossfade.ops.parallelize import parallelize
+from crossfade.ops.parallel import parallelize
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_gradients import FEW, go_back
 from tests.helpers.ops_inputs import device_of, opened

@@ -27,7 +27,9 @@ __all__ = ["fill", "local_rank_of", "parse_shapes", "tune_here"]
 COMMAND = "torchrun --nproc-per-node 4 -m crossfade tune 8192,8192,7168"
 
 
-def tune_here(texts: Sequence[str], operators: Sequence[str], dtype: str, layout: str, *, again: bool) -> None:
+def tune_here(
+    texts: Sequence[str], operators: Sequence[str], dtype: str, layout: str, *, again: bool, is_eager: bool = False
+) -> None:
     """Tunes shapes on the ranks that torchrun started; rank 0 shows how far it is, and prints what was decided.
 
     Args:
@@ -36,6 +38,7 @@ def tune_here(texts: Sequence[str], operators: Sequence[str], dtype: str, layout
         dtype: of the elements.
         layout: as in `Shape`.
         again: measure what was measured before too.
+        is_eager: for groups whose calls are enqueued one by one, and not replayed.
 
     Raises:
         MissingDependency: torch is not installed.
@@ -52,7 +55,7 @@ def tune_here(texts: Sequence[str], operators: Sequence[str], dtype: str, layout
         raise UsersMistake("there is no GPU here to tune for", hint=f"on a machine with GPUs: {COMMAND}")
     names = _known(operators)
     buffer_bytes = max(shape.m * max(shape.n, shape.k) * shape.item_bytes for shape in wanted("", 1))
-    with _ranks(num_gpus, buffer_bytes) as group:
+    with _ranks(num_gpus, buffer_bytes, is_replayable=not is_eager) as group:
         tuner = open_tuner(group, is_measuring=True)
         console = Console(highlight=False, quiet=group.rank > 0)
         fill(console, tuner, [shape for name in names for shape in wanted(name, group.num_ranks)], again=again)
@@ -92,7 +95,7 @@ def parse_shapes(texts: Sequence[str], dtype: str, layout: str) -> Callable[[str
 
 
 @contextmanager
-def _ranks(num_gpus: int, buffer_bytes: int) -> Iterator[PeerGroup]:
+def _ranks(num_gpus: int, buffer_bytes: int, *, is_replayable: bool) -> Iterator[PeerGroup]:
     """The group of the ranks that torchrun started, each on its GPU."""
     import torch
     import torch.distributed as dist
@@ -106,7 +109,7 @@ def _ranks(num_gpus: int, buffer_bytes: int) -> Iterator[PeerGroup]:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     try:
-        group = open_group(device=device, buffer_bytes=max(buffer_bytes, 1 << 20))
+        group = open_group(device=device, buffer_bytes=max(buffer_bytes, 1 << 20), is_replayable=is_replayable)
         try:
             yield group
         finally:

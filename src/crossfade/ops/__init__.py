@@ -34,23 +34,46 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from crossfade.ops.ahead import prepare, prepare_call
+    from crossfade.ops.all_gather import all_gather_matmul
+    from crossfade.ops.all_reduce import matmul_all_reduce
+    from crossfade.ops.all_to_all import matmul_all_to_all
+    from crossfade.ops.candidate import Candidate
     from crossfade.ops.linear import ColumnParallelLinear, RowParallelLinear
+    from crossfade.ops.parallel import parallelize
     from crossfade.ops.plans import ColwiseParallel, RowwiseParallel, SequenceParallel
+    from crossfade.ops.reduce_scatter import matmul_reduce_scatter
+    from crossfade.ops.signaled import matmul_signaled
 
 __all__ = [
+    "Candidate",
     "ColumnParallelLinear",
     "ColwiseParallel",
     "RowParallelLinear",
     "RowwiseParallel",
     "SequenceParallel",
+    "all_gather_matmul",
+    "matmul_all_reduce",
+    "matmul_all_to_all",
+    "matmul_reduce_scatter",
+    "matmul_signaled",
+    "parallelize",
     "prepare",
     "prepare_call",
 ]
 
 _FILES = {
     "ahead": "prepare prepare_call",
+    "all_gather": "all_gather_matmul",
+    "all_reduce": "matmul_all_reduce",
+    "all_to_all": "matmul_all_to_all",
+    "all_to_all_first": "all_to_all_matmul",
+    "candidate": "Candidate",
     "linear": "ColumnParallelLinear RowParallelLinear",
+    "parallel": "parallelize",
     "plans": "ColwiseParallel RowwiseParallel SequenceParallel",
+    "reduce_scatter": "matmul_reduce_scatter",
+    "replicated": "replicated_matmul",
+    "signaled": "matmul_signaled",
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}
 

@@ -119,7 +119,7 @@ def prepare_call(
     refuse_in_capture(group, f"{name} is prepared")
     chosen = _chosen(name, group, a, b, options.get("counts"), candidate, is_measured=is_measured)
     torch = torch_or_raise()
-    function = getattr(import_module(f"{__package__}.{name}"), name)
+    function = getattr(import_module(str(__package__)), name)
     with torch.no_grad():
         function(a, b, group, lane=lane, candidate=Rehearsal(chosen), **options)
     if has_gradient:

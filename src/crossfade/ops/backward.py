@@ -31,7 +31,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops.all_to_all_matmul import all_to_all_matmul
+from crossfade.ops.all_to_all_first import all_to_all_matmul
 from crossfade.ops.arguments import check_operands, layout_of
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import choose_for
@@ -357,8 +357,8 @@ class Replicated(Call):
 
 
 def _operator(name: str) -> Callable[..., torch.Tensor]:
-    """The function of that name, from the file of that name, which imports this one."""
-    function: Callable[..., torch.Tensor] = getattr(import_module(f"{__package__}.{name}"), name)
+    """The function of that name, whose file imports this one."""
+    function: Callable[..., torch.Tensor] = getattr(import_module(str(__package__)), name)
     return function
 
 

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from crossfade.ops.all_gather_matmul import all_gather_matmul
+from crossfade.ops.all_gather import all_gather_matmul
+from crossfade.ops.all_reduce import matmul_all_reduce
 from crossfade.ops.candidate import Candidate
-from crossfade.ops.matmul_all_reduce import matmul_all_reduce
-from crossfade.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from crossfade.ops.reduce_scatter import matmul_reduce_scatter
 from crossfade.ops.regions import gather, split
-from crossfade.ops.replicated_matmul import replicated_matmul
+from crossfade.ops.replicated import replicated_matmul
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup

@@ -33,13 +33,13 @@ class TunableOperator:
     """One of the operators of this room.
 
     Args:
-        operator: the name of its function, and of its file.
+        operator: the name of its function.
         group: whose ranks do it.
     """
 
     def __init__(self, operator: Operator, group: PeerGroup) -> None:
         self._group = group
-        self._function: Callable[..., Any] = getattr(import_module(f"{__package__}.{operator}"), operator)
+        self._function: Callable[..., Any] = getattr(import_module(str(__package__)), operator)
 
     def candidates(self, shape: Shape) -> Sequence[Candidate]:
         """All that are worth a try."""

@@ -93,7 +93,7 @@ def _tuner(
 ) -> Tuner:
     return Tuner(
         lambda shape, candidate: trial_of(group, operators[shape.operator].runner(shape, candidate)),
-        Model(figures).predict,
+        Model(figures.captured() if _is_replayed(group) else figures).predict,
         lambda shape: operators[shape.operator].candidates(shape),
         ranks,
         cache,
