@@ -128,6 +128,11 @@ class Worker:
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         return WorkerFailed("; ".join([reason, *map(without_folders, last)]))
 
+    def kill(self) -> None:
+        """Ends it at once, from any thread; who waits for its answer gets an error. Idempotent."""
+        if self._process.returncode is None:
+            kill_tree(self._process)
+
     def processes(self) -> set[int]:
         """The ids of the worker's process and of all below it."""
         return {self._process.pid, *descendants(self._process.pid)}

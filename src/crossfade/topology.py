@@ -29,6 +29,7 @@ __all__ = [
     "Rate",
     "Slowdown",
     "Topology",
+    "cache_folder",
     "load_topology",
     "save_topology",
     "topology_path",
@@ -333,11 +334,22 @@ def _crowd(data: Mapping[str, Any]) -> Crowd:
     return Crowd(data["transport"], transfers, data["size_bytes"], data["duration_us"])
 
 
+def cache_folder() -> Path:
+    """Where crossfade keeps what it measured: CROSSFADE_CACHE_DIR, else ``crossfade`` in XDG_CACHE_HOME, else in ``~/.cache``.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
+    own = os.environ.get("CROSSFADE_CACHE_DIR", "")
+    if own:
+        return Path(own)
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "crossfade"
+
+
 def topology_path() -> Path:
     """Where this host's measured topology is kept: in the user's cache folder, under the host's name."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
-    return folder / "crossfade" / f"topology-{platform.node() or 'host'}.json"
+    return cache_folder() / f"topology-{platform.node() or 'host'}.json"
 
 
 def load_topology(path: Path | None = None) -> Topology | None:

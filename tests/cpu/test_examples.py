@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 TEXT = "text.bin"
 PIPELINES = {"shm": (), "inline": ("--engine=inline",), "gloo": ("--transport=gloo",)}
+SPLIT_BY = ("plain", "rounds")
 REFUSED = {
     "too little text": ((TEXT, "--window=999"), "hint: give more text"),
     "no file": (("no_such_file",), "No such file"),
@@ -35,7 +36,9 @@ RUNS: dict[str, tuple[str, ...]] = {
     "documentation": ("pipeline_inference.py", *SMALL, "--engine=inline"),
     **{name: ("pipeline_inference.py", *arguments) for name, (arguments, _) in REFUSED.items()},
     "tensor parallel": ("tensor_parallel_inference.py", "--steps=2"),
+    **{f"tensor parallel MLP {way}": ("tensor_parallel_mlp.py", "--steps=4", f"--candidate={way}") for way in SPLIT_BY},
     "training": ("pipeline_training.py",),
+    "signaled": ("signaled_product.py",),
     "heterogeneous": ("heterogeneous_graph.py", "--steps=5"),
 }
 
@@ -107,6 +110,23 @@ def test_tensor_parallel_inference_agrees_with_the_unsplit_model(runs: Ran) -> N
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.startswith("2 ranks on ")
     assert float(re.findall(r"differ by at most (\S+)", ran.stdout)[0]) < 1e-3
+
+
+@pytest.mark.parametrize("way", SPLIT_BY)
+def test_losses_of_the_tensor_parallel_mlp_agree_with_the_unsplit_block(way: str, runs: Ran) -> None:
+    pytest.importorskip("torch")
+    ran = runs[f"tensor parallel MLP {way}"].result()
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("2 ranks, 4 steps: the split block's loss goes from ")
+    assert float(re.findall(r"differs by at most (\S+)", ran.stdout)[0]) < 1e-4
+
+
+def test_a_signaled_product_is_summed_group_by_group(runs: Ran) -> None:
+    pytest.importorskip("torch")
+    ran = runs["signaled"].result()
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.match(r"2 ranks on \w+, 4 groups of rows", ran.stdout)
+    assert float(re.findall(r"product by (\S+)", ran.stdout)[0]) < 0.02
 
 
 def test_losses_of_1f1b_training_equal_the_unsplit_model(runs: Ran) -> None:

@@ -213,6 +213,10 @@ class PeerWorld:
         lanes = [[self._lane(home, k) for k in range(self.num_lanes)] for home in homes]
         return list(zip(drivers, lanes, zip(boards, buffers, strict=True), strict=True))
 
+    def rounds_of(self, rank: int) -> Sequence[Round]:
+        """How one rank makes all calls."""
+        return self.rounds
+
     def _heap_begin(self, number: int) -> int:
         """Where in the ranks' memory the output of a call lies that they all write: behind the lanes' buffers."""
         before = self.calls[:number]
@@ -231,7 +235,7 @@ class PeerWorld:
         order = self.orders[rank % len(self.orders)] if self.orders else range(len(self.calls))
         sites = [self._site(driver, rank, number, shared[1]) for number in order]
         replay: Replay | None = None
-        for version, kind in enumerate(self.rounds):
+        for version, kind in enumerate(self.rounds_of(rank)):
             if kind is Round.EAGER:
                 for site in sites:
                     self._eager(driver, lanes, streams, site, version)
@@ -374,7 +378,7 @@ class PeerWorld:
             raise Fault("leak", f"{driver.process} still holds {', '.join(driver.ledger.held())}")
 
     def _check(self, rank: int, sites: Sequence[Site]) -> None:
-        versions = [version for version, kind in enumerate(self.rounds) if kind is not Round.CAPTURE]
+        versions = [version for version, kind in enumerate(self.rounds_of(rank)) if kind is not Round.CAPTURE]
         for site in sites:
             for version, got in zip(versions, site.seen, strict=True):
                 sources = [content(k, site.number, version, site.source_count) for k in range(self.num_ranks)]

@@ -15,6 +15,8 @@ from tests.unit.test_graph_draw import (
     test_lines_in_letters_lead_where_the_edges_do,
 )
 from tests.unit.test_graph_nodes import test_random_graphs
+from tests.unit.test_ops_proof import test_pr1_pr2_operators_have_no_fault
+from tests.unit.test_ops_turns_proof import test_pr1_pr2_sums_in_turns_have_no_fault
 from tests.unit.test_plan_text import (
     test_damaged_plans_are_refused_or_other_plans,
     test_garbage_is_refused,
@@ -49,6 +51,8 @@ __all__ = [
     "test_pl1_to_pl4_every_plan_with_collectives_is_sound",
     "test_pl2_plans_with_gpus_are_sound_by_the_exhaustive_search_too",
     "test_pl4_the_inline_engine_runs_plans_with_device_channels",
+    "test_pr1_pr2_operators_have_no_fault",
+    "test_pr1_pr2_sums_in_turns_have_no_fault",
     "test_predecessors_are_used_before_at_the_same_reader_and_never_go_in_a_circle",
     "test_random_graphs",
     "test_random_plans_parse_back",

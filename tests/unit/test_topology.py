@@ -25,6 +25,7 @@ def test_it_comes_back_from_json_and_from_its_file(tmp_path: Path) -> None:
 
 
 def test_its_usual_place_is_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CROSSFADE_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert load_topology() is None
     path = save_topology(measured())

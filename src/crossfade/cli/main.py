@@ -138,6 +138,26 @@ def topology(
             measure_topology(json, limit_s)
 
 
+@app.command()
+def tune(
+    shapes: Annotated[
+        list[str], typer.Argument(metavar="M,N,K...", help="The product of each GPU, such as 8192,8192,7168.")
+    ],
+    operator: Annotated[list[str] | None, typer.Option(help="Its name; may be given again. All, if none is.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of the elements.")] = "bfloat16",
+    layout: Annotated[str, typer.Option(help="nn, or nt where b is the transpose of a row-major matrix.")] = "nt",
+    again: Annotated[bool, typer.Option("--again", help="Measure what was measured before too.")] = False,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="For groups that are opened without is_replayable=True.")
+    ] = False,
+) -> None:
+    """Measures the ways to do products with their collectives, and keeps the best for each shape. Start it with torchrun."""
+    with _command():
+        from crossfade.cli.tune import tune_here
+
+        tune_here(shapes, operator or [], dtype, layout, again=again, is_eager=eager)
+
+
 @bench_app.callback()
 def bench() -> None:
     """Measures this machine."""

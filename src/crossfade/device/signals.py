@@ -7,6 +7,9 @@ repeats the very values that it was captured with.
 A signal is waited for by one stream, or by streams that are ordered behind each other: of two waits on two streams, the second
 could take the value that the first is about to put back.
 
+A signal in *steps* says more than one thing before it is put back: its writer sets it to 1, 2, ..., and only the wait for the last
+step clears it. A wait is for its step or a later one, so it does not matter how far the writer is.
+
 Why nothing is lost: a set and a wait alternate. The next set comes only after the reset, because the side that sets waits for an
 answer (another signal) that the waiting side gives behind its reset.
 
@@ -52,9 +55,10 @@ class Signal:
     Attributes:
         label: what it says when it is set.
         address: where it lies.
+        last: the highest step that this process waited for.
     """
 
-    __slots__ = ("_board", "_driver", "_index", "_wait_and_reset", "_write", "address", "label")
+    __slots__ = ("_board", "_driver", "_index", "_wait_and_reset", "_write", "address", "label", "last")
 
     def __init__(self, driver: Driver, board: SignalBoard, index: int, address: int, label: str) -> None:
         self._driver = driver
@@ -64,19 +68,29 @@ class Signal:
         self._wait_and_reset = driver.wait_and_reset
         self.address = address
         self.label = label
+        self.last = SET
         driver.name_range(address, 4, label)
 
-    def set(self, stream: int) -> None:
+    def set(self, stream: int, step: int = SET) -> None:
         """Enqueues: say that all before this on the stream is done."""
-        self._write(stream, self.address, SET)
+        self._write(stream, self.address, step)
 
     def wait(self, stream: int) -> None:
         """Enqueues: hold the stream until the signal is set, then clear it. Its setting must have been enqueued before (PL-5)."""
         self._wait_and_reset(stream, self.address, SET, CLEAR)
 
+    def expect(self, step: int) -> None:
+        """What is released when a peer dies lets go of waits for this step, too."""
+        self.last = max(self.last, step)
+
+    def wait_for_step(self, stream: int, step: int) -> None:
+        """Enqueues: hold the stream until this step or a later one is set. It stays set."""
+        self.expect(step)
+        self._driver.wait_value(stream, self.address, step)
+
     def is_set(self) -> bool:
-        """How it is now, read by the host."""
-        return self._board.peek(self._index) == SET
+        """Whether it is set now, and nobody can wait for a later step; read by the host."""
+        return self._board.peek(self._index) >= self.last
 
     def is_missed(self, was_released: bool) -> bool:
         """Whether a stream is known to wait for it: one that was released and is clear again was taken."""
@@ -84,7 +98,7 @@ class Signal:
 
     def release(self) -> None:
         """Sets it from the host, past all streams: lets go whoever waits for a peer that is dead."""
-        self._board.poke(self._index, SET)
+        self._board.poke(self._index, self.last)
 
     def preset(self, value: int) -> None:
         """Stores a first value from the host, while no stream uses the signal."""

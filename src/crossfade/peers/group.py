@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from crossfade.device.borrowed import torch_or_raise
+from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.signals import Signal
 from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
@@ -18,8 +18,9 @@ from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.exchange import barrier
 from crossfade.peers.home import OpenedHome
+from crossfade.peers.keys import forget, register
 from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
-from crossfade.peers.meeting import agree
+from crossfade.peers.meeting import agree, count_off
 from crossfade.peers.steps import end
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def open_group(
             has_device_signals=has_device_signals,
             heap_bytes=heap_bytes,
         )
+    number = count_off(group, where) if where.type in ("cpu", "cuda") else 0
     buffer_bytes = align(buffer_bytes, least_bytes)
     words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
@@ -93,7 +95,7 @@ def open_group(
         Lane(opened.home, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
         for index in range(num_lanes)
     ]
-    return PeerGroup(opened, lanes, where.type, total_bytes)
+    return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group, number=number)
 
 
 def _open_home(
@@ -117,6 +119,10 @@ class PeerGroup:
         home: the memory and signals.
         rank, num_ranks: this rank, and of how many.
         device_type: ``"cuda"`` or ``"cpu"``.
+        process_group: torch.distributed's group of the same ranks; None where there is none, as between actors.
+        number: which of all that were opened of its process group it is; the same on all ranks.
+        key: what `crossfade.peers.keys.find_group` finds it by in this process, while it is open.
+        belongings: what others keep with this rank's side of it, by names of theirs, until it is closed.
         reports: of ranks that have died.
     """
 
@@ -129,10 +135,16 @@ class PeerGroup:
         *,
         names: Sequence[str] | None = None,
         before_release: Callable[[str], None] | None = None,
+        process_group: ProcessGroup | None = None,
+        number: int = 0,
     ) -> None:
         home = self.home = opened.home
+        self.process_group = process_group
+        self.number = number
+        self.belongings: dict[str, Any] = {}
         self.rank = home.rank
         self.num_ranks = home.num_ranks
+        self.key = register(self)
         self.device_type = device_type
         self._lanes = lanes
         self._heap_end = heap_begin
@@ -186,6 +198,11 @@ class PeerGroup:
     def _break(self, why: str) -> None:
         for lane in self._lanes:
             lane.broken = why
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return device_of(self.home.driver.device)
 
     @property
     def num_lanes(self) -> int:
@@ -319,6 +336,7 @@ class PeerGroup:
 
     def _free(self, *, is_idle: bool) -> None:
         self._is_closed = True
+        forget(self.key)
         if self.device_type == "cuda" and not is_idle:
             torch_or_raise().cuda.synchronize(self.home.driver.device)
         self._watchdog.close()
@@ -328,6 +346,7 @@ class PeerGroup:
         for lane in self._lanes:
             lane.close()
         self._memory = None
+        self.belongings.clear()
         self._give_back()
 
 

@@ -72,6 +72,7 @@ class Lane:
         slot_bytes: what one rank can put into another's buffer in one exchange.
         broken: why it cannot be used any more; empty if it can.
         streams: streams that wait for other ranks.
+        local: the stream of `fork_local`.
     """
 
     def __init__(
@@ -93,8 +94,8 @@ class Lane:
         self._num_calls = self._num_exchanges = self.num_bytes = 0
         driver = home.driver
         self.sides = [driver.create_stream(f"lane {index}, {k}", is_urgent=True) for k in range(1, num_streams)]
-        self._local = driver.create_stream(f"lane {index}, local", is_urgent=True)
-        self.streams: list[int] = [self._local, *self.sides]
+        self.local = driver.create_stream(f"lane {index}, local", is_urgent=True)
+        self.streams: list[int] = [self.local, *self.sides]
         self._events = [driver.create_event() for _ in range(num_streams + 3)]
         self._stream: int | None = None
 
@@ -208,6 +209,25 @@ class Lane:
         for peer in peers:
             epoch.incoming[peer].wait(stream)
 
+    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
+        """Sets ``full`` for these ranks to a step of an exchange that has several, behind all that is on the stream."""
+        if len(peers) > 1:
+            self.home.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], step)
+            return
+        for peer in peers:
+            epoch.outgoing[peer].set(stream, step)
+
+    def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
+        """Waits until ``full`` of these ranks has come to a step, and clears it with the last of the steps."""
+        for peer in peers:
+            epoch.incoming[peer].expect(step)
+        if step == num_steps and peers:
+            addresses = [epoch.incoming[peer].address for peer in peers]
+            self.home.driver.wait_all_and_reset(stream, addresses, step, CLEAR)
+            return
+        for peer in peers:
+            epoch.incoming[peer].wait_for_step(stream, step)
+
     def fork(self, stream: int, num_streams: int) -> list[int]:
         """The stream, and others that go on behind it."""
         sides = self.sides[: num_streams - 1]
@@ -226,12 +246,12 @@ class Lane:
     def fork_local(self, stream: int) -> int:
         """A stream for what this rank does by itself, which goes on behind ``stream``."""
         self.home.driver.record_event(self._events[-2], stream)
-        self.home.driver.wait_event(self._local, self._events[-2])
-        return self._local
+        self.home.driver.wait_event(self.local, self._events[-2])
+        return self.local
 
     def join_local(self, stream: int) -> None:
         """The stream goes on behind what this rank does by itself."""
-        self.home.driver.record_event(self._events[-3], self._local)
+        self.home.driver.record_event(self._events[-3], self.local)
         self.home.driver.wait_event(stream, self._events[-3])
 
     def incoming(self) -> list[Signal]:
@@ -245,8 +265,8 @@ class Lane:
     def close(self) -> None:
         """Gives streams and events back; all operations must have finished. Idempotent."""
         driver = self.home.driver
-        if self._local in self.streams:
-            driver.destroy_stream(self._local)
+        if self.local in self.streams:
+            driver.destroy_stream(self.local)
         while self.sides:
             driver.destroy_stream(self.sides.pop())
         while self._events:

@@ -6,6 +6,7 @@ memory behind it through /proc, which the kernel allows to processes of the same
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Party", "agree", "await_all", "meet"]
+__all__ = ["Party", "agree", "await_all", "count_off", "gather", "meet"]
+
+_COUNT = itertools.count(1)
 
 
 class Party(NamedTuple):
@@ -56,7 +59,7 @@ def meet(group: ProcessGroup, device: torch.device, memory: Memory) -> list[Part
 def _find(group: ProcessGroup, device: torch.device, memory: Memory) -> Iterator[Party]:
     rank = torch_or_raise().distributed.get_rank(group)
     own = [_host_number(), os.getpid(), memory.fd]
-    rows = _gather(group, device, own)
+    rows = gather(group, device, own)
     if any(row[0] != own[0] for row in rows):
         raise DeviceError(
             "the ranks of the group are on several hosts, or in containers that do not see each other's processes",
@@ -72,7 +75,7 @@ def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:
     Raises:
         ValueError: on all ranks: it names an argument and every rank's.
     """
-    rows = _gather(group, device, list(arguments.values()))
+    rows = gather(group, device, list(arguments.values()))
     for name, values in zip(arguments, zip(*rows, strict=True), strict=True):
         if len(set(values)) > 1:
             raise ValueError(f"the ranks' {name} differ: {', '.join(map(str, values))}\nhint: give all ranks the same")
@@ -80,10 +83,18 @@ def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:
 
 def await_all(group: ProcessGroup, device: torch.device) -> None:
     """All ranks have come so far."""
-    _gather(group, device, [0])
+    gather(group, device, [0])
 
 
-def _gather(group: ProcessGroup, device: torch.device, own: list[int]) -> list[list[int]]:
+def count_off(group: ProcessGroup, device: torch.device) -> int:
+    """A number that all ranks get, and that this group has not got before. Collective."""
+    return gather(group, device, [next(_COUNT)])[0][
+        0
+    ]  # rank 0's: its process is the same as long as there is the group
+
+
+def gather(group: ProcessGroup, device: torch.device, own: list[int]) -> list[list[int]]:
+    """Everybody's numbers, by rank; all give equally many. Collective."""
     torch = torch_or_raise()
     row = torch.tensor(own, dtype=torch.int64, device=device)
     rows = [torch.empty_like(row) for _ in range(torch.distributed.get_world_size(group))]

@@ -1,0 +1,174 @@
+"""Everything that later calls of an operator need, done ahead: so that the next one is fast, or may be captured at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from crossfade.device.borrowed import torch_or_raise
+from crossfade.ops.arguments import layout_of
+from crossfade.ops.candidate import Candidate
+from crossfade.ops.choice import choose_for
+from crossfade.ops.preparing import Rehearsal, refuse_in_capture
+from crossfade.ops.shape import Layout, Operator, Shape
+from crossfade.ops.tuners import tuner_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from crossfade.peers.group import PeerGroup
+
+__all__ = ["prepare", "prepare_call"]
+
+
+def prepare(
+    operator: Callable[..., Any] | str,
+    group: PeerGroup,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype | str = "bfloat16",
+    layout: str = Layout.COLUMNS,
+    has_bias: bool = False,
+    counts: Sequence[Sequence[int]] | None = None,
+    lane: int = 0,
+    candidate: Candidate | str | None = None,
+    is_measured: bool = False,
+    has_gradient: bool = False,
+) -> Candidate:
+    """Prepares calls of one shape: see `prepare_call`, which is given operands instead. Collective.
+
+    Args:
+        operator: the function, or its name.
+        group: whose ranks do it.
+        m: rows of each rank's product, those of all ranks for an all-gather, as `crossfade tune` takes them. With ``counts`` any
+            number will do.
+        n: columns of the product.
+        k: what is summed over.
+        dtype: of the elements.
+        layout: of ``b``; one of `Layout`.
+        has_bias: calls have one.
+        counts: of an all-to-all.
+        lane: of the calls.
+        candidate: of the calls.
+        is_measured: see `prepare_call`.
+        has_gradient: likewise.
+
+    Returns:
+        How calls of this shape without a candidate are done.
+
+    Raises:
+        ValueError: there is no such operator, type or layout, or W does not divide m.
+        DeviceError: see `prepare_call`.
+    """
+    name = _operator(operator)
+    refuse_in_capture(group, f"{name} is prepared")
+    torch, num_ranks = torch_or_raise(), group.num_ranks
+    shape = Shape(name, m, n, k, str(dtype).removeprefix("torch."), Layout(layout), num_ranks)
+    if name is Operator.ALL_GATHER and m % num_ranks:
+        raise ValueError(f"m of {name} is {m}\nhint: the rows of all {num_ranks} ranks, each of which has equally many")
+    rows = shape.rows_of_a if counts is None else sum(counts[group.rank])
+    zeros = partial(torch.zeros, dtype=getattr(torch, shape.dtype), device=group.device)
+    a, b = zeros(rows, k), zeros(n, k).t() if layout == Layout.COLUMNS else zeros(k, n)
+    more: dict[str, Any] = {} if counts is None else {"counts": counts}
+    if has_bias:
+        more["bias"] = zeros(n)
+    more |= {"is_measured": is_measured, "has_gradient": has_gradient}
+    return prepare_call(name, a, b, group, lane=lane, candidate=candidate, **more)
+
+
+def prepare_call(
+    operator: Callable[..., Any] | str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    group: PeerGroup,
+    *,
+    lane: int = 0,
+    candidate: Candidate | str | None = None,
+    is_measured: bool = False,
+    has_gradient: bool = False,
+    **options: Any,
+) -> Candidate:
+    """Does all that later calls with such operands need besides their work. Collective, and nothing else may be in flight.
+
+    The way is chosen; kernels are compiled and loaded, workspaces taken and communicators made; the call is done once, with its
+    output, and the device waited for. A call like it may be captured next (on a group with ``is_replayable=True``).
+
+    Args:
+        operator: the function, or its name.
+        a: as in the calls.
+        b: likewise.
+        group: likewise.
+        lane: likewise; what one lane has is not another's.
+        candidate: likewise.
+        is_measured: without a candidate: measure the ways first, as ``crossfade tune`` does, unless this was done before.
+        has_gradient: the gradients of ``a``, ``b`` and ``bias`` are prepared too: they are computed once. They are not measured.
+        options: what else the calls are given: ``bias``, ``out``, ``gathered``, ``counts``, ``backward_candidate``, ...
+
+    Returns:
+        How calls with such operands are done.
+
+    Raises:
+        DeviceError: the current stream is being captured; or a rank could not prepare it.
+        TypeError, ValueError, ChannelBroken, ChannelTimeout: as the operator.
+    """
+    name = _operator(operator)
+    refuse_in_capture(group, f"{name} is prepared")
+    chosen = _chosen(name, group, a, b, options.get("counts"), candidate, is_measured=is_measured)
+    torch = torch_or_raise()
+    function = getattr(import_module(str(__package__)), name)
+    with torch.no_grad():
+        function(a, b, group, lane=lane, candidate=Rehearsal(chosen), **options)
+    if has_gradient:
+        _go_back(function, a, b, group, {**options, "lane": lane, "candidate": chosen})
+    if group.device_type == "cuda":
+        torch.cuda.synchronize(group.device)
+    group.check()
+    return chosen
+
+
+def _go_back(
+    function: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, group: PeerGroup, options: dict[str, Any]
+) -> None:
+    """The gradients, once. What autograd cannot follow is left out: its calls have none."""
+    options = {name: value for name, value in options.items() if name not in ("out", "gathered", "meanwhile")}
+    if options.get("bias") is not None:
+        options["bias"] = options["bias"].detach().requires_grad_()
+    leaves = a.detach().requires_grad_(), b.detach().requires_grad_()
+    with torch_or_raise().enable_grad():
+        out = function(*leaves, group, **options)
+        out.backward(torch_or_raise().zeros_like(out))
+
+
+def _operator(operator: Callable[..., Any] | str) -> Operator:
+    name = operator if isinstance(operator, str) else getattr(operator, "__name__", repr(operator))
+    if name not in set(Operator):
+        raise ValueError(f"there is no operator {name!r}\nhint: one of {', '.join(Operator)}")
+    return Operator(name)
+
+
+def _chosen(
+    name: Operator,
+    group: PeerGroup,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    counts: Sequence[Sequence[int]] | None,
+    candidate: Candidate | str | None,
+    *,
+    is_measured: bool,
+) -> Candidate:
+    if candidate is not None:
+        return Candidate.parse(candidate) if isinstance(candidate, str) else candidate
+    num_rows = a.numel() // max(a.shape[-1], 1)
+    if counts is not None:
+        num_rows = max(map(sum, counts))
+    elif name is Operator.ALL_GATHER:
+        num_rows *= group.num_ranks
+    dtype = str(b.dtype).removeprefix("torch.")
+    shape = Shape(name, num_rows, b.shape[1], b.shape[0], dtype, layout_of(name, b), group.num_ranks)
+    if is_measured and shape.m and shape.n:
+        tuner_of(group).tune(shape)
+    return choose_for(shape, group)

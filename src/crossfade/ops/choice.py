@@ -1,0 +1,68 @@
+"""From what a caller gave to the function that does it: the candidate's, or that of the group's tuner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from crossfade.ops.arguments import Given, layout_of
+from crossfade.ops.candidate import PLAIN, Candidate
+from crossfade.ops.job import Way
+from crossfade.ops.preparing import Rehearsal, rehearse
+from crossfade.ops.replays import enqueue
+from crossfade.ops.shape import Operator, Shape
+from crossfade.ops.tuners import tuner_of
+
+if TYPE_CHECKING:
+    from crossfade.peers.group import PeerGroup
+
+__all__ = ["choose", "choose_for", "way_of"]
+
+
+def way_of(
+    operator: Operator,
+    group: PeerGroup,
+    given: Given,
+    num_rows: int,
+    candidate: Candidate | Rehearsal | str | None,
+    ways: Mapping[str, Way],
+) -> Way:
+    """The way, with its parameters.
+
+    Args:
+        operator: which.
+        group: whose ranks do it.
+        given: checked.
+        num_rows: M, see `Shape`; the same on all ranks.
+        candidate: a candidate, or its text; None for what `choose` gives; a rehearsal, which prepares it too.
+        ways: of this operator, by name.
+
+    Raises:
+        ValueError: there is no such candidate, or not for this operator.
+        ChannelTimeout: rank 0 has not asked for such a choice.
+    """
+    is_rehearsed = isinstance(candidate, Rehearsal)
+    if isinstance(candidate, Rehearsal):
+        candidate = candidate.candidate
+    elif candidate is None:
+        candidate = choose(operator, group, given, num_rows)
+    elif isinstance(candidate, str):
+        candidate = Candidate.parse(candidate)
+    way = ways.get(candidate.name)
+    if way is None:
+        raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(ways)}")
+    chosen = partial(way, **candidate.arguments)
+    return partial(rehearse if is_rehearsed else enqueue, candidate, chosen)
+
+
+def choose(operator: Operator, group: PeerGroup, given: Given, num_rows: int) -> Candidate:
+    """What was measured to be best for such a shape, or else the model's choice; the same on all ranks, by rank 0's word."""
+    (depth, columns), dtype = given.b.shape, str(given.b.dtype).removeprefix("torch.")
+    layout = layout_of(operator, given.b)
+    return choose_for(Shape(operator, num_rows, columns, depth, dtype, layout, group.num_ranks), group)
+
+
+def choose_for(shape: Shape, group: PeerGroup) -> Candidate:
+    """The same for a shape; plain where there is nothing to do."""
+    return tuner_of(group).choose(shape) if shape.m and shape.n else PLAIN

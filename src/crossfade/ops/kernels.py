@@ -1,0 +1,266 @@
+"""The kernels of tile operators, in Triton: a product whose pieces are signalled as they are done, and a sum over ranks.
+
+Letters: the product is (M, N) = a (M, K) @ b (K, N); W ranks, r this one; a tile is BM x BN, done by steps of BK; P programs.
+
+**Product.** Persistent: each program takes every P-th tile of a stretch of the table (`crossfade.ops.tiles`). A tile's rows may end
+before BM: what lies behind them belongs to another piece, is computed, and is not stored. Behind each tile its piece's counter
+grows by 1: plain stores, then a barrier of the program, then an atomic add by one thread that releases to all. (A store
+by descriptor is not released by it in Triton 3.6.) Whoever sees the counter at the number of the piece's tiles sees all its rows.
+
+**Product with parts.** The same for the block of rank r, once the other ranks' parts of it have arrived. What is rounded when::
+
+    part of rank k != r   in a slot: that rank's accumulator, rounded to the element type by that rank's product
+    part of rank r        the accumulator, in float32 and never rounded
+    total                 ((part 0 + part 1) + ...) + part W - 1, in float32, then + bias, then rounded once
+
+With this accumulator in place of a rounded part of rank r, and no bias, that is the sum of `crossfade.peers.sums`, bit for bit.
+
+**Product that waits.** One launch for the others' blocks and the own one. Behind its multiplication, a tile of the own block (its
+*turn* is its round + 1) waits for a word of this GPU, which a stream sets when that round's parts have arrived. So it holds SMs
+while other ranks are late: only where all ranks launch in one order, and nothing that they need is queued behind it.
+
+**Sum.** The same total of W parts that are all rounded already, read out of the ranks' memories with wide accesses by few programs:
+bit for bit `crossfade.peers.sums`.
+
+Each variant is compiled and loaded before use (`crossfade.ops.launch`), since to load a kernel while a stream waits hangs. So no
+argument is specialised: what a kernel may rely on (layouts, alignment) is a constexpr. A *unit* is a power of two of which
+counts and addresses (in elements, of 2 bytes) are multiples: 8 where all accesses can have 16 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfade.errors import MissingDependency
+from crossfade.ops.epilogue import finish_tile, halves, known, pointer_to, prefetch_parts
+from crossfade.ops.tiles import ENTRY_WORDS
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise MissingDependency("triton", extra="gpu", needed_for="tile operators") from None
+
+__all__ = ["COUNTER_WORDS", "product_kernel", "sum_kernel"]
+
+COUNTER_WORDS = 16
+"""Distance of two counters in words of 32 bits: they share no cache line."""
+
+_WORDS = tl.constexpr(COUNTER_WORDS)
+_ENTRY = tl.constexpr(ENTRY_WORDS)  # of a tile in the table: first row, end of its rows, column in tiles, piece, turn
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _multiply_by_descriptor(
+    a: tl.tensor,
+    b: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    k: tl.tensor,
+    IS_B_TRANSPOSED: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> tl.tensor:
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in tl.range(0, tl.cdiv(k, BK)):
+        left = a.load([row, step * BK])
+        right = b.load([column, step * BK]).T if IS_B_TRANSPOSED else b.load([step * BK, column])
+        total = tl.dot(left, right, total)
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _multiply_by_pointer(
+    a: tl.tensor,
+    b: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    m: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
+    a_stride: tl.tensor,
+    b_stride: tl.tensor,
+    IS_B_TRANSPOSED: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+) -> tl.tensor:
+    """For what a descriptor cannot describe: rows or addresses that are no multiples of 16 bytes."""
+    total = tl.zeros((BM, BN), tl.float32)
+    rows = row + tl.arange(0, BM)
+    columns = column + tl.arange(0, BN)
+    depths = tl.arange(0, BK)
+    left_at = a + rows.to(tl.int64)[:, None] * a_stride
+    in_rows, in_columns = (rows < m)[:, None], (columns < n)[None, :]
+    for step in tl.range(0, tl.cdiv(k, BK)):
+        at = step * BK + depths
+        left = tl.load(left_at + at[None, :], mask=in_rows & (at < k)[None, :], other=0.0)
+        if IS_B_TRANSPOSED:
+            right_at = b + columns.to(tl.int64)[None, :] * b_stride + at[:, None]
+        else:
+            right_at = b + at.to(tl.int64)[:, None] * b_stride + columns[None, :]
+        right = tl.load(right_at, mask=in_columns & (at < k)[:, None], other=0.0)
+        total = tl.dot(left, right, total)
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _await_parts(arrived: tl.tensor, turn: tl.tensor, number: tl.tensor) -> None:
+    """Holds the program until the other ranks' parts of this round have arrived. (Numbers may wrap around.)"""
+    word = arrived.to(tl.pointer_type(tl.int32)) + (turn - 1) * _WORDS
+    while tl.atomic_add(word, 0, sem="acquire", scope="sys") - number < 0:
+        pass
+
+
+def _product(
+    a: tl.tensor,
+    b: tl.tensor,
+    m: tl.int32,
+    n: tl.int32,
+    k: tl.int32,
+    a_stride: tl.int64,
+    b_stride: tl.int64,
+    table: tl.int64,
+    first: tl.int32,
+    end: tl.int32,
+    counters: tl.int64,
+    out: tl.int64,
+    out_stride: tl.int64,
+    out_shift: tl.int32,
+    also: tl.int64,
+    also_offset: tl.int64,
+    parts: tl.int64,
+    part_bytes: tl.int64,
+    part_shift: tl.int32,
+    bias: tl.int64,
+    staging: tl.int64,
+    arrived: tl.int64,
+    number: tl.int32,
+    KIND: tl.constexpr,
+    IS_BY_DESCRIPTOR: tl.constexpr,
+    IS_B_TRANSPOSED: tl.constexpr,
+    IN_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SIGNALS: tl.constexpr,
+    CAN_WAIT: tl.constexpr,
+    RANK: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    NUM_ALSO: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    NUM_CUTS: tl.constexpr,
+) -> None:
+    if not IS_BY_DESCRIPTOR:
+        a, b = pointer_to(a.to(tl.int64), KIND, IN_UNIT), pointer_to(b.to(tl.int64), KIND, IN_UNIT)
+        a_stride, b_stride = known(a_stride, IN_UNIT), known(b_stride, IN_UNIT)
+        k = known(k, IN_UNIT)
+    WIDTH: tl.constexpr = BN // NUM_CUTS
+    n = known(n, OUT_UNIT)
+    part_bytes = known(part_bytes, 2 * OUT_UNIT)
+    entries = table.to(tl.pointer_type(tl.int32))
+    words = counters.to(tl.pointer_type(tl.int32))
+    tile = first + tl.program_id(0)
+    entry = entries + min(tile, end - 1) * _ENTRY
+    row, row_end, across = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    piece, turn = tl.load(entry + 3), tl.load(entry + 4)
+    for tile in tl.range(first + tl.program_id(0), end, tl.num_programs(0), flatten=False):
+        # Where the next tile lies is asked for now, and known when this one is done.
+        entry = entries + min(tile + tl.num_programs(0), end - 1) * _ENTRY
+        next_row, next_row_end, next_across = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+        next_piece, next_turn = tl.load(entry + 3), tl.load(entry + 4)
+        column = across * BN
+        if PREFETCH != "":
+            prefetch_parts(row, row_end, column, n, parts, part_bytes, part_shift, PREFETCH, RANK, NUM_PARTS, BM, BN)
+        if IS_BY_DESCRIPTOR:
+            own = _multiply_by_descriptor(a, b, row, column, k, IS_B_TRANSPOSED, BM, BN, BK)
+        else:
+            own = _multiply_by_pointer(a, b, row, column, m, n, k, a_stride, b_stride, IS_B_TRANSPOSED, BM, BN, BK)
+        # The own block and the others' have places of their own where one launch does both.
+        is_own = turn > 0
+        to, stride, shift = out, out_stride, out_shift
+        if CAN_WAIT:
+            if is_own:
+                _await_parts(arrived, turn, number)
+            else:
+                to, stride, shift = staging, n.to(tl.int64), out_shift * 0
+        stride = known(stride, OUT_UNIT)
+        # A tile is finished in NUM_CUTS cuts of its columns: whole, the parts would not fit into the registers beside it.
+        sides = (own,) if NUM_CUTS == 1 else halves(own, BM, BN)
+        for side in tl.static_range(len(sides)):
+            cuts = halves(sides[side], BM, BN // 2) if NUM_CUTS == 4 else (sides[side],)
+            for cut in tl.static_range(len(cuts)):
+                at = column + (side * len(cuts) + cut) * WIDTH
+                finish_tile(cuts[cut], row, row_end, at, n, is_own, to, stride, shift, also, also_offset, parts, part_bytes,
+                            part_shift, bias, KIND, HAS_BIAS, CAN_WAIT, RANK, NUM_PARTS, NUM_ALSO, OUT_UNIT, BM, WIDTH)  # fmt: skip
+        if HAS_SIGNALS:
+            tl.debug_barrier()
+            tl.atomic_add(words + piece * _WORDS, 1, sem="release", scope="sys")
+        row, row_end, across, piece, turn = next_row, next_row_end, next_across, next_piece, next_turn
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _sum_block(
+    own: tl.tensor,
+    sources: tl.tensor,
+    source_offset: tl.tensor,
+    at: tl.tensor,
+    inside: tl.tensor | None,
+    KIND: tl.constexpr,
+    RANK: tl.constexpr,
+    NUM_RANKS: tl.constexpr,
+    UNIT: tl.constexpr,
+) -> tl.tensor:
+    """The sum of one block of elements of all ranks, in their order."""
+    total = tl.zeros_like(at).to(tl.float32)
+    for k in tl.static_range(NUM_RANKS):
+        address = own if k == RANK else tl.load(sources.to(tl.pointer_type(tl.int64)) + k) + source_offset
+        each = tl.load(pointer_to(address, KIND, UNIT) + at, mask=inside).to(tl.float32)
+        total = each if k == 0 else total + each
+    return total.to(KIND)
+
+
+def _sum(
+    target: tl.int64,
+    own: tl.int64,
+    count: tl.int64,
+    sources: tl.int64,
+    source_offset: tl.int64,
+    also: tl.int64,
+    also_offset: tl.int64,
+    KIND: tl.constexpr,
+    RANK: tl.constexpr,
+    NUM_RANKS: tl.constexpr,
+    NUM_ALSO: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    block = tl.program_id(0).to(tl.int64)
+    while block * BLOCK < count:
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        if (block + 1) * BLOCK <= count:  # without a mask, which would make narrow accesses of wide ones
+            whole = _sum_block(own, sources, source_offset, at, None, KIND, RANK, NUM_RANKS, UNIT)
+            tl.store(pointer_to(target, KIND, UNIT) + at, whole)
+            for k in tl.static_range(NUM_ALSO):
+                other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset
+                tl.store(pointer_to(other, KIND, UNIT) + at, whole)
+        else:
+            inside = at < count
+            rest = _sum_block(own, sources, source_offset, at, inside, KIND, RANK, NUM_RANKS, UNIT)
+            tl.store(pointer_to(target, KIND, UNIT) + at, rest, mask=inside)
+            for k in tl.static_range(NUM_ALSO):
+                other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset
+                tl.store(pointer_to(other, KIND, UNIT) + at, rest, mask=inside)
+        block += tl.num_programs(0)
+
+
+def _jit(function: Any) -> Any:
+    kinds = function.__annotations__.items()
+    return triton.jit(function, do_not_specialize=[name for name, kind in kinds if kind != "tl.constexpr"])
+
+
+product_kernel = _jit(_product)
+sum_kernel = _jit(_sum)

@@ -1,0 +1,277 @@
+"""Products between the parts of an exchange, on addresses: one round of each operator by copy engines.
+
+W ranks; r is this one. A *part* is this round's share of what goes to, or comes from, one rank. The caller gives functions that
+enqueue products on ``stream``; everything else is enqueued here, on ``stream`` and on the lane's local stream. On every rank the
+signals of an exchange are enqueued before its first wait (PR-2). In step k every rank serves another one (`stagger`).
+
+Sums: each part is sent as soon as it is computed, the own part is computed last::
+
+    stream   mm part r+1 | mm part r+2     | ... | mm own part | (fill) | wait for full from all | add W parts -> own part
+    local                  copy to r+1's slot r, set full | copy to r+2's slot r, set full | ...
+
+An all-reduce passes the sums on by a second exchange, whose wait is on the local stream, while the stream goes on::
+
+    stream   ... | wait for full | add -> own part and own buffer, set full | mm part r+1 of the next round | ...
+    local                          wait for full from all, fetch their sums | copy to r+1's slot r, ...
+
+Why two buffers are enough for both exchanges (PR-1): the copies of the next round are behind the second wait on the local stream,
+and the next sum is behind the next first wait, of signals that others set behind their fetches.
+
+All-gather: what arrives is read where it lies::
+
+    local    copy own rows to r+1's slot r, set full | copy them to r+2's slot r, set full | ...
+    stream   mm own rows | wait for full from r-1, mm its slot | wait for full from r-2, mm its slot | ...
+
+If somebody wants all rows in memory that all ranks can write, they are copied there, and read there; an empty exchange on the local
+stream says first that the memory is free.
+
+All-to-all: products are written where others fetch them, and land in the output at once::
+
+    stream   mm rows for r+1 -> own buffer, set full | mm rows for r+2 -> own buffer, set full | ... | mm own rows -> out
+    local    wait for full from r-1, fetch from its buffer | wait for full from r-2, fetch from its buffer | ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from crossfade.device.copies import cut, enqueue, stagger
+from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
+from crossfade.peers.home import Kind, Reduction
+from crossfade.peers.lane import Epoch, Lane
+
+__all__ = [
+    "Part",
+    "add_parts",
+    "all_gather",
+    "all_gather_into",
+    "all_to_all",
+    "all_to_all_first",
+    "arrivals",
+    "copy",
+    "pass_sums_on",
+]
+
+
+class Part(NamedTuple):
+    """A share of one rank.
+
+    Attributes:
+        address: where it lies here.
+        size_bytes: its length.
+    """
+
+    address: int
+    size_bytes: int
+
+
+def arrivals(rank: int, num_ranks: int) -> list[int]:
+    """The other ranks, in the order in which they come to serve this one (see `stagger`)."""
+    return [(rank - step) % num_ranks for step in range(1, num_ranks)]
+
+
+def _slot(lane: Lane, epoch: Epoch, owner: int, writer: int) -> int:
+    """A rank's place in a rank's buffer."""
+    return epoch.buffers[owner] + writer * lane.slot_bytes
+
+
+def copy(lane: Lane, stream: int, target: int, source: int, size_bytes: int) -> None:
+    """Enqueues a copy between two ranks, or inside one."""
+    enqueue(lane.home.driver, cut(target, source, size_bytes), stream)
+    lane.num_bytes += size_bytes
+
+
+# sums
+
+
+def add_parts(
+    lane: Lane,
+    stream: int,
+    parts: Sequence[Part],
+    compute: Callable[[int], None],
+    kind: Kind,
+    *,
+    is_offered: bool = False,
+    fill: Callable[[], None] | None = None,
+) -> None:
+    """Sends every other rank its part when it is computed; the own part becomes the sum of all ranks' ones.
+
+    Args:
+        lane: where; parts are at most ``lane.slot_bytes`` long.
+        stream: the caller's.
+        parts: for each rank, what this one has computed for it.
+        compute: enqueues the product that fills the part of a rank.
+        kind: of the elements.
+        is_offered: the sum goes into this rank's next buffer, too.
+        fill: enqueues work of the caller's on the stream, while the last parts are under way.
+    """
+    home = lane.home
+    epoch = lane.advance()
+    order = stagger(home.rank, home.num_ranks)
+    for p in order:
+        compute(p)
+        local = lane.fork_local(stream)
+        copy(lane, local, _slot(lane, epoch, p, home.rank), *parts[p])
+        lane.announce(epoch, [p], local, is_batched=False)
+    compute(home.rank)
+    if fill is not None:
+        fill()
+    lane.await_full(epoch, order, stream, is_batched=True)
+    own, size_bytes = parts[home.rank]
+    if size_bytes:
+        targets = (own, lane.next_buffer()) if is_offered else (own,)
+        slots = (epoch.buffers[home.rank], lane.slot_bytes, home.rank, home.num_ranks)
+        home.kernels.reduce(stream, Reduction(kind, size_bytes // kind.size_bytes, targets, own, *slots))
+
+
+def pass_sums_on(lane: Lane, stream: int, parts: Sequence[Part], offset: int | None) -> None:
+    """All ranks get all sums, behind this on the lane's local stream.
+
+    Args:
+        lane: where.
+        stream: the caller's; the own part is summed up behind it, and is offered if ``offset`` is None.
+        parts: for each rank, where its sum goes here. The own one is there.
+        offset: where the own part lies in every rank's memory, if it does. It is free there: every rank has begun this call, or
+            its parts would not have come.
+    """
+    home = lane.home
+    if offset is None:
+        offered = offer(lane, stream)
+        fetches = {p: Fetch(0, parts[p].address, parts[p].size_bytes) for p in home.peers}
+        fetch(lane, offered, lane.fork_local(stream), fetches)
+    else:
+        block = Block(*parts[home.rank], offset)
+        push(lane, lane.fork_local(stream), dict.fromkeys(home.peers, block))
+
+
+# moves
+
+
+class _Gather:
+    """All rounds of an all-gather, or of an all-to-all in front of products.
+
+    What arrives last in a round is used when the next round's copies are under way.
+
+    Args:
+        lane: where.
+        stream: the caller's.
+    """
+
+    def __init__(self, lane: Lane, stream: int) -> None:
+        self._lane = lane
+        self._stream = stream
+        self._last: Callable[[], None] | None = None
+
+    def round(self, parts: Sequence[Part], use: Callable[[int, int], None]) -> None:
+        """One round.
+
+        The copies may begin when all signals of the round before are here. This rank's own signals say that it has read all its
+        slots, so they come behind the last product of that round (PR-1).
+
+        Args:
+            parts: for each rank, this rank's rows that it gets, at most ``lane.slot_bytes`` long.
+            use: enqueues the product of a rank's rows, which lie at this address.
+        """
+        lane, stream = self._lane, self._stream
+        home = lane.home
+        epoch = lane.advance()
+        order = stagger(home.rank, home.num_ranks)
+        local = lane.fork_local(stream)
+        for p in order:
+            copy(lane, local, _slot(lane, epoch, p, home.rank), *parts[p])
+            if self._last is None:
+                lane.announce(epoch, [p], local, is_batched=False)
+        if self._last is not None:
+            self._last()
+            lane.announce(epoch, order, lane.fork_local(stream), is_batched=True)
+        use(home.rank, parts[home.rank].address)
+        self._last = None
+        for p in arrivals(home.rank, home.num_ranks):
+            if self._last is not None:
+                self._last()
+            lane.await_full(epoch, [p], stream, is_batched=False)
+            self._last = _bound(use, p, _slot(lane, epoch, home.rank, p))
+
+    def end(self) -> None:
+        """The last product of the last round."""
+        if self._last is not None:
+            self._last()
+            self._last = None
+
+
+def _bound(use: Callable[[int, int], None], peer: int, address: int) -> Callable[[], None]:
+    return lambda: use(peer, address)
+
+
+def all_gather(lane: Lane, stream: int, rounds: Sequence[tuple[Part, Callable[[int, int], None]]]) -> None:
+    """Every rank uses all ranks' rows (see `_Gather.round`)."""
+    num_ranks = lane.home.num_ranks
+    all_to_all_first(lane, stream, [([own] * num_ranks, use) for own, use in rounds])
+
+
+def all_to_all_first(
+    lane: Lane, stream: int, rounds: Sequence[tuple[Sequence[Part], Callable[[int, int], None]]]
+) -> None:
+    """Every rank uses what all ranks have for it (see `_Gather.round`); an all-gather is the case of equal parts."""
+    gather = _Gather(lane, stream)
+    for parts, use in rounds:
+        gather.round(parts, use)
+    gather.end()
+
+
+def all_gather_into(lane: Lane, stream: int, local: int, own: Part, offset: int, use: Callable[[int], None]) -> None:
+    """Every rank uses all ranks' rows, in memory that all ranks can write.
+
+    Args:
+        lane: where; one round is enough, however long the rows are.
+        stream: the caller's.
+        local: the lane's own, behind the beginning of the call.
+        own: this rank's rows.
+        offset: where they go in every other rank's memory.
+        use: enqueues the product of a rank's rows; they are there, or, of this rank itself, anywhere.
+    """
+    home = lane.home
+    barrier(lane, local)
+    epoch = lane.advance()
+    for p in stagger(home.rank, home.num_ranks):
+        copy(lane, local, home.buffers[p] + offset, *own)
+        lane.announce(epoch, [p], local, is_batched=False)
+    use(home.rank)
+    for p in arrivals(home.rank, home.num_ranks):
+        lane.await_full(epoch, [p], stream, is_batched=False)
+        use(p)
+
+
+def all_to_all(
+    lane: Lane,
+    stream: int,
+    local: int,
+    compute: Callable[[int, int | None], None],
+    received: Mapping[int, Part],
+    *,
+    is_first: bool,
+) -> None:
+    """One round: every rank's products go to all ranks; they are there behind this on the local stream.
+
+    Args:
+        lane: where; what goes to one rank is at most ``lane.slot_bytes`` long.
+        stream: the caller's.
+        local: the lane's own, behind the beginning of the call.
+        compute: enqueues the product of the rows for a rank, into this address; None for this rank itself, in its place.
+        received: for each other rank, where what it computed goes.
+        is_first: of the rounds of a call. A later one begins behind the fetches of the one before: then its buffer is free, and its
+            signals say that this rank has left the others' (PR-1).
+    """
+    home = lane.home
+    if not is_first:
+        lane.join_local(stream)
+    epoch = lane.advance()
+    for p in stagger(home.rank, home.num_ranks):
+        compute(p, _slot(lane, epoch, home.rank, p))
+        lane.announce(epoch, [p], stream, is_batched=False)
+    compute(home.rank, None)
+    for p in arrivals(home.rank, home.num_ranks):
+        lane.await_full(epoch, [p], local, is_batched=False)
+        target, size_bytes = received[p]
+        copy(lane, local, target, _slot(lane, epoch, p, home.rank), size_bytes)

@@ -1,0 +1,116 @@
+"""``crossfade tune`` on a machine without a GPU: what it refuses, what it shows, and what it leaves in the cache."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import crossfade
+from crossfade.cli.exits import UsersMistake
+from crossfade.cli.tune import fill, local_rank_of, parse_shapes
+from crossfade.errors import DeviceError
+from crossfade.ops.cache import Cache
+from crossfade.ops.shape import Shape
+from tests.helpers.gpus import num_gpus
+from tests.helpers.tuning import SHAPE, Bench, rows
+
+SOURCE = Path(crossfade.__file__).parents[1]
+PREDICTED = {"rounds(rounds=1)": 1300.0, "plain": 1660.0}
+pytestmark = pytest.mark.timeout(60)
+
+
+def console(*, is_quiet: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=160, highlight=False, force_terminal=False, quiet=is_quiet)
+
+
+def text_of(made: Console) -> str:
+    assert isinstance(made.file, io.StringIO)
+    return made.file.getvalue()
+
+
+@pytest.mark.skipif(num_gpus() > 0, reason="there are GPUs here, which tests/gpu2 tune for")
+def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CROSSFADE_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "crossfade", "tune", "8192,8192,7168", "--operator", "matmul_all_reduce"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines()[0] in (
+        "error: there is no GPU here to tune for",
+        "error: tuning needs the package 'torch', which is not installed",
+    )
+    assert ran.stderr.splitlines()[1].startswith("hint: ")
+    assert (ran.stdout, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_shapes() -> None:
+    shapes = parse_shapes(["8192,8192,7168", "1,2,3"], "float16", "nn")
+    assert shapes("matmul_all_reduce", 4) == [
+        Shape("matmul_all_reduce", 8192, 8192, 7168, "float16", "nn", 4),
+        Shape("matmul_all_reduce", 1, 2, 3, "float16", "nn", 4),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "1,2", "1,2,3,4", "1,2,x", "1,2,-3", "1,0,3", "1, 2,3", "1,2,²", "1.0,2,3"])
+def test_what_is_no_shape(text: str) -> None:
+    with pytest.raises(UsersMistake, match=r"is no shape\nhint: M,N,K of each GPU"):
+        parse_shapes(["1,2,3", text], "bfloat16", "nt")
+
+
+def test_types_and_layouts_that_are_not_there() -> None:
+    with pytest.raises(UsersMistake, match=r"there is no type 'float8' here\nhint: one of bfloat16"):
+        parse_shapes(["1,2,3"], "float8", "nt")
+    with pytest.raises(UsersMistake, match="'tn' is no layout"):
+        parse_shapes(["1,2,3"], "bfloat16", "tn")
+
+
+def test_torchrun_is_known_by_all_that_it_sets() -> None:
+    environment = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
+    assert local_rank_of(environment) == 1
+    for name in environment:
+        assert local_rank_of({key: value for key, value in environment.items() if key != name}) is None
+
+
+def test_it_tunes_prints_and_keeps(tmp_path: Path) -> None:
+    out = console()
+    bench = Bench({"rounds(rounds=1)": 1400.0, "plain": 1638.0}, {**PREDICTED, "rounds(rounds=2)": 1310.0})
+    fill(out, bench.tuner(cache=Cache("device", 4, "v1", tmp_path)), [SHAPE, rows(512)])
+    text = text_of(out)
+    failed = "rounds(rounds=2) is left out: it failed on rank 0: RuntimeError: no kernel for rounds(rounds=2)"
+    assert f"{SHAPE}: {failed}" in text
+    assert re.search(rf"{re.escape(str(SHAPE))} │ rounds\(rounds=1\) │ +1,400 │ +1,300 │ 1,638 │ 1\.17", text)
+    assert Cache("device", 4, "v1", tmp_path).load(rows(512)) is not None
+    later, silent = Bench({}, PREDICTED), console(is_quiet=True)
+    fill(silent, later.tuner(cache=Cache("device", 4, "v1", tmp_path)), [SHAPE, rows(512)])
+    assert (later.log, text_of(silent)) == ([], "")
+
+
+def test_again_measures_what_was_measured(tmp_path: Path) -> None:
+    bench = Bench({"plain": 1.0}, PREDICTED)
+    tuner = bench.tuner()
+    fill(console(), tuner, [SHAPE])
+    num = len(bench.log)
+    fill(console(), tuner, [SHAPE], again=True)
+    assert len(bench.log) == 2 * num
+
+
+def test_a_shape_that_cannot_be_tuned_does_not_stop_the_others() -> None:
+    out = console()
+    bench = Bench({"plain": 9.0}, PREDICTED)
+    bench.fails_on = rows(100)
+    fill(out, bench.tuner(), [rows(100), SHAPE])
+    assert "not tuned: no way to do matmul_reduce_scatter 100,8192,7168" in text_of(out)
+    assert "│ plain" in text_of(out)
+
+
+def test_when_nothing_could_be_tuned_that_is_an_error() -> None:
+    out = console()
+    with pytest.raises(DeviceError, match=r"no shape could be tuned\nhint: the lines above say why"):
+        fill(out, Bench({}, PREDICTED).tuner(), [SHAPE])
+    assert "no kernel for plain" in text_of(out)

@@ -1,0 +1,120 @@
+"""Operators under torch.compile, on CPU tensors: between processes and on one rank, held against the same program without it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="operators take torch tensors")
+
+from crossfade.ops import compiled  # noqa: E402
+from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
+from crossfade.peers.keys import GroupKey, find_group  # noqa: E402
+from tests.helpers import ops_compile_cases  # noqa: E402
+from tests.helpers.case_runner import run_module  # noqa: E402
+from tests.helpers.ops_compile_cases import CASES, SIZES, hold  # noqa: E402
+from tests.helpers.ops_gradients import OPERATORS, inputs_for  # noqa: E402
+from tests.helpers.peer_cases import join_world  # noqa: E402
+
+LIMIT_S = 180.0
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What two ranks said of each case."""
+    store = str(tmp_path_factory.mktemp("ranks") / "store")
+    return run_module(ops_compile_cases.__name__, 2, "cpu", store, LIMIT_S)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_programs_give_the_same_bits(said: dict[str, list[str]], name: str) -> None:
+    for rank, answer in enumerate(said[name]):
+        assert answer == "ok", f"rank {rank}: {answer}"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A group of this process alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        num_threads = torch.get_num_threads()
+        join_world(0, 1, str(tmp_path_factory.mktemp("world") / "store"))
+        yield
+        torch.distributed.destroy_process_group()
+        torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def group(world: None) -> Iterator[PeerGroup]:
+    group = open_group(device="cpu", buffer_bytes=1 << 16)
+    yield group
+    group.close()
+
+
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_torch_finds_nothing_wrong_with_the_operators(group: PeerGroup, name: str, layout: str) -> None:
+    """`torch.library.opcheck`: schema, shapes without values, gradients, symbolic lengths."""
+    inputs = inputs_for(name, group, SIZES, "float32", layout=layout, has_bias=True, lead=(2,))
+    a, b, bias = inputs.a[0], inputs.b[0], inputs.bias
+    assert bias is not None
+    own: dict[str, list[Any]] = {"all_gather_matmul": [True], "matmul_all_to_all": [[len(a.flatten(0, -2))]]}
+    where = [group.key, 0, None, "rounds"]
+    for needs in (False, True):
+        operands = [each.clone(memory_format=torch.preserve_format).requires_grad_(needs) for each in (a, b, bias[0])]
+        operator = getattr(torch.ops.crossfade, name).default
+        torch.library.opcheck(operator, (*operands, *where, *own.get(name, [])))
+    if name == "all_gather_matmul":
+        operator = torch.ops.crossfade.all_gather_matmul.default
+        torch.library.opcheck(operator, (a, b, None, *where, False))
+    grad = torch.ones(*a.shape[:-1], SIZES[1]) if name in ("matmul_all_reduce", "replicated_matmul") else None
+    grad = torch.ones(len(a.flatten(0, -2)), SIZES[1]) if grad is None else grad
+    for wanted in ([True, True, True], [False, True, False], [True, False, False]):
+        arguments = name, grad, a if wanted[1] else None, b if wanted[0] else None, list(a.shape), layout == "columns"
+        more = *arguments, wanted, *where, None, True
+        torch.library.opcheck(compiled.OPERATORS.matmul_gradients.default, more)
+
+
+def test_shapes_that_do_not_fit_are_found_while_compiling(group: PeerGroup) -> None:
+    def step(a: Any, b: Any) -> Any:
+        return torch.ops.crossfade.matmul_all_reduce(a, b, None, group.key, 0, None, None)
+
+    made = torch.compile(step, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"a of matmul_all_reduce is of shape .*hint: they have to be"):
+        made(torch.ones(4, 3), torch.ones(2, 5))
+
+
+def test_torch_finds_nothing_wrong_with_exchanges(group: PeerGroup) -> None:
+    torch.library.opcheck(torch.ops.crossfade.all_to_all.default, (torch.arange(1), group.key, 0))
+    for operator in (torch.ops.crossfade.split.default, torch.ops.crossfade.gather.default):
+        torch.library.opcheck(operator, (torch.randn(2, 3, requires_grad=True), group.key, 1, 0))
+
+
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's, about itself
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_by_inductor(group: PeerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for name in ("matmul_reduce_scatter", "all_gather_matmul"):
+        inputs = inputs_for(name, group, SIZES, "float32", layout="columns", has_bias=True)
+        hold(name, group, inputs, (True, True, True), "inductor")
+
+
+def test_keys_of_groups(world: None) -> None:
+    first, second = open_group(device="cpu"), open_group(device="cpu")
+    assert find_group(first.key) is first
+    assert find_group(second.key) is second
+    key = GroupKey.parse(first.key)
+    assert (key.rank, key.num_ranks) == (0, 1)
+    assert GroupKey.parse(str(key)) == key
+    assert GroupKey.parse(second.key).number > key.number
+    first.close()
+    second.close()
+    with pytest.raises(ValueError, match=r"'2' is no group's key\nhint: PeerGroup.key"):
+        GroupKey.parse("2")

@@ -1,0 +1,68 @@
+"""`crossfade.ops.prepare`, and captures right behind it, between processes and on one rank, on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="operators take torch tensors")
+
+from crossfade.ops.ahead import prepare  # noqa: E402
+from crossfade.peers.group import open_group  # noqa: E402
+from tests.helpers import ops_prepare_cases  # noqa: E402
+from tests.helpers.case_runner import run_module  # noqa: E402
+from tests.helpers.ops_prepare_cases import CASES  # noqa: E402
+from tests.helpers.peer_cases import join_world  # noqa: E402
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
+    """What every rank said of each case; the processes are shared by all of them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CROSSFADE_CACHE_DIR", str(folder))
+        yield run_module(ops_prepare_cases.__name__, request.param, "cpu", str(folder / "store"), LIMIT_S)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_prepare_and_capture(said: dict[str, list[str]], name: str) -> None:
+    for rank, answer in enumerate(said[name]):
+        assert answer == "ok", f"rank {rank}: {answer}"
+
+
+@pytest.fixture
+def world(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A group of this process alone."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("CROSSFADE_CACHE_DIR", str(tmp_path))
+    num_threads = torch.get_num_threads()
+    join_world(0, 1, str(tmp_path / "store"))
+    yield
+    torch.distributed.destroy_process_group()
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rank_alone(world: None, name: str) -> None:
+    CASES[name]("cpu")
+
+
+def test_what_cannot_be_prepared(world: None) -> None:
+    group = open_group(device="cpu")
+    with pytest.raises(ValueError, match="no operator 'mm'\nhint: one of matmul_reduce_scatter, "):
+        prepare(torch.mm, group, m=1, n=1, k=1)
+    with pytest.raises(ValueError, match="int8"):
+        prepare("matmul_all_reduce", group, m=1, n=1, k=1, dtype=torch.int8)
+    with pytest.raises(ValueError, match="tn"):
+        prepare("matmul_all_reduce", group, m=1, n=1, k=1, layout="tn")
+    with pytest.raises(ValueError, match="there is no candidate 'magic'"):
+        prepare("matmul_all_reduce", group, m=1, n=1, k=1, candidate="magic")
+    group.num_ranks = 2
+    with pytest.raises(ValueError, match="m of all_gather_matmul is 3\nhint: the rows of all 2 ranks"):
+        prepare("all_gather_matmul", group, m=3, n=1, k=1)
+    group.close()

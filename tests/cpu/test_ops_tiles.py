@@ -1,0 +1,35 @@
+"""The candidate ``tiles`` between processes, on CPU tensors and in Triton's interpreter, against products in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+pytest.importorskip("torch", reason="operators take torch tensors")
+
+from tests.helpers.ops_cases import run_cases
+from tests.helpers.ops_tile_cases import TILE_CASES
+
+LIMIT_S = 150.0
+NUM_RANKS = 3
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `gpu`)"
+)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What every rank said of each case; the processes are shared by all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        store = str(tmp_path_factory.mktemp("ranks") / "store")
+        return run_cases(NUM_RANKS, "cpu", store, list(TILE_CASES), LIMIT_S, TILE_CASES)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize("name", TILE_CASES)
+def test_ranks_get_what_one_process_computes(said: dict[str, list[str]], name: str) -> None:
+    for rank, answer in enumerate(said[name]):
+        assert answer == "ok", f"rank {rank}: {answer}"

@@ -1,0 +1,80 @@
+"""`benchmarks.tile_ops` on two CPU processes, and its crew when a rank fails or hangs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="ranks take torch tensors")
+
+from benchmarks import tile_mlp, tile_ops
+from benchmarks.tile_crew import Crew
+from benchmarks.workers import WorkerFailed
+
+OPTIONS = ["--quick", "--operators", "rs", "ag"]
+
+
+def test_a_run_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.jsonl"
+    assert tile_ops.main(["run", str(path), *OPTIONS]) == 0
+    rows = [each for each in map(json.loads, path.read_text().splitlines()) if "key" in each]
+    assert [each["row"]["operator"] for each in rows] == ["matmul_reduce_scatter"] * 2 + ["all_gather_matmul"] * 2
+    for each in rows:
+        names = ["cuBLAS", "NCCL", "copy engines", "cuBLAS + NCCL", "plain", "crossfade"]
+        assert all(len(each["sides"][name]["eager"]) == 2 for name in names)
+        assert all(each["sides"]["rounds(rounds=1)"][mode] for mode in ("eager", "captured"))
+        assert each["choice"]["is_tuned"]
+    size = path.stat().st_size
+    assert tile_ops.main(["run", str(path), *OPTIONS]) == 0
+    assert path.stat().st_size == size  # nothing was left to do
+    assert "crossfade" in capsys.readouterr().out
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    crew = Crew(2, "cpu", {"measure": "join"}, "tests.helpers.stuck_rank")
+    yield crew
+    crew.close()
+
+
+def test_a_rank_that_hangs_ends_all(crew: Crew) -> None:
+    assert [each["rank"] for each in crew.ask({"measure": "row"}, 60)] == [0, 1]
+    assert crew.joined[0]["machine"] == "a machine, store1"
+    with pytest.raises(WorkerFailed, match=r"no answer within 0\.2 s"):
+        crew.ask({"measure": "row", "hanging": [1]}, 0.2)
+    assert crew.doing() == "rounds|captured"
+    assert [each["rank"] for each in crew.ask({"measure": "row"}, 60)] == [0, 1]
+    assert crew.joined[0]["machine"] == "a machine, store2"
+
+
+def test_a_rank_that_fails_does_not_leave_the_other_waiting(crew: Crew) -> None:
+    crew.ask({"measure": "row"}, 60)
+    begin = time.monotonic()
+    with pytest.raises(WorkerFailed, match="no memory"):
+        crew.ask({"measure": "row", "failing": 0, "hanging": [1]}, 60)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_block_in_small(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    assert tile_mlp.main(["run", str(path), "--quick", "--blocks", "gated", "--candidates", "rounds"]) == 0
+    *rows, about = map(json.loads, path.read_text().splitlines())
+    assert [list(each["sides"]) for each in rows] == [
+        ["products alone", "cuBLAS + NCCL", "cuBLAS + NCCL, weight gradients beside", "crossfade", "rounds"]
+    ]
+    assert all(0 < side["worst"] < 0.01 for name, side in rows[0]["sides"].items() if name != "products alone")
+    assert len(rows[0]["choice"]["chosen"]) == 4
+    assert "machine" in about
+    assert all("64, 32, 48, gated" in table.markdown() for table in tile_mlp.tables(rows)[:2])
+
+
+@pytest.mark.timeout(120)
+def test_a_few_repetitions_with_delays_find_nothing_wrong() -> None:
+    from benchmarks import tile_repetitions
+
+    found = tile_repetitions.run(60, 2, is_quick=True)
+    assert [each["wrong"] for each in found] == [{}, {}]

@@ -1,0 +1,25 @@
+"""torch's fused operators as a candidate, on two GPUs, against exact products."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.helpers.ops_cases import run_cases
+from tests.helpers.ops_fused_cases import CASES
+
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What every rank said of each case; the processes are shared by all of them."""
+    return run_cases(2, "cuda", str(tmp_path_factory.mktemp("ranks") / "store"), list(CASES), LIMIT_S, CASES)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_get_what_one_process_computes(said: dict[str, list[str]], name: str) -> None:
+    for rank, answer in enumerate(said[name]):
+        assert answer == "ok", f"rank {rank}: {answer}"

@@ -1,0 +1,134 @@
+"""Compiles the product kernel for Hopper, which needs no GPU, and looks at what came out: wide accesses, no spills, a release.
+
+``python -m tests.helpers.tile_compile`` (Triton must not be told to interpret)
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from crossfade.ops.kernels import product_kernel, sum_kernel
+from crossfade.ops.loading import ProductVariant, SumVariant
+from crossfade.ops.tiles import TileConfig
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+class Compiled(NamedTuple):
+    """What is looked at."""
+
+    ptx: str
+    shared_bytes: int
+    num_spilled: int
+
+    def count(self, what: str) -> int:
+        return len(re.findall(what, self.ptx))
+
+
+def product(
+    *,
+    config: TileConfig = TileConfig(),  # noqa: B008
+    is_by_descriptor: bool = True,
+    is_b_transposed: bool = True,
+    in_unit: int = 8,
+    out_unit: int = 8,
+    has_bias: bool = False,
+    has_signals: bool = False,
+    can_wait: bool = False,
+    num_parts: int = 0,
+) -> Compiled:
+    variant = ProductVariant(
+        "bfloat16",
+        is_by_descriptor,
+        is_b_transposed,
+        in_unit,
+        out_unit,
+        has_bias,
+        has_signals,
+        can_wait,
+        1,
+        num_parts,
+        0,
+        config,
+    )
+    rows, columns, depth = config[:3]
+    across = [columns, depth] if is_b_transposed else [depth, columns]
+    kinds = {"a": f"tensordesc<bf16{[rows, depth]}>", "b": f"tensordesc<bf16{across}>"}
+    return build(product_kernel, variant, kinds if is_by_descriptor else {"a": "*bf16", "b": "*bf16"})
+
+
+def build(kernel: Any, variant: ProductVariant | SumVariant, kinds: dict[str, str]) -> Compiled:
+    constants = variant.constants()
+    signature = {
+        name: "constexpr" if name in constants else kinds.get(name) or parameter.annotation_type
+        for name, parameter in zip(kernel.arg_names, kernel.params, strict=True)
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs={})
+    compiled = triton.compile(source, target=HOPPER, options=variant.options())
+    ptx = compiled.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx)
+        command = [
+            triton.knobs.nvidia.ptxas.path,
+            "-v",
+            "--gpu-name=sm_90a",
+            str(path),
+            "-o",
+            str(path.with_suffix(".o")),
+        ]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
+    (spilled,) = re.findall(r"(\d+) bytes spill stores", said)
+    return Compiled(ptx, compiled.metadata.shared, int(spilled))
+
+
+def check(compiled: Compiled, num_stores: int, what: str) -> None:
+    """Tensor cores, loads by descriptor, stores of 16 bytes, all in registers."""
+    assert compiled.count("wgmma.mma_async"), what
+    assert compiled.count(r"cp\.async\.bulk\.tensor"), what
+    assert compiled.count(r"st\.global\.v4") == num_stores, what
+    assert not compiled.count(r"(st|ld)\.global\.b16"), what
+    assert compiled.num_spilled == 0, what
+    assert compiled.shared_bytes <= 227 << 10, what
+
+
+def main() -> None:
+    """See the module."""
+    num = 0
+    for config in (TileConfig(), TileConfig(num_stages=4), TileConfig(num_cuts=2), TileConfig(128, 128, 64, 8, 4)):
+        num_stores = config.num_rows * config.num_columns // 8 // (32 * config.num_warps)
+        for is_b_transposed in (False, True):
+            counted = product(config=config, is_b_transposed=is_b_transposed, has_signals=True)
+            check(counted, num_stores, f"{config}")
+            assert counted.count(r"atom\.global\.sys\.release\.add\.u32") == 1
+        parts = product(config=config, num_parts=4)
+        check(parts, num_stores, f"{config}, parts")
+        assert parts.count(r"ld\.global\.v4") == 3 * num_stores
+        num += 3
+    waits = product(num_parts=4, can_wait=True, has_signals=True)
+    check(waits, 16, "waits")
+    assert waits.count(r"(atom|ld)\.global\.sys\.acquire") == 1  # Triton makes a load of an atomic addition of 0
+    prefetched = product(config=TileConfig(prefetches=True), num_parts=4)
+    check(prefetched, 16, "prefetched")
+    assert prefetched.count(r"cp\.async\.bulk\.prefetch\.L2\.global \[%rd\d+\], 512") >= 3
+    narrow = TileConfig(128, 128, 32, num_stages=4)
+    for in_unit in (1, 2):
+        pointers = product(config=narrow, is_by_descriptor=False, in_unit=in_unit, out_unit=1, has_signals=True)
+        assert pointers.num_spilled == 0, in_unit
+        assert bool(pointers.count(r"cp\.async\.c[ag]")) is (in_unit > 1), in_unit
+    total = build(sum_kernel, SumVariant("bfloat16", 1, 4, 0, 8, 8192, 16), {})
+    assert (total.count(r"ld\.global\.v4"), total.count(r"st\.global\.v4"), total.num_spilled) == (8, 2, 0)
+    sys.stdout.write(f"{num + 5} kernels\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What the tests of the tuner measure: candidates whose times are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from crossfade.ops.cache import Cache
+from crossfade.ops.candidate import Candidate
+from crossfade.ops.prediction import Prediction
+from crossfade.ops.ranks import Alone, Ranks
+from crossfade.ops.shape import Shape
+from crossfade.ops.tune import Trial, Tuner
+
+__all__ = ["SHAPE", "Bench", "rows", "ways"]
+
+SHAPE = Shape("matmul_reduce_scatter", 8192, 8192, 7168, "bfloat16", "nt", 4)
+
+
+def rows(m: int) -> Shape:
+    """The same with other rows."""
+    return Shape("matmul_reduce_scatter", m, 8192, 7168, "bfloat16", "nt", 4)
+
+
+def ways(*texts: str) -> list[Candidate]:
+    return [Candidate.parse(text) for text in texts]
+
+
+class Bench:
+    """Times candidates as it is told to.
+
+    Args:
+        times_us: of each candidate, by its text: one time, or those of one repetition after another, or an error to raise
+            when it is run. What is not named cannot be set up.
+        predicted_us: of each candidate, by its text; others are unknown to the model.
+        needs: rows of which M has to be a multiple, by the candidate's text.
+
+    Attributes:
+        log: what was set up and run, in order.
+        fails_on: a shape for which nothing can be set up.
+    """
+
+    def __init__(
+        self,
+        times_us: Mapping[str, float | Sequence[float] | Exception],
+        predicted_us: Mapping[str, float],
+        needs: Mapping[str, int] | None = None,
+    ) -> None:
+        self._times_us = times_us
+        self._predicted_us = predicted_us
+        self._needs = needs or {}
+        self.log: list[str] = []
+        self.fails_on: Shape | None = None
+
+    def tuner(self, ranks: Ranks | None = None, cache: Cache | None = None, **options: Any) -> Tuner:
+        return Tuner(self.measure, self.predict, self.candidates, ranks or Alone(), cache, **options)
+
+    def measure(self, shape: Shape, candidate: Candidate) -> Trial:
+        text = str(candidate)
+        self.log.append(f"set up {text}")
+        if text not in self._times_us or shape == self.fails_on:
+            raise RuntimeError(f"no kernel for {text}\nat all")
+        found, next_at = self._times_us[text], 0
+
+        def trial(num_repeats: int) -> list[float]:
+            nonlocal next_at
+            self.log.append(text)
+            if isinstance(found, Exception):
+                raise found
+            if not isinstance(found, Sequence):
+                return [found] * num_repeats
+            next_at += num_repeats
+            return [found[at % len(found)] for at in range(next_at - num_repeats, next_at)]
+
+        return trial
+
+    def predict(self, shape: Shape, candidate: Candidate) -> Prediction | None:
+        time_us = self._predicted_us.get(str(candidate))
+        return None if time_us is None else Prediction(time_us, (("all", time_us),))
+
+    def candidates(self, shape: Shape) -> list[Candidate]:
+        texts = {**self._predicted_us, **self._times_us}
+        return [Candidate.parse(text) for text in texts if shape.m % self._needs.get(text, 1) == 0]

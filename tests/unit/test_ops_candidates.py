@@ -1,0 +1,122 @@
+"""Candidates as values, and how rows are cut; no torch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossfade.errors import DeviceError
+from crossfade.ops.candidate import PLAIN, WAYS, Candidate, candidates_for
+from crossfade.ops.pieces import cut_evenly, least_rounds, require_slot
+from crossfade.ops.shape import Operator, Shape
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> Candidate:
+    name = draw(st.sampled_from(list(WAYS)))
+    parameters = {key: draw(st.integers(each.least, 1000)) for key, each in WAYS[name].items() if draw(st.booleans())}
+    return Candidate.of(name, **parameters)
+
+
+@given(candidates())
+def test_a_candidates_text_parses_to_an_equal_one(candidate: Candidate) -> None:
+    assert Candidate.parse(str(candidate)) == candidate
+    assert hash(Candidate.parse(str(candidate))) == hash(candidate)
+
+
+def test_texts() -> None:
+    assert str(PLAIN) == "plain"
+    assert str(Candidate.of("rounds", rounds=3)) == "rounds(rounds=3)"
+    assert Candidate.parse(" chunked ( chunks = 4 ) ") == Candidate("chunked", (("chunks", 4),))
+    assert Candidate.parse("chunked") == Candidate.of("chunked", chunks=2)
+    assert Candidate.parse("plain()") == PLAIN
+    assert Candidate.of("rounds").arguments == {"rounds": 1, "lag": 0, "taper": 1}
+    assert str(Candidate.of("rounds", lag=1)) == "rounds(rounds=1, lag=1)"
+    assert str(Candidate.of("rounds", taper=3, rounds=2)) == "rounds(rounds=2, taper=3)"
+    assert str(Candidate.of("rounds", lag=0, taper=1)) == "rounds(rounds=1)"
+    assert Candidate.parse("rounds(rounds=2, taper=3, lag=1)").arguments == {"rounds": 2, "lag": 1, "taper": 3}
+    assert Candidate.parse("rounds(rounds=2)") == Candidate.of("rounds", rounds=2, lag=0, taper=1)
+    assert str(Candidate.of("tiles")) == "tiles(rounds=1, group_rows=0, reserve_sms=0)"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is no candidate\nhint: such as plain"),
+        ("rounds(2)", r"'rounds\(2\)' is no candidate"),
+        ("rounds(rounds=-1)", "is no candidate"),
+        ("rounds(rounds=1", "is no candidate"),
+        ("chunked(chunks=x)", "is no candidate"),
+        ("Plain", "there is no candidate 'Plain'"),
+        ("rounds(rounds=2, rounds=3)", "'rounds' has a parameter twice: rounds, rounds\nhint"),
+        ("magic", "there is no candidate 'magic'\nhint: one of plain, chunked, rounds"),
+        ("rounds(chunks=2)", "'rounds' has no parameter 'chunks'\nhint: it has rounds"),
+        ("plain(chunks=2)", "'plain' has no parameter 'chunks'\nhint: it has no parameters"),
+        ("rounds(taper=0)", "taper of 'rounds' is 0\nhint: 1 is the least"),
+        ("tiles(lag=1)", "'tiles' has no parameter 'lag'\nhint: it has rounds, group_rows, reserve_sms"),
+        ("chunked(chunks=0)", "chunks of 'chunked' is 0\nhint: 1 is the least"),
+    ],
+)
+def test_texts_of_no_candidate(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Candidate.parse(text)
+
+
+def group(num_ranks: int = 4, slot_bytes: int = 1 << 20, process_group: Any = "group") -> Any:
+    lane = SimpleNamespace(slot_bytes=slot_bytes)
+    return SimpleNamespace(device_type="cpu", num_ranks=num_ranks, process_group=process_group, lane=lambda: lane)
+
+
+def names(operator: Operator, sizes: tuple[int, int, int], where: Any) -> list[str]:
+    """``sizes``: rows of this rank's a, N, K."""
+    rows = sizes[0] * (where.num_ranks if operator is Operator.ALL_GATHER else 1)
+    shape = Shape(operator, rows, *sizes[1:], "bfloat16", "nn", where.num_ranks)
+    return [str(each) for each in candidates_for(shape, where)]
+
+
+def test_what_is_worth_a_try() -> None:
+    shape = (512, 128, 64)
+    chunked = [f"chunked(chunks={n})" for n in (2, 4, 8)]
+    rounds = [f"rounds(rounds={n})" for n in (1, 2, 4)]
+    for operator in Operator:
+        assert names(operator, shape, group()) == ["plain", *chunked, *rounds]
+    assert names(Operator.ALL_REDUCE, shape, group(process_group=None)) == rounds
+    assert names(Operator.ALL_REDUCE, shape, group(num_ranks=1)) == ["plain"]
+    assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=255)) == ["plain", *chunked]
+    assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=256 * 50))[4:] == ["rounds(rounds=3)", "rounds(rounds=4)"]
+    assert names(Operator.REDUCE_SCATTER, (128, 128, 64), group())[1:] == [chunked[0], *rounds[:2]]
+    assert names(Operator.ALL_GATHER, (8, 128, 64), group()) == ["plain", rounds[0]]
+    assert names(Operator.ALL_TO_ALL, (0, 128, 64), group()) == ["plain", *chunked, rounds[0]]
+
+
+def test_rounds_with_a_lag_or_a_taper_are_for_all_reduces_whose_blocks_fit() -> None:
+    tapered = ["rounds(rounds=2, lag=1)", "rounds(rounds=2, taper=3)", "rounds(rounds=2, lag=1, taper=3)"]
+    assert names(Operator.ALL_REDUCE, (4096, 128, 64), group())[7:] == [*tapered, "rounds(rounds=4, lag=1)"]
+    assert names(Operator.ALL_REDUCE, (1024, 128, 64), group())[7:] == tapered[:1]  # 256 rows of a rank
+    assert names(Operator.ALL_REDUCE, (4096, 128, 64), group(slot_bytes=256 * 1023))[7:] == []
+    assert names(Operator.REDUCE_SCATTER, (4096, 128, 64), group())[7:] == []
+
+
+@given(st.integers(0, 200), st.integers(1, 50))
+def test_cuts_cover_everything_once(length: int, num: int) -> None:
+    parts = cut_evenly(length, num)
+    assert len(parts) <= num
+    assert [row for begin, end in parts for row in range(begin, end)] == list(range(length))
+    assert all(begin < end for begin, end in parts)
+
+
+@given(st.integers(1, 1000), st.integers(0, 300), st.integers(0, 100), st.integers(1, 9))
+def test_the_parts_of_enough_rounds_fit(slot_bytes: int, length: int, row_bytes: int, rounds: int) -> None:
+    if row_bytes > slot_bytes:
+        with pytest.raises(DeviceError, match=f"a row of {row_bytes} bytes does not fit"):
+            require_slot(slot_bytes, row_bytes, 2)
+        return
+    require_slot(slot_bytes, row_bytes, 2)
+    least = least_rounds(slot_bytes, length, row_bytes)
+    assert all((end - begin) * row_bytes <= slot_bytes for begin, end in cut_evenly(length, max(rounds, least)))
+    if least > 1:
+        assert any((end - begin) * row_bytes > slot_bytes for begin, end in cut_evenly(length, least - 1))

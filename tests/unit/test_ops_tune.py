@@ -1,0 +1,255 @@
+"""How a way is chosen: what the model says, what is measured, who wins, what is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from crossfade.errors import ChannelBroken, DeviceError
+from crossfade.ops.cache import Cache
+from crossfade.ops.candidate import PLAIN, Candidate
+from crossfade.ops.decision import Decision, Source
+from crossfade.ops.ranks import Alone
+from tests.helpers.tuning import SHAPE, Bench, rows, ways
+
+R1, R2, R4 = ways("rounds(rounds=1)", "rounds(rounds=2)", "rounds(rounds=4)")
+PREDICTED = {"rounds(rounds=1)": 80.0, "rounds(rounds=2)": 90.0, "plain": 100.0, "chunked(chunks=2)": 120.0}
+
+
+def keeps(folder: Path) -> Cache:
+    return Cache("device", 4, "v1", folder)
+
+
+# Untuned
+
+
+def test_an_untuned_shape_runs_the_model_s_choice_at_once() -> None:
+    bench = Bench({}, PREDICTED)
+    tuner = bench.tuner()
+    assert tuner.choose(SHAPE) == R1
+    assert tuner.decide(SHAPE) == Decision(tuple(ways(*PREDICTED)), Source.MODEL)
+    assert bench.log == []
+
+
+@pytest.mark.parametrize(
+    ("predicted", "chosen"),
+    [
+        ({"plain": 101.9, "rounds(rounds=1)": 100.0}, "plain"),
+        ({"rounds(rounds=1)": 100.0, "plain": 102.1}, "rounds(rounds=1)"),
+        ({"plain": float("inf"), "rounds(rounds=1)": 5.0}, "rounds(rounds=1)"),
+        ({}, "plain"),
+    ],
+)
+def test_the_model_s_ties_go_to_plain(predicted: dict[str, float], chosen: str) -> None:
+    assert str(Bench({}, predicted).tuner().choose(SHAPE)) == chosen
+
+
+def test_what_the_model_does_not_know_is_not_chosen_unmeasured() -> None:
+    bench = Bench({"rounds(rounds=4)": 1.0, "plain": 50.0}, {"plain": 50.0})
+    tuner = bench.tuner()
+    assert tuner.choose(SHAPE) == PLAIN
+    tuner.tune(SHAPE)
+    assert tuner.choose(SHAPE) == R4
+
+
+def test_a_shape_takes_the_first_of_its_bucket_that_can_do_it() -> None:
+    bench = Bench({}, PREDICTED, needs={"rounds(rounds=1)": 8192, "rounds(rounds=2)": 512})
+    tuner = bench.tuner()
+    assert [tuner.choose(rows(m)) for m in (8192, 7680, 7000, 8192)] == [R1, R2, PLAIN, R1]
+
+
+def test_plain_does_what_nothing_of_the_decision_can_do() -> None:
+    bench = Bench({"rounds(rounds=1)": 10.0}, {"rounds(rounds=1)": 10.0}, needs={"rounds(rounds=1)": 8192})
+    tuner = bench.tuner()
+    tuner.tune(SHAPE)  # where plain failed
+    assert tuner.decide(SHAPE).order == (R1,)
+    assert tuner.choose(rows(7000)) == PLAIN
+
+
+# Measured
+
+
+def test_the_measurement_decides_and_holds_for_the_bucket() -> None:
+    bench = Bench(
+        {"rounds(rounds=1)": 95.0, "rounds(rounds=2)": 70.0, "plain": 100.0, "chunked(chunks=2)": 110.0}, PREDICTED
+    )
+    tuner = bench.tuner()
+    assert tuner.choose(rows(7000)) == R1
+    decision = tuner.tune(SHAPE)
+    assert decision.source is Source.MEASURED
+    assert [str(each) for each in decision.order] == [
+        "rounds(rounds=2)",
+        "rounds(rounds=1)",
+        "plain",
+        "chunked(chunks=2)",
+    ]
+    assert decision.time_us(R2) == 70.0
+    assert decision.time_us(R4) is None
+    assert tuner.choose(rows(7000)) == tuner.choose(SHAPE) == R2
+    assert tuner.choose(rows(6144)) == R1  # another bucket
+    num = len(bench.log)
+    assert tuner.tune(rows(7000)) == decision
+    assert len(bench.log) == num
+    tuner.tune(SHAPE, again=True)
+    assert len(bench.log) > num
+
+
+def test_candidates_take_turns_and_the_hopeless_get_one() -> None:
+    bench = Bench(
+        {"rounds(rounds=1)": 100.0, "rounds(rounds=2)": 131.0, "plain": 500.0, "chunked(chunks=2)": 130.0}, PREDICTED
+    )
+    decision = bench.tuner(num_turns=2, num_repeats=3).tune(SHAPE)
+    names = list(PREDICTED)
+    assert bench.log == [
+        *(f"set up {name}" for name in names),
+        *names,
+        "rounds(rounds=1)",
+        "plain",
+        "chunked(chunks=2)",
+    ]
+    assert [str(each) for each in decision.order] == [
+        "rounds(rounds=1)",
+        "chunked(chunks=2)",
+        "rounds(rounds=2)",
+        "plain",
+    ]
+
+
+def test_medians_count() -> None:
+    bench = Bench({"plain": [50, 50, 900, 50, 50], "rounds(rounds=1)": [10, 60, 60, 60, 60]}, PREDICTED)
+    assert bench.tuner().tune(SHAPE).times_us == ((R1, 60.0), (PLAIN, 50.0))
+
+
+@pytest.mark.parametrize(("plain_us", "is_plain"), [(102.0, True), (102.1, False), (50.0, True)])
+def test_ties_go_to_plain(plain_us: float, is_plain: bool) -> None:
+    bench = Bench({"rounds(rounds=1)": 100.0, "plain": plain_us}, PREDICTED)
+    assert (bench.tuner().tune(SHAPE).order[0] == PLAIN) is is_plain
+
+
+def test_the_best_few_and_one_of_each_name_are_measured_and_what_the_model_does_not_know() -> None:
+    predicted = {
+        **{f"rounds(rounds={number})": 10.0 + number for number in range(1, 9)},
+        "chunked(chunks=8)": 60.0,
+        "chunked(chunks=2)": 50.0,
+        "plain": 90.0,
+    }
+    known = dict.fromkeys(predicted, 10.0)
+    bench = Bench({**known, "rounds(rounds=16)": 9.0, "chunked(chunks=16)": 5.0}, predicted)
+    decision = bench.tuner(num_best=2).tune(SHAPE)
+    assert [line for line in bench.log if line.startswith("set up")] == [
+        "set up rounds(rounds=1)",
+        "set up rounds(rounds=2)",
+        "set up chunked(chunks=2)",
+        "set up plain",
+        "set up rounds(rounds=16)",
+        "set up chunked(chunks=16)",
+    ]
+    assert str(decision.order[0]) == "chunked(chunks=16)"
+
+
+def test_what_raises_is_left_out_with_a_note() -> None:
+    bench = Bench({"rounds(rounds=2)": RuntimeError("out of memory\nand more"), "plain": 50.0}, PREDICTED)
+    decision = bench.tuner().tune(SHAPE)
+    assert decision.order == (PLAIN,)
+    assert decision.notes == (
+        "rounds(rounds=1) is left out: it failed on rank 0: RuntimeError: no kernel for rounds(rounds=1)",
+        "chunked(chunks=2) is left out: it failed on rank 0: RuntimeError: no kernel for chunked(chunks=2)",
+        "rounds(rounds=2) is left out: it failed on rank 0: RuntimeError: out of memory",
+    )
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [float("nan")] * 5, [-1.0] * 5, [float("inf")] * 5])
+def test_times_that_make_no_sense_are_left_out(wrong: list[float]) -> None:
+    bench = Bench({"plain": 50.0, "rounds(rounds=1)": 1.0}, PREDICTED)
+
+    def measure(shape: object, candidate: Candidate) -> Callable[[int], Sequence[float]]:
+        return lambda number: wrong if candidate == R1 else [50.0] * number
+
+    tuner = bench.tuner()
+    tuner._measure = measure
+    decision = tuner.tune(SHAPE)
+    assert R1 not in decision.order
+    assert "ValueError: 5 times were asked for, and [" in decision.notes[0]
+
+
+def test_when_nothing_can_be_measured_the_error_says_why() -> None:
+    tuner = Bench({}, PREDICTED).tuner()
+    with pytest.raises(
+        DeviceError, match=r"no way to do matmul_reduce_scatter 8192,8192,7168 .* could be measured:\nrounds"
+    ):
+        tuner.tune(SHAPE)
+    assert tuner.choose(SHAPE) == R1  # still the model's
+
+
+def test_a_dead_rank_is_no_candidate_s_fault() -> None:
+    bench = Bench({"plain": 1.0, "rounds(rounds=1)": ChannelBroken("rank 2 died")}, PREDICTED)
+    with pytest.raises(ChannelBroken):
+        bench.tuner().tune(SHAPE)
+
+
+def test_nothing_is_measured_inside_a_capture() -> None:
+    bench = Bench({"plain": 1.0}, PREDICTED)
+    tuner = bench.tuner()
+    assert tuner.tune(SHAPE, is_capturing=True).source is Source.MODEL
+    assert tuner.tune(SHAPE, is_capturing=True, again=True).order[0] == R1
+    assert bench.log == []
+    tuner.tune(SHAPE)
+    num = len(bench.log)
+    assert tuner.tune(SHAPE, is_capturing=True, again=True).order[0] == PLAIN
+    assert len(bench.log) == num
+
+
+# Kept
+
+
+def test_what_was_measured_is_kept_and_what_was_predicted_is_not(tmp_path: Path) -> None:
+    bench = Bench({"plain": 50.0, "rounds(rounds=2)": 40.0}, PREDICTED)
+    first = bench.tuner(cache=keeps(tmp_path))
+    assert first.choose(SHAPE) == R1
+    assert list(tmp_path.iterdir()) == []
+    decision = first.tune(SHAPE)
+    later = Bench({}, {"plain": 1.0})
+    tuner = later.tuner(cache=keeps(tmp_path))
+    assert tuner.tune(rows(7000)) == Decision(decision.order, Source.MEASURED, decision.times_us)
+    assert later.log == []
+
+
+def test_a_kept_candidate_that_is_not_there_any_more_is_passed_over(tmp_path: Path) -> None:
+    Bench({"plain": 50.0, "rounds(rounds=2)": 40.0}, PREDICTED).tuner(cache=keeps(tmp_path)).tune(SHAPE)
+    tuner = Bench({}, {"plain": 9.0, "rounds(rounds=8)": 1.0}).tuner(cache=keeps(tmp_path))
+    assert tuner.choose(SHAPE) == PLAIN
+
+
+class RankOne(Alone):
+    """Hears from rank 0."""
+
+    rank = 1
+    num_ranks = 2
+
+    def tell(self, key: str, say: Callable[[], str]) -> str:
+        return '{"order": ["rounds(rounds=4)", "plain"], "source": "measured", "times_us": {}}'
+
+
+def test_another_rank_neither_reads_nor_writes_nor_decides(tmp_path: Path) -> None:
+    Bench({"plain": 50.0}, PREDICTED).tuner(cache=keeps(tmp_path)).tune(SHAPE)
+    before = keeps(tmp_path).path(SHAPE.operator).read_bytes()
+    bench = Bench({"plain": 1.0, "rounds(rounds=4)": 5.0}, {"plain": 1.0})
+    tuner = bench.tuner(RankOne(), keeps(tmp_path))
+    assert tuner.choose(SHAPE) == R4
+    assert tuner.tune(SHAPE, again=True).order == (R4, PLAIN)
+    assert keeps(tmp_path).path(SHAPE.operator).read_bytes() == before
+
+
+def test_memory_of_shapes_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crossfade.ops.tune.MOST_SHAPES", 3)
+    tuner = Bench({}, PREDICTED).tuner()
+    for m in range(1, 20):
+        assert tuner.choose(rows(m)) == R1
+        assert len(tuner._chosen) <= 3
+
+
+def test_counts_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Bench({}, {}).tuner(num_turns=0)
