@@ -116,7 +116,7 @@ def test_rounds_are_near_what_the_operators_did() -> None:
     for operator, mnk, text, measured in MEASURED_ROUNDS:
         asked = shape(operator, mnk)
         factor = MEASURED_HOT_PRODUCT[mnk] * 1e3 / MODEL.product_us(asked)
-        hot = Model(replace(H200.captured(), waves=tuple((k, wave_us * factor) for k, wave_us in H200.waves)))
+        hot = Model(replace(COOL.captured(), waves=tuple((k, wave_us * factor) for k, wave_us in COOL.waves)))
         assert hot.product_us(asked) / 1e3 == pytest.approx(MEASURED_HOT_PRODUCT[mnk])
         predicted = hot.predict(asked, Candidate.parse(text))
         assert predicted is not None
