@@ -125,7 +125,7 @@ def test_what_does_not_do(a: Any, b: Any, more: dict[str, Any], error: type[Exce
         matmul_signaled(a, b, on_group=ignore, **more)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `gpu`)")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `dev`)")
 @pytest.mark.timeout(300)
 def test_the_kernels_signals_in_the_interpreter() -> None:
     assert "3 signaled products" in run("tests.helpers.tile_signaled", TRITON_INTERPRET="1")

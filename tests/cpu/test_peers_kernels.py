@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `gpu`)")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `dev`)")
 @pytest.mark.timeout(120)
 def test_the_kernels_copy_and_sum_as_torch_does() -> None:
     ran = subprocess.run(
@@ -30,4 +30,4 @@ def test_the_kernels_copy_and_sum_as_torch_does() -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "240 sums" in ran.stdout
+    assert "144 sums" in ran.stdout
