@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
 from crossfade.ops.sides import RowGroup  # noqa: E402
 from crossfade.ops.signaled import matmul_signaled, prepare_signaled, reference  # noqa: E402
-from tests.cpu.test_ops_kernels import run  # noqa: E402
+from tests.helpers.triton_programs import LIMIT_S, needs_triton, said, start  # noqa: E402
 
 A, B = torch.zeros(4, 3), torch.zeros(3, 2)
 
@@ -125,7 +124,7 @@ def test_what_does_not_do(a: Any, b: Any, more: dict[str, Any], error: type[Exce
         matmul_signaled(a, b, on_group=ignore, **more)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra `gpu`)")
-@pytest.mark.timeout(300)
+@needs_triton
+@pytest.mark.timeout(LIMIT_S + 20)
 def test_the_kernels_signals_in_the_interpreter() -> None:
-    assert "3 signaled products" in run("tests.helpers.tile_signaled", TRITON_INTERPRET="1")
+    assert "3 signaled products" in said(start("tests.helpers.tile_signaled", interprets=True))

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.triton_kernels import KINDS, TritonKernels
 from tests.helpers.peer_cases import expected, make, same_bits
 
-LENGTHS = (1, 8, 4096, 4099, 9001)
+LENGTHS = (1, 4096, 9001)
 
 
 def check_copy(size_bytes: int, shift: int) -> None:
@@ -57,6 +60,12 @@ def check_sum(dtype: str, rank: int, num_ranks: int, length: int, shift: int, nu
 
 def main() -> None:
     """See the module."""
+    with pytest.MonkeyPatch.context() as patch:  # a torch for CPUs has no streams; the interpreter needs none
+        patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+        _check_all()
+
+
+def _check_all() -> None:
     for size_bytes in (0, *LENGTHS, 8 * 4096, 8 * 9001):
         for shift in (0, 1, 8, 16):
             check_copy(size_bytes, shift)

@@ -78,10 +78,10 @@ def check_products() -> int:
     """Edges and layouts; the last shapes have rows of which descriptors know nothing."""
     shapes = [(16, 32, 16), (40, 48, 24), (33, 72, 56), (7, 8, 8), (1, 64, 40), (35, 50, 37), (17, 33, 20), (5, 1, 3)]
     cases = list(itertools.product(KINDS, shapes, (False, True), (False, True), (1, 2, 4)))
-    for number, case in enumerate(cases):
-        if case[4] == 1 or number % 3 == 0:
-            check_product(*case)
-    return len(cases)
+    chosen = [case for number, case in enumerate(cases) if (number % 5 < 3 if case[4] == 1 else number % 7 == 0)]
+    for case in chosen:
+        check_product(*case)
+    return len(chosen)
 
 
 def check_constants() -> None:
@@ -146,12 +146,13 @@ def check_worlds() -> int:
         World(even_blocks(5, 8), 32, 8, is_captured=True, config=SMALL._replace(num_cuts=1)),
     ]
     for world in worlds:
-        for _ in range(2):  # counters go on, or have been reset
+        num_runs = 2 if world is worlds[0] or world.is_captured else 1  # counters go on, or have been reset
+        for _ in range(num_runs):
             world.poison()
             world.run()
             world.check()
         num_sent = sum(piece.rank != r for r, p in enumerate(world.products) for piece in p.plan.pieces)
-        assert world.driver.num_waits == 2 * num_sent
+        assert world.driver.num_waits == num_runs * num_sent
         for product in world.products:
             replayed = product.counters._words.view(2, len(product.plan.pieces), -1)[1]
             assert not bool(replayed.any())
