@@ -458,6 +458,19 @@ def test_what_leaves_for_the_host_and_what_is_wanted_on_a_gpu_is_predicted_and_m
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+@pytest.mark.parametrize("transport", ["copy", "staged"])
+def test_a_reader_may_want_all_tensors_on_its_gpu_by_every_transport(gpu_actors: list[Any], transport: str) -> None:
+    first, second, third = gpu_actors
+    with crossfade.InputNode() as given:
+        packed = first.pack.bind(given).with_tensor_transport(transport, device="cuda")
+        graph = crossfade.MultiOutputNode([second.describe.bind(packed), third.describe.bind(packed)]).compile()
+    assert "device=cuda" in str(graph.plan)
+    for size in (5, 3000, 0):
+        assert crossfade.get(graph.execute(size), timeout=30) == [("x" * size, list(range(size)), True, None)] * 2
+    graph.teardown()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_nccl_says_that_it_needs_gpus(gpu_actors: list[Any]) -> None:
     first, second, _ = gpu_actors
     with crossfade.InputNode() as given:

@@ -201,10 +201,10 @@ class DeviceEnds:
                 )
             case Transport.STAGED:
                 reader = _module("staged_engine").StagedReader(
-                    *args, **_lanes(place), homes=homes, chunks=self._chunks(place)
+                    *args, **_lanes(place), homes=homes, chunks=self._chunks(place), copies=copies
                 )
             case _:
-                reader = _module("nccl").NcclReader(*args, link=self._links[spec.writer, self._party])
+                reader = _module("nccl").NcclReader(*args, link=self._links[spec.writer, self._party], copies=copies)
         self._readers.append((spec, reader))
         return reader
 
