@@ -441,18 +441,32 @@ def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(gpu_actors:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
-def test_a_prediction_has_what_leaves_for_the_host_and_what_is_wanted_on_a_gpu(gpu_actors: list[Any]) -> None:
-    """These copies are not recorded, so that a measured timeline has no other streams than a predicted one."""
+def test_what_leaves_for_the_host_and_what_is_wanted_on_a_gpu_is_predicted_and_measured(gpu_actors: list[Any]) -> None:
     first, second, _ = gpu_actors
     with crossfade.InputNode() as given:
         made = first.make.bind(given).with_tensor_transport("shm")
         graph = second.double.bind(made).compile(record=True)
-    for _ in range(3):
-        assert crossfade.get(graph.execute(1000), timeout=30).sum() == 999_000
+    for number in range(3):
+        assert crossfade.get(graph.execute(1000 + number), timeout=30).numel() == 1000 + number
     predicted = graph.predicted_timeline(crossfade.Workload(device_us={"make": 10.0, "double": 10.0}))
     moved = {("above", "up", "write n0"), ("below", "down", "read n0"), ("below", "up", "write n1")}
-    assert transfers(predicted) == moved
-    assert transfers(graph.timeline()) <= moved
+    assert transfers(predicted) == transfers(graph.timeline()) == moved
+    spans = [span for span in graph.timeline().spans if span.stream in ("up", "down")]
+    assert len(spans) == 9
+    assert all(span.size_bytes == 8 * (1000 + span.execution) for span in spans)
+    graph.teardown()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+@pytest.mark.parametrize("transport", ["copy", "staged"])
+def test_a_reader_may_want_all_tensors_on_its_gpu_by_every_transport(gpu_actors: list[Any], transport: str) -> None:
+    first, second, third = gpu_actors
+    with crossfade.InputNode() as given:
+        packed = first.pack.bind(given).with_tensor_transport(transport, device="cuda")
+        graph = crossfade.MultiOutputNode([second.describe.bind(packed), third.describe.bind(packed)]).compile()
+    assert "device=cuda" in str(graph.plan)
+    for size in (5, 3000, 0):
+        assert crossfade.get(graph.execute(size), timeout=30) == [("x" * size, list(range(size)), True, None)] * 2
     graph.teardown()
 
 

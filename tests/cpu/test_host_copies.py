@@ -190,3 +190,50 @@ def test_several_readers_have_memory_of_their_own() -> None:
             got = [take(reader) for reader in ring.readers]
             got[0].zero_()
             assert [int(each[0]) for each in got] == [0, number, number]
+
+
+# Recording
+
+
+class Counted(HostDriver):
+    """Counts what is enqueued beside the copies."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.num_events = 0
+
+    def record_event(self, event: int, stream: int) -> None:
+        self.num_events += 1
+        super().record_event(event, stream)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_copies_are_recorded_where_somebody_asks_and_else_nothing_is_enqueued_for_it(is_recorded: bool) -> None:
+    driver = Counted()
+    spans: list[tuple[str, int]] = []
+    value = {"one": torch.arange(5), "other": torch.ones(3), "text": "x"}
+
+    def record(name: str) -> Any:
+        def begin(stream: int, execution: int | None = None) -> Any:
+            driver.record_event(timer, stream)
+
+            def end(size_bytes: int) -> None:
+                driver.record_event(timer, stream)
+                spans.append((name, size_bytes))
+
+            return end
+
+        return begin
+
+    timer = driver.create_timer()
+    with open_ring(driver, reads_onto="default") as ring:
+        if is_recorded:
+            ring.writer.begins = {ring.home.device: record("up")}  # type: ignore[attr-defined]
+            ring.reader.brought.around = record("down")  # type: ignore[attr-defined]
+        write(ring, value)
+        assert take(ring.reader)["one"].tolist() == [0, 1, 2, 3, 4]
+        assert driver.num_events == (7 if is_recorded else 3)
+        write(ring, "nothing on a device")
+        take(ring.reader)
+        driver.destroy_event(timer)
+    assert spans == ([("up", 52), ("down", 52)] if is_recorded else [])

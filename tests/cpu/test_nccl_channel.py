@@ -168,3 +168,28 @@ def test_nccl_needs_gpus() -> None:
         DeviceError, match=r"the transport 'nccl' needs a GPU on both sides.*\nhint: 'copy' and 'staged'"
     ):
         open_links(("a", "b"), (home, home), nccl_group)
+
+
+def test_transfers_are_recorded_where_somebody_asks_and_else_nothing_is_enqueued_for_it() -> None:
+    spans: list[tuple[str, int | None, int]] = []
+
+    def record(name: str) -> Any:
+        def begin(stream: int, execution: int | None = None) -> Any:
+            return lambda size_bytes: spans.append((name, execution, size_bytes))
+
+        return begin
+
+    with open_nccl(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        ends = (("send", writer), ("recv", reader))
+        assert pair.write(torch.ones(3))
+        assert same(pair.read()[0], torch.ones(3))
+        assert spans == []
+        for name, end in ends:
+            end.recorded[0].around = record(name)
+        for value in ("text", [torch.ones(3), torch.arange(5), torch.empty(0)], torch.ones(2)):
+            assert pair.write(value)
+            assert same(pair.read()[0], value)
+        assert spans == [("send", None, 52), ("recv", 2, 52), ("send", None, 8), ("recv", 3, 8)]
+        assert pair.write(torch.ones(4))  # received when the channel closes, which nobody records
+    assert spans[4:] == [("send", None, 16)]

@@ -97,18 +97,22 @@ def test_tensors_of_changing_lengths(actors: list[Any], options: dict[str, Any])
     assert {graph.plan.channel[name].transport for name in ("n0", "n1")} == {"nccl"}
 
 
-def test_a_recorded_graph_has_no_streams_that_its_prediction_does_not_name(actors: list[Any]) -> None:
-    """NCCL's transfers are predicted on its stream, as the plan says, and not recorded."""
-    graph = chain(actors, record=True)
-    assert crossfade.get(graph.execute(1000), timeout=30) == expected(1000)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_measured_timeline_has_the_transfers_that_the_prediction_has(actors: list[Any], overlap: bool) -> None:
+    """On the streams that the plan names, with the bytes of their execution's value, also where receives are asked for ahead."""
+    graph, sizes = chain(actors, record=True, overlap=overlap), [1000, 30, 500]
+    refs = [graph.execute(size) for size in sizes]
+    assert [crossfade.get(ref, timeout=30) for ref in refs] == [expected(size) for size in sizes]
     predicted, measured = (
-        {(span.actor, span.stream) for span in timeline.spans if span.kind == "communicate"}
-        for timeline in (graph.predicted_timeline(), graph.timeline())
+        [span for span in timeline.spans if span.stream == "nccl"]
+        for timeline in (graph.predicted_timeline(num_executions=3), graph.timeline())
     )
     names = list(graph.plan.devices)
-    assert predicted >= {(name, "nccl") for name in names}
-    assert {stream for name, stream in predicted if name in names} == {"main", "nccl"}
-    assert {stream for name, stream in measured if name in names} == {"main"}
+    moves = [(0, "send n0"), (1, "recv n0"), (2, "recv n0"), (1, "send n1"), (0, "recv n1"), (2, "recv n1")]
+    for spans in (predicted, measured):
+        assert {(span.actor, span.label) for span in spans} == {(names[number], label) for number, label in moves}
+    assert {(span.kind, span.size_bytes) for span in measured} == {("communicate", 8 * size) for size in sizes}
+    assert all(span.size_bytes == 8 * sizes[span.execution] for span in measured)
     assert f"sent on {names[0]}'s stream nccl, received on {names[1]}'s stream nccl" in str(graph.plan)
 
 

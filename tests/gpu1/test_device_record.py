@@ -108,9 +108,10 @@ def test_a_copy_beside_a_kernel_is_hidden(driver: CudaDriver, device: DeviceReco
     device.end(kernel, DeviceStream.COMPUTE, RUN, "A.f", 0)
     end = device.around(DeviceStream.PUSH, WRITE, "n0")(push)
     driver.copy(target.data_ptr(), source.data_ptr(), COPY_BYTES, push)
-    end()
+    end(COPY_BYTES)
     torch.cuda.synchronize()
     timeline = Timeline.of("measured", device.spans())
+    assert [span.size_bytes for span in timeline.spans if span.stream == "push"] == [COPY_BYTES]
     assert timeline.communicate_us("A") > 300
     assert timeline.exposed_us("A") < 0.2 * timeline.communicate_us("A")
     driver.destroy_stream(push)

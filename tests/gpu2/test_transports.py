@@ -217,6 +217,48 @@ def test_values_that_hold_tensors_among_other_things(pair: list[Any], transport:
 
 
 @pytest.mark.timeout(300)
+def test_cpu_tensors_arrive_on_the_gpu_of_who_wants_them_there(pair: list[Any], transport: Any) -> None:
+    first, second = pair
+    with crossfade.InputNode() as given:
+        packed = first.pack.bind(given).with_tensor_transport(transport, device="cuda")
+        graph = second.unpack.bind(packed).compile(record=True)
+    for size in (1, 3, 100_000):
+        kinds, total, _, _, length = graph.execute(size).get(timeout=60)
+        assert (kinds, total, length) == (["cuda"] * 4, size * (2 * size - 1), size)
+    spans = [span for span in graph.timeline().spans if span.stream == "down" and span.size_bytes == 12]
+    assert [span.execution for span in spans] == [0, 1, 2]
+
+
+@pytest.mark.timeout(300)
+def test_a_measured_timeline_has_what_moves(pair: list[Any], transport: Any) -> None:
+    graph, sizes = chain(pair, transport, record=True), [1000, 3_000_000]
+    assert [crossfade.get(graph.execute(size), timeout=60) for size in sizes] == [expected(size) for size in sizes]
+    first, second = graph.plan.devices
+    ways = {
+        "copy": [(first, "push", "write n0"), (second, "push", "write n1")],
+        "staged": [
+            (first, "up", "send n0"),
+            (second, "down", "recv n0"),
+            (second, "up", "send n1"),
+            (first, "down", "recv n1"),
+        ],
+        "nccl": [
+            (first, "nccl", "send n0"),
+            (second, "nccl", "recv n0"),
+            (second, "nccl", "send n1"),
+            (first, "nccl", "recv n1"),
+        ],
+    }[str(transport)]
+    moved: dict[Any, int] = {}
+    for span in graph.timeline().spans:
+        if span.stream in ("push", "up", "down", "nccl"):
+            assert span.start_us <= span.end_us
+            way = span.actor, span.stream, span.label, span.execution
+            moved[way] = moved.get(way, 0) + span.size_bytes
+    assert moved == {(*way, number): 8 * size for way in ways for number, size in enumerate(sizes)}
+
+
+@pytest.mark.timeout(300)
 def test_kept_tensors_stay_whole_also_after_teardown(pair: list[Any], transport: Any) -> None:
     first, second = pair
     for _ in range(2):

@@ -131,7 +131,7 @@ def test_a_span_says_what_it_is() -> None:
     for execution in range(3):
         bench.recorder.round.number = execution
         assert run()
-        around(bench.push)()
+        around(bench.push)(7)
     spans = bench.device.spans()
     assert [(span.actor, span.stream, span.label, span.what, span.kind, span.execution) for span in spans] == [
         each
@@ -142,6 +142,18 @@ def test_a_span_says_what_it_is() -> None:
         )
     ]
     assert {type(span.stream) for span in spans} == {str}
+    assert [span.size_bytes for span in spans] == [0, 7] * 3
+
+
+def test_a_copy_may_belong_to_another_execution_and_none_is_recorded_after_the_end() -> None:
+    bench = Bench()
+    around = bench.device.around(DeviceStream.NCCL, WRITE, "n0")
+    around(bench.push, execution=5)(1)
+    assert [span.execution for span in bench.device.spans()] == [5]
+    held = len(bench.driver.ledger.held())
+    bench.device.close()
+    around(bench.push)(1)
+    assert len(bench.driver.ledger.held()) < held
 
 
 def test_spans_of_two_streams_overlap_as_the_streams_did(tmp_path: Path) -> None:
@@ -267,7 +279,7 @@ def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:
         assert sender.try_send(ctypes.addressof(source), 1 << 20)
     assert not sender.try_send(ctypes.addressof(source), 1 << 20)
     spans = device.spans()
-    assert [(span.stream, span.execution) for span in spans] == [("push", 0), ("push", 1)]
+    assert [(span.stream, span.execution, span.size_bytes) for span in spans] == [("push", n, 1 << 20) for n in (0, 1)]
     assert all(span.duration_us > 0 for span in spans)
     sender.close()
     receiver.break_off("the test is over")

@@ -132,6 +132,13 @@ def test_where_the_reader_gets_its_tensors() -> None:
     assert choose(wish("copy", "cuda"), "A", "B", Gpus()) == Way(Transport.COPY, TargetDevice.CUDA)
     with pytest.raises(GraphError, match=r"A\.make\(\) asks for its tensors on the GPU of B, which has none\nhint: "):
         choose(wish(device="cuda"), "A", "B", Gpus({"A": (0,)}))
+    for asked in ("copy", "staged", "nccl"):
+        assert choose(wish(asked, "cuda"), "A", "B", Gpus(TWO)) == Way(Transport(asked), TargetDevice.CUDA)
+    for of in ({"B": (1,)}, TWO):
+        with pytest.raises(
+            GraphError, match=r"the transport 'gloo' from A to B, which gives CPU tensors.*\nhint: leave"
+        ):
+            choose(wish("gloo", "cuda"), "A", "B", Gpus(of))
 
 
 # What cannot be had

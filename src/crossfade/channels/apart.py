@@ -15,17 +15,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from crossfade.channels.arrivals import Arrivals, Arriving, tensors_in
 from crossfade.channels.codec import is_plain, undecodable
-from crossfade.channels.device_codec import Split, Splitter, join, notes_of
+from crossfade.channels.device_codec import Make, Split, Splitter, join, notes_of
 from crossfade.channels.device_home import DeviceHome, source_of
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.device.recorded import Site
 from crossfade.errors import ChannelBroken, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 
 if TYPE_CHECKING:
     import torch
+
+    from crossfade.channels.host_copies import HostCopies
 
 __all__ = ["ApartReader", "ApartWriter", "Places"]
 
@@ -168,8 +171,10 @@ class ApartReader(ShmReader):
         heap_memory: the writer's heap.
         bell: the writer's doorbell.
         arrivals: for each of the writer's devices, the memory into which its tensors come.
+        copies: brings tensors in the message, which lay on the CPU, to the device; None where they are wanted on the CPU.
 
     Attributes:
+        brought: those copies, for who records them.
         index: which of the readers this is.
         arrivals: as given.
         inbox: values that were asked for and whose messages have come.
@@ -186,8 +191,11 @@ class ApartReader(ShmReader):
         bell: Bell,
         *,
         arrivals: Sequence[Arrivals],
+        copies: HostCopies | None,
     ) -> None:
         super().__init__(name, board, offset, ring, index, heap_memory, bell)
+        self.brought = Site()
+        self._copies = copies
         self.index = index
         self.arrivals = arrivals
         self._devices = {source: each.device for source, each in enumerate(arrivals)}
@@ -251,9 +259,11 @@ class ApartReader(ShmReader):
 
     def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
         notes = notes_of(message)
-        if notes is None:
-            return join(message, _no_lanes, private=private, shared=memoryview.toreadonly)
-        return _Coming(message, private, self._expect(notes, message))
+        if notes is not None:
+            return _Coming(message, private, self._expect(notes, message))
+        if self._copies is not None:  # it may hold tensors, to be brought when the program takes it
+            return _Coming(message, private, {})
+        return join(message, _no_lanes, private=private, shared=memoryview.toreadonly)
 
     def _expect(self, notes: memoryview, message: memoryview) -> dict[int, Arriving]:
         """Has the parts of a value brought here, whose message has come."""
@@ -277,9 +287,20 @@ class ApartReader(ShmReader):
         buffers = {source: part.buffer for source, part in coming.parts.items() if part.buffer is not None}
         make = tensors_in(buffers, self._devices)
         try:
-            return join(coming.message, lambda _: make, private=coming.private, shared=memoryview.toreadonly)
+            return self._join(coming, make)
         except Exception as error:
             return undecodable(error, self.name)
+
+    def _join(self, coming: _Coming, make: Make) -> object:
+        if self._copies is None:
+            return join(coming.message, lambda _: make, private=coming.private, shared=memoryview.toreadonly)
+        from crossfade.channels.brought import Brought
+
+        brought = Brought(self._copies, self.brought.around)
+        try:
+            return join(coming.message, lambda _: make, private=brought.place, shared=memoryview.toreadonly)
+        finally:
+            brought.end()
 
     def _no_memory(self, part: Arriving) -> Failure:
         error = DeviceError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from crossfade.channels.host_copies import HostCopies
+from crossfade.channels.host_copies import CopiesIn, HostCopies
 from crossfade.channels.tensors import Place
+from crossfade.device.recorded import Begin
 from crossfade.errors import DeviceError
 
 __all__ = ["Brought"]
@@ -18,11 +17,12 @@ class Brought:
 
     Args:
         copies: brings them.
+        begin: who records that.
     """
 
-    def __init__(self, copies: HostCopies) -> None:
+    def __init__(self, copies: HostCopies, begin: Begin | None = None) -> None:
         self._copies = copies
-        self._sources: list[Any] = []  # what copies read from
+        self._copies_in = CopiesIn(copies, begin)
 
     def place(self, data: memoryview) -> Place:
         """For `crossfade.channels.codec.decode`: what makes a tensor of a buffer."""
@@ -32,17 +32,15 @@ class Brought:
             if tensor.nbytes != data.nbytes:
                 raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {data.nbytes} bytes")
             if data.nbytes:
-                source = self._copies.pinned(data)
-                self._sources.append((source, tensor) if self._copies.home.is_host else source)
-                self._copies.copy_in(tensor, source)
+                self._copies_in.add(tensor, self._copies.pinned(data))
             return tensor
 
         return make
 
     def end(self) -> None:
         """All are enqueued: torch's current stream waits for them, and what they read from is kept until they are done."""
-        if self._sources:
-            self._copies.publisher.submit((self._copies.end_copies_in(),), _nothing, keep=self._sources)
+        if self._copies_in.sources:
+            self._copies.publisher.submit((self._copies_in.end(),), _nothing, keep=self._copies_in.sources)
 
 
 def _nothing(error: DeviceError | None) -> None:

@@ -25,13 +25,14 @@ from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.bare import AHEAD, BARE, MOST_DESCRIPTION_BYTES, NOTE, NUMBER, REPLACED, UNUSED, Kind, Kinds
 from crossfade.channels.codec import is_plain
 from crossfade.channels.device_codec import Split, Splitter, dense
-from crossfade.channels.device_home import DeviceHome, Recorded, source_of
+from crossfade.channels.device_home import DeviceHome, source_of
 from crossfade.channels.device_lane import LaneWriter
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, ShmWriter
 from crossfade.channels.short_failure import short_failure
 from crossfade.channels.turns import Turns
+from crossfade.device.recorded import Recorded
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import stream_getter
 from crossfade.errors import CrossfadeError, DeviceError, Failure

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.bare import AHEAD, BARE, NOTE, NUMBER, REPLACED, UNUSED, KindTable
 from crossfade.channels.device_codec import Make, join
-from crossfade.channels.device_home import DeviceHome, Recorded
+from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_lane import LaneReader
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, WRITER_GONE, ShmReader
 from crossfade.device.borrowed import TensorMaker, tensor_on
+from crossfade.device.recorded import Recorded, Site
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import Leased, stream_getter
@@ -89,6 +90,9 @@ class CopyReader(ShmReader):
         signals: of all lanes, as each of those devices sees them.
         slot_bytes: length of the slots to set aside now; 0 to make none before the first tensor comes.
         copies: brings tensors in the message, which lay on the CPU, to the device; None where they are wanted on the CPU.
+
+    Attributes:
+        brought: those copies, for who records them.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class CopyReader(ShmReader):
         self._told: dict[bytes, _Told] = {}
         self._prepared: _Prepared | None = None
         self._copies = copies
+        self.brought = Site()
         self._first_lane = index * layout.num_sources
         nudge = self.nudge()
         self.lanes = [
@@ -229,7 +234,7 @@ class CopyReader(ShmReader):
             return join(message, self._open_lanes, private=private, shared=memoryview.toreadonly)
         from crossfade.channels.brought import Brought
 
-        brought = Brought(self._copies)
+        brought = Brought(self._copies, self.brought.around)
         try:
             return join(message, self._open_lanes, private=brought.place, shared=memoryview.toreadonly)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from crossfade.device.driver import HOST, TimedDriver
 from crossfade.device.memory import Pool
@@ -14,17 +14,7 @@ from crossfade.device.tensors import current_stream
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceHome", "Recorded", "source_of"]
-
-
-class Recorded(Protocol):
-    """What enqueues copies.
-
-    Attributes:
-        around: called with the stream before copies are enqueued on it; what it gives is called behind them.
-    """
-
-    around: Callable[[int], Callable[[], None]] | None
+__all__ = ["DeviceHome", "source_of"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from crossfade.channels.codec import decode
-from crossfade.channels.host_copies import HostCopies
+from crossfade.channels.host_copies import CopiesIn, HostCopies
 from crossfade.channels.pinned import PinnedReaderSlots
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import ShmReader
 from crossfade.channels.tensors import Place, tensor_of
 from crossfade.device.moments import Moment
+from crossfade.device.recorded import Site
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
@@ -39,6 +40,9 @@ class HostToDeviceReader(ShmReader):
         copies: what the channels of this process share.
         device: which tensors are brought to the device: "cuda" for all, "default" for those that lay on a device at the writer,
         "cpu" for none.
+
+    Attributes:
+        brought: the copies onto the device, for who records them.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class HostToDeviceReader(ShmReader):
         device: str = "default",
     ) -> None:
         super().__init__(name, board, offset, layout, index, heap_memory, bell)
+        self.brought = Site()
         self._copies = copies
         self._brings_all, self._brings_back = device == "cuda", device != "cpu"
         home = copies.home
@@ -132,7 +137,7 @@ class _Arrival:
         self._reader = reader
         self._copies = reader._copies
         self._is_pinned = is_pinned
-        self._sources: list[Any] = []
+        self._copies_in = CopiesIn(reader._copies, reader.brought.around)
         self.num_views = 0
 
     def decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
@@ -150,8 +155,8 @@ class _Arrival:
         try:
             return decode(message, private=place, shared=self._share)
         finally:
-            if self._sources:
-                self._reader._arriving.append((self._copies.end_copies_in(), self._sources))
+            if self._copies_in.sources:
+                self._reader._arriving.append((self._copies_in.end(), self._copies_in.sources))
 
     def _share(self, data: memoryview) -> memoryview:
         self.num_views += 1
@@ -162,10 +167,7 @@ class _Arrival:
         if tensor.nbytes != data.nbytes:
             raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {data.nbytes} bytes")
         if data.nbytes:
-            source = data if self._is_pinned else self._copies.pinned(data)
-            # Before the copy, so that what is enqueued is kept. The CPU's memory knows no streams: there the tensor is, too.
-            self._sources.append((source, tensor) if self._copies.home.is_host else source)
-            self._copies.copy_in(tensor, source)
+            self._copies_in.add(tensor, data if self._is_pinned else self._copies.pinned(data))
         return tensor
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from crossfade.channels.codec import is_plain
@@ -17,6 +17,7 @@ from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import SLOT_MESSAGE, WRITER_GONE, ShmWriter
 from crossfade.channels.short_failure import short_failure
 from crossfade.device.moments import Moment
+from crossfade.device.recorded import Begin
 from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap
@@ -41,6 +42,9 @@ class DeviceToHostWriter(ShmWriter):
         node: what makes the values, for errors.
         distrust: asked when the bytes of a value are there, before its readers are told, in any thread: why they cannot be
             trusted, if so. (A stream that waited for the dead was let go, and computed rubbish.) Must not block or raise.
+
+    Attributes:
+        begins: who records the copies, by device; empty for nobody.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class DeviceToHostWriter(ShmWriter):
     ) -> None:
         super().__init__(name, board, offset, layout, heap, bells)
         self._copies = copies
+        self.begins: Mapping[int, Begin] = {}
         self._where = (actor, f"{node or f'the value of channel {name}'}, copying it from the GPU to the host,")
         self._distrust = distrust
         self._pinned = PinnedWriterSlots(heap, self._base, layout, copies.pins, f"slots of {name}")
@@ -107,7 +112,7 @@ class DeviceToHostWriter(ShmWriter):
                 hint="let fewer executions be under way, or return less: memory of the host is pinned for each of them",
             ) from error
         try:
-            moments = self._copies.copy_out(address, split.tensors)
+            moments = self._copies.copy_out(address, split.tensors, self.begins)
         except BaseException:
             self._abandon(slot, split.tensors)
             raise

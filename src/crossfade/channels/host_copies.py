@@ -16,7 +16,7 @@ Imported only where torch already is.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,10 +28,13 @@ from crossfade.channels.pinned import Pins
 from crossfade.channels.publisher import Publisher
 from crossfade.device.borrowed import device_of
 from crossfade.device.moments import Moment, Moments
+from crossfade.device.recorded import Begin
 from crossfade.device.streams import Role
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 
-__all__ = ["HostCopies"]
+__all__ = ["CopiesIn", "HostCopies"]
+
+_NOBODY: Mapping[int, Begin] = {}
 
 
 class HostCopies:
@@ -75,8 +78,15 @@ class HostCopies:
 
     # Out of a device
 
-    def copy_out(self, address: int, tensors: Iterable[Placed]) -> tuple[Moment, ...]:
+    def copy_out(
+        self, address: int, tensors: Iterable[Placed], begins: Mapping[int, Begin] = _NOBODY
+    ) -> tuple[Moment, ...]:
         """Enqueues copies of tensors, that torch's current streams compute, to a message at an address. When they are done.
+
+        Args:
+            address: where the message begins.
+            tensors: with their places in it.
+            begins: who records the copies, by device.
 
         Raises:
             DeviceError: something was refused. Some copies may be enqueued (`ends_of_copies`).
@@ -84,13 +94,18 @@ class HostCopies:
         groups: dict[torch.device, list[Placed]] = {}
         for placed in tensors:
             groups.setdefault(placed.tensor.device, []).append(placed)
-        return tuple([self._copy_group(self._home_of[device], address, group) for device, group in groups.items()])
+        return tuple(
+            [self._copy_group(self._home_of[device], address, group, begins) for device, group in groups.items()]
+        )
 
-    def _copy_group(self, home: DeviceHome, address: int, tensors: list[Placed]) -> Moment:
+    def _copy_group(self, home: DeviceHome, address: int, tensors: list[Placed], begins: Mapping[int, Begin]) -> Moment:
         moments, up = self._moments[home.device], home.up_stream
         moments.at(home.compute_stream()).hold(up)
+        end = begins[home.device](up) if begins else None
         for _, offset, tensor in tensors:
             home.driver.copy(address + offset, tensor.data_ptr(), tensor.nbytes, up)
+        if end is not None:
+            end(sum(placed.size_bytes for placed in tensors))
         return moments.at(up)
 
     def ends_of_copies(self) -> tuple[Moment, ...]:
@@ -162,3 +177,40 @@ class HostCopies:
         for moments in self._moments.values():
             moments.close()
         return True
+
+
+class CopiesIn:
+    """The copies onto the device that one value takes.
+
+    Args:
+        copies: what the channels of the process share.
+        begin: who records them.
+
+    Attributes:
+        sources: what they read from, to be kept until the moment that `end` gives.
+    """
+
+    __slots__ = ("_begin", "_copies", "_end", "_size_bytes", "sources")
+
+    def __init__(self, copies: HostCopies, begin: Begin | None) -> None:
+        self.sources: list[Any] = []
+        self._copies = copies
+        self._begin = begin
+        self._end: Callable[[int], None] | None = None
+        self._size_bytes = 0
+
+    def add(self, tensor: torch.Tensor, source: memoryview) -> None:
+        """Enqueues the copy of one tensor."""
+        home = self._copies.home
+        if self._begin is not None and self._end is None:
+            self._end = self._begin(home.down_stream)
+        self._size_bytes += tensor.nbytes
+        # Before the copy, so that what is enqueued is kept. The CPU's memory knows no streams: there the tensor is, too.
+        self.sources.append((source, tensor) if home.is_host else source)
+        self._copies.copy_in(tensor, source)
+
+    def end(self) -> Moment:
+        """Holds torch's current stream until all are done; when that is."""
+        if self._end is not None:
+            self._end(self._size_bytes)
+        return self._copies.end_copies_in()

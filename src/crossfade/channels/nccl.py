@@ -9,18 +9,24 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from crossfade.channels.apart import ApartReader, ApartWriter, Places
 from crossfade.channels.arrivals import Arriving
 from crossfade.channels.asking import all_of
 from crossfade.channels.device_codec import Split, places_of
-from crossfade.channels.device_home import DeviceHome, Recorded
+from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.nccl_link import NcclLink
 from crossfade.channels.ring_layout import RingLayout
+from crossfade.device.recorded import Begin, Recorded, Site
 from crossfade.device.signals import Releasable
 from crossfade.errors import ChannelBroken
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
+
+if TYPE_CHECKING:
+    from crossfade.channels.host_copies import HostCopies
 
 __all__ = ["NcclReader", "NcclWriter"]
 
@@ -55,6 +61,7 @@ class NcclWriter(ApartWriter):
         note_bytes = len(links) * len(homes) * _NOTE.size
         super().__init__(name, board, offset, ring, heap, bells, homes=homes, note_bytes=note_bytes)
         self._links = links
+        self._sites = [Site() for _ in homes]
 
     def _note(self, notes: bytearray, places: Places) -> None:
         for reader, link in enumerate(self._links):
@@ -66,7 +73,7 @@ class NcclWriter(ApartWriter):
         for source in places:
             tensors = [each.tensor for each in parts.tensors if each.lane == source and each.size_bytes]
             for link in self._links:
-                link.lanes[source].send(tensors, ready[source], parts)
+                link.lanes[source].send(tensors, ready[source], parts, self._sites[source].around)
 
     def try_flush(self) -> bool:
         """Always: an accepted value is enqueued."""
@@ -80,8 +87,8 @@ class NcclWriter(ApartWriter):
 
     @property
     def recorded(self) -> Sequence[Recorded]:
-        """Nothing: NCCL's transfers are not recorded."""
-        return []
+        """Its transfers, by device of this process."""
+        return self._sites
 
     def signals(self, reader: int) -> list[Releasable]:
         """Nothing: aborting the link lets streams go."""
@@ -106,6 +113,7 @@ class NcclReader(ApartReader):
         heap_memory: the writer's heap.
         bell: the writer's doorbell.
         link: from the writer.
+        copies: see `ApartReader`.
     """
 
     def __init__(
@@ -119,10 +127,12 @@ class NcclReader(ApartReader):
         bell: Bell,
         *,
         link: NcclLink,
+        copies: HostCopies | None = None,
     ) -> None:
         arrivals = [lane.arrivals for lane in link.lanes]
-        super().__init__(name, board, offset, ring, index, heap_memory, bell, arrivals=arrivals)
+        super().__init__(name, board, offset, ring, index, heap_memory, bell, arrivals=arrivals, copies=copies)
         self._link = link
+        self._sites = [Site() for _ in arrivals]
         self._given_up = ""
         self._has_left = False
         link.readers.append(self)
@@ -141,8 +151,13 @@ class NcclReader(ApartReader):
         parts: dict[int, Arriving] = {}
         for source, each in places.items():
             at = (self.index * len(self.arrivals) + source) * _NOTE.size
-            parts[source] = self._link.receive(source, _NOTE.unpack_from(notes, at)[0] - 1, each)
+            parts[source] = self._link.receive(source, _NOTE.unpack_from(notes, at)[0] - 1, each, self._begin(source))
         return parts
+
+    def _begin(self, source: int) -> Begin | None:
+        """Records a transfer of the value that is taken now, which may be asked for ahead of its execution."""
+        around = self._sites[source].around
+        return None if around is None else partial(around, execution=self._num_values)
 
     def _check(self, source: int, part: Arriving) -> None:
         reason = self._link.reason or self._given_up
@@ -156,8 +171,8 @@ class NcclReader(ApartReader):
 
     @property
     def recorded(self) -> Sequence[Recorded]:
-        """Nothing: NCCL's transfers are not recorded."""
-        return []
+        """Its transfers, by the writer's device."""
+        return self._sites
 
     def serve(self) -> bool:
         """Takes messages that were asked for. Whether it should soon be called again."""

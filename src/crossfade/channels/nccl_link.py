@@ -28,6 +28,7 @@ import torch.distributed as dist
 from crossfade.channels.arrivals import Arrivals, Arriving
 from crossfade.channels.asking import all_of
 from crossfade.channels.device_home import DeviceHome
+from crossfade.device.recorded import Begin
 from crossfade.device.streams import Role
 from crossfade.device.tail import Tail
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
@@ -122,22 +123,25 @@ class _Lane:
                 raise ChannelError("the other side did not take part in a first transfer over NCCL")
             time.sleep(0.001)  # a wait for the device has no time limit, and this is done once
 
-    def send(self, tensors: Sequence[torch.Tensor], ready: int, keep: Any) -> None:
-        """Enqueues the next value's tensors, behind an event; ``keep`` is held until they are gone."""
+    def send(self, tensors: Sequence[torch.Tensor], ready: int, keep: Any, begin: Begin | None = None) -> None:
+        """Enqueues the next value's tensors, behind an event; ``keep`` is held until they are gone, ``begin`` records it."""
         group = self._open()
         self.number += 1
         self._tail.grow()
         self._driver.wait_event(self._stream, ready)
+        end = begin(self._stream) if begin is not None else None
         with self.arrivals.on_stream():
             for tensor in tensors:
                 group.send([tensor.reshape(-1).view(torch.uint8)], _READER, _TAG).wait()
+        if end is not None:
+            end(sum(tensor.nbytes for tensor in tensors))
         self.collect()
         event = self._driver.create_event()
         self._driver.record_event(event, self._stream)
         self._kept.append((event, keep))
 
-    def receive(self, arriving: Arriving, places: Sequence[tuple[int, int]]) -> None:
-        """Enqueues the receiving of the next value's tensors: (offset, length) of each.
+    def receive(self, arriving: Arriving, places: Sequence[tuple[int, int]], begin: Begin | None = None) -> None:
+        """Enqueues the receiving of the next value's tensors: (offset, length) of each. ``begin`` records it.
 
         Raises:
             DeviceError: there is no memory for it. It cannot go by, so the link cannot go on.
@@ -151,9 +155,12 @@ class _Lane:
             )
         self.number += 1
         self._tail.grow()
+        end = begin(self._stream) if begin is not None else None
         with self.arrivals.on_stream():
             for offset, size_bytes in places:
                 group.recv([buffer[offset : offset + size_bytes]], _WRITER, _TAG).wait()
+        if end is not None:
+            end(sum(size_bytes for _, size_bytes in places))
         self.arrivals.filled(arriving)
 
     def _open(self) -> Group:
@@ -242,9 +249,9 @@ class NcclLink:
         while self._permits and self._permits[0].take_record():
             self._permits.popleft()
 
-    def receive(self, source: int, number: int, places: list[tuple[int, int]]) -> Arriving:
+    def receive(self, source: int, number: int, places: list[tuple[int, int]], begin: Begin | None = None) -> Arriving:
         """A value's message has come. The value will not if the link is broken, or breaks now: since it is not the next one (PL-1),
-        since there is no memory for it, or since NCCL failed.
+        since there is no memory for it, or since NCCL failed. ``begin`` records it.
         """
         lane = self.lanes[source]
         if self._closing_since is not None:
@@ -253,14 +260,14 @@ class NcclLink:
             self.break_off(f"PL-1: value {number} of {self._label} was asked for where {lane.number} comes next")
         elif not self.reason:
             try:
-                return self._receive(lane, places)
+                return self._receive(lane, places, begin)
             except (ChannelError, DeviceError, RuntimeError) as error:
                 self.break_off(f"{self._label}: {error}")
         return Arriving(0, None, self.reason)
 
-    def _receive(self, lane: _Lane, places: list[tuple[int, int]]) -> Arriving:
+    def _receive(self, lane: _Lane, places: list[tuple[int, int]], begin: Begin | None = None) -> Arriving:
         arriving = lane.arrivals.expect(places[-1][0] + places[-1][1])
-        lane.receive(arriving, places)
+        lane.receive(arriving, places, begin)
         return arriving
 
     def _drain(self) -> bool:

@@ -17,19 +17,24 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from crossfade.channels.apart import ApartReader, ApartWriter, Places
 from crossfade.channels.arrivals import Arriving
 from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.device_codec import Split
-from crossfade.channels.device_home import DeviceHome, Recorded
+from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.staged_lane import Chunks, StagedLaneReader, StagedLaneWriter
+from crossfade.device.recorded import Recorded
 from crossfade.device.signals import Releasable
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
+
+if TYPE_CHECKING:
+    from crossfade.channels.host_copies import HostCopies
 
 __all__ = ["StagedReader", "StagedWriter"]
 
@@ -152,6 +157,7 @@ class StagedReader(ApartReader):
         lanes_offset, layout: where the lanes' mailboxes lie on the board.
         chunks: the lanes' memory.
         homes: for each of the writer's devices, the device of this process on which its tensors arrive.
+        copies: see `ApartReader`.
     """
 
     def __init__(
@@ -168,6 +174,7 @@ class StagedReader(ApartReader):
         layout: DeviceLayout,
         chunks: Chunks,
         homes: Sequence[DeviceHome],
+        copies: HostCopies | None = None,
     ) -> None:
         first = index * layout.num_sources
         label = f"{name} at reader {index}"
@@ -176,7 +183,7 @@ class StagedReader(ApartReader):
             for source, home in enumerate(homes)
         ]
         arrivals = [lane.arrivals for lane in self.lanes]
-        super().__init__(name, board, offset, ring, index, heap_memory, bell, arrivals=arrivals)
+        super().__init__(name, board, offset, ring, index, heap_memory, bell, arrivals=arrivals, copies=copies)
         self._num_wanted = 0  # asked for, and the message is not taken yet
 
     def _ask(self) -> None:

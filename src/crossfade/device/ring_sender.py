@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from crossfade.device.copies import EDGE_BYTES, cut, enqueue
 from crossfade.device.driver import Driver
 from crossfade.device.memory import OpenedMemory
+from crossfade.device.recorded import Around
 from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Refused, Retired, Wanted
 from crossfade.device.ring import RingStatistics, ring_signals
 from crossfade.device.signals import Counter, SignalBoard
@@ -82,7 +83,7 @@ class RingSender:
         self._chunk_bytes = chunk_bytes
         self._tells_values = tells_values
         self.label = label
-        self.around: Callable[[int], Callable[[], None]] | None = None
+        self.around: Around | None = None
         self._target: _Target | None = None
         self._closing: deque[tuple[_Target, int]] = deque()  # earlier generations, each with the event of its last copy
         self._wanted_bytes = 0
@@ -256,7 +257,7 @@ class RingSender:
             else:
                 enqueue(driver, cut(there + offset, address, size_bytes, self._chunk_bytes), stream)
         if end is not None:
-            end()
+            end(sum(part[2] for part in parts))
         target.full[slot].set(stream, number)
         return number
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from crossfade.device.driver import Driver, HostRange
+from crossfade.device.recorded import Around
 from crossfade.device.records import Record
 from crossfade.device.signals import Counter, HostBoard
 from crossfade.device.staged_layout import StagedLayout
@@ -84,7 +85,7 @@ class StagedEnd:
         offset: int = 0,
     ) -> None:
         self.label = label
-        self.around: Callable[[int], Callable[[], None]] | None = None
+        self.around: Around | None = None
         self._driver = driver
         self._layout = layout
         self._streams = streams
@@ -135,7 +136,7 @@ class StagedEnd:
         for target, source, size_bytes in copies:
             self._driver.copy(target, source, size_bytes, stream)
         if end is not None:
-            end()
+            end(sum(size_bytes for _, _, size_bytes in copies))
 
     def _go_on(self) -> None:
         """Enqueues what can be. A chunk that is enqueued half-way ends this: the next one would be taken for it.

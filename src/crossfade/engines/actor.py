@@ -299,7 +299,9 @@ class _Actor:
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
         guard = Guard(plan, self._name) if message.debug else None
         gpus = self._own_devices() if recorder is not None and plan.devices.get(self._name) else None
-        recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else ()
+        recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else []
+        if recorded:
+            wiring.record_host_copies([device for device, _ in recorded])
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded, wiring.before_run)
         return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), spin_us_for(plan), guard)
 

@@ -28,7 +28,7 @@ from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.actions import Action, Verb
-from crossfade.plan.device_streams import stream_in, stream_out
+from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
 from crossfade.runtime.alive import Alive
@@ -185,6 +185,7 @@ class DeviceEnds:
     ) -> _Reader:
         """Opens a reading end of a channel. ``copies`` brings CPU tensors to the device, where they are wanted there."""
         spec, homes = place.spec, self._targets(place.spec.writer)
+        copies = copies if spec.device is TargetDevice.CUDA else None
         args = spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell
         reader: _Reader
         match spec.transport:
@@ -196,14 +197,14 @@ class DeviceEnds:
                     homes=homes,
                     signals=signals,
                     slot_bytes=spec.buffer_bytes,
-                    copies=copies if spec.device is TargetDevice.CUDA else None,
+                    copies=copies,
                 )
             case Transport.STAGED:
                 reader = _module("staged_engine").StagedReader(
-                    *args, **_lanes(place), homes=homes, chunks=self._chunks(place)
+                    *args, **_lanes(place), homes=homes, chunks=self._chunks(place), copies=copies
                 )
             case _:
-                reader = _module("nccl").NcclReader(*args, link=self._links[spec.writer, self._party])
+                reader = _module("nccl").NcclReader(*args, link=self._links[spec.writer, self._party], copies=copies)
         self._readers.append((spec, reader))
         return reader
 
@@ -232,15 +233,17 @@ class DeviceEnds:
 
     def record(self, devices: Sequence[DeviceRecorder]) -> None:
         """Records every copy from now on; ``devices`` are the recorders of this party's devices."""
+        device_of = dict(zip({id(home): home for home in self._homes}, devices, strict=True))
         for spec, writer in self._writers:
             action = Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
             for number, end in enumerate(writer.recorded):
-                device = devices[number % len(self._homes) % len(devices)]
+                device = device_of[id(self._homes[number % len(self._homes)])]
                 end.around = device.around(stream_out(spec.transport), action, spec.id)
         for spec, reader in self._readers:
-            for number, arriving in enumerate(reader.recorded):
-                device = devices[number % len(self._homes) % len(devices)]
-                arriving.around = device.around(stream_in(spec.transport), Action(Verb.RECV, spec.id), spec.id)
+            action = Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
+            for home, arriving in zip(self._targets(spec.writer), reader.recorded, strict=False):
+                arriving.around = device_of[id(home)].around(stream_in(spec.transport), action, spec.id)
+            reader.brought.around = devices[0].around(DeviceStream.DOWN, action, spec.id)
 
     def break_off(self, peer: str, reason: str) -> None:
         """A process is gone. If it is a party of the plan, all ends hear of it, whether or not it is at the other end of a lane.

@@ -15,14 +15,19 @@ from crossfade.engines.board import RingPlace, is_on_devices, link_parties, plac
 from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
+from crossfade.plan.actions import Action, Verb
+from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.runtime.bind import Ends
 from crossfade.types import Transport
 
 if TYPE_CHECKING:
     from crossfade.channels.collective import Meeting
+    from crossfade.channels.device_reader import HostToDeviceReader
+    from crossfade.channels.device_writer import DeviceToHostWriter
     from crossfade.channels.host_copies import HostCopies
     from crossfade.engines.device_ends import DeviceEnds
+    from crossfade.runtime.device_record import DeviceRecorder
 
 __all__ = ["Wiring"]
 
@@ -67,6 +72,8 @@ class Wiring:
         self.before_run: list[Callable[[], None]] = []
         self._on_death = on_death
         self._host_copies = host_copies
+        self._from_devices: list[tuple[ChannelSpec, DeviceToHostWriter]] = []
+        self._onto_devices: list[tuple[ChannelSpec, HostToDeviceReader]] = []
         self._plan = plan
         self._party = party
         self._heaps = heaps
@@ -96,7 +103,7 @@ class Wiring:
             from crossfade.channels.device_writer import DeviceToHostWriter
 
             node = self._maker_of(spec.value)
-            return DeviceToHostWriter(
+            writer = DeviceToHostWriter(
                 *args,
                 self._host_copies,
                 buffer_bytes=spec.buffer_bytes,
@@ -104,6 +111,8 @@ class Wiring:
                 node=node,
                 distrust=distrust,
             )
+            self._from_devices.append((spec, writer))
+            return writer
         if distrust is not None:
             return CheckedWriter(*args, distrust=distrust, buffer_bytes=spec.buffer_bytes)
         return ShmWriter(*args, buffer_bytes=spec.buffer_bytes)
@@ -122,7 +131,9 @@ class Wiring:
         if self._host_copies is not None:
             from crossfade.channels.device_reader import HostToDeviceReader
 
-            return HostToDeviceReader(*args, self._host_copies, device=spec.device)
+            reader = HostToDeviceReader(*args, self._host_copies, device=spec.device)
+            self._onto_devices.append((spec, reader))
+            return reader
         return ShmReader(*args)
 
     def _open_link(self, store: Memory | None) -> Any:
@@ -179,6 +190,21 @@ class Wiring:
         group = opener(store, number, parties, self._party, bells, meetings, home, self._on_death)
         self.before_run.append(group.enqueue_all)
         return group
+
+    def record_host_copies(self, devices: Sequence[DeviceRecorder]) -> None:
+        """Records, from now on, what goes between hosts and this party's devices, whose recorders these are."""
+        if self._host_copies is None:
+            return
+        homes = self._host_copies.homes
+        for spec, writer in self._from_devices:
+            action = Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
+            writer.begins = {
+                home.device: device.around(stream_out(spec.transport), action, spec.id)
+                for home, device in zip(homes, devices, strict=True)
+            }
+        for spec, reader in self._onto_devices:
+            action = Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
+            reader.brought.around = devices[0].around(stream_in(spec.transport), action, spec.id)
 
     def break_off(self, peer: str, reason: str) -> None:
         """A peer is gone: the ends of all channels with it say so from now on."""

@@ -53,6 +53,7 @@ def _names(of: str, name: str, process: int, thread: int, rank: int) -> Iterator
 def _events(spans: Sequence[Span], process: int, thread: int) -> Iterator[dict[str, Any]]:
     for span in spans:
         start_us, end_us = round(span.start_us, 3), round(span.end_us, 3)
+        size = {"bytes": span.size_bytes} if span.size_bytes else {}
         yield {
             "ph": "X",
             "name": f"wait: {span.what}" if span.kind == WAIT else f"{span.label} {span.what}".rstrip(),
@@ -61,5 +62,5 @@ def _events(spans: Sequence[Span], process: int, thread: int) -> Iterator[dict[s
             "tid": thread,
             "ts": start_us,
             "dur": round(end_us - start_us, 3),
-            "args": {"action": span.label, "execution": span.execution, "what": span.what, "kind": span.kind},
+            "args": {"action": span.label, "execution": span.execution, "what": span.what, "kind": span.kind, **size},
         }

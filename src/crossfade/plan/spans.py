@@ -30,6 +30,7 @@ class Span:
         execution: the execution's number, from 0.
         start_us: microseconds since the timeline's zero.
         end_us: microseconds since the timeline's zero.
+        size_bytes: how much it moves: measured copies on streams of GPUs say it, others say 0.
     """
 
     actor: str
@@ -40,6 +41,7 @@ class Span:
     execution: int
     start_us: float
     end_us: float
+    size_bytes: int = 0
 
     @property
     def duration_us(self) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from crossfade.device.driver import TimedDriver
+from crossfade.device.recorded import Around
 from crossfade.plan.actions import Action
 from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.spans import COMMUNICATE, COMPUTE, Span
@@ -41,7 +42,7 @@ class Opened(NamedTuple):
     end: int
 
 
-_Recorded: TypeAlias = tuple[Opened, DeviceStream, Action, str, int]
+_Recorded: TypeAlias = tuple[Opened, DeviceStream, Action, str, int, int]
 
 
 class DeviceRecorder:
@@ -67,6 +68,7 @@ class DeviceRecorder:
         self._clock = DeviceClock(driver, now_ns)
         self._spare = [(driver.create_timer(), driver.create_timer()) for _ in range(max_spans)]
         self._recorded: deque[_Recorded] = deque()
+        self._is_closed = False
 
     def begin(self, stream: int) -> Opened:
         """Enqueues the beginning of a span. Whoever calls this calls `end` as well, whatever happens in between."""
@@ -74,7 +76,9 @@ class DeviceRecorder:
         self._driver.record_event(begin, stream)
         return Opened(stream, begin, end)
 
-    def end(self, opened: Opened, role: DeviceStream, action: Action, what: str, execution: int) -> None:
+    def end(
+        self, opened: Opened, role: DeviceStream, action: Action, what: str, execution: int, size_bytes: int = 0
+    ) -> None:
         """Enqueues the end of a span.
 
         Args:
@@ -83,17 +87,20 @@ class DeviceRecorder:
             action: the action that enqueued it.
             what: what the action is about, for people.
             execution: the execution's number.
+            size_bytes: how much it moves.
         """
         self._driver.record_event(opened.end, opened.stream)
-        self._recorded.append((opened, role, action, what, execution))
+        self._recorded.append((opened, role, action, what, execution, size_bytes))
 
-    def around(self, role: DeviceStream, action: Action, what: str) -> Callable[[int], Callable[[], None]]:
-        """For whoever enqueues something now and then: a function that begins a span on a stream, and gives what ends it."""
+    def around(self, role: DeviceStream, action: Action, what: str) -> Around:
+        """For whoever enqueues copies now and then: a function that begins a span on a stream, and gives what ends it."""
         round_ = self._recorder.round
 
-        def begin(stream: int) -> Callable[[], None]:
-            opened, execution = self.begin(stream), round_.number + action.ahead
-            return lambda: self.end(opened, role, action, what, execution)
+        def begin(stream: int, execution: int | None = None) -> Callable[[int], None]:
+            if self._is_closed:
+                return _nothing
+            opened, number = self.begin(stream), round_.number + action.ahead if execution is None else execution
+            return lambda size_bytes: self.end(opened, role, action, what, number, size_bytes)
 
         return begin
 
@@ -129,15 +136,20 @@ class DeviceRecorder:
         return found[::-1]
 
     def _span(self, recorded: _Recorded, start_us: float, end_us: float) -> Span:
-        _, role, action, what, execution = recorded
+        _, role, action, what, execution, size_bytes = recorded
         kind = COMPUTE if role is DeviceStream.COMPUTE else COMMUNICATE
-        return Span(self._recorder.actor, role.value, str(action), what, kind, execution, start_us, end_us)
+        return Span(self._recorder.actor, role.value, str(action), what, kind, execution, start_us, end_us, size_bytes)
 
     def close(self) -> None:
-        """Gives all events back. Idempotent."""
+        """Gives all events back; what is enqueued from now on is not recorded. Idempotent."""
+        self._is_closed = True
         self._spare += [recorded[0][1:] for recorded in self._recorded]
         self._recorded.clear()
         while self._spare:
             for timer in self._spare.pop():
                 self._driver.destroy_event(timer)
         self._clock.close()
+
+
+def _nothing(size_bytes: int) -> None:
+    """The end of what is not recorded."""

@@ -117,7 +117,7 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
     elif transport is Transport.AUTO:
         is_direct = all(has_gpu) and wish.device is not TargetDevice.CPU
         transport = _between(writer, reader, gpus, size_bytes) if is_direct else Transport.SHM
-    return Way(transport, _device(wish, transport, reader, has_gpu[1]))
+    return Way(transport, _device(wish, transport, writer, reader, has_gpu[1]))
 
 
 def _between(writer: str, reader: str, gpus: Gpus, size_bytes: int) -> Transport:
@@ -179,7 +179,7 @@ def _check_reach(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
             )
 
 
-def _device(wish: Wish, transport: Transport, reader: str, has_gpu: bool) -> TargetDevice:
+def _device(wish: Wish, transport: Transport, writer: str, reader: str, has_gpu: bool) -> TargetDevice:
     """Where the reader gets the tensors, said only where that is not what it gets by default."""
     if wish.device is TargetDevice.CPU:
         return TargetDevice.CPU if has_gpu else TargetDevice.DEFAULT
@@ -187,5 +187,10 @@ def _device(wish: Wish, transport: Transport, reader: str, has_gpu: bool) -> Tar
         raise GraphError(
             f"{describe(wish.node)} asks for its tensors on the GPU of {reader}, which has none",
             hint="options(num_gpus=1) gives an actor a GPU; or leave `device` out, also for this reader alone: reader=...",
+        )
+    if wish.device is TargetDevice.CUDA and transport is Transport.GLOO:
+        raise GraphError(
+            f"{_asks(wish, writer, reader)}, which gives CPU tensors, and for tensors on the GPU",
+            hint="leave the transport out: 'auto', and every transport but 'gloo', brings CPU tensors to the reader's GPU",
         )
     return wish.device

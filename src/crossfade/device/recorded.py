@@ -1,0 +1,42 @@
+"""How whoever enqueues copies tells whoever records them. Where nobody does, nothing is enqueued for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+__all__ = ["Around", "Begin", "Recorded", "Site"]
+
+Begin: TypeAlias = Callable[[int], Callable[[int], None]]
+"""`Around`, where the execution is settled."""
+
+
+class Around(Protocol):
+    """Called before copies are enqueued; what it gives is called behind them, with how many bytes they copy."""
+
+    def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
+        """Begins a span.
+
+        Args:
+            stream: on which the copies are enqueued.
+            execution: whose value it is; None for the one at which the party's program is.
+        """
+
+
+class Recorded(Protocol):
+    """What enqueues copies.
+
+    Attributes:
+        around: who records them; None for nobody.
+    """
+
+    around: Around | None
+
+
+class Site:
+    """A channel's copies on one device, where they have no other object of their own. See `Recorded`."""
+
+    __slots__ = ("around",)
+
+    def __init__(self) -> None:
+        self.around: Around | None = None
