@@ -135,7 +135,7 @@ def trial_of(group: PeerGroup, run: Callable[[], object]) -> Trial:
 
     They begin each repetition together. On a GPU all of them are enqueued one behind the other, so the host's launches count only
     where the device has to wait for them; on a lane that can be replayed they do not count, for there a call that comes again is
-    replayed (`crossfade.ops.replays`), or captured by its caller. What is captured is done by nobody yet, so a capture that fails on
+    replayed (`crossfade.ops.replays`), or captured by its caller. What is captured is not done yet, so a capture that fails on
     one rank keeps no other one waiting.
     """
     is_warm, timed, num_calls = False, run, 1
