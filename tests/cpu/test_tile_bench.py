@@ -76,5 +76,5 @@ def test_a_block_in_small(tmp_path: Path) -> None:
 def test_a_few_repetitions_with_delays_find_nothing_wrong() -> None:
     from benchmarks import tile_repetitions
 
-    found = tile_repetitions.run(150, 2, is_quick=True)
+    found = tile_repetitions.run(60, 2, is_quick=True)
     assert [each["wrong"] for each in found] == [{}, {}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,8 @@ pytest.importorskip("torch", reason="operators take torch tensors")
 
 from crossfade.device.fake import sample
 from tests.helpers.ops_cases import LONG_CASES, run_cases
+from tests.helpers.ops_gradient_cases import CASES as GRADIENT_CASES
+from tests.helpers.ops_modules import CASES as MODULE_CASES
 from tests.helpers.ops_worlds import OpsWorld, ops_worlds
 
 
@@ -19,6 +22,14 @@ from tests.helpers.ops_worlds import OpsWorld, ops_worlds
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 5])
 def test_ranks_get_what_one_process_computes(num_ranks: int, tmp_path: Path) -> None:
     said = run_cases(num_ranks, "cpu", str(tmp_path / "store"), list(LONG_CASES), 1700)
+    assert all(answer == "ok" for answers in said.values() for answer in answers), said
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("cases", [GRADIENT_CASES, MODULE_CASES], ids=["gradients", "modules"])
+@pytest.mark.parametrize("num_ranks", [4, 5])
+def test_gradients_and_layers_of_more_ranks(num_ranks: int, cases: Any, tmp_path: Path) -> None:
+    said = run_cases(num_ranks, "cpu", str(tmp_path / "store"), list(cases), 380, cases)
     assert all(answer == "ok" for answers in said.values() for answer in answers), said
 
 

@@ -36,6 +36,11 @@ def test_texts() -> None:
     assert Candidate.parse("plain()") == PLAIN
     assert Candidate.of("rounds").arguments == {"rounds": 1, "lag": 0, "taper": 1}
     assert str(Candidate.of("rounds", lag=1)) == "rounds(rounds=1, lag=1)"
+    assert str(Candidate.of("rounds", taper=3, rounds=2)) == "rounds(rounds=2, taper=3)"
+    assert str(Candidate.of("rounds", lag=0, taper=1)) == "rounds(rounds=1)"
+    assert Candidate.parse("rounds(rounds=2, taper=3, lag=1)").arguments == {"rounds": 2, "lag": 1, "taper": 3}
+    assert Candidate.parse("rounds(rounds=2)") == Candidate.of("rounds", rounds=2, lag=0, taper=1)
+    assert str(Candidate.of("tiles")) == "tiles(rounds=1, group_rows=0, reserve_sms=0)"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,8 @@ def test_texts() -> None:
         ("magic", "there is no candidate 'magic'\nhint: one of plain, chunked, rounds"),
         ("rounds(chunks=2)", "'rounds' has no parameter 'chunks'\nhint: it has rounds"),
         ("plain(chunks=2)", "'plain' has no parameter 'chunks'\nhint: it has no parameters"),
+        ("rounds(taper=0)", "taper of 'rounds' is 0\nhint: 1 is the least"),
+        ("tiles(lag=1)", "'tiles' has no parameter 'lag'\nhint: it has rounds, group_rows, reserve_sms"),
         ("chunked(chunks=0)", "chunks of 'chunked' is 0\nhint: 1 is the least"),
     ],
 )
@@ -84,6 +91,14 @@ def test_what_is_worth_a_try() -> None:
     assert names(Operator.REDUCE_SCATTER, (128, 128, 64), group())[1:] == [chunked[0], *rounds[:2]]
     assert names(Operator.ALL_GATHER, (8, 128, 64), group()) == ["plain", rounds[0]]
     assert names(Operator.ALL_TO_ALL, (0, 128, 64), group()) == ["plain", *chunked, rounds[0]]
+
+
+def test_rounds_with_a_lag_or_a_taper_are_for_all_reduces_whose_blocks_fit() -> None:
+    tapered = ["rounds(rounds=2, lag=1)", "rounds(rounds=2, taper=3)", "rounds(rounds=2, lag=1, taper=3)"]
+    assert names(Operator.ALL_REDUCE, (4096, 128, 64), group())[7:] == [*tapered, "rounds(rounds=4, lag=1)"]
+    assert names(Operator.ALL_REDUCE, (1024, 128, 64), group())[7:] == tapered[:1]  # 256 rows of a rank
+    assert names(Operator.ALL_REDUCE, (4096, 128, 64), group(slot_bytes=256 * 1023))[7:] == []
+    assert names(Operator.REDUCE_SCATTER, (4096, 128, 64), group())[7:] == []
 
 
 @given(st.integers(0, 200), st.integers(1, 50))

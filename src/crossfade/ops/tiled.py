@@ -10,24 +10,25 @@ that a piece has (0: all of a rank's rows in a round). ``reserve_sms`` are left 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from crossfade.ops import turns
 from crossfade.ops.calls import on_lane
 from crossfade.ops.job import Job
 from crossfade.ops.pieces import require_slot
+from crossfade.ops.preparing import PREPARERS
+from crossfade.ops.shape import Operator
 
-__all__ = ["all_reduce", "reduce_scatter"]
+if TYPE_CHECKING:
+    from crossfade.ops.tile_work import TileWork
+
+__all__ = ["all_reduce", "prepare", "reduce_scatter"]
 
 
 def reduce_scatter(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> None:
     """See `matmul_reduce_scatter`."""
-    from crossfade.ops.tile_work import work_of
-
-    _require_slot(job)
     products = job.empty(len(job.a), job.num_columns)
-    address = products.data_ptr()
-    work = work_of(
-        job, address, num_rounds=rounds, piece_rows=group_rows, lag=rounds - 1, reserve_sms=reserve_sms, has_copy=False
-    )
+    work = _work(job, products.data_ptr(), rounds, group_rows, reserve_sms)
     with on_lane(job) as (lane, stream, local):
         made = work.turns(job, stream, products, job.out.data_ptr())
         turns.reduce_scatter(lane, stream, local, made, rounds, job.fill)
@@ -35,21 +36,8 @@ def reduce_scatter(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) 
 
 def all_reduce(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> None:
     """See `matmul_all_reduce`. All partial products lie in ``out``."""
-    from crossfade.ops.tile_work import work_of
-
-    _require_slot(job)
-    group, address = job.group, job.out.data_ptr()
-    offset = group.shared_offset(job.out)
-    lag = min(1, rounds - 1)
-    work = work_of(
-        job,
-        address,
-        num_rounds=rounds,
-        piece_rows=group_rows,
-        lag=lag,
-        reserve_sms=reserve_sms,
-        has_copy=offset is None,
-    )
+    address, offset = job.out.data_ptr(), job.group.shared_offset(job.out)
+    work = _work(job, address, rounds, group_rows, reserve_sms)
     own = work.plan.own_block.begin * job.num_columns * job.out.itemsize
     with on_lane(job) as (lane, stream, _):
         made = work.turns(job, stream, job.out, address + own)
@@ -58,7 +46,32 @@ def all_reduce(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> N
         job.fill()
 
 
-def _require_slot(job: Job) -> None:
-    """A whole block has to fit into a slot."""
+def prepare(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> None:
+    """Loads the kernels for such calls."""
+    _work(job, job.out.data_ptr(), rounds, group_rows, reserve_sms)
+
+
+PREPARERS["tiles"] = prepare
+
+
+def _work(job: Job, address: int, rounds: int, group_rows: int, reserve_sms: int) -> TileWork:
+    """What is prepared for a call whose product's row 0 goes to ``address``.
+
+    Raises:
+        DeviceError: a rank's block is longer than a slot; or it would have to be prepared in a capture.
+        MissingDependency: Triton is not installed.
+    """
+    from crossfade.ops.tile_work import work_of
+
     block = -(-len(job.a) // job.group.num_ranks)
     require_slot(job.group.lane(job.lane).slot_bytes, block * job.num_columns * job.a.itemsize, job.group.num_ranks)
+    is_scattered = job.name == Operator.REDUCE_SCATTER
+    return work_of(
+        job,
+        address,
+        num_rounds=rounds,
+        piece_rows=group_rows,
+        lag=rounds - 1 if is_scattered else min(1, rounds - 1),
+        reserve_sms=reserve_sms,
+        has_copy=not is_scattered and job.group.shared_offset(job.out) is None,
+    )
