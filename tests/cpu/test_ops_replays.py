@@ -1,4 +1,4 @@
-"""Calls that come again: when they are captured, when a graph may stand for a call, and what a failure leaves behind."""
+"""Calls that come again, on torch's tensors: which calls a graph may stand for, in whose memory it works, what a failure leaves."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 
 from crossfade.errors import ChannelBroken
 from crossfade.ops import fused, replays, tuners
-from crossfade.ops.candidate import PLAIN, Candidate
+from crossfade.ops.candidate import Candidate
 from crossfade.ops.counts import Counts
-from crossfade.ops.job import Job, Once
+from crossfade.ops.job import Job
 from tests.helpers.cuda_graphs import Machine, play
 
 ROUNDS, FUSED = Candidate("rounds"), Candidate("fused")
@@ -136,40 +136,15 @@ def test_the_second_call_is_captured_and_replayed(machine: Machine, group: Group
     assert group.lanes[0].begun == [7] * 4
 
 
-def test_the_callers_own_work_is_in_no_graph(group: Group, way: Way) -> None:
-    done: list[int] = []
-    job = make(group)
-    times(1, job, way)
-    for number in (1, 2):
-        call = changed(job, fill=Once(partial(done.append, number)))
-        replays.enqueue(ROUNDS, way, call)
-        assert len(done) == number - 1
-        call.fill()
-        assert done[-1] == number
-
-
-def test_what_is_short_stays_as_it_is(machine: Machine, group: Group, way: Way) -> None:
-    times(4, make(group), way, PLAIN)
-    group.lanes[0].is_replayable = False
-    times(4, make(group), way)
-    assert (machine.num_captures, len(way.jobs)) == (0, 8)
-
-
 def other(job: Job) -> dict[str, Job]:
     """Calls that are not the same one, by what tells them apart."""
     counts = Counts(((1, 1), (1, 1)), 0)
     wide = torch.ones(2, 6)
     return {
-        "a": changed(job, a=job.a.clone()),
         "strides of b": changed(job, b=job.b.as_strided((3, 4), (1, 3))),
         "strides of a": changed(job, a=wide[:, :3]),
-        "bias": changed(job, bias=torch.ones(4)),
         "a bias that another rank adds": changed(job, has_bias=True),
-        "out": changed(job, out=job.out.clone()),
-        "gathered": changed(job, gathered=torch.ones(2, 3)),
         "counts": changed(job, counts=counts),
-        "operator": changed(job, name="another operator"),
-        "lane": changed(job, lane=1),
     }
 
 
@@ -181,13 +156,6 @@ def test_another_call_has_a_graph_of_its_own(machine: Machine, group: Group, way
     times(1, another, way)
     assert way.jobs[-1] is another
     times(1, another, way)
-    assert machine.num_captures == 2
-
-
-def test_another_candidate_has_a_graph_of_its_own(machine: Machine, group: Group, way: Way) -> None:
-    job = make(group)
-    for rounds in (1, 2):
-        times(2, job, way, Candidate.of("rounds", rounds=rounds))
     assert machine.num_captures == 2
 
 
