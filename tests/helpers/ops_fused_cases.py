@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,6 +75,29 @@ def fused_replays(device: str) -> None:
         graph.reset()
 
 
+def fused_again(device: str) -> None:
+    """The same tensors again and again, on a lane that can be replayed: outputs are new ones, which lie where the last one lay, or
+    are kept; a bias comes and goes; and torch's memory grows in between.
+    """
+    with opened(device, is_replayable=True) as group:
+        for operator in OPERATORS:
+            inputs = make(operator, group, (64, 48, EXACT_K), "bfloat16", seed=1, has_bias=True)
+            bare, kept = replace(inputs, bias=None), []
+            for number in range(12):
+                fresh = make(operator, group, (64, 48, EXACT_K), "bfloat16", seed=20 + number)
+                for mine, new in zip(inputs.a, fresh.a, strict=True):
+                    mine.copy_(new)
+                each = inputs if number % 3 == 2 else bare
+                out = check(operator, group, each, "fused")
+                if number > 8:
+                    kept.append((out, expected(operator, each, group.rank)))
+                del out
+                if number == 5:
+                    check(operator, group, make(operator, group, (1024, 64, 8), "bfloat16", seed=3), "fused")
+            for number, (out, wanted) in enumerate(kept):
+                assert_equal(out, wanted, f"output {number} of {operator}, which was kept")
+
+
 CASES: dict[str, Callable[[str], None]] = {
-    each.__name__: each for each in (fused_shapes, fused_gathered, fused_replays)
+    each.__name__: each for each in (fused_shapes, fused_gathered, fused_replays, fused_again)
 }

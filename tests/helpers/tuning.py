@@ -38,6 +38,7 @@ class Bench:
     Attributes:
         log: what was set up and run, in order.
         fails_on: a shape for which nothing can be set up.
+        fails: texts of candidates that cannot be made warm.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Bench:
         self._needs = needs or {}
         self.log: list[str] = []
         self.fails_on: Shape | None = None
+        self.fails: set[str] = set()
 
     def tuner(self, ranks: Ranks | None = None, cache: Cache | None = None, **options: Any) -> Tuner:
         return Tuner(self.measure, self.predict, self.candidates, ranks or Alone(), cache, **options)
@@ -64,6 +66,10 @@ class Bench:
 
         def trial(num_repeats: int) -> list[float]:
             nonlocal next_at
+            if not num_repeats:
+                if text in self.fails:
+                    raise RuntimeError(f"{text} cannot be captured")
+                return []
             self.log.append(text)
             if isinstance(found, Exception):
                 raise found

@@ -160,6 +160,32 @@ def test_what_raises_is_left_out_with_a_note() -> None:
     )
 
 
+class TwoRanks(Alone):
+    """Rank 0 of two; the other one says that it failed when they gather for the time that is named."""
+
+    num_ranks = 2
+
+    def __init__(self, failing: int) -> None:
+        self.num_gathered = 0
+        self._failing = failing
+
+    def gather(self, own: Sequence[int]) -> list[list[int]]:
+        self.num_gathered += 1
+        return [list(own), [-1 if self.num_gathered == self._failing else max(each, 0) for each in own]]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_a_rank_cannot_make_warm_is_timed_by_nobody(is_here: bool) -> None:
+    """Such as a capture that lacks memory on one rank: the others would wait for it."""
+    bench = Bench({"plain": 50.0, "rounds(rounds=1)": 1.0}, {"plain": 5.0, "rounds(rounds=1)": 1.0})
+    bench.fails = {"rounds(rounds=1)"} if is_here else set()
+    decision = bench.tuner(TwoRanks(99 if is_here else 3)).tune(SHAPE)  # both are set up, then rounds is made warm
+    assert decision.order == (PLAIN,)
+    assert "rounds(rounds=1)" not in bench.log
+    why = " 0: RuntimeError: rounds(rounds=1) cannot be captured" if is_here else " 1"
+    assert decision.notes == (f"rounds(rounds=1) is left out: it failed on rank{why}",)
+
+
 @pytest.mark.parametrize("wrong", [[1.0], [float("nan")] * 5, [-1.0] * 5, [float("inf")] * 5])
 def test_times_that_make_no_sense_are_left_out(wrong: list[float]) -> None:
     bench = Bench({"plain": 50.0, "rounds(rounds=1)": 1.0}, PREDICTED)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from crossfade.ops.arguments import Given, layout_of
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.job import Way
-from crossfade.ops.preparing import Rehearsal, rehearse
+from crossfade.ops.preparing import Rehearsal, make_ready, rehearse
 from crossfade.ops.replays import enqueue
 from crossfade.ops.shape import Operator, Shape
 from crossfade.ops.tuners import tuner_of
@@ -42,8 +42,9 @@ def way_of(
         ValueError: there is no such candidate, or not for this operator.
         ChannelTimeout: rank 0 has not asked for such a choice.
     """
-    is_rehearsed = isinstance(candidate, Rehearsal)
+    do = enqueue
     if isinstance(candidate, Rehearsal):
+        do = rehearse if candidate.is_whole else make_ready
         candidate = candidate.candidate
     elif candidate is None:
         candidate = choose(operator, group, given, num_rows)
@@ -53,7 +54,7 @@ def way_of(
     if way is None:
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(ways)}")
     chosen = partial(way, **candidate.arguments)
-    return partial(rehearse if is_rehearsed else enqueue, candidate, chosen)
+    return partial(do, candidate, chosen)
 
 
 def choose(operator: Operator, group: PeerGroup, given: Given, num_rows: int) -> Candidate:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["all_gather", "is_offered", "reduce_scatter"]
+__all__ = ["all_gather", "is_offered", "reduce_scatter", "shared_bytes"]
 
 _FUNCTIONS = {Operator.REDUCE_SCATTER: "fused_matmul_reduce_scatter", Operator.ALL_GATHER: "fused_all_gather_matmul"}
 _MODULE = "torch.distributed._symmetric_memory"
@@ -44,6 +44,11 @@ def is_offered(shape: Shape, group: PeerGroup) -> bool:
     if shape.num_ranks == 1 or shape.m % shape.num_ranks or find_spec(_MODULE) is None:
         return False
     return _function(name) is not None
+
+
+def shared_bytes(group: PeerGroup) -> int:
+    """How much of torch's memory the ranks share for these operators by now; the same on all ranks, call by call."""
+    return max(_handles(group), default=0)
 
 
 def reduce_scatter(job: Job) -> None:
@@ -93,7 +98,7 @@ def _set_up(job: Job, operator: Operator, size_bytes: int) -> tuple[Any, Callabl
             f"there is no fused {operator} of torch's for {group.device}", hint="take the candidate 'plain'"
         )
     name = process_group.group_name
-    handles: dict[int, Any] = group.belongings.setdefault(_KEPT_AS, {})
+    handles = _handles(group)
     if max(handles, default=-1) < size_bytes:
         if group.is_capturing():
             raise DeviceError(
@@ -102,6 +107,11 @@ def _set_up(job: Job, operator: Operator, size_bytes: int) -> tuple[Any, Callabl
             )
         handles[size_bytes] = _share(name, size_bytes)
     return name, function
+
+
+def _handles(group: PeerGroup) -> dict[int, Any]:
+    """By the size that was asked for."""
+    return group.belongings.setdefault(_KEPT_AS, {})  # type: ignore[no-any-return]
 
 
 def _share(name: Any, size_bytes: int) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from crossfade.ops.job import Job, Way
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["PREPARERS", "Preparer", "Rehearsal", "refuse_in_capture", "rehearse"]
+__all__ = ["PREPARERS", "Preparer", "Rehearsal", "make_ready", "refuse_in_capture", "rehearse"]
 
 Preparer = Callable[..., None]
 """A function that is given a `Job`, and the parameters of its candidate by name, as a way is. It loads kernels and takes memory for
@@ -36,9 +36,11 @@ class Rehearsal:
 
     Attributes:
         candidate: the way.
+        is_whole: else it is made ready on this rank, with no word to other ranks, and not gone.
     """
 
     candidate: Candidate
+    is_whole: bool = True
 
 
 def refuse_in_capture(group: PeerGroup, what: str) -> None:
@@ -64,10 +66,9 @@ def rehearse(candidate: Candidate, way: Way, job: Job) -> None:
     Raises:
         DeviceError: it could not be made ready on one of the ranks; on that rank its own error instead.
     """
-    prepare, error = PREPARERS.get(candidate.name), None
+    error = None
     try:
-        if prepare is not None:
-            prepare(job, **candidate.arguments)
+        make_ready(candidate, way, job)
     except Exception as raised:
         error = raised
     failed = [rank for rank, has_failed in enumerate(_told(job.group, has_failed=error is not None)) if has_failed]
@@ -79,6 +80,13 @@ def rehearse(candidate: Candidate, way: Way, job: Job) -> None:
             hint="see the error there",
         )
     way(job)
+
+
+def make_ready(candidate: Candidate, way: Way, job: Job) -> None:
+    """Makes a way ready on this rank; whatever that raises is raised."""
+    prepare = PREPARERS.get(candidate.name)
+    if prepare is not None:
+        prepare(job, **candidate.arguments)
 
 
 def _told(group: PeerGroup, *, has_failed: bool) -> list[bool]:

@@ -3,11 +3,12 @@
 What a call by rounds enqueues costs the host more than many a product takes. On a GPU, and on a lane that can be replayed, the
 second call with equal addresses, shapes and candidate is captured into a CUDA graph, and this and all later ones replay it. To the
 other ranks a replayed call is like any other: it uses the same buffers and sets the same signals, so one rank may replay what
-another enqueues. Addresses are the whole of what a graph knows, so a tensor that has taken the place of a freed one is right as
-well. Work of the caller's that a call takes along (``Job.fill``) is not captured; it follows.
+another enqueues. Addresses and torch's settings for products are the whole of what a graph knows, so a tensor that has taken the
+place of a freed one is right as well. Work of the caller's that a call takes along (``Job.fill``) is not captured; it follows.
 
-The graphs of a lane never run at the same time, and share one pool for what they need in between. A call that is captured by its
-caller stays as it is.
+The graphs of a lane never run at the same time, and share one pool for what they need in between. So nothing that a caller keeps
+may lie there: a captured call fills the output that it is given (``Job.is_new_out``). A call that is captured by its caller stays
+as it is.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
+from crossfade.ops import fused
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.job import Job, Once
+from crossfade.ops.recording import Recorder
 
 if TYPE_CHECKING:
     import torch
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["MOST_CALLS", "enqueue"]
+__all__ = ["MOST_CALLS", "enqueue", "forget"]
 
-MOST_CALLS = 64
-"""Different calls that a lane remembers; the one that was not used for the longest time is forgotten."""
+MOST_CALLS = 512
+"""Different calls that a lane remembers; the one that was not used for the longest time is forgotten. Every layer of a model has
+weights of its own: 80 layers with two products each are 320 calls, forward and back."""
 
 _REPLAYED = ("rounds", "tiles", "chunked", "fused")  # plain is two launches
 
@@ -41,6 +46,9 @@ def enqueue(candidate: Candidate, way: Callable[[Job], None], job: Job) -> None:
         candidate: which way it is.
         way: does it.
         job: the call.
+
+    Raises:
+        ChannelBroken: a rank has died.
     """
     group = job.group
     if (
@@ -51,20 +59,46 @@ def enqueue(candidate: Candidate, way: Callable[[Job], None], job: Job) -> None:
     ):
         way(job)
         return
-    name = f"replays of lane {job.lane}"
+    name = _name(job.lane)
     replays: _Replays | None = group.belongings.get(name)
     if replays is None:
         replays = group.belongings[name] = _Replays(group)
-    replays.run((candidate, *_key(job)), way, job)
+    replays.run((candidate, *_key(candidate, job)), way, job)
 
 
-def _key(job: Job) -> tuple[object, ...]:
+def forget(group: PeerGroup, lane: int = 0) -> None:
+    """Gives the graphs of a lane back, and their memory. Calls that come again are captured again."""
+    replays: _Replays | None = group.belongings.get(_name(lane))
+    if replays is not None:
+        replays.forget()
+
+
+def _name(lane: int) -> str:
+    return f"crossfade.ops.replays of lane {lane}"
+
+
+def _key(candidate: Candidate, job: Job) -> tuple[object, ...]:
     """Equal ones mean equal graphs."""
-    return (job.name, job.counts, *map(_place, (job.a, job.b, job.bias, job.out, job.gathered)))
+    # What torch's fused operators share with the other ranks changes when it grows, for all of them at once.
+    shared = fused.shared_bytes(job.group) if candidate.name == "fused" else 0
+    places = map(_place, (job.a, job.b, job.bias, job.out, job.gathered))
+    return (job.name, job.counts, job.has_bias, shared, *_settings(job.a.dtype), *places)
 
 
 def _place(tensor: torch.Tensor | None) -> tuple[object, ...] | None:
     return None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _settings(dtype: torch.dtype) -> tuple[object, ...]:
+    """What torch lets a program change of products of a type, at any time."""
+    torch = torch_or_raise()
+    cuda = torch.backends.cuda
+    library = cuda.preferred_blas_library()
+    if dtype == torch.bfloat16:
+        return library, cuda.matmul.allow_bf16_reduced_precision_reduction
+    if dtype == torch.float16:
+        return library, cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.matmul.allow_fp16_accumulation
+    return library, cuda.matmul.fp32_precision
 
 
 class _Replays:
@@ -75,10 +109,9 @@ class _Replays:
     """
 
     def __init__(self, group: PeerGroup) -> None:
-        self._torch = torch_or_raise()
         self._graphs: OrderedDict[tuple[object, ...], Any] = OrderedDict()  # None: seen once
-        self._stream: Any = self._torch.cuda.Stream(group.home.driver.device)
-        self._pool = self._torch.cuda.graph_pool_handle()
+        self._recorder = Recorder(group)
+        self._pool: Any = None
 
     def run(self, key: tuple[object, ...], way: Callable[[Job], None], job: Job) -> None:
         """Replays a call, or captures it first, or does it, if it is the first of its kind."""
@@ -90,23 +123,30 @@ class _Replays:
                 graphs.popitem(last=False)
             return
         graphs.move_to_end(key)
-        graph = graphs[key]
-        if graph is None:
-            graph = graphs[key] = self._capture(way, job)
         group = job.group
         lane = group.lane(job.lane)
-        lane.begin(group.current_stream())
-        graph.replay()
+        lane.check()
+        try:
+            graph = graphs[key]
+            if graph is None:
+                graph = graphs[key] = self._capture(way, job)
+            lane.begin(group.current_stream())
+            graph.replay()
+        except BaseException as error:  # the other ranks do this call
+            lane.cut_off(error)
+            raise
         group.check_call(lane)
 
+    def forget(self) -> None:
+        """Gives all graphs back."""
+        self._graphs.clear()
+
     def _capture(self, way: Callable[[Job], None], job: Job) -> Any:
-        torch = self._torch
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(self._pool, capture_error_mode="thread_local")
-            try:
-                way(replace(job, fill=Once(None)))
-            finally:
-                graph.capture_end()
+        if self._pool is None or all(graph is None for graph in self._graphs.values()):
+            self._pool = (
+                torch_or_raise().cuda.graph_pool_handle()
+            )  # one that no graph uses any more cannot be used again
+        pool, self._pool = self._pool, None  # nor one whose capture failed
+        graph = self._recorder.capture(partial(way, replace(job, fill=Once(None), is_new_out=False)), pool)
+        self._pool = pool
         return graph

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.candidate import Candidate, candidates_for
+from crossfade.ops.preparing import Rehearsal
 from crossfade.ops.shape import Layout, Operator, Shape
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class Tunable(Protocol):
         """All that can do a shape, the same ones on all ranks, and plain among them where it can."""
 
     def runner(self, shape: Shape, candidate: Candidate) -> Callable[[], object]:
-        """Makes operands and an output, and loads all kernels: loading one while a stream waits for a peer can hang. Says no word
-        to other ranks. Gives what does it once, on all ranks.
+        """Makes operands and an output, and what the way itself keeps, such as its kernels. Says no word to other ranks. Gives what
+        does it once, on all ranks.
         """
 
 
@@ -51,9 +52,10 @@ class TunableOperator:
         make = partial(torch.randn, dtype=getattr(torch, shape.dtype), device=device)
         a = make(shape.rows_of_a, shape.k)
         b = make(shape.n, shape.k).t() if shape.layout == Layout.COLUMNS else make(shape.k, shape.n)
-        call = partial(self._function, a, b, self._group, candidate=candidate)
         # Calls of a model that runs again and again find their outputs in one place, too (`crossfade.ops.replays`).
-        return partial(call, out=make(*_out_shape(shape)))
+        call = partial(self._function, a, b, self._group, out=make(*_out_shape(shape)))
+        call(candidate=Rehearsal(candidate, is_whole=False))
+        return partial(call, candidate=candidate)
 
 
 def _out_shape(shape: Shape) -> tuple[int, int]:

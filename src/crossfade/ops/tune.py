@@ -24,7 +24,8 @@ from crossfade.ops.shape import Shape
 __all__ = ["Candidates", "Measure", "Predict", "Trial", "Tuner"]
 
 Trial = Callable[[int], Sequence[float]]
-"""Does it so many times, each time together with the other ranks; gives this rank's microseconds for each."""
+"""Does it so many times, each time together with the other ranks; gives this rank's microseconds for each. First it is asked
+for 0: then it is done as often as it needs to be warm, and captured where that is what is timed. The ranks agree that all could."""
 Measure = Callable[[Shape, Candidate], Trial]
 """Sets a candidate up, with its memory and its kernels. It talks to no other rank, so that one may fail where others do not."""
 Predict = Callable[[Shape, Candidate], Prediction | None]
@@ -201,6 +202,7 @@ class Tuner:
         """Median of each candidate's times, the slowest rank's each time; and what was left out, and why."""
         notes: list[str] = []
         trials = {each: trial for each in candidates if (trial := self._set_up(shape, each, notes)) is not None}
+        trials = {each: trial for each, trial in trials.items() if self._warm_up(each, trial, notes)}
         times_us: dict[Candidate, list[float]] = {each: [] for each in trials}
         for turn in range(self._num_turns):
             for each in list(trials):
@@ -220,15 +222,25 @@ class Tuner:
 
     def _set_up(self, shape: Shape, candidate: Candidate, notes: list[str]) -> Trial | None:
         """What times a candidate, if all ranks could set it up."""
-        trial, why = None, ""
+        trial: list[Trial] = []
+        can = self._agree(candidate, lambda: trial.append(self._measure(shape, candidate)), notes)
+        return trial[0] if can else None
+
+    def _warm_up(self, candidate: Candidate, trial: Trial, notes: list[str]) -> bool:
+        """Makes a candidate ready to be timed; whether all ranks could."""
+        return self._agree(candidate, lambda: trial(0), notes)
+
+    def _agree(self, candidate: Candidate, work: Callable[[], object], notes: list[str]) -> bool:
+        """Does something; whether all ranks could."""
+        why = ""
         try:
-            trial = self._measure(shape, candidate)
+            work()
         except ChannelError:
             raise
         except Exception as error:
             why = _line(error)
-        rows = self._ranks.gather([_FAILED if trial is None else 0])
-        return trial if self._is_all_right(candidate, rows, why, notes) else None
+        rows = self._ranks.gather([_FAILED if why else 0])
+        return self._is_all_right(candidate, rows, why, notes)
 
     def _run(self, candidate: Candidate, trial: Trial, notes: list[str]) -> list[float] | None:
         """The slowest rank's time of each repetition; None if a rank failed."""

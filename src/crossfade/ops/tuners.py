@@ -14,6 +14,8 @@ from crossfade.ops.cache import Cache, versions
 from crossfade.ops.figures import H200, Figures, with_topology
 from crossfade.ops.model import Model
 from crossfade.ops.ranks import Alone, GroupRanks, Ranks
+from crossfade.ops.recording import Recorder
+from crossfade.ops.replays import forget
 from crossfade.ops.tunable import OPERATORS, Tunable
 from crossfade.ops.tune import Trial, Tuner
 from crossfade.ops.waves import measure_waves, product_timer
@@ -28,7 +30,7 @@ __all__ = ["open_tuner", "trial_of", "tuner_of"]
 NUM_WARM_UPS = 3
 NUM_IN_GRAPH = 4
 """Calls of a replay that is timed."""
-_KEPT_AS = "crossfade.ops.tuner"
+_KEPT_AS, _RECORDER = "crossfade.ops.tuner", "crossfade.ops.tuner's recorder"
 _MAKING = Lock()
 
 
@@ -133,7 +135,8 @@ def trial_of(group: PeerGroup, run: Callable[[], object]) -> Trial:
 
     They begin each repetition together. On a GPU all of them are enqueued one behind the other, so the host's launches count only
     where the device has to wait for them; on a lane that can be replayed they do not count, for there a call that comes again is
-    replayed (`crossfade.ops.replays`), or captured by its caller.
+    replayed (`crossfade.ops.replays`), or captured by its caller. What is captured is not done yet, so a capture that fails on
+    one rank keeps no other one waiting.
     """
     is_warm, timed, num_calls = False, run, 1
 
@@ -157,18 +160,17 @@ def _is_replayed(group: PeerGroup) -> bool:
 
 
 def _captured(group: PeerGroup, run: Callable[[], object]) -> Callable[[], object]:
-    """What replays several calls."""
-    cuda = torch_or_raise().cuda
-    graph, stream = cuda.CUDAGraph(), cuda.Stream(group.device)
-    stream.wait_stream(cuda.current_stream(group.device))
-    with cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for _ in range(NUM_IN_GRAPH):
-                run()
-        finally:
-            graph.capture_end()
-    replay: Callable[[], object] = graph.replay
+    """What replays several calls. What was captured of the calls before (`crossfade.ops.replays`) nobody needs again."""
+    forget(group)
+    recorder: Recorder | None = group.belongings.get(_RECORDER)
+    if recorder is None:
+        recorder = group.belongings[_RECORDER] = Recorder(group)
+
+    def several() -> None:
+        for _ in range(NUM_IN_GRAPH):
+            run()
+
+    replay: Callable[[], object] = recorder.capture(several).replay
     return replay
 
 
