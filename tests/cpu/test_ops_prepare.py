@@ -10,6 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
 from crossfade.ops.ahead import prepare  # noqa: E402
+from crossfade.ops.candidate import Candidate  # noqa: E402
+from crossfade.ops.preparing import PREPARERS  # noqa: E402
+from crossfade.ops.shape import Operator, Shape  # noqa: E402
+from crossfade.ops.tunable import TunableOperator  # noqa: E402
 from crossfade.peers.group import open_group  # noqa: E402
 from tests.helpers import ops_prepare_cases  # noqa: E402
 from tests.helpers.case_runner import run_module  # noqa: E402
@@ -65,4 +69,21 @@ def test_what_cannot_be_prepared(world: None) -> None:
     group.num_ranks = 2
     with pytest.raises(ValueError, match="m of all_gather_matmul is 3\nhint: the rows of all 2 ranks"):
         prepare("all_gather_matmul", group, m=3, n=1, k=1)
+    group.close()
+
+
+def test_what_a_tuner_sets_up_is_made_ready_and_not_done(world: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that cannot says so before another one waits for it."""
+    jobs: list[Any] = []
+    monkeypatch.setitem(PREPARERS, "rounds", lambda job, **_: jobs.append(job))
+    group = open_group(device="cpu")
+    for operator in Operator:
+        shape = Shape(operator, 6, 4, 2, "float32", "nt", 1)
+        run = TunableOperator(operator, group).runner(shape, Candidate("rounds"))
+        assert (len(jobs), group.lane().statistics().num_calls) == (1, 0)
+        run()
+        assert (len(jobs), group.lane().statistics().num_calls) == (1, 1)
+        assert jobs.pop().name == operator
+        group.close()
+        group = open_group(device="cpu")
     group.close()

@@ -142,11 +142,10 @@ class _Replays:
         self._graphs.clear()
 
     def _capture(self, way: Callable[[Job], None], job: Job) -> Any:
+        # torch gives a pool up with the last graph that used it: it cannot be captured into again.
         if self._pool is None or all(graph is None for graph in self._graphs.values()):
-            self._pool = (
-                torch_or_raise().cuda.graph_pool_handle()
-            )  # one that no graph uses any more cannot be used again
-        pool, self._pool = self._pool, None  # nor one whose capture failed
+            self._pool = torch_or_raise().cuda.graph_pool_handle()
+        pool, self._pool = self._pool, None  # nor can one whose capture failed
         graph = self._recorder.capture(partial(way, replace(job, fill=Once(None), is_new_out=False)), pool)
         self._pool = pool
         return graph
