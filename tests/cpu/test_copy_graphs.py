@@ -458,6 +458,27 @@ def test_what_leaves_for_the_host_and_what_is_wanted_on_a_gpu_is_predicted_and_m
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_two_readers_on_one_gpu_get_a_copy_each_and_the_plan_says_so(session: None) -> None:
+    writer, *readers = [Remote.options(num_gpus=share).remote() for share in (1, 0.5, 0.5)]
+    with crossfade.InputNode() as given:
+        made = writer.make.bind(given)
+        outputs = [reader.total.bind(made) for reader in readers]
+        graph = crossfade.MultiOutputNode(outputs).compile(record=True, buffer_bytes=1 << 20)
+    source, one, other = graph.plan.devices
+    assert graph.plan.devices[one] == graph.plan.devices[other] != graph.plan.devices[source]
+    for _ in range(2):
+        assert crossfade.get(graph.execute(1000), timeout=30) == [499_500] * 2
+    said = [line for line in str(graph.plan).splitlines() if line.startswith("# n0: ") and "2 slots of 1.0 MiB" in line]
+    assert [one in line for line in said] == [True, False]
+    for timeline, size_bytes in ((graph.timeline(), 8000), (graph.predicted_timeline(num_executions=2), 0)):
+        pushed = [span for span in timeline.spans if span.stream == "push" and span.kind == "communicate"]
+        assert [(span.execution, span.size_bytes) for span in pushed] == [(n, size_bytes) for n in (0, 0, 1, 1)]
+    graph.teardown()
+    for actor in (writer, *readers):
+        crossfade.kill(actor)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 @pytest.mark.parametrize("transport", ["copy", "staged"])
 def test_a_reader_may_want_all_tensors_on_its_gpu_by_every_transport(gpu_actors: list[Any], transport: str) -> None:
     first, second, third = gpu_actors
