@@ -75,6 +75,33 @@ def _doorbell(spin_us: float = 60.0) -> Doorbell:
     return Doorbell(*Doorbell.create_fds("test"), spin_us=spin_us)
 
 
+@pytest.mark.timeout(30)
+def test_who_sleeps_beside_may_nudge_when_it_looks() -> None:
+    """A thread that takes a result in while another one sleeps on the descriptors tells others so, from where it looks."""
+    doorbell = _doorbell(spin_us=0.0)
+    is_over, looked = threading.Event(), []
+    sleeper = threading.Thread(target=doorbell.wait_until, args=(is_over.is_set, 20.0), daemon=True)
+    sleeper.start()
+    while not doorbell._sleeper:
+        os.sched_yield()
+
+    def look() -> bool:
+        looked.append(threading.get_ident() != doorbell._sleeper)
+        doorbell.nudge()
+        return len(looked) > 100
+
+    beside = threading.Thread(target=doorbell.wait_until, args=(look, 20.0), daemon=True)
+    beside.start()
+    beside.join(20)
+    assert not beside.is_alive()
+    assert any(looked)
+    is_over.set()
+    doorbell.nudge()
+    sleeper.join(20)
+    assert not sleeper.is_alive()
+    doorbell.close()
+
+
 @pytest.mark.parametrize("spin_us", [0.0, 60.0])
 def test_no_wake_up_is_lost(spin_us: float) -> None:
     """Thousands of hand-overs between two threads, with nothing but the doorbells to wake them."""

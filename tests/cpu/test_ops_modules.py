@@ -12,7 +12,7 @@ from tests.helpers.ops_modules import CASES
 LIMIT_S = 150.0
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2])
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What every rank said of each case; the processes are shared by all of them."""
     store = str(tmp_path_factory.mktemp("ranks") / "store")

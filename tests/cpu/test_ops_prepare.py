@@ -23,7 +23,7 @@ from tests.helpers.peer_cases import join_world  # noqa: E402
 LIMIT_S = 60.0
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2])
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
     """What every rank said of each case; the processes are shared by all of them."""
     folder = tmp_path_factory.mktemp("ranks")

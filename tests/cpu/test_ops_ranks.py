@@ -11,7 +11,7 @@ from tests.helpers.ops_cases import CASES, run_cases
 LIMIT_S = 60.0
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[3])
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What every rank said of each case; the processes are shared by all of them."""
     store = str(tmp_path_factory.mktemp("ranks") / "store")

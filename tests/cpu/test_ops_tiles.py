@@ -20,14 +20,12 @@ pytestmark = needs_triton
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What every rank said of each case; the processes are shared by all that take as many."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        found: dict[str, list[str]] = {}
-        for num_ranks in (2, 3):
-            names = [name for name in TILE_CASES if NUM_RANKS.get(name, 2) == num_ranks]
-            store = str(tmp_path_factory.mktemp("ranks") / "store")
-            found |= run_cases(num_ranks, "cpu", store, names, LIMIT_S, TILE_CASES)
-        return found
+    found: dict[str, list[str]] = {}
+    for num_ranks in (2, 3):
+        names = [name for name in TILE_CASES if NUM_RANKS.get(name, 2) == num_ranks]
+        store = str(tmp_path_factory.mktemp("ranks") / "store")
+        found |= run_cases(num_ranks, "cpu", store, names, LIMIT_S, TILE_CASES, interprets=True)
+    return found
 
 
 @pytest.mark.timeout(2 * LIMIT_S + 20)

@@ -406,9 +406,11 @@ def _work(
     store: str,
     names: Sequence[str],
     cases: Mapping[str, Case],
+    interprets: bool,
 ) -> Any:
     """What each case said, as far as they went: after a failure the ranks are out of step."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if interprets:
+        os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
         from tests.helpers.mended_interpreter import mend_the_interpreter
 
         mend_the_interpreter()
@@ -436,9 +438,14 @@ def run_cases(
     names: Sequence[str],
     timeout_s: float,
     cases: Mapping[str, Case] | None = None,
+    *,
+    interprets: bool = False,
 ) -> dict[str, list[str]]:
-    """For each case (of these ones) what every rank said, in processes that all cases share."""
+    """For each case (of these ones) what every rank said, in processes that all cases share.
+
+    ``interprets``: Triton's kernels are interpreted there.
+    """
     table = {**GPU_CASES, **LONG_CASES} if cases is None else cases
-    args = [(rank, num_ranks, device, store, names, table) for rank in range(num_ranks)]
+    args = [(rank, num_ranks, device, store, names, table, interprets) for rank in range(num_ranks)]
     results = run_workers([_work] * num_ranks, args, timeout_s=timeout_s)
     return {name: [result.get(name, "did not come to it") for result in results] for name in names}

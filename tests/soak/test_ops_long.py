@@ -27,7 +27,7 @@ def test_ranks_get_what_one_process_computes(num_ranks: int, tmp_path: Path) -> 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("cases", [GRADIENT_CASES, MODULE_CASES], ids=["gradients", "modules"])
-@pytest.mark.parametrize("num_ranks", [4, 5])
+@pytest.mark.parametrize("num_ranks", [2, 4, 5])
 def test_gradients_and_layers_of_more_ranks(num_ranks: int, cases: Any, tmp_path: Path) -> None:
     said = run_cases(num_ranks, "cpu", str(tmp_path / "store"), list(cases), 380, cases)
     assert all(answer == "ok" for answers in said.values() for answer in answers), said

@@ -97,6 +97,7 @@ class Doorbell:
         self._turn = threading.Condition(threading.Lock())
         self._sleeper = 0  # the thread that sleeps on the descriptors
         self._num_beside = 0  # threads that sleep until that one wakes
+        self._num_wakes = 0  # of the sleeper, and nudges
         self._num_loops = 0  # event loops that sleep on pollers of their own
 
     @staticmethod
@@ -234,6 +235,7 @@ class Doorbell:
         finally:
             with self._turn:
                 self._sleeper = 0
+                self._num_wakes += 1
                 self.flags[_ASLEEP] = self._num_loops > 0
                 if self._num_beside:
                     self._turn.notify_all()
@@ -242,23 +244,27 @@ class Doorbell:
         return False
 
     def _sleep_beside(self, ready: Callable[[], object], left_s: float | None) -> bool:
-        """Sleeps until the thread that sleeps on the descriptors has woken."""
+        """Sleeps until the thread that sleeps on the descriptors has woken, or somebody nudges."""
         with self._turn:
             self._num_beside += 1
-            try:
-                self._fence()
-                if ready():
-                    return True
-                if self._sleeper:
+            num_wakes = self._num_wakes
+        try:
+            self._fence()
+            if ready():  # not with the lock: what is found out here may have to be told, by a nudge
+                return True
+            with self._turn:
+                if self._sleeper and self._num_wakes == num_wakes:
                     self._turn.wait(left_s)
-                return False
-            finally:
+            return False
+        finally:
+            with self._turn:
                 self._num_beside -= 1
 
     def nudge(self) -> None:
         """Makes the threads that wait look again: something that they may wait for was found out by this one."""
         os.eventfd_write(self.event_fd, 1)
         with self._turn:
+            self._num_wakes += 1
             self._turn.notify_all()
 
     def close(self) -> None:
