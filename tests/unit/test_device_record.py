@@ -6,6 +6,7 @@ import ctypes
 import time
 from pathlib import Path
 from random import Random
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
 from crossfade.device.streams import Role
 from crossfade.host.memory import Memory
-from crossfade.plan.actions import Action, Verb
+from crossfade.plan.actions import COLL_STREAM, Action, Verb
 from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.timeline import Timeline
 from crossfade.runtime.device_record import DeviceRecorder, Opened
@@ -72,6 +73,7 @@ class Bench:
 
     def span(self, stream: int, duration_us: float, execution: int = 0) -> None:
         opened = self.device.begin(stream)
+        assert opened is not None
         self.driver.work(stream, duration_us)
         lane = DeviceStream.COMPUTE if stream == self.compute else DeviceStream.PUSH
         self.device.end(opened, lane, RUN, "A.f", execution)
@@ -154,6 +156,44 @@ def test_a_copy_may_belong_to_another_execution_and_none_is_recorded_after_the_e
     bench.device.close()
     around(bench.push)(1)
     assert len(bench.driver.ledger.held()) < held
+
+
+def test_what_is_under_way_when_recording_ends_is_not_recorded_and_leaves_no_event() -> None:
+    """A collective may be enqueued by another thread meanwhile."""
+    bench = Bench(max_spans=2)
+    opened = [bench.device.begin(bench.push), bench.device.begin(bench.compute)]
+    bench.device.end(opened[0], DeviceStream.COLL, RUN, "A.f", 0)
+    bench.device.close()
+    bench.device.end(opened[1], DeviceStream.COLL, RUN, "A.f", 0)
+    assert bench.device.begin(bench.push) is None
+    bench.device.end(None, DeviceStream.COLL, RUN, "A.f", 0)
+    for stream in (bench.compute, bench.push):
+        bench.driver.destroy_stream(stream)
+    assert bench.driver.ledger.held() == []
+
+
+def test_two_threads_may_record_while_a_third_asks() -> None:
+    driver = HostDriver(10.0)
+    device = DeviceRecorder(driver, Recorder("A", time.monotonic_ns()), max_spans=16)
+    stream, failed = driver.create_stream("stream"), []
+
+    def work(role: DeviceStream) -> None:
+        try:
+            for execution in range(2_000):
+                device.end(device.begin(stream), role, RUN, "A.f", execution)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=work, args=(role,)) for role in (DeviceStream.COMPUTE, DeviceStream.COLL)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert len(device.spans()) <= 16
+    assert failed == []
+    assert [span.execution for span in device.spans()][-1] == 1_999
+    device.close()
+    driver.destroy_stream(stream)
+    assert driver.ledger.held() == []
 
 
 def test_spans_of_two_streams_overlap_as_the_streams_did(tmp_path: Path) -> None:
@@ -292,5 +332,5 @@ def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:
 
 
 def test_streams_are_named_after_what_they_are_for() -> None:
-    """A span's stream has the name of the stream on which channels enqueue."""
-    assert {stream.value for stream in DeviceStream} == {"compute", *(role.value for role in Role)}
+    """A span's stream has the name of the stream on which channels enqueue, or of the plan's stream of collectives."""
+    assert {stream.value for stream in DeviceStream} == {"compute", COLL_STREAM, *(role.value for role in Role)}
