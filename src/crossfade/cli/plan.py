@@ -38,6 +38,8 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
         num_bytes = sum(map(ring_bytes, graph.plan.channels))
         print(f"rings take at least {num_bytes:,} bytes; larger values make larger slots when they come")
         print(f"predicted: {one.makespan_us:.1f} us for one execution, with methods that take no time and small values")
+        for note in timeline.notes:
+            print(f"not measured: {note}")
         if svg is not None:
             _write(svg, draw_timelines([timeline], f"{target}: methods take no time"))
             print(f"picture of the predicted timeline: {svg}")
