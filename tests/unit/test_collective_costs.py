@@ -15,6 +15,7 @@ from crossfade.schedule.collective_costs import Estimate, estimate
 from crossfade.schedule.cost import CostModel
 from crossfade.topology import Crowd, Device, Launch, Link, LinkKind, Rate, Topology
 from crossfade.types import CollectiveKind, ReduceOp, Transport
+from tests.helpers.clocked_peers import Ranks, costs_of
 from tests.helpers.four_gpus import MB, four_h200
 
 ALLGATHER, ALLREDUCE = CollectiveKind.ALLGATHER, CollectiveKind.ALLREDUCE
@@ -65,9 +66,9 @@ def found(kind: CollectiveKind, transport: Transport, *sizes_bytes: int, num: in
         (ALLGATHER, 90 * KB, LARGE, {}, (2 + 18) + (2 * 91 + 6)),
         (ALLGATHER, 90 * KB, 50 * KB, {}, (2 + 10 + 2 * 51 + 6) + (2 + 8 + 2 * 41 + 6)),
         (REDUCESCATTER, 90 * KB, LARGE, {}, (2 * 31 + 6) + (2 + 4 * 3)),
-        (REDUCESCATTER, 90 * KB, 60 * KB, {}, (2 * 21 + 6) + (2 * 11 + 6) + (2 + 4)),  # 20 KB is added beside 10's copies
+        (REDUCESCATTER, 115_200, 76_800, {}, (2 * 26.6 + 6) + (2 * 13.8 + 6) + (2 + 5.12)),  # 25.6 KB is added beside 12.8's copies
         (ALLREDUCE, 900 * KB, LARGE, {}, 2 * (2 * 301 + 6) + (2 + 5 * 30)),
-        (ALLREDUCE, 900 * KB, 450 * KB, {}, 4 * (2 * 151 + 6)),
+        (ALLREDUCE, 921_600, 460_800, {}, 2 * (2 * 154.6 + 6) + 2 * 2 * 154.6),  # sums are offered beside copies
         (ALLREDUCE, 30 * KB, LARGE, {}, (2 * 31 + 6) + (2 + 4 * 3)),
         (ALLREDUCE, 30 * KB, LARGE, {"op": ReduceOp.AVG}, (2 * 31 + 6) + (2 + 4 * 3) + (2 + 6)),
         (REDUCESCATTER, 90 * KB, LARGE, {"op": ReduceOp.AVG}, (2 * 31 + 6) + (2 + 4 * 3) + (2 + 6)),
@@ -194,3 +195,22 @@ def test_more_bytes_never_take_less(kind: Any, transport: Transport, sizes: list
     )
     assert less.time_us <= more.time_us * (1 + 1e-9)
     assert less.reason == ""
+
+
+# Against the exchanges themselves, on GPUs with a clock and nothing else
+
+LENGTHS = st.sampled_from([64 << 10, 256 << 10, 300 << 10, 1 << 20, 3 << 20, 4 << 20, 9 << 20, 40 << 20])
+
+
+@given(
+    kind=st.sampled_from(CollectiveKind), num=st.integers(2, 4), length=LENGTHS, buffer_mb=st.sampled_from([1, 3, 100])
+)
+def test_what_the_exchanges_take_is_what_is_reckoned_with(
+    kind: CollectiveKind, num: int, length: int, buffer_mb: int
+) -> None:
+    """Their pieces, rows and additions, whatever the numbers."""
+    size_bytes, buffer_bytes = length // (16 * num) * 16 * num, buffer_mb * MB
+    lasted_us = Ranks(num, buffer_bytes).lasts_us(kind, size_bytes)
+    got = found(kind, COPY, size_bytes, num=num, costs=costs_of(num), buffer_bytes=buffer_bytes)
+    assert got.time_us == pytest.approx(lasted_us, rel=0.05)
+    assert got.reason == ""

@@ -25,7 +25,9 @@ from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.timeline import Timeline
 from crossfade.runtime.device_record import DeviceRecorder, Opened
 from crossfade.runtime.record import Recorder
+from crossfade.types import CollectiveKind
 from tests.helpers.clocked import Clocked, ClockedDriver, Op
+from tests.helpers.clocked_peers import Ranks
 
 RUN, WRITE = Action(Verb.RUN, "n0"), Action(Verb.WRITE, "n0")
 NEVER = 1 << 50
@@ -301,6 +303,34 @@ def test_on_a_cpu_in_the_place_of_a_device_spans_lie_within_the_host_s() -> None
         assert inner.duration_us >= 2_000
     device.close()
     assert driver.ledger.held() == []
+
+
+@pytest.mark.parametrize("kind", CollectiveKind)
+def test_a_collective_is_one_span_on_each_gpu_whatever_streams_it_goes_over(kind: CollectiveKind) -> None:
+    """From when a rank's own tensors are there, one rank late, until all that is done for it is done."""
+    ranks, size_bytes, late_us = Ranks(3, 3 << 20), 48 << 16, 500.0
+    machine = ranks.drivers[0].machine
+    recorders = [
+        DeviceRecorder(driver, Recorder(f"A{rank}", 0), max_spans=4, now_ns=lambda: round(machine.now_us * 1e3))
+        for rank, driver in enumerate(ranks.drivers)
+    ]
+    for rank, (driver, device) in enumerate(zip(ranks.drivers, recorders, strict=True)):
+        if rank == 1:
+            driver.enqueue(ranks.streams[rank], Op("gemm", late_us, (rank,)), "kernel")
+        end = device.around(DeviceStream.COLL, Action(Verb.COLL, "c0"), str(kind))(ranks.streams[rank], 7)
+        ranks.enqueue(rank, kind, size_bytes, root=0)
+        end(size_bytes)
+    assert all(ranks.drivers[0].is_idle(stream) for stream in range(len(machine.streams)))
+    found = [span for device in recorders for span in device.spans()]
+    assert [(span.actor, span.stream, span.label, span.what) for span in found] == [
+        (f"A{rank}", "coll", "coll c0", kind) for rank in range(3)
+    ]
+    assert {(span.kind, span.execution, span.size_bytes) for span in found} == {("communicate", 7, size_bytes)}
+    assert found[1].start_us - found[0].start_us == pytest.approx(late_us, abs=1)
+    for span, lanes in zip(found, ranks.lanes, strict=True):
+        streams = [machine.streams[stream].time_us for lane in lanes for stream in lane.streams]
+        assert span.end_us == pytest.approx(max(streams), abs=1)
+        assert span.end_us > found[1].start_us
 
 
 def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:

@@ -23,8 +23,8 @@ broadcast          p <= B: 2 signals + F(p), all fetch from the root      K(2 p)
 =================  =====================================================  ====================================================
 
 F(p) is one copy from the root beside those for the others. Pieces of sums go two at a time (`peers/sums.py`): the addition of one
-goes on beside the other's copies, and holds up its own sum's way to the others if it takes longer. Averages are divided by a
-kernel, K(2 n) of what comes out. Other reductions are dealt out, reduced by kernels and gathered.
+goes on beside the other's copies, the signals that offer its sum too, and both hold up that sum's way to the others if they take
+longer. Averages are divided by a kernel, K(2 n) of what comes out. Other reductions are dealt out, reduced by kernels and gathered.
 
 A host that enqueues more slowly than the GPU works is what counts: a collective takes at least what enqueuing it costs.
 
@@ -58,6 +58,7 @@ BUFFER_BYTES = 32 << 20
 """Of a lane, on each GPU; `crossfade.channels.device_group` gives its groups as much."""
 _ONE_SHOT_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
+_SLOT_ALIGNMENT = 256
 _SIGNALS = 2
 _NUM_LANES = 2
 _ADDED = (None, ReduceOp.SUM, ReduceOp.AVG)
@@ -203,8 +204,8 @@ class _Copies(_Way):
     def __init__(self, costs: CostModel, gpus: Sequence[int], buffer_bytes: int) -> None:
         super().__init__(costs, gpus)
         self._buffer_bytes = buffer_bytes
-        self._slot_bytes = buffer_bytes // self.num
-        self._signal_us = self._find_signal_us()
+        self._slot_bytes = buffer_bytes // self.num // _SLOT_ALIGNMENT * _SLOT_ALIGNMENT
+        self._signals_us = _SIGNALS * self._find_signal_us()
         self._crowding = self._find_crowding()
         self._enqueue_us = self._find_enqueue_us()
 
@@ -266,7 +267,7 @@ class _Copies(_Way):
 
     def _exchange_us(self, size_bytes: int) -> float:
         """X."""
-        return self._copies_us(size_bytes) + _SIGNALS * self._signal_us
+        return self._copies_us(size_bytes) + self._signals_us
 
     def _host_us(self, num_exchanges: int, num_kernels: int, num_copies: int | None = None) -> float:
         """What enqueuing so many exchanges and kernels costs the slowest host."""
@@ -312,15 +313,19 @@ class _Copies(_Way):
         return max(time_us, self._host_us(2 * len(pieces), len(pieces)))
 
     def _rows_us(self, pieces: Sequence[int], num_touched: int, *, is_fetched: bool) -> float:
-        """Pieces whose additions read and write ``num_touched`` times their length, some at a time."""
+        """Pieces whose additions read and write ``num_touched`` times their length, some at a time. Sums are offered on the stream
+        that adds, so a fetch waits for both, and has copies only.
+        """
         time_us = 0.0
         for first in range(0, len(pieces), _NUM_LANES):
             row, now_us, added_us = pieces[first : first + _NUM_LANES], 0.0, []
             for piece in row:
                 now_us += self._exchange_us(piece)
-                added_us.append(now_us + self.kernel_us(num_touched * piece))
+                added_us.append(
+                    now_us + self.kernel_us(num_touched * piece) + (self._signals_us if is_fetched else 0.0)
+                )
             for piece, ready_us in zip(row, added_us if is_fetched else (), strict=False):
-                now_us = max(now_us, ready_us) + self._exchange_us(piece)
+                now_us = max(now_us, ready_us) + self._copies_us(piece)
             time_us += max(now_us, *added_us)
         return time_us
 
@@ -330,7 +335,7 @@ class _Copies(_Way):
         time_us = self.kernel_us(2 * pieces[0])
         for piece in pieces:
             alone_us = max(self.alone_us(root, rank, piece) for rank in others)
-            time_us += alone_us * self._crowding_from(root, piece) + _SIGNALS * self._signal_us
+            time_us += alone_us * self._crowding_from(root, piece) + self._signals_us
         return max(time_us, self._host_us(len(pieces), len(pieces) + 1, len(pieces)))
 
     def _crowding_from(self, root: int, size_bytes: int) -> float:
