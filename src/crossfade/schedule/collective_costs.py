@@ -213,9 +213,8 @@ class _Copies(_Way):
 
     def _find_signal_us(self) -> float:
         """The slowest between two of the GPUs. What stands for copies that were not measured has its signal in it."""
-        links = {(link.source, link.target): link.signal_us for link in self.costs.topology.links}
-        pairs = {(self.gpus[source], self.gpus[target]) for source, target in self._pairs}
-        found = [links.get((self._uuids[source], self._uuids[target])) for source, target in pairs if source != target]
+        mine = set(self._uuids.values())
+        found = [each.signal_us for each in self.costs.topology.links if {each.source, each.target} <= mine]
         known = [signal_us for signal_us in found if signal_us is not None]
         if len(known) < len(found):
             self._tell("signals between its GPUs were not all measured, and those that were not count as nothing")
