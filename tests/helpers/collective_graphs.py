@@ -11,6 +11,8 @@ import torch
 import crossfade
 from crossfade.collective import allgather, allreduce, broadcast, reducescatter
 
+EVENT_US = 2.0
+"""About the resolution of the time between two events, twice."""
 KINDS = ("allreduce", "allgather", "reducescatter", "broadcast")
 
 
@@ -79,7 +81,7 @@ def check_spans(graph: Any, sizes: Sequence[int], clock_us: float) -> None:
         for party in parties:
             mine = [span for span in on_coll(timeline) if span.actor == party]
             assert [(span.label, span.what, span.execution) for span in mine] == wanted
-            assert all(one.end_us <= other.start_us + 1.0 for one, other in pairwise(mine))
+            assert all(one.end_us <= other.start_us + EVENT_US for one, other in pairwise(mine))
     spans = on_coll(measured)
     assert all(span.size_bytes == 8 * sizes[span.execution] for span in spans)
     assert all(span.end_us > span.start_us for span in spans)
@@ -97,4 +99,4 @@ def check_spans(graph: Any, sizes: Sequence[int], clock_us: float) -> None:
         assert len(runs) == len(sizes)
         for run in runs:
             of_it = [span for span in spans if (span.actor, span.execution) == (party, run.execution)]
-            assert max(span.end_us for span in of_it) <= run.start_us + 1.0
+            assert max(span.end_us for span in of_it) <= run.start_us + EVENT_US

@@ -59,7 +59,7 @@ def test_streams_meet_and_hosts_only_start(transport: Transport) -> None:
         hosts = [s for s in found.spans if (s.actor, s.stream, s.label) == (name, "main", "coll c0")]
         assert hosts[-1].end_us < 12.75
     assert [note.partition(": ")[0] for note in found.notes] == ["allreduce (collective c0)"]
-    assert f"{transport} was not measured from GPU 0 to GPU 1" in found.notes[0]
+    assert f"no {transport} from GPU 0 to GPU 1" in found.notes[0]
 
 
 def test_work_that_takes_nothing_of_it_goes_on_beside_it_where_it_is_only_started() -> None:

@@ -158,13 +158,13 @@ class _Way:
         links = dict.fromkeys((self.gpus[source], self.gpus[target]) for source, target in self._pairs)
         within = [source for source, target in links if source == target]
         if within:
-            self._tell(f"copies within GPU {within[0]} were not measured, and within_gbs stands for their rate")
+            self._tell(f"copies within GPU {within[0]} are not measured: within_gbs stands for their rate")
         missing = [pair for pair in links if pair[0] != pair[1] and self._measured_us(*pair, 0) is None]
         if missing:
             more = f" and {len(missing) - 1} more links" if missing[1:] else ""
             link = f"from GPU {missing[0][0]} to GPU {missing[0][1]}{more}"
             name = str(self.transport)
-            self._tell(f"{name} was not measured {link}, and {name}_us and {name}_gbs stand for it")
+            self._tell(f"no {name} {link} in the model's topology: {name}_us and {name}_gbs stand for it")
 
     def _tell(self, reason: str) -> None:
         self.reasons[reason] = None
@@ -217,7 +217,9 @@ class _Copies(_Way):
         found = [each.signal_us for each in self.costs.topology.links if {each.source, each.target} <= mine]
         known = [signal_us for signal_us in found if signal_us is not None]
         if len(known) < len(found):
-            self._tell("signals between its GPUs were not all measured, and those that were not count as nothing")
+            self._tell(
+                "not all signals between its GPUs in the model's topology: those that are missing count as nothing"
+            )
         return max(known, default=0.0)
 
     def _find_crowding(self) -> float:
@@ -227,7 +229,7 @@ class _Copies(_Way):
             return 1.0
         crowds = [crowd for crowd in self.costs.topology.crowds if self._is_of_neighbours(crowd)]
         if not crowds:
-            self._tell("how much copies of each GPU to its neighbour slow each other down was not measured: not at all")
+            self._tell("no crowd of neighbours in the model's topology: copies of all at once count as those of one")
             return 1.0
         nearest = min(crowds, key=lambda crowd: (abs(len(crowd.transfers) - num_gpus), -crowd.size_bytes))
         alone_us = [self._link_us(*pair, nearest.size_bytes) for pair in nearest.transfers]
@@ -252,7 +254,7 @@ class _Copies(_Way):
             known = [launch.duration_us for launch in launches if launch.operation == operation]
             found[operation] = max(known, default=costs.enqueue_us)
             if not known:
-                self._tell("what its hosts need to enqueue was not all measured, and enqueue_us stands for that")
+                self._tell("not all launches of its GPUs in the model's topology: enqueue_us stands for those")
         return found
 
     # Parts
