@@ -64,6 +64,14 @@ def parts():
     with crossfade.InputNode() as inp:
         return crossfade.MultiOutputNode([worker.work.bind(inp[0]), worker.work.bind(inp[1])])
 
+def copied():
+    from crossfade.collective import allgather
+
+    workers = [Worker.remote() for _ in range(2)]
+    with crossfade.InputNode() as inp:
+        made = [worker.work.bind(inp) for worker in workers]
+        return crossfade.MultiOutputNode(allgather.bind(made, transport="copy"))
+
 def nothing():
     pass
 
@@ -164,6 +172,16 @@ def test_plan_overlaps_unless_told_not_to(folder: Path) -> None:
         for more in ([], ["--overlap"], ["--no-overlap"])
     ]
     assert ["@recv +1" in plan for plan in plans] == [True, True, False]
+
+
+def test_plan_says_what_its_prediction_had_no_measurements_of(folder: Path) -> None:
+    pytest.importorskip("torch")
+    done = crossfade_command("plan", "graphs:copied", folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
+    assert notes == [
+        "note: allgather (collective c0): not all of its actors have GPUs, and it is reckoned with as if by gloo"
+    ]
 
 
 def test_plan_draws_the_predicted_timeline(folder: Path) -> None:

@@ -22,6 +22,8 @@ from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.engines.actor_devices import ActorDevices  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import ActorError, DeviceError  # noqa: E402
+from tests.helpers.collective_graphs import Member, all_kinds, check_spans  # noqa: E402
+from tests.helpers.collective_graphs import expected as wanted_sums  # noqa: E402
 from tests.helpers.footprint import footprint, growth  # noqa: E402
 
 torch.set_num_threads(1)
@@ -517,3 +519,20 @@ def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(gpu_acto
     assert [run(graph, 1) for _ in range(2)] == [[([2] * 3, 2)] * 2, [([6] * 3, 4)] * 2]
     graph.teardown()
     assert run(chain([*both, both[0]], "copy"), 3) == expected(3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_measured_timeline_has_the_collectives_that_the_prediction_has(session: None, overlap: bool) -> None:
+    members = [crossfade.remote(Member).options(num_gpus=1, name=f"m{rank}").remote() for rank in range(2)]
+    graph, sizes = all_kinds(members, record=True, overlap=overlap), [1000, 40, 60_000]
+    assert {spec.transport for spec in graph.plan.collectives} == {"copy"}
+    refs = [graph.execute(size) for size in sizes]
+    assert [crossfade.get(ref, timeout=60) for ref in refs] == [wanted_sums(2, size) for size in sizes]
+    check_spans(graph, sizes, clock_us=1000.0)
+    assert transfers(graph.timeline()) == transfers(graph.predicted_timeline())
+    parties = ", ".join(f"{name} (GPU {gpus[0]})" for name, gpus in graph.plan.devices.items())
+    assert f"# c0: {parties} by copy: on the stream coll of each\n" in str(graph.plan)
+    graph.teardown()
+    for member in members:
+        crossfade.kill(member)

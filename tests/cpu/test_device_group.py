@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from crossfade.channels.table import Part, Said, Status, Table  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402
+from crossfade.errors import ChannelBroken  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
 from crossfade.host.processes import open_pidfd  # noqa: E402
 from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
@@ -161,3 +162,67 @@ def test_a_result_may_be_taken_while_the_group_ends(world: World) -> None:
     world.driver.has_happened = happens  # type: ignore[method-assign]
     world.group.ask_to_end()
     assert is_ending.wait(LIMIT_S)
+
+
+# Recording
+
+
+class Counted:
+    """Counts what is enqueued on a device beside the exchanges, and who asked for spans."""
+
+    def __init__(self, world: World) -> None:
+        self.num_events = 0
+        self.spans: list[tuple[int, int | None, int]] = []
+        self._record = world.driver.record_event
+        world.driver.record_event = self.record_event  # type: ignore[method-assign]
+
+    def record_event(self, event: int, stream: int) -> None:
+        self.num_events += 1
+        self._record(event, stream)
+
+    def around(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
+        self.num_events += 1
+
+        def end(size_bytes: int) -> None:
+            self.num_events += 1
+            self.spans.append((stream, execution, size_bytes))
+
+        return end
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_collective_is_one_span_where_somebody_asks_and_else_nothing_is_enqueued_for_it(
+    world: World, is_recorded: bool
+) -> None:
+    counted, hosts = Counted(world), []
+    world.end.on_moved = lambda start_ns, end_ns: hosts.append(end_ns - start_ns)
+    world.mover.may_go.release(3)
+    if is_recorded:
+        world.end.around = counted.around
+    for number in range(3):
+        world.end.start([torch.ones(3 if number else 4)])
+        world.offer()  # of three elements: the first is no fit, and becomes an error
+        world.group.enqueue_all()
+        assert world.end.try_finish() is not None
+    stream = world.group._stream
+    assert counted.spans == ([(stream, 1, 12), (stream, 2, 12)] if is_recorded else [])
+    assert counted.num_events == (3 + 2 + 4 if is_recorded else 3 + 2)
+    assert len(hosts) == (0 if is_recorded else 3)  # the host's share is told where the device's is not
+
+
+@pytest.mark.timeout(60)
+def test_a_span_ends_also_where_the_exchange_cannot_be_enqueued(world: World) -> None:
+    counted = Counted(world)
+
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("no memory for this")
+
+    world.mover.move = refuse  # type: ignore[method-assign, assignment]
+    world.end.around = counted.around
+    world.end.start([torch.ones(3)])
+    world.offer()
+    world.group.enqueue_all()
+    with pytest.raises(ChannelBroken, match="no memory for this"):
+        world.end.try_finish()
+    assert len(counted.spans) == 1

@@ -88,6 +88,8 @@ def test_the_measured_topology_decides_for_collectives(kind: LinkKind | None, tr
     with output.compile() as graph:
         assert [spec.transport for spec in graph.plan.collectives] == [transport]
         assert f"collective c0 = allreduce(sum) over {transport}: " in str(graph.plan)
+        (note,) = graph.predicted_timeline().notes
+        assert note.startswith(f"allreduce (collective c0): no {transport} from GPU 0 to GPU 1 and 1 more links")
 
 
 def test_what_cannot_be_had_is_said_when_the_graph_is_compiled() -> None:

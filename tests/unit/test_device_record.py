@@ -6,6 +6,7 @@ import ctypes
 import time
 from pathlib import Path
 from random import Random
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
 from crossfade.device.streams import Role
 from crossfade.host.memory import Memory
-from crossfade.plan.actions import Action, Verb
+from crossfade.plan.actions import COLL_STREAM, Action, Verb
 from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.timeline import Timeline
 from crossfade.runtime.device_record import DeviceRecorder, Opened
 from crossfade.runtime.record import Recorder
+from crossfade.types import CollectiveKind
 from tests.helpers.clocked import Clocked, ClockedDriver, Op
+from tests.helpers.clocked_peers import Ranks
 
 RUN, WRITE = Action(Verb.RUN, "n0"), Action(Verb.WRITE, "n0")
 NEVER = 1 << 50
@@ -72,6 +75,7 @@ class Bench:
 
     def span(self, stream: int, duration_us: float, execution: int = 0) -> None:
         opened = self.device.begin(stream)
+        assert opened is not None
         self.driver.work(stream, duration_us)
         lane = DeviceStream.COMPUTE if stream == self.compute else DeviceStream.PUSH
         self.device.end(opened, lane, RUN, "A.f", execution)
@@ -154,6 +158,44 @@ def test_a_copy_may_belong_to_another_execution_and_none_is_recorded_after_the_e
     bench.device.close()
     around(bench.push)(1)
     assert len(bench.driver.ledger.held()) < held
+
+
+def test_what_is_under_way_when_recording_ends_is_not_recorded_and_leaves_no_event() -> None:
+    """A collective may be enqueued by another thread meanwhile."""
+    bench = Bench(max_spans=2)
+    opened = [bench.device.begin(bench.push), bench.device.begin(bench.compute)]
+    bench.device.end(opened[0], DeviceStream.COLL, RUN, "A.f", 0)
+    bench.device.close()
+    bench.device.end(opened[1], DeviceStream.COLL, RUN, "A.f", 0)
+    assert bench.device.begin(bench.push) is None
+    bench.device.end(None, DeviceStream.COLL, RUN, "A.f", 0)
+    for stream in (bench.compute, bench.push):
+        bench.driver.destroy_stream(stream)
+    assert bench.driver.ledger.held() == []
+
+
+def test_two_threads_may_record_while_a_third_asks() -> None:
+    driver = HostDriver(10.0)
+    device = DeviceRecorder(driver, Recorder("A", time.monotonic_ns()), max_spans=16)
+    stream, failed = driver.create_stream("stream"), []
+
+    def work(role: DeviceStream) -> None:
+        try:
+            for execution in range(2_000):
+                device.end(device.begin(stream), role, RUN, "A.f", execution)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=work, args=(role,)) for role in (DeviceStream.COMPUTE, DeviceStream.COLL)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert len(device.spans()) <= 16
+    assert failed == []
+    assert [span.execution for span in device.spans()][-1] == 1_999
+    device.close()
+    driver.destroy_stream(stream)
+    assert driver.ledger.held() == []
 
 
 def test_spans_of_two_streams_overlap_as_the_streams_did(tmp_path: Path) -> None:
@@ -263,6 +305,34 @@ def test_on_a_cpu_in_the_place_of_a_device_spans_lie_within_the_host_s() -> None
     assert driver.ledger.held() == []
 
 
+@pytest.mark.parametrize("kind", CollectiveKind)
+def test_a_collective_is_one_span_on_each_gpu_whatever_streams_it_goes_over(kind: CollectiveKind) -> None:
+    """From when a rank's own tensors are there, one rank late, until all that is done for it is done."""
+    ranks, size_bytes, late_us = Ranks(3, 3 << 20), 48 << 16, 500.0
+    machine = ranks.drivers[0].machine
+    recorders = [
+        DeviceRecorder(driver, Recorder(f"A{rank}", 0), max_spans=4, now_ns=lambda: round(machine.now_us * 1e3))
+        for rank, driver in enumerate(ranks.drivers)
+    ]
+    for rank, (driver, device) in enumerate(zip(ranks.drivers, recorders, strict=True)):
+        if rank == 1:
+            driver.enqueue(ranks.streams[rank], Op("gemm", late_us, (rank,)), "kernel")
+        end = device.around(DeviceStream.COLL, Action(Verb.COLL, "c0"), str(kind))(ranks.streams[rank], 7)
+        ranks.enqueue(rank, kind, size_bytes, root=0)
+        end(size_bytes)
+    assert all(ranks.drivers[0].is_idle(stream) for stream in range(len(machine.streams)))
+    found = [span for device in recorders for span in device.spans()]
+    assert [(span.actor, span.stream, span.label, span.what) for span in found] == [
+        (f"A{rank}", "coll", "coll c0", kind) for rank in range(3)
+    ]
+    assert {(span.kind, span.execution, span.size_bytes) for span in found} == {("communicate", 7, size_bytes)}
+    assert found[1].start_us - found[0].start_us == pytest.approx(late_us, abs=1)
+    for span, lanes in zip(found, ranks.lanes, strict=True):
+        streams = [machine.streams[stream].time_us for lane in lanes for stream in lane.streams]
+        assert span.end_us == pytest.approx(max(streams), abs=1)
+        assert span.end_us > found[1].start_us
+
+
 def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:
     driver, recorder = HostDriver(1.0), Recorder("A", time.monotonic_ns())
     device = DeviceRecorder(driver, recorder, max_spans=4)
@@ -292,5 +362,5 @@ def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:
 
 
 def test_streams_are_named_after_what_they_are_for() -> None:
-    """A span's stream has the name of the stream on which channels enqueue."""
-    assert {stream.value for stream in DeviceStream} == {"compute", *(role.value for role in Role)}
+    """A span's stream has the name of the stream on which channels enqueue, or of the plan's stream of collectives."""
+    assert {stream.value for stream in DeviceStream} == {"compute", COLL_STREAM, *(role.value for role in Role)}

@@ -19,6 +19,9 @@ CPU tensors, where the device is a GPU, are brought to it and back by the thread
 memory is overtaken. Only who receives a broadcast may learn the shape later: that memory belongs to the group's stream, and
 torch is told who uses it. What goes in is held until `done` has happened.
 
+**Spans.** What is recorded of a collective lies between two events on the group's stream: from the moment when this party's
+tensors are there (and what the group did before is done) to the moment when what comes out is. It shows waits for others as well.
+
 **Ends.** A party that says that it has ended starts nothing more, and still does its part of what all have offered; others who
 hear of it end as well, so for each offer it becomes sure that it is met or that it is not. A party gives its buffers back when
 all others have said that their streams have done with them, or have died. All this is the thread's work, which closing does not
@@ -252,7 +255,12 @@ class DeviceGroup:
         with self._on_stream():
             driver.wait_event(self._stream, end.ready)
             outs = task.outs = self._outs(task)
-            self._mover.move(end.meeting, end.rank, task.offer.tensors, outs)
+            end_span = end.begin(self._stream)
+            try:
+                self._mover.move(end.meeting, end.rank, task.offer.tensors, outs)
+            finally:
+                if end_span is not None:
+                    end_span(sum(tensor.nbytes for tensor in task.offer.tensors or outs))
             task.done = self._spare_events.pop() if self._spare_events else driver.create_event()
             driver.record_event(task.done, self._stream)
         self._kept.append(task)

@@ -11,6 +11,7 @@ import torch
 
 from crossfade.channels.collective import Meeting, Offer
 from crossfade.channels.protocol import ChannelStatistics
+from crossfade.device.recorded import Around
 from crossfade.errors import ChannelBroken, ChannelClosed
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class DeviceCollective:
         ready: the event behind which this party's tensors are there.
         expected: what was broadcast last: dtype and shape.
         broken: why it cannot be used any more; empty if it can.
+        around: who records what it does on the device (see `crossfade.device.recorded.Recorded`).
     """
 
     on_moved: Callable[[int, int], None] | None = None
@@ -74,6 +76,7 @@ class DeviceCollective:
         self.ready = group.home.driver.create_event()
         self.expected: tuple[torch.dtype, tuple[int, ...]] | None = None
         self.broken = ""
+        self.around: Around | None = None
         self._group = group
         self._result: tuple[Task | None, Sequence[object]] | None = None
         self._num_values = 0
@@ -89,11 +92,17 @@ class DeviceCollective:
         """What comes out, with what it came from if that is a device's work."""
         self._result = (task, result)
 
+    def begin(self, stream: int) -> Callable[[int], None] | None:
+        """Before its part is enqueued: begins a span, and gives what ends it, with the bytes that each party brings; None where
+        nobody records. Each execution has one of these ends, so its number is that of those which were done.
+        """
+        return None if self.around is None else self.around(stream, self._num_values)
+
     def count(self, offer: Offer, start_ns: int) -> None:
-        """One more was done."""
+        """One more was done. The host says how long that took it where the device does not."""
         self._num_values += 1
         self._num_bytes += sum(tensor.nbytes for tensor in offer.tensors)
-        if self.on_moved is not None:
+        if self.on_moved is not None and self.around is None:
             self.on_moved(start_ns, time.monotonic_ns())
 
     def try_finish(self) -> Sequence[object] | None:

@@ -17,6 +17,8 @@ from crossfade.errors import ActorStartError, GraphError, MissingDependency
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.picture import draw_timelines
 from crossfade.plan.text import ring_bytes
+from crossfade.schedule.cost import CostModel
+from crossfade.topology import Topology, load_topology
 
 __all__ = ["load_graph", "show_plan"]
 
@@ -31,13 +33,16 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
     node = load_graph(target)
     with _compile(node, target, max_inflight=max_inflight, overlap=overlap) as graph:
         print(graph.plan)
-        timeline = graph.predicted_timeline(num_executions=min(max_inflight, 3))
-        one = graph.predicted_timeline()
+        costs = CostModel(topology=load_topology() or Topology())
+        timeline = graph.predicted_timeline(costs=costs, num_executions=min(max_inflight, 3))
+        one = graph.predicted_timeline(costs=costs)
         num_actors = len(graph.plan.programs) - 1
         print(f"\n{len(graph.plan.nodes)} method calls on {num_actors} actors, {len(graph.plan.channels)} channels")
         num_bytes = sum(map(ring_bytes, graph.plan.channels))
         print(f"rings take at least {num_bytes:,} bytes; larger values make larger slots when they come")
         print(f"predicted: {one.makespan_us:.1f} us for one execution, with methods that take no time and small values")
+        for note in timeline.notes:
+            print(f"note: {note}")
         if svg is not None:
             _write(svg, draw_timelines([timeline], f"{target}: methods take no time"))
             print(f"picture of the predicted timeline: {svg}")

@@ -302,6 +302,7 @@ class _Actor:
         recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else []
         if recorded:
             wiring.record_host_copies([device for device, _ in recorded])
+            wiring.record_collectives([device for device, _ in recorded])
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded, wiring.before_run)
         return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), spin_us_for(plan), guard)
 

@@ -16,7 +16,7 @@ from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.actions import Action, Verb
-from crossfade.plan.device_streams import stream_in, stream_out
+from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.runtime.bind import Ends
 from crossfade.types import Transport
@@ -205,6 +205,14 @@ class Wiring:
         for spec, reader in self._onto_devices:
             action = Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
             reader.brought.around = devices[0].around(stream_in(spec.transport), action, spec.id)
+
+    def record_collectives(self, devices: Sequence[DeviceRecorder]) -> None:
+        """Records, from now on, what this party's devices, whose recorders these are, do of collectives."""
+        for name, end in self.ends.collectives.items():
+            spec = self._plan.collective[name]
+            if spec.transport.moves_device_memory:
+                recorded: Any = end
+                recorded.around = devices[0].around(DeviceStream.COLL, Action(Verb.COLL, name), str(spec.kind))
 
     def break_off(self, peer: str, reason: str) -> None:
         """A peer is gone: the ends of all channels with it say so from now on."""

@@ -10,6 +10,9 @@ a value                            on its writer's GPU         on its reader's G
 ``shm``, wanted on a GPU                                       ``down``
 =================================  ==========================  ==============================
 
+A collective of GPU actors, by ``copy`` or ``nccl``, is one span on ``coll`` of each of them, whatever it does inside: copies that
+leave and come, waits for the other parties, and additions on a stream of their own, which it forks to and joins again.
+
 What the driver passes stays on the CPU, and what it gets is taken there: at its own end nothing moves on a GPU.
 """
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+from crossfade.plan.actions import COLL_STREAM
 from crossfade.types import Transport
 
 __all__ = ["DeviceStream", "stream_in", "stream_out"]
@@ -36,6 +40,8 @@ class DeviceStream(StrEnum):
     """Copies from the host."""
     NCCL = "nccl"
     """NCCL's transfers, a stream for each link."""
+    COLL = COLL_STREAM
+    """Collectives, a stream for each set of actors and way to move."""
 
 
 _OUT: Mapping[Transport, DeviceStream] = {

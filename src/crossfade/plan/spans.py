@@ -30,7 +30,8 @@ class Span:
         execution: the execution's number, from 0.
         start_us: microseconds since the timeline's zero.
         end_us: microseconds since the timeline's zero.
-        size_bytes: how much it moves: measured copies on streams of GPUs say it, others say 0.
+        size_bytes: how much it moves, or, of a collective, what each party brings: measured spans on streams of GPUs say it, others
+            say 0.
     """
 
     actor: str

@@ -21,7 +21,7 @@ cells, are written without gaps. A channel whose id is not its value's is writte
 that start with ``#`` are for people: the parser skips them.
 Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
 Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda``, and comments say of
-each channel between GPUs what it does on which stream.
+each channel and of each collective between GPUs what it does on which stream.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.plan.device_streams import stream_in, stream_out
+from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.types import CollectiveKind, TargetDevice, Transport
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def format_plan(plan: Plan, mark: Mark | None = None) -> str:
         if each.transport.moves_device_memory
         for reader in each.readers
     ]
+    lines += [f"# {_on_streams(plan, each)}" for each in plan.collectives if each.transport.moves_device_memory]
     lines += _format_grid(plan, _columns(plan), mark)
     return "\n".join(lines)
 
@@ -149,6 +150,12 @@ def _on_devices(plan: Plan, channel: ChannelSpec, reader: str) -> str:
     streams = (channel.writer, stream_out(channel.transport)), (reader, stream_in(channel.transport))
     how = _ON_STREAMS[channel.transport].format(*(f"{party}'s stream {stream}" for party, stream in streams))
     return f"{channel.id}: {ends} by {channel.transport}: {how}; {slots}"
+
+
+def _on_streams(plan: Plan, collective: CollectiveSpec) -> str:
+    """Where a collective between GPUs goes on, in words."""
+    parties = ", ".join(f"{party}{_gpus(plan.devices.get(party, ()))}" for party in collective.parties)
+    return f"{collective.id}: {parties} by {collective.transport}: on the stream {DeviceStream.COLL} of each"
 
 
 def _gpus(gpus: tuple[int, ...]) -> str:

@@ -31,15 +31,18 @@ class Timeline:
     Attributes:
         name: ``predicted`` or ``measured``.
         spans: what ran, ordered by start.
+        notes: of a prediction: what it had no measurements of, and what stands for them.
     """
 
     name: str
     spans: tuple[Span, ...]
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, spans: Iterable[Span]) -> Timeline:
+    def of(cls, name: str, spans: Iterable[Span], notes: Iterable[str] = ()) -> Timeline:
         """Orders the spans by start."""
-        return cls(name, tuple(sorted(spans, key=lambda span: (span.start_us, span.actor, span.stream, span.end_us))))
+        in_order = sorted(spans, key=lambda span: (span.start_us, span.actor, span.stream, span.end_us))
+        return cls(name, tuple(in_order), tuple(notes))
 
     @property
     def actors(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ What a method enqueues on streams of its own is not seen, unless it joins them, 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -46,7 +47,8 @@ _Recorded: TypeAlias = tuple[Opened, DeviceStream, Action, str, int, int]
 
 
 class DeviceRecorder:
-    """Collects the spans of one device of one party of one plan. One thread uses it.
+    """Collects the spans of one device of one party of one plan. Any thread may use it: collectives are enqueued by one of their
+    own as well.
 
     Args:
         driver: the device.
@@ -69,15 +71,21 @@ class DeviceRecorder:
         self._spare = [(driver.create_timer(), driver.create_timer()) for _ in range(max_spans)]
         self._recorded: deque[_Recorded] = deque()
         self._is_closed = False
+        self._lock = threading.Lock()
 
-    def begin(self, stream: int) -> Opened:
-        """Enqueues the beginning of a span. Whoever calls this calls `end` as well, whatever happens in between."""
-        begin, end = self._spare.pop() if self._spare else self._recorded.popleft()[0][1:]
-        self._driver.record_event(begin, stream)
+    def begin(self, stream: int) -> Opened | None:
+        """Enqueues the beginning of a span; None where no more is recorded. Whoever calls this calls `end` as well, whatever
+        happens in between.
+        """
+        with self._lock:
+            if self._is_closed:
+                return None
+            begin, end = self._spare.pop() if self._spare else self._recorded.popleft()[0][1:]
+            self._driver.record_event(begin, stream)
         return Opened(stream, begin, end)
 
     def end(
-        self, opened: Opened, role: DeviceStream, action: Action, what: str, execution: int, size_bytes: int = 0
+        self, opened: Opened | None, role: DeviceStream, action: Action, what: str, execution: int, size_bytes: int = 0
     ) -> None:
         """Enqueues the end of a span.
 
@@ -89,16 +97,20 @@ class DeviceRecorder:
             execution: the execution's number.
             size_bytes: how much it moves.
         """
-        self._driver.record_event(opened.end, opened.stream)
-        self._recorded.append((opened, role, action, what, execution, size_bytes))
+        if opened is None:
+            return
+        with self._lock:
+            if self._is_closed:  # meanwhile
+                self._destroy(*opened[1:])
+                return
+            self._driver.record_event(opened.end, opened.stream)
+            self._recorded.append((opened, role, action, what, execution, size_bytes))
 
     def around(self, role: DeviceStream, action: Action, what: str) -> Around:
         """For whoever enqueues copies now and then: a function that begins a span on a stream, and gives what ends it."""
         round_ = self._recorder.round
 
         def begin(stream: int, execution: int | None = None) -> Callable[[int], None]:
-            if self._is_closed:
-                return _nothing
             opened, number = self.begin(stream), round_.number + action.ahead if execution is None else execution
             return lambda size_bytes: self.end(opened, role, action, what, number, size_bytes)
 
@@ -123,10 +135,9 @@ class DeviceRecorder:
         if reading is None:
             return []
         trail = Trail(driver, reading.timer)
-        ended = [
-            each for each in reversed(self._recorded) if driver.has_happened(each[0].end)
-        ]  # the last are the nearest
-        places_us = [(trail.place_us(each[0].begin), driver.elapsed_us(*each[0][1:])) for each in ended]
+        with self._lock:  # the last are the nearest; meanwhile no event is used again
+            ended = [each for each in reversed(self._recorded) if driver.has_happened(each[0].end)]
+            places_us = [(trail.place_us(each[0].begin), driver.elapsed_us(*each[0][1:])) for each in ended]
         ratio = self._clock.ratio(reading, trail)
         read_us = (reading.host_ns - self._recorder.origin_ns) / 1e3
         found = [
@@ -142,14 +153,14 @@ class DeviceRecorder:
 
     def close(self) -> None:
         """Gives all events back; what is enqueued from now on is not recorded. Idempotent."""
-        self._is_closed = True
-        self._spare += [recorded[0][1:] for recorded in self._recorded]
-        self._recorded.clear()
-        while self._spare:
-            for timer in self._spare.pop():
-                self._driver.destroy_event(timer)
-        self._clock.close()
+        with self._lock:
+            self._is_closed = True
+            self._spare += [recorded[0][1:] for recorded in self._recorded]
+            self._recorded.clear()
+            while self._spare:
+                self._destroy(*self._spare.pop())
+            self._clock.close()
 
-
-def _nothing(size_bytes: int) -> None:
-    """The end of what is not recorded."""
+    def _destroy(self, *timers: int) -> None:
+        for timer in timers:
+            self._driver.destroy_event(timer)

@@ -118,6 +118,14 @@ class CostModel:
     """Fixed part of a copy from the host to a GPU, for a value that is wanted there."""
     down_gbs: float = 54.0
     """Bandwidth of that copy."""
+    collective_host_us: float = 15.0
+    """What a collective between GPUs costs each party's host beside what it enqueues: the offer, and a look at all others'."""
+    enqueue_us: float = 6.0
+    """What enqueuing one operation of such a collective costs a host where that was not measured."""
+    kernel_us: float = 3.0
+    """Fixed part of a kernel that only adds or copies, within one GPU."""
+    memory_gbs: float = 2700.0
+    """Rate at which such a kernel moves bytes, in and out together."""
     step_us: float = 0.1
     """The runtime's own cost for each action."""
     num_cores: int = 2
@@ -158,7 +166,8 @@ class CostModel:
         return self.host_us_per_mb * size_bytes / BYTES_PER_MB
 
     def collective_time_us(self, kind: CollectiveKind, num_parties: int, size_bytes: int) -> float:
-        """Time that a collective takes when nothing else runs and each party brings (a broadcast's root: has) that many bytes.
+        """Time that a collective by gloo takes when nothing else runs and each party brings (a broadcast's root: has) that many
+        bytes. Between GPUs see `crossfade.schedule.collective_costs`.
 
         By ring algorithms each of n parties moves 2 (n - 1) / n of it to reduce it, n - 1 times as much to gather it.
         """

@@ -8,10 +8,12 @@ The host runs the actor's program and enqueues; a stream goes through what was e
 ``up``       copies to the host of what leaves by shared memory, which publish it there; the start of staged transfers
 ``down``     copies from the host of what comes by shared memory and is wanted on the GPU
 ``nccl``     the start of NCCL's transfers
+``coll``     collectives, one after another of each set of actors, which wait for what the actor's methods computed before
 ===========  =====================================================================================================
 
 A transfer takes its time once both ends have started it (`schedule.simulate`), and is shown on the streams that
-`crossfade.plan.device_streams` names for its transport.
+`crossfade.plan.device_streams` names for its transport. A collective begins when the streams of all its parties have come to it,
+and they come to it only once all hosts are known to have started it (`crossfade.channels.device_collective`).
 
 A value that is pushed to several readers reaches all of them when the last copy ends, since their chunks take turns.
 
@@ -24,10 +26,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from crossfade.plan.actions import Action, Verb
+from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
-from crossfade.plan.plan import ChannelSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.turns import LARGE_BYTES
+from crossfade.schedule.collective_costs import is_on_gpus
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.gpus import Kernels, Push, push_time_us
 from crossfade.schedule.strands import Need, Step
@@ -36,6 +39,7 @@ from crossfade.types import TargetDevice, Transport
 
 __all__ = [
     "Before",
+    "all_started",
     "comes_down",
     "device_steps",
     "goes_up",
@@ -57,11 +61,17 @@ def is_pushed(plan: Plan, channel: ChannelSpec) -> bool:
 
 
 def goes_up(plan: Plan, workload: Workload, channel: ChannelSpec) -> bool:
-    """Whether a channel's values are copied from its writer's GPU to the host: kernels make them, and the method does not wait."""
+    """Whether a channel's values are copied from its writer's GPU to the host: kernels make them, and the method does not wait; or
+    a collective between GPUs does.
+    """
     if channel.transport is not Transport.SHM or not plan.devices.get(channel.writer):
         return False
     node = plan.maker.get(channel.value)
-    return node is not None and workload.device_time_us(node) > 0 and not workload.is_synchronous(node)
+    if node is None:
+        return any(
+            channel.value in each.outputs_of(channel.writer) and is_on_gpus(plan, each) for each in plan.collectives
+        )
+    return workload.device_time_us(node) > 0 and not workload.is_synchronous(node)
 
 
 def comes_down(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -> bool:
@@ -82,6 +92,11 @@ def host_enqueued(action: Action, actor: str) -> str:
     return f"enqueued {action} by {actor}"
 
 
+def all_started(spec: CollectiveSpec, actor: str) -> tuple[Need, ...]:
+    """When it is known to an actor that all parties of a collective between GPUs have started it: then each enqueues its part."""
+    return tuple(Need(f"started {spec.id} by {party}", is_hop=party != actor) for party in spec.parties)
+
+
 def push_of(plan: Plan, workload: Workload, channel: ChannelSpec, reader: str) -> Push:
     """The transfer of a channel's value to one reader."""
     source, target = gpu_pairs(plan.devices[channel.writer], plan.devices[reader])[0]
@@ -99,8 +114,9 @@ def holds(plan: Plan, workload: Workload, costs: CostModel, channel: ChannelSpec
 
 def device_steps(
     plan: Plan, workload: Workload, costs: CostModel, actor: str, before: Before
-) -> dict[str, tuple[Step, ...]]:
-    """The steps of each stream of an actor's GPUs, in the order of its program; nothing for one that has none.
+) -> dict[tuple[str, str], tuple[Step, ...]]:
+    """The steps of each stream of an actor's GPUs, in the order of its program; nothing for one that has none. A stream is called
+    by what it is for, and by what tells it from others of that name.
 
     Args:
         plan: the plan.
@@ -112,10 +128,12 @@ def device_steps(
     if not plan.devices.get(actor):
         return {}
     enqueuer = _Enqueuer(plan, workload, costs, actor, before)
-    streams: dict[str, list[Step]] = {}
+    streams: dict[tuple[str, str], list[Step]] = {}
     for action in plan.programs[actor]:
         for stream, step in enqueuer.steps(action):
-            streams.setdefault(str(stream), []).append(step)
+            spec = step.collective
+            which = "" if spec is None else f" of {', '.join(spec.group)} by {spec.transport}"
+            streams.setdefault((str(stream), which), []).append(step)
     return {stream: tuple(steps) for stream, steps in streams.items()}
 
 
@@ -130,13 +148,23 @@ class _Enqueuer:
         self._pushed_here = {channel.value: channel for channel in channels if is_pushed(plan, channel)}
         brought_here = {each.value: each for each in channels if comes_down(plan, workload, each, actor)}
         self._arriving = {**brought_here, **self._pushed_here}
+        met = [each for each in plan.collectives if is_on_gpus(plan, each)]
+        self._over = {value: Need(f"over {each.id}") for each in met for value in each.outputs_of(actor)}
+        self._last_run = ""
 
     def steps(self, action: Action) -> Iterator[tuple[str, Step]]:
         """Streams, and what they get."""
         channel = self._plan.channel.get(action.target)
         match action.verb:
             case Verb.RUN if action.target in self._plan.node:
+                self._last_run = action.target
                 yield DeviceStream.COMPUTE, self._run(action)
+            case Verb.COLL if action.target in self._plan.collective:
+                spec = self._plan.collective[action.target]
+                if is_on_gpus(self._plan, spec):
+                    yield DeviceStream.COLL, self._meet(spec)
+                    if action.stream == MAIN:
+                        yield DeviceStream.COMPUTE, Step(str(action), needs=(Need(f"over {spec.id}"),))
             case Verb.FREE if action.target in self._pushed_here:
                 value = f"{action.target} by {self._actor}"
                 yield DeviceStream.COMPUTE, Step(str(action), needs=(Need(f"freed {value}"),), fact=f"let go {value}")
@@ -155,14 +183,26 @@ class _Enqueuer:
         node = self._plan.node[action.target]
         time_us = self._workload.device_time_us(node)
         arrived = (self._arriving[value] for value in node.inputs if value in self._arriving)
+        over = (self._over[value] for value in node.inputs if value in self._over)
         return Step(
             label=str(action),
             what=node.method,
             kind="compute" if time_us else None,
-            needs=(Need(f"enqueued {node.id}"), *(Need(f"arrived {each.id} at {self._actor}") for each in arrived)),
+            needs=(
+                Need(f"enqueued {node.id}"),
+                *(Need(f"arrived {each.id} at {self._actor}") for each in arrived),
+                *over,
+            ),
             fact=f"computed {node.id}",
             device=Kernels(self._plan.devices[self._actor], time_us) if time_us else None,
         )
+
+    def _meet(self, spec: CollectiveSpec) -> Step:
+        """What it brings is there when all is computed that was enqueued before."""
+        computed = [Need(f"computed {self._last_run}")] if self._last_run else []
+        brought = [need for value in spec.inputs_of(self._actor) for need in self._made(value)]
+        needs = (*all_started(spec, self._actor), *computed, *brought)
+        return Step(f"{Verb.COLL} {spec.id}", needs=needs, collective=spec, then=(Need(f"over {spec.id}"),))
 
     def _push(self, action: Action, channel: ChannelSpec) -> Iterator[Step]:
         arrived = [f"arrived {channel.id} at {reader}" for reader in channel.readers]

@@ -1,66 +1,107 @@
-"""Collectives in the simulator: a rendezvous, then work for a core of each party."""
+"""Collectives in the simulator: a rendezvous, then work for a core of each party, or for the GPUs of all."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 
-from crossfade.plan.plan import CollectiveSpec
+from crossfade.plan.plan import CollectiveSpec, Plan
+from crossfade.schedule.collective_costs import Estimate, estimate, is_on_gpus
 from crossfade.schedule.cores import Cores
 from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.gpus import Exchange, GpuClock
+from crossfade.types import Transport
 
 __all__ = ["Meetings"]
+
+_Met: TypeAlias = Callable[[CollectiveSpec, int, Mapping[str, float]], None]
 
 
 class Meetings:
     """All collectives of one simulation.
 
-    A collective starts when all its parties have started it, and the one before it of the same parties is over. It takes a core
-    of each party for as long as the cost model says; it is over when all of that is done.
+    A collective starts when all its parties have started it, and the one before it of the same parties is over. By gloo it takes a
+    core of each party for as long as the cost model says; between GPUs it takes these, and no core.
 
     Args:
-        cores: where the work is done.
+        plan: who has which GPUs.
+        cores: where the work of hosts is done.
+        gpus: where that of GPUs is.
         workload: the sizes of tensors.
         costs: what the work takes.
-        met: called when a collective is over, with the execution and the time at which its work began.
+        met: called when a collective is over, with the execution and the time at which it began for each party: when its work
+            began, or, between GPUs, when that party had come to it.
+
+    Attributes:
+        notes: what was not measured, and what stands for it.
     """
 
     def __init__(
-        self, cores: Cores, workload: Workload, costs: CostModel, met: Callable[[CollectiveSpec, int, float], None]
+        self, plan: Plan, cores: Cores, gpus: GpuClock, workload: Workload, costs: CostModel, met: _Met
     ) -> None:
-        self._cores, self._workload, self._costs, self._met = cores, workload, costs, met
-        self._num_here: Counter[tuple[str, int]] = Counter()
-        self._num_working: Counter[tuple[str, int]] = Counter()
-        self._lines: defaultdict[tuple[str, ...], deque[tuple[CollectiveSpec, int]]] = defaultdict(deque)
+        self._plan, self._cores, self._gpus = plan, cores, gpus
+        self._workload, self._costs, self._met = workload, costs, met
+        self._came_us: defaultdict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        self._num_working: dict[tuple[str, int], int] = {}
+        self._lines: defaultdict[tuple[tuple[str, ...], Transport], deque[tuple[CollectiveSpec, int]]] = defaultdict(
+            deque
+        )
+        self._estimates: dict[str, Estimate] = {}
+        self.notes: list[str] = []
+        for spec in plan.collectives:
+            if spec.transport.moves_device_memory:
+                self._prepare(spec)
 
-    def join(self, collective: CollectiveSpec, execution: int) -> None:
+    def _prepare(self, spec: CollectiveSpec) -> None:
+        if is_on_gpus(self._plan, spec):
+            gpus = [self._plan.devices[party][0] for party in spec.parties]
+            found = self._estimates[spec.id] = estimate(self._costs, spec, gpus, self._sizes_bytes(spec))
+            reason = found.reason
+        else:
+            reason = "not all of its actors have GPUs, and it is reckoned with as if by gloo"
+        if reason:
+            self.notes.append(f"{spec.kind} (collective {spec.id}): {reason}")
+
+    def _sizes_bytes(self, spec: CollectiveSpec) -> list[int]:
+        return list(map(self._workload.size_bytes, spec.inputs[spec.root]))
+
+    def join(self, collective: CollectiveSpec, execution: int, party: str) -> None:
         """One more party has started it."""
-        self._num_here[collective.id, execution] += 1
-        if self._num_here[collective.id, execution] < len(collective.parties):
+        came_us = self._came_us[collective.id, execution]
+        came_us[party] = self._cores.now_us
+        if len(came_us) < len(collective.parties):
             return
-        del self._num_here[collective.id, execution]
-        line = self._lines[collective.group]
+        line = self._lines[collective.group, collective.transport]
         line.append((collective, execution))
         if len(line) == 1:
             self._begin(collective, execution)
 
     def _begin(self, collective: CollectiveSpec, execution: int) -> None:
-        num_parties = len(collective.parties)
-        size_bytes = sum(map(self._workload.size_bytes, collective.inputs[collective.root]))
-        work_us = self._costs.collective_time_us(collective.kind, num_parties, size_bytes)
-        self._num_working[collective.id, execution] = num_parties
-        done = partial(self._done, collective, execution, self._cores.now_us)
+        key, now_us = (collective.id, execution), self._cores.now_us
+        done = partial(self._done, collective, execution)
+        size_bytes = sum(self._sizes_bytes(collective))
+        found = self._estimates.get(collective.id)
+        if found is not None:
+            self._num_working[key] = 1
+            gpus = tuple(dict.fromkeys(self._plan.devices[party][0] for party in collective.parties))
+            self._gpus.start(Exchange(collective.transport, gpus, size_bytes, found.time_us), now_us, done)
+            return
+        self._num_working[key] = len(collective.parties)
+        self._came_us[key] = dict.fromkeys(collective.parties, now_us)
+        work_us = self._costs.collective_time_us(collective.kind, len(collective.parties), size_bytes)
         for _ in collective.parties:
             self._cores.start(work_us, done, roams=True)
 
-    def _done(self, collective: CollectiveSpec, execution: int, start_us: float) -> None:
-        self._num_working[collective.id, execution] -= 1
-        if self._num_working[collective.id, execution]:
+    def _done(self, collective: CollectiveSpec, execution: int) -> None:
+        key = collective.id, execution
+        self._num_working[key] -= 1
+        if self._num_working[key]:
             return
-        del self._num_working[collective.id, execution]
-        line = self._lines[collective.group]
+        del self._num_working[key]
+        line = self._lines[collective.group, collective.transport]
         line.popleft()
-        self._met(collective, execution, start_us)
+        self._met(collective, execution, self._came_us.pop(key))
         if line:
             self._begin(*line[0])

@@ -7,7 +7,8 @@ What is reckoned with:
 - **Transfers** (gloo), one per reader. A receiver takes one after another, in the order of its receives; a sender sends
   one after another to each receiver, in the order of its sends, but to several receivers at once. So a transfer starts
   when it is the first of both queues. Who uses the value first waits for its arrival.
-- **Collectives** (gloo) start when all parties have, one after another in each set of parties (`schedule.meetings`).
+- **Collectives** start when all parties have, one after another in each set of parties (`schedule.meetings`): on the hosts those by
+  gloo, on streams of the GPUs those between them, which take what `schedule.collective_costs` says.
 - **Cores.** Work of all parties and background transfers share ``num_cores`` cores as ``schedule.cores`` says: work stays
   on the core where it started until another one has been idle for ``balance_us``. A transfer is work for a core of the
   receiver from its start to its end, and beside that work for a core of the sender. Who polls takes no core: polling
@@ -25,7 +26,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from crossfade.errors import PlanError
@@ -63,8 +64,10 @@ def simulate(
     Returns:
         Spans in microseconds since the first submission. Each action but ``free`` has a span on its actor's ``main``
         stream, what a GPU does for it one on the GPU's stream, each transfer one at either end (streams ``send`` and ``recv``;
-        between GPUs ``up`` and ``down``, or ``nccl``), and whoever is blocked a ``wait`` whose ``what`` says for which fact. The
-        driver's second half, getting outputs, is on the stream ``get``.
+        between GPUs ``up`` and ``down``, or ``nccl``), each collective one at each party (``coll``: by gloo while it goes on,
+        between GPUs from when that party's tensors are there), and whoever is blocked a ``wait`` whose ``what`` says for which
+        fact. The driver's second half, getting outputs, is on the stream ``get``. Notes say what of the collectives between GPUs
+        was not measured, and what stands for it.
 
     Raises:
         PlanError: the plan stops for ever; the message says who waits for what. Or it names what it does not have.
@@ -92,7 +95,7 @@ class Simulation:
         self._cursors = [Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
         self._processes: defaultdict[str, Process] = defaultdict(Process)
         self._inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
-        self._meetings = Meetings(self._cores, workload, costs, self._met)
+        self._meetings = Meetings(plan, self._cores, self._gpus, workload, costs, self._met)
         self._facts: dict[tuple[str, int], float] = {}
         self._blocked: defaultdict[tuple[str, int], list[Cursor]] = defaultdict(list)
         self._ready: deque[Cursor] = deque()
@@ -125,7 +128,7 @@ class Simulation:
                 self._cores.advance(alarm_us)
                 heapq.heappop(self._alarms)[-1]()
         self._check_that_all_is_done()
-        return Timeline.of("predicted", self._spans)
+        return Timeline.of("predicted", self._spans, self._meetings.notes)
 
     # Strands: one step after another.
 
@@ -235,7 +238,7 @@ class Simulation:
         if step.transfer is not None:
             self._start_end(step.transfer, cursor.strand.actor, execution)
         if step.collective is not None:
-            self._meetings.join(step.collective, execution)
+            self._meetings.join(step.collective, execution, cursor.strand.actor)
         cursor.settle(self._cores.now_us, worked=True)
         self._ready.append(cursor)
         if process.lining_up:
@@ -245,8 +248,8 @@ class Simulation:
         self._facts[fact, execution] = self._cores.now_us
         self._ready.extend(self._blocked.pop((fact, execution), ()))
 
-    def _met(self, collective: CollectiveSpec, execution: int, start_us: float) -> None:
-        for party in collective.parties:
+    def _met(self, collective: CollectiveSpec, execution: int, starts_us: Mapping[str, float]) -> None:
+        for party, start_us in starts_us.items():
             label = f"{Verb.COLL} {collective.id}"
             self._show(party, COLL_STREAM, label, str(collective.kind), "communicate", execution, start_us)
         self._happened(f"over {collective.id}", execution)

@@ -2,7 +2,8 @@
 
 Each party becomes one or two *strands*: lists of steps that are gone through in order, once per round. A step waits for
 its needs, works, brings about a fact, and may wait again (a send or receive on ``main``, for its transfer). A *fact* is
-something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``, ``over c0``.
+something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``, ``over c0``. With a
+collective between GPUs a host goes on as soon as all have started it (``started c0 by A``), and only streams wait for its end.
 
 An actor with GPUs has a strand more for each stream of theirs that the plan uses (`schedule.device_steps`); its host only enqueues.
 
@@ -18,9 +19,11 @@ from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.turns import predecessors
+from crossfade.schedule.collective_costs import is_on_gpus
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.device_steps import (
     Before,
+    all_started,
     comes_down,
     device_steps,
     goes_up,
@@ -51,8 +54,8 @@ def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int) 
             strands += _driver_strands(reckon, actions, inflight)
         else:
             strands.append(_strand(actor, MAIN, [reckon.step(action) for action in actions]))
-            for stream, steps in device_steps(plan, workload, costs, actor, before).items():
-                strands.append(Strand(actor, stream, steps, thread=f"{actor}'s {stream}"))
+            for (stream, which), steps in device_steps(plan, workload, costs, actor, before).items():
+                strands.append(Strand(actor, stream, steps, thread=f"{actor}'s {stream}{which}"))
     return strands
 
 
@@ -123,7 +126,13 @@ class _Reckoner:
         over = dict.fromkeys(self._collected[value] for value in values if value in self._collected)
         awaited = (c for c in channels if c.is_ordered and not is_pushed(self._plan, c))
         arrived = [Need(f"arrived {c.id} at {self._actor}") for c in awaited]
-        return (*arrived, *(Need(f"over {collective}") for collective in over))
+        return (*arrived, *(need for name in over for need in self._met(self._plan.collective[name])))
+
+    def _met(self, collective: CollectiveSpec) -> tuple[Need, ...]:
+        """When this host may go on with what comes out."""
+        if is_on_gpus(self._plan, collective):
+            return all_started(collective, self._actor)
+        return (Need(f"over {collective.id}"),)
 
     def _is_free(self, channel: ChannelSpec, reader: str) -> Need:
         return Need(f"freed {channel.value} by {reader}", -channel.credit, is_hop=reader != self._actor)
@@ -188,14 +197,16 @@ class _Reckoner:
 
     def _coll(self, action: Action) -> Step:
         collective = self._collective(action)
+        is_enqueued = is_on_gpus(self._plan, collective)
         return Step(
             label=str(action),
             what=str(collective.kind),
             kind="communicate",
             needs=self._arrived(*collective.inputs_of(self._actor)),
-            work_us=self._costs.step_us,
-            collective=collective,
-            then=(Need(f"over {collective.id}"),) if action.stream == MAIN else (),
+            work_us=self._costs.step_us + (self._costs.collective_host_us if is_enqueued else 0.0),
+            fact=f"started {collective.id} by {self._actor}" if is_enqueued else "",
+            collective=None if is_enqueued else collective,
+            then=self._met(collective) if action.stream == MAIN else (),
         )
 
     def _free(self, action: Action) -> Step:

@@ -1,0 +1,150 @@
+"""Ranks on GPUs with a clock and nothing else, that do the collectives of `crossfade.peers`: for tests of how long these take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+from crossfade.device.signals import WORD_BYTES, DeviceBoard
+from crossfade.peers import steps, sums
+from crossfade.peers.home import Home, Kind, Reduction
+from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
+from crossfade.schedule.cost import CostModel
+from crossfade.topology import Crowd, Device, Launch, Link, LinkKind, Rate, Topology
+from crossfade.types import CollectiveKind
+from tests.helpers.clocked import Clocked, ClockedDriver, Mark, Op, Speeds
+
+__all__ = ["ClockedPeerDriver", "Ranks", "costs_of"]
+
+NUM_LANES = 2
+WORD = Kind("float32", 4)
+SPEEDS = Speeds(
+    copy_gbs=100.0,
+    overhead_us=5.0,
+    memory_op_us=8.0,
+    host_us=dict.fromkeys(("copy", "word", "event", "kernel", "graph"), 0.0),
+)
+KERNEL_US, MEMORY_GBS = 3.0, 1000.0
+
+
+class ClockedPeerDriver(ClockedDriver):
+    """With the operations on words that exchanges need. A batch of words takes as long as one. Who waits for an event waits for
+    what was recorded last when that was enqueued, as with CUDA.
+    """
+
+    def record_event(self, event: int, stream: int) -> None:
+        self._marks[event] = Mark()
+        super().record_event(event, stream)
+
+    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
+        for number, address in enumerate(addresses):
+            lasts_us = 0.0 if number else self.machine.speeds.memory_op_us
+            self.enqueue(stream, Op("word", lasts_us, stores=(address, value)), "word")
+
+    def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
+        self.wait_all_and_reset(stream, [address], value, reset)
+
+    def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
+        for address in addresses:
+            self.enqueue(stream, Op("word", waits=(address, value)), "word")
+        for address in addresses:
+            self.enqueue(stream, Op("word", stores=(address, reset)), "word")
+
+
+class _Kernels:
+    """The local part: what it reads and writes, over one rate."""
+
+    def __init__(self, driver: ClockedDriver) -> None:
+        self._driver = driver
+
+    def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:
+        self._enqueue(stream, 2 * size_bytes)
+
+    def reduce(self, stream: int, reduction: Reduction) -> None:
+        touched = reduction.num_ranks + len(reduction.targets)
+        self._enqueue(stream, touched * reduction.count * reduction.kind.size_bytes)
+
+    def _enqueue(self, stream: int, moved_bytes: int) -> None:
+        op = Op("kernel", KERNEL_US + moved_bytes / MEMORY_GBS / 1e3, (self._driver.device,))
+        self._driver.enqueue(stream, op, "kernel")
+
+
+class Ranks:
+    """Some ranks, each with a stream for its collectives.
+
+    Attributes:
+        drivers, streams, lanes: of each rank.
+    """
+
+    def __init__(self, num_ranks: int, buffer_bytes: int) -> None:
+        machine, words = Clocked(SPEEDS), num_words(NUM_LANES, num_ranks)
+        self.drivers = [ClockedPeerDriver(machine, rank) for rank in range(num_ranks)]
+        total_bytes = NUM_EPOCHS * NUM_LANES * buffer_bytes
+        boards = [driver.allocate(words * WORD_BYTES, "signals") for driver in self.drivers]
+        buffers = [driver.allocate(total_bytes, "buffers") for driver in self.drivers]
+        homes = [
+            Home(
+                driver,
+                _Kernels(driver),
+                rank,
+                num_ranks,
+                buffers,
+                total_bytes,
+                [DeviceBoard(driver, address, words) for address in boards],
+            )
+            for rank, driver in enumerate(self.drivers)
+        ]
+        self.lanes = [[Lane(home, index, buffer_bytes) for index in range(NUM_LANES)] for home in homes]
+        self.streams = [driver.create_stream("collectives") for driver in self.drivers]
+        self._tensors = [driver.allocate(1, "tensors") for driver in self.drivers]
+
+    def enqueue(self, rank: int, kind: CollectiveKind, size_bytes: int, root: int) -> None:
+        """One rank's part, as `crossfade.channels.copy_mover` calls it."""
+        lanes, stream, source = self.lanes[rank], self.streams[rank], self._tensors[rank]
+        target = source + size_bytes
+        chosen = lanes if kind.reduces else lanes[:1]
+        for lane in chosen:
+            lane.begin(stream)
+        match kind:
+            case CollectiveKind.ALLGATHER:
+                steps.all_gather(lanes[0], stream, target, source, size_bytes)
+            case CollectiveKind.BROADCAST:
+                steps.broadcast(lanes[0], stream, root, target, source, size_bytes)
+            case CollectiveKind.ALLREDUCE:
+                sums.all_reduce(lanes, stream, [sums.Job(target, source, size_bytes // 4, WORD)])
+            case CollectiveKind.REDUCESCATTER:
+                count = size_bytes // 4 // len(self.drivers)
+                sums.reduce_scatter(lanes, stream, [sums.Job(target, source, count, WORD)])
+        for lane in chosen:
+            steps.end(lane, stream)
+
+    def lasts_us(self, kind: CollectiveKind, size_bytes: int, root: int = 0) -> float:
+        """From the beginning until the last rank is done."""
+        timers: list[Any] = []
+        for rank, driver in enumerate(self.drivers):
+            begin, end = driver.create_timer(), driver.create_timer()
+            driver.record_event(begin, self.streams[rank])
+            self.enqueue(rank, kind, size_bytes, root)
+            driver.record_event(end, self.streams[rank])
+            timers.append((driver, begin, end))
+        assert all(driver.has_happened(end) for driver, _, end in timers)
+        return max(float(driver.elapsed_us(begin, end)) for driver, begin, end in timers)
+
+
+def costs_of(num_ranks: int) -> CostModel:
+    """What a calibration would find of these ranks. An exchange counts two signals, and there takes one operation."""
+    uuids = [f"GPU-{rank}" for rank in range(num_ranks)]
+    lasts_us = {size: SPEEDS.overhead_us + size / SPEEDS.copy_gbs / 1e3 for size in (1, 1 << 30)}
+    rates = [Rate("copy", size, time_us) for size, time_us in lasts_us.items()]
+    signal_us = SPEEDS.memory_op_us / 2
+    links = [Link(*pair, LinkKind.NVLINK, signal_us=signal_us).with_rates(rates) for pair in permutations(uuids, 2)]
+    neighbours = tuple(zip(uuids, (*uuids[1:], uuids[0]), strict=True))
+    launches = tuple(Launch(uuid, name, 0.0) for uuid in uuids for name in ("copy", "write", "wait", "kernel"))
+    topology = Topology(
+        tuple(Device(uuid, "clocked", 132, 10**11) for uuid in uuids),
+        tuple(links),
+        crowds=(Crowd("copy", neighbours, 1 << 30, lasts_us[1 << 30]),),
+        launches=launches,
+    )
+    return CostModel(topology=topology, kernel_us=KERNEL_US, memory_gbs=MEMORY_GBS)
