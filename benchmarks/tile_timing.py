@@ -2,7 +2,8 @@
 
 A *call* is timed among others: ``num_calls`` of them behind each other between two events (on a CPU: two readings of its clock).
 Captured ones are replays of a graph of `NUM_IN_GRAPH` calls. All ranks begin a batch behind a barrier on the stream. In front of
-each block the GPU multiplies the row's own operands for some milliseconds, so that all blocks find it as warm.
+each block the GPU multiplies the row's own operands for some milliseconds, and in each round the sides come in another random
+order: a GPU at its power limit is faster behind a side that leaves it idle.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Any, Protocol
 
 import torch
@@ -25,9 +27,9 @@ from crossfade.ops.candidate import PLAIN
 __all__ = ["NUM_IN_GRAPH", "Plan", "measure"]
 
 NUM_IN_GRAPH = 4
-WARM_MS = 4.0
+WARM_MS = 20.0
 """Of products in front of a block."""
-NUM_FIRST = 100
+NUM_FIRST = 20
 """Times that, in front of the first block: by then clocks and power have settled."""
 HOPELESS = 1.5
 """A candidate that took so much longer than the best one in the first round takes no other turn."""
@@ -105,7 +107,7 @@ def measure(work: Load, ranks: Ranks, sides: Sequence[Side], plan: Plan, note: N
         torch.mm(work.whole, work.b, out=work.product)
     try:
         for number in range(plan.num_rounds):
-            order = ready if number % 2 == 0 else ready[::-1]
+            order = Random(number).sample(ready, len(ready))  # alike on all ranks
             for each in order:
                 note(f"{each.side.name}|{each.mode}")
                 each.side.blocks.setdefault(each.mode, []).append(_block(work, ranks, each, plan, num_warm))
@@ -274,7 +276,7 @@ def _num_warm(work: Load, ranks: Ranks) -> int:
     begin = time.perf_counter()
     torch.mm(work.whole, work.b, out=work.product)
     _finish(ranks)
-    return max(1, min(round(WARM_MS / 1e3 / max(time.perf_counter() - begin, 1e-5)), 100))
+    return max(1, min(round(WARM_MS / 1e3 / max(time.perf_counter() - begin, 1e-5)), 500))
 
 
 def _poison(work: Load) -> None:

@@ -105,9 +105,9 @@ def test_candidates_take_turns_and_the_hopeless_get_one() -> None:
     assert bench.log == [
         *(f"set up {name}" for name in names),
         *names,
-        "rounds(rounds=1)",
+        "chunked(chunks=2)",  # the other way round, the second time
         "plain",
-        "chunked(chunks=2)",
+        "rounds(rounds=1)",
     ]
     assert [str(each) for each in decision.order] == [
         "rounds(rounds=1)",

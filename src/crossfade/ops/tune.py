@@ -205,7 +205,8 @@ class Tuner:
         trials = {each: trial for each, trial in trials.items() if self._warm_up(each, trial, notes)}
         times_us: dict[Candidate, list[float]] = {each: [] for each in trials}
         for turn in range(self._num_turns):
-            for each in list(trials):
+            order = list(trials)  # turned round each time: what came before leaves a GPU warmer or cooler
+            for each in order[::-1] if turn % 2 else order:
                 slowest_us = self._run(each, trials[each], notes)
                 if slowest_us is None:
                     del times_us[each], trials[each]
