@@ -23,7 +23,7 @@ All-gather: what arrives is read where it lies::
     stream   mm own rows | wait for full from r-1, mm its slot | wait for full from r-2, mm its slot | ...
 
 If somebody wants all rows in memory that all ranks can write, they are copied there, and read there; an empty exchange on the local
-stream says first that the memory is free.
+stream says first that the memory is free. So it does of slots that a graph uses again with each replay.
 
 All-to-all: products are written where others fetch them, and land in the output at once::
 
@@ -39,7 +39,7 @@ from typing import NamedTuple
 from crossfade.device.copies import cut, enqueue, stagger
 from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
 from crossfade.peers.home import Kind, Reduction
-from crossfade.peers.lane import Epoch, Lane
+from crossfade.peers.lane import NUM_EPOCHS, Epoch, Lane
 
 __all__ = [
     "Part",
@@ -213,7 +213,13 @@ def all_gather(lane: Lane, stream: int, rounds: Sequence[tuple[Part, Callable[[i
 def all_to_all_first(
     lane: Lane, stream: int, rounds: Sequence[tuple[Sequence[Part], Callable[[int, int], None]]]
 ) -> None:
-    """Every rank uses what all ranks have for it (see `_Gather.round`); an all-gather is the case of equal parts."""
+    """Every rank uses what all ranks have for it (see `_Gather.round`); an all-gather is the case of equal parts.
+
+    Where an empty exchange is due, since a replayable lane takes an even number of them, it comes first and on the local stream:
+    there the first product hides it.
+    """
+    if lane.is_replayable and len(rounds) % NUM_EPOCHS:
+        barrier(lane, lane.fork_local(stream))
     gather = _Gather(lane, stream)
     for parts, use in rounds:
         gather.round(parts, use)
