@@ -288,7 +288,14 @@ class Sum:
             self._loader.load(variant)
 
     def launch(
-        self, stream: int, target: int, own: int, count: int, source_offset: int = 0, also_offset: int = 0
+        self,
+        stream: int,
+        target: int,
+        own: int,
+        count: int,
+        source_offset: int = 0,
+        also_offset: int = 0,
+        num_programs: int = 0,
     ) -> None:
         """Enqueues one sum of contiguous elements.
 
@@ -299,13 +306,14 @@ class Sum:
             count: elements of a part.
             source_offset: where the parts begin in each rank's memory, in bytes.
             also_offset: where the further copies begin, likewise.
+            num_programs: about as many SMs are used; 0 for as many as the sum was made for.
         """
         if not count:
             return
         places = target | own | source_offset | also_offset | self._places
         is_wide = places % (KIND_BYTES * WIDEST) == 0
         unit = WIDEST if is_wide else 1
-        num_programs = min(self._num_programs, -(-count // self._block))
+        num_programs = min(num_programs or self._num_programs, -(-count // self._block))
         launch = self._launches.get((unit, num_programs))
         if launch is None:
             launch = self._launches[unit, num_programs] = self._loader.launcher(self._variants[unit], num_programs)
