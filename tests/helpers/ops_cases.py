@@ -37,6 +37,7 @@ from tests.helpers.ops_inputs import (
     make,
     opened,
 )
+from tests.helpers.ops_kernel_cases import KERNEL_CASES
 
 
 def shapes(device: str) -> None:
@@ -388,7 +389,8 @@ CASES: dict[str, Case] = {
         replays,
         counters,
     )
-}
+} | KERNEL_CASES
+"""On a CPU and on GPUs, whose parts are read by torch and by a kernel."""
 GPU_CASES: dict[str, Case] = {**CASES, "large": large}
 LONG_CASES: dict[str, Case] = {
     f"random calls {seed}": partial(random_calls, num_calls=3000, seed=seed) for seed in range(1, 4)

@@ -132,7 +132,7 @@ class _Rounds:
         self._sms, self._reserve_sms = sms, reserve_sms
         self._lengths = [each.stop - each.start for each in rows]
         self._firsts = [0, *accumulate(self._lengths)]
-        self._row_bytes = job.num_columns * job.out.itemsize
+        self._row_bytes: int = job.num_columns * job.out.itemsize
         self._base = group.home.buffers[group.rank]
         self._offset = group.shared_offset(out)
         self._is_batched = bool(batched) and len(set(self._lengths)) == 1

@@ -20,7 +20,7 @@ from crossfade.ops.shape import Operator, Shape
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["PLAIN", "WAYS", "Candidate", "Parameter", "candidates_for"]
+__all__ = ["BASELINES", "PLAIN", "WAYS", "Candidate", "Parameter", "candidates_for"]
 
 
 class Parameter(NamedTuple):
@@ -129,6 +129,8 @@ class Candidate:
 
 
 PLAIN = Candidate("plain")
+BASELINES = frozenset({"plain", "chunked", "fused"})
+"""Names of ways that are torch's and NCCL's own."""
 
 
 _CHUNKS = (2, 4, 8)
@@ -183,8 +185,9 @@ def _rounds(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
                 yield Candidate.of("rounds", rounds=rounds, lag=lag, taper=taper)
 
 
-_KERNELS = ((1, 1, 16, 0), (2, 1, 16, 0), (2, 3, 16, 16), (4, 1, 16, 0), (4, 1, 16, 16), (4, 2, 8, 8))
-"""(rounds, taper, SMs, those that cuBLAS leaves) that are worth a try."""
+_KERNELS = ((1, 16, 0), (2, 4, 4), (4, 4, 4), (8, 4, 4), (4, 16, 0), (4, 16, 16), (8, 16, 16))
+"""(rounds, SMs, those that cuBLAS leaves) that are worth a try. Of 132 SMs 4 are what a product of tiles in powers of two does not
+miss."""
 
 
 def _kernel(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
@@ -194,9 +197,9 @@ def _kernel(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
         return
     if not fits(group.lane().slot_bytes, block * shape.n * shape.item_bytes):
         return
-    for rounds, taper, sms, reserve_sms in _KERNELS:
-        if rounds == 1 or block >= rounds * taper * _LEAST_LENGTH:
-            yield Candidate.of("kernel", rounds=rounds, taper=taper, sms=sms, reserve_sms=reserve_sms)
+    for rounds, sms, reserve_sms in _KERNELS:
+        if rounds == 1 or block >= rounds * _LEAST_LENGTH:
+            yield Candidate.of("kernel", rounds=rounds, sms=sms, reserve_sms=reserve_sms)
 
 
 _TILES = {

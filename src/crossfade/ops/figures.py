@@ -53,6 +53,10 @@ class Figures:
     """Rate at which a kernel that only adds or copies moves bytes, in and out together."""
     copy: Line = field(default_factory=lambda: Line(6.7, 397.0))
     """A copy engine's copy to a peer."""
+    read: Line = field(default_factory=lambda: Line(5.0, 350.0))
+    """A kernel that reads peers' memory, with SMs enough. This and the next one are guesses: nobody has measured them."""
+    read_gbs_per_sm: float = 25.0
+    """What a program of that kernel reads at most: about 96 KB each time that a link's answer takes, some 4 us."""
     signal_us: float = 7.7
     """From the end of a copy until a stream of the peer goes on."""
     stream_write_us: float = 3.3

@@ -1,7 +1,7 @@
 """Sums over ranks that read the other ranks' parts in their memory: by a Triton kernel on a GPU, by torch on a CPU.
 
-Parts are added in the order of the ranks, those of 16 bits in float32, and the sum is rounded once: bit for bit `crossfade.peers.sums`.
-To make one is set-up, since kernels are loaded; it is kept with its group, and any call of a lane may use it.
+Parts are added in the order of the ranks, those of 16 bits in float32, and the sum is rounded once: bit for bit
+`crossfade.peers.sums`. To make one is set-up, since kernels are loaded; it is kept with its group, and any call may use it.
 """
 
 from __future__ import annotations

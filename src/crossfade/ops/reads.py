@@ -11,21 +11,21 @@ No kernel waits inside: the local stream waits for signals before it. That strea
 kernel's programs are the first that get SMs when a tile of the product ends; a product whose programs all stay until its end gives
 way only if SMs were left free for that.
 
-An all-reduce passes sums on by a second exchange: a sum also goes into this rank's buffer of it, and is fetched from there, a round
-late, so that nobody waits for a sum in front of a sum of his own; the last sums are fetched by kernels, since nothing else needs the
-SMs then. Into an output that all ranks can write the kernel puts its sums at once.
+An all-reduce passes sums on by a second exchange: a sum also goes into this rank's buffer of it, and is fetched from there, a
+round late, so that nobody waits for a sum in front of a sum of his own; the last sums are fetched by kernels, since nothing else
+needs the SMs then. Into an output that all ranks can write the kernel puts its sums at once.
 
 Why a part may be written over (PR-1). Everybody writes into his own buffer only, so he has to know that all have read it. Whoever
-begins an exchange has waited in the one before for all ranks; and a rank's last step of an exchange is set behind all that it did in
-the exchanges before. In an all-reduce the sums come behind the parts, and say it. A reduce-scatter on a replayable lane, whose calls
-repeat their buffers, takes two exchanges: round 0 has the first one, and all later rounds the second. Its steps::
+begins an exchange has waited in the one before for all ranks; and a rank's last step of an exchange is set behind all that it did
+in the exchanges before. In an all-reduce the sums come behind the parts, and say it. A reduce-scatter on a replayable lane, whose
+calls repeat their buffers, takes two exchanges: round 0 has the first one, and all later rounds the second. Their steps::
 
     first    1: this rank has begun the call, so it has read what the last call's second exchange brought.
              2: round 0 is there.
     second   1 to R - 1: rounds 1 to R - 1 are there. The last one is set behind the sum of round 0: so that was read, too.
 
-The wait for "begun" is in front of round 1's product, behind round 0's: by then it has long been said. A single round has nothing in
-front of which that could be hidden: there an empty exchange comes first, and everybody waits for it.
+The wait for "begun" is in front of round 1's product, behind round 0's: by then it has long been said. A single round has nothing
+behind which that could be hidden: there an empty exchange comes first, and everybody waits for it.
 
 Why no order of enqueuing stops (PR-2): a rank sets its step of a round before it waits for that of others, and its sums of a round
 before it waits for the sums of others; what it waits for needs nothing that it enqueues later.
