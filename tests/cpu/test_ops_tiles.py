@@ -1,4 +1,4 @@
-"""The candidates ``tiles`` and ``kernel`` between processes, on CPU tensors and in Triton's interpreter, against products in float64."""
+"""The candidates ``tiles`` and ``kernel`` between processes, on CPU tensors and in Triton's interpreter, against float64."""
 
 from __future__ import annotations
 

@@ -34,6 +34,23 @@ def test_a_run_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "crossfade" in capsys.readouterr().out
 
 
+def test_candidates_alone_beside_bare_calls(tmp_path: Path) -> None:
+    path, asked = tmp_path / "out.jsonl", ["kernel(rounds=1, sms=16)", "kernel(rounds=2, sms=4, reserve_sms=4)"]
+    more = ["--candidates", ";".join([*asked, "rounds"]), "--only-candidates"]
+    assert tile_ops.main(["run", str(path), "--quick", "--operators", "rs", "ar", *more]) == 0
+    rows = [each for each in map(json.loads, path.read_text().splitlines()) if "key" in each]
+    assert len(rows) == 4
+    for each in rows:
+        assert {*asked, "rounds(rounds=1)", "cuBLAS + NCCL"} <= set(each["sides"])
+        assert "crossfade" not in each["sides"]
+        assert not any(each["sides"][name]["errors"] for name in asked)
+        assert all(each["sides"][name][mode] for name in asked for mode in ("eager", "captured"))
+        assert not each["choice"]["is_tuned"]
+    tile_ops.main(["report", str(path)])  # it has what there is
+    with pytest.raises(SystemExit, match="there are none"):
+        tile_ops.main(["run", str(path), "--quick", "--only-candidates"])
+
+
 @pytest.fixture
 def crew() -> Iterator[Crew]:
     crew = Crew(2, "cpu", {"measure": "join"}, "tests.helpers.stuck_rank")

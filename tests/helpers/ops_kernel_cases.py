@@ -1,4 +1,4 @@
-"""What every rank does in the tests of the candidate ``kernel``: on a CPU, by torch or in Triton's interpreter, or with a GPU each."""
+"""What every rank does in the tests of the candidate ``kernel``: on a CPU, by torch or Triton's interpreter, or on a GPU each."""
 
 from __future__ import annotations
 
@@ -195,6 +195,8 @@ def kernel_interpreted(device: str) -> None:
             for number, (operator, candidate) in enumerate(product(SUMS, KERNELS)):
                 inputs = make(operator, group, (41, 24, EXACT_K), KINDS[number % 4], seed=number, has_bias=True)
                 check(operator, group, inputs, candidate)
-                assert [type(each).__name__ for each in group.belongings["sums of peers"].values()].count("_ByTorch") == 0
+                assert [type(each).__name__ for each in group.belongings["sums of peers"].values()].count(
+                    "_ByTorch"
+                ) == 0
             inputs = make(Operator.ALL_REDUCE, group, (41, 24, EXACT_K), "float16", seed=9)
             check(Operator.ALL_REDUCE, group, inputs, KERNELS[1], out=out)

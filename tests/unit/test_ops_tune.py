@@ -128,7 +128,9 @@ def test_ties_go_to_plain(plain_us: float, is_plain: bool) -> None:
     assert (bench.tuner().tune(SHAPE).order[0] == PLAIN) is is_plain
 
 
-def test_the_best_few_and_one_of_each_name_are_measured_and_what_the_model_does_not_know() -> None:
+def test_the_best_few_and_one_of_each_name_are_measured_and_all_of_torchs_own_and_what_the_model_does_not_know() -> (
+    None
+):
     predicted = {
         **{f"rounds(rounds={number})": 10.0 + number for number in range(1, 9)},
         "chunked(chunks=8)": 60.0,
@@ -142,6 +144,7 @@ def test_the_best_few_and_one_of_each_name_are_measured_and_what_the_model_does_
         "set up rounds(rounds=1)",
         "set up rounds(rounds=2)",
         "set up chunked(chunks=2)",
+        "set up chunked(chunks=8)",
         "set up plain",
         "set up rounds(rounds=16)",
         "set up chunked(chunks=16)",

@@ -185,8 +185,7 @@ class _Rounds:
     def _add(self, number: int, stream: int, parts: Epoch, sums: Epoch | None, is_last: bool) -> int:
         """This rank's rows lie at one place of all ranks' buffers."""
         job, rank = self._job, self._job.group.rank
-        rows = self._slice(rank, number)
-        begin, size_bytes = rows.start * self._row_bytes, (rows.stop - rows.start) * self._row_bytes
+        begin, size_bytes = self._run(rank, number)[1:]
         own = parts.buffers[rank] + self._firsts[rank] * self._row_bytes + begin
         also_offset = 0
         if sums is not None:

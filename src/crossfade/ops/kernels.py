@@ -240,10 +240,11 @@ def _sum(
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
+    count = known(count, UNIT)
     block = tl.program_id(0).to(tl.int64)
     while block * BLOCK < count:
         at = block * BLOCK + tl.arange(0, BLOCK)
-        if (block + 1) * BLOCK <= count:  # without a mask, which would make narrow accesses of wide ones
+        if (block + 1) * BLOCK <= count:
             whole = _sum_block(own, sources, source_offset, at, None, KIND, WIDE, RANK, NUM_RANKS, UNIT)
             tl.store(pointer_to(target, KIND, UNIT) + at, whole)
             for k in tl.static_range(NUM_ALSO):

@@ -207,29 +207,30 @@ class Model:
         if others and rounds == 1 and not is_reduced:
             program.add("signal", "compute", figures.signal_us, launch_us=figures.launch_wait_us)
         num_products = shape.num_ranks if not batched and rounds > 1 else 1
-        added: list[int] = []
+        known: list[int] = []
         for number, weight in enumerate(weights):
             share, is_last = weight / sum(weights), number == rounds - 1
             num_sms = figures.num_sms - (max(sms, reserve_sms) if number and others else 0)
-            product_us = self.product_us(shape, shape.m * share / num_products, num_sms=num_sms)
+            product_us = num_products * self.product_us(shape, shape.m * share / num_products, num_sms=num_sms)
+            slowdown = figures.product_beside_reads if number and others else 1.0
             launch_us = figures.launch_kernel_us * num_products
-            done = program.add("products", "compute", product_us * num_products, launch_us=launch_us)
+            done = program.add("products", "compute", product_us * slowdown, launch_us=launch_us)
             if not others:
                 continue
             part_bytes = self._block_bytes(shape) * share
             here = self._signal(program, f"round {number}", [done])
             launch_us = figures.launch_kernel_us + 2 * figures.launch_wait_us
             time_us = self._read_us(others * part_bytes, figures.num_sms if is_last else sms)
-            known = self._signal(
-                program, f"sums {number}", [program.add("sum", "local", time_us, launch_us=launch_us, after=[here])]
-            )
-            if is_reduced and number:
-                self._fetch(program, others, self._block_bytes(shape) * weights[number - 1] / sum(weights), added)
-            added = [known]
-            if is_reduced and is_last:
-                launch_us = others * figures.launch_kernel_us
+            summed = program.add("sum", "local", time_us, launch_us=launch_us, after=[here])
+            if not is_reduced:
+                continue
+            if number:
+                self._fetch(program, others, self._block_bytes(shape) * weights[number - 1] / sum(weights), known)
+            known = [self._signal(program, f"sums {number}", [summed])]
+            if is_last:
                 time_us = self._read_us(others * part_bytes, figures.num_sms)
-                program.add("sums of others", "local", time_us, launch_us=launch_us, after=added)
+                launch_us = others * figures.launch_kernel_us
+                program.add("sums of others", "local", time_us, launch_us=launch_us, after=known)
         return program.finish()
 
     def _fetch(self, program: Program, num: int, size_bytes: float, after: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
+from crossfade.errors import DeviceError
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
@@ -46,6 +47,9 @@ def leaving_sms(group: PeerGroup, num_sms: int) -> Iterator[None]:
 
     It holds for ``torch.mm`` and ``torch.bmm`` with and without an addend as long as torch calls cuBLAS by its handle, which it
     does unless it was told to prefer another library. Where there is no cuBLAS, as on a CPU, nothing is left.
+
+    Raises:
+        DeviceError: cuBLAS does not take the number.
     """
     setter = _setter() if num_sms and group.device_type == "cuda" else None
     if setter is None:
@@ -55,7 +59,9 @@ def leaving_sms(group: PeerGroup, num_sms: int) -> Iterator[None]:
     device = group.home.driver.device
     handle = torch.cuda.current_blas_handle()
     num_all = torch.cuda.get_device_properties(device).multi_processor_count
-    setter(handle, max(num_all - num_sms, 1))
+    code = setter(handle, max(num_all - num_sms, 1))
+    if code:
+        raise DeviceError(f"cuBLAS does not leave {num_sms} of {num_all} SMs alone (error {code})", hint="reserve none")
     try:
         yield
     finally:
