@@ -292,7 +292,8 @@ class _Reads:
         found = {}
         for p in range(self._lane.home.num_ranks):
             begin, end = self._rows(p, number)
-            found[p] = Run(self._site.target + self._firsts[p] * WORD.size_bytes + begin, begin, end - begin)
+            at = self._firsts[p] * WORD.size_bytes + begin
+            found[p] = Run(self._site.target + at, at, end - begin)
         return found
 
     def _compute(self, number: int, parts: Epoch) -> None:
@@ -314,7 +315,7 @@ class _Reads:
         if site.offset is not None:
             targets += [home.buffers[p] + site.offset + at for p in home.peers]
         elif sums is not None:
-            targets.append(sums.buffers[home.rank] + begin)
+            targets += [sums.buffers[p] + at for p in (home.peers if is_last else [home.rank])]
         driver = home.driver
         assert isinstance(driver, FakeDriver), "worlds are of the fake machine"
         driver.function(

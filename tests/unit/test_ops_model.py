@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.ops.candidate import _KERNELS, PLAIN, Candidate
+from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.figures import H200, Figures, Line, with_topology
 from crossfade.ops.model import Model
 from crossfade.ops.prediction import Prediction, Program
@@ -271,7 +271,7 @@ def test_a_kernel_that_reads_parts() -> None:
     whole = terms()
     assert whole["products"] == pytest.approx(16 * 82.0)
     assert whole["sum"] == pytest.approx(figures.read.time_us(3 * part_bytes))
-    assert whole["signal"] == pytest.approx(2 * 7.7)  # that all have begun, and that the parts are there
+    assert whole["signal"] == pytest.approx(2 * (3.3 + 7.7))  # that all have begun, and that the parts are there
     few = terms(rounds=4, sms=4)
     assert few["products"] == pytest.approx(16 * 82.0)
     assert few["sum"] == pytest.approx(figures.read.time_us(3 * part_bytes / 4))
@@ -280,28 +280,8 @@ def test_a_kernel_that_reads_parts() -> None:
     slow = terms(rounds=4, sms=1)
     assert slow["sum"] > 3 * part_bytes * 3 / 4 / 25e3  # one SM cannot keep up
     reduced = terms(REDUCE, rounds=4, sms=4)
-    assert reduced["sums of others"] == pytest.approx(few["sum"])
+    assert reduced["sums of others"] == pytest.approx(3 * 3.3 + 2 * 3 * part_bytes / 4 / 2700e3)
     assert terms(rounds=2, batched=0)["products"] == pytest.approx(4 * (2 + 3) * 82.0)  # 256 tiles on 132 and 116 SMs
-
-
-def test_nothing_unmeasured_is_chosen_where_nothing_was_tuned() -> None:
-    """The figures of a kernel that reads parts are guesses."""
-    model = Model(H200.captured())
-    kernels = [Candidate.of("kernel", rounds=rounds, sms=sms, reserve_sms=kept) for rounds, sms, kept in _KERNELS]
-    known = [PLAIN, rounds(1), rounds(2), *(Candidate.of("rounds", rounds=n, lag=1) for n in (2, 4))]
-    for operator in SUMS:
-        for mnk in (
-            (8192, 8192, 7168),
-            (8192, 8192, 2048),
-            (2048, 8192, 7168),
-            (512, 8192, 7168),
-            (16384, 16384, 4096),
-        ):
-            asked = shape(operator, mnk)
-            times_us = {
-                each: predicted.total_us for each in [*kernels, *known] if (predicted := model.predict(asked, each))
-            }
-            assert min(times_us, key=lambda each: times_us[each]) in known, (operator, mnk)
 
 
 @pytest.mark.parametrize(

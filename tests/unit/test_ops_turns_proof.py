@@ -228,7 +228,11 @@ def test_a_call_that_ends_before_the_sums_is_found() -> None:
     assert race("read", "use") in found(REDUCE, Way.READS, NoWait, is_shared=True)
 
 
+def test_one_buffer_for_all_exchanges_of_read_parts_is_found() -> None:
+    """A scatter's: an all-reduce's sums lie where the parts did that they were made of, so they would need no other buffer."""
+    assert race("read", "put") in found(SCATTER, Way.READS, OneBuffer, num_parts=1)
+
+
 @pytest.mark.parametrize("operator", SUMS)
-def test_one_buffer_or_one_signal_for_exchanges_of_read_parts_is_found(operator: Collective) -> None:
-    assert found(operator, Way.READS, OneBuffer, num_parts=1) & {race("read", "put"), race("read")}
+def test_one_signal_for_all_exchanges_of_read_parts_is_found(operator: Collective) -> None:
     assert found(operator, Way.READS, OneSignal) & {race("set", "reset"), race("set")}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from crossfade.device.borrowed import tensor_on
 from crossfade.device.copies import stagger
@@ -41,12 +41,12 @@ __all__ = ["all_reduce", "prepare", "reduce_scatter"]
 
 def reduce_scatter(job: Job, *, rounds: int, taper: int, sms: int, reserve_sms: int, batched: int) -> None:
     """See `matmul_reduce_scatter`."""
-    total, block = _sum_of(job), len(job.out)
+    kernels, block = _kernels(job), len(job.out)
     sweeps = _cut(job, block)
     with on_lane(job) as (lane, stream, _):
         for begin, end in sweeps:
             rows = [slice(p * block + begin, p * block + end) for p in range(job.group.num_ranks)]
-            made = _Rounds(job, total, rows, job.out[begin:end], shares(rounds, taper), sms, reserve_sms, batched)
+            made = _Rounds(job, kernels, rows, job.out[begin:end], shares(rounds, taper), sms, reserve_sms, batched)
             reads.reduce_scatter(lane, stream, made.rounds(), job.fill if end == block else None)
             if end < block:
                 lane.join_local(stream)  # the next sweep's products write where this one's were read
@@ -55,13 +55,13 @@ def reduce_scatter(job: Job, *, rounds: int, taper: int, sms: int, reserve_sms: 
 def all_reduce(job: Job, *, rounds: int, taper: int, sms: int, reserve_sms: int, batched: int) -> None:
     """See `matmul_all_reduce`."""
     group, num_rows, is_shared = job.group, len(job.a), _is_shared(job)
-    total, block = _sum_of(job), -(-num_rows // group.num_ranks)
+    kernels, block = _kernels(job), -(-num_rows // group.num_ranks)
     sweeps = _cut(job, block)
     with on_lane(job) as (lane, stream, _):
         for begin, end in sweeps:
             rows = [_within(p * block, begin, end, min((p + 1) * block, num_rows)) for p in range(group.num_ranks)]
             out = job.out[rows[group.rank]]
-            made = _Rounds(job, total, rows, out, shares(rounds, taper), sms, reserve_sms, batched)
+            made = _Rounds(job, kernels, rows, out, shares(rounds, taper), sms, reserve_sms, batched)
             reads.all_reduce(lane, stream, made.rounds(), is_shared=is_shared)
             if end < block:
                 lane.join_local(stream)
@@ -69,8 +69,8 @@ def all_reduce(job: Job, *, rounds: int, taper: int, sms: int, reserve_sms: int,
 
 
 def prepare(job: Job, **parameters: int) -> None:
-    """Loads the kernel for such calls."""
-    _sum_of(job)
+    """Loads the kernels for such calls."""
+    _kernels(job)
 
 
 PREPARERS["kernel"] = prepare
@@ -80,12 +80,29 @@ def _is_shared(job: Job) -> bool:
     return job.group.shared_offset(job.out) is not None
 
 
-def _sum_of(job: Job) -> PeerSum:
-    """The kernel, and where its sums go besides: nowhere, or into the own buffer of the second exchange, or all outputs."""
-    group, also = job.group, list[int]()
-    if job.name == Operator.ALL_REDUCE:
-        also = stagger(group.rank, group.num_ranks) if _is_shared(job) else [group.rank]
-    return peer_sum_of(group, job.out.dtype, also)
+class _Kernels(NamedTuple):
+    """What adds.
+
+    Attributes:
+        beside: with a product beside it.
+        last: with nothing beside it.
+        num_told: other ranks into whose memory the last sum goes.
+    """
+
+    beside: PeerSum
+    last: PeerSum
+    num_told: int
+
+
+def _kernels(job: Job) -> _Kernels:
+    """Sums go nowhere else, or into the own buffer of the second exchange, the last one into all others', or into all outputs."""
+    group = job.group
+    if job.name != Operator.ALL_REDUCE:
+        only = peer_sum_of(group, job.out.dtype)
+        return _Kernels(only, only, 0)
+    others = stagger(group.rank, group.num_ranks)
+    last = peer_sum_of(group, job.out.dtype, others)
+    return _Kernels(last if _is_shared(job) else peer_sum_of(group, job.out.dtype, [group.rank]), last, len(others))
 
 
 def _cut(job: Job, block: int) -> list[tuple[int, int]]:
@@ -108,7 +125,7 @@ class _Rounds:
 
     Args:
         job: the call.
-        total: adds.
+        kernels: add.
         rows: of ``a``, for each rank, one behind the other in the buffer.
         out: this rank's.
         weights: of the rounds.
@@ -118,7 +135,7 @@ class _Rounds:
     def __init__(
         self,
         job: Job,
-        total: PeerSum,
+        kernels: _Kernels,
         rows: Sequence[slice],
         out: torch.Tensor,
         weights: Sequence[int],
@@ -127,7 +144,7 @@ class _Rounds:
         batched: int,
     ) -> None:
         group = job.group
-        self._job, self._sum, self._rows, self._out = job, total, rows, out
+        self._job, self._kernels, self._rows, self._out = job, kernels, rows, out
         self._ends = [0, *accumulate(weights)]
         self._sms, self._reserve_sms = sms, reserve_sms
         self._lengths = [each.stop - each.start for each in rows]
@@ -156,8 +173,9 @@ class _Rounds:
 
     def _run(self, p: int, number: int) -> Run:
         rows, first = self._slice(p, number), self._rows[p].start
-        begin, end = rows.start * self._row_bytes, rows.stop * self._row_bytes
-        return Run(self._job.out.data_ptr() + first * self._row_bytes + begin, begin, end - begin)
+        size_bytes = (rows.stop - rows.start) * self._row_bytes
+        address = self._job.out.data_ptr() + (first + rows.start) * self._row_bytes
+        return Run(address, (self._firsts[p] + rows.start) * self._row_bytes, size_bytes)
 
     def _compute(self, number: int, parts: Epoch) -> None:
         job, rank = self._job, self._job.group.rank
@@ -185,14 +203,17 @@ class _Rounds:
     def _add(self, number: int, stream: int, parts: Epoch, sums: Epoch | None, is_last: bool) -> int:
         """This rank's rows lie at one place of all ranks' buffers."""
         job, rank = self._job, self._job.group.rank
-        begin, size_bytes = self._run(rank, number)[1:]
-        own = parts.buffers[rank] + self._firsts[rank] * self._row_bytes + begin
-        also_offset = 0
-        if sums is not None:
-            also_offset = (sums.buffers[rank] - self._base if self._offset is None else self._offset) + begin
+        offset, size_bytes = self._run(rank, number)[1:]
+        begin = offset - self._firsts[rank] * self._row_bytes
+        own, also_offset = parts.buffers[rank] + offset, 0
+        if self._offset is not None:
+            also_offset = self._offset + begin
+        elif sums is not None:
+            also_offset = sums.buffers[rank] - self._base + offset
+        kernel = self._kernels.last if is_last else self._kernels.beside
         job.group.do(
             partial(
-                self._sum.launch,
+                kernel.launch,
                 stream,
                 self._out.data_ptr() + begin,
                 own,
@@ -202,4 +223,5 @@ class _Rounds:
                 ALL_SMS if is_last else self._sms,
             )
         )
-        return (len(self._rows) - 1) * size_bytes
+        num_told = self._kernels.num_told if is_last or self._offset is not None else 0
+        return (len(self._rows) - 1 + num_told) * size_bytes

@@ -20,7 +20,7 @@ from crossfade.ops.shape import Operator, Shape
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["BASELINES", "PLAIN", "WAYS", "Candidate", "Parameter", "candidates_for"]
+__all__ = ["BASELINES", "GUESSED", "PLAIN", "WAYS", "Candidate", "Parameter", "candidates_for"]
 
 
 class Parameter(NamedTuple):
@@ -131,6 +131,8 @@ class Candidate:
 PLAIN = Candidate("plain")
 BASELINES = frozenset({"plain", "chunked", "fused"})
 """Names of ways that are torch's and NCCL's own."""
+GUESSED = frozenset({"kernel"})
+"""Names of ways whose figures nobody has measured: a tuner measures them like others, and chooses none that it has not measured."""
 
 
 _CHUNKS = (2, 4, 8)

@@ -53,9 +53,9 @@ class Figures:
     """Rate at which a kernel that only adds or copies moves bytes, in and out together."""
     copy: Line = field(default_factory=lambda: Line(6.7, 397.0))
     """A copy engine's copy to a peer."""
-    read: Line = field(default_factory=lambda: Line(8.0, 300.0))
-    """A kernel that reads peers' memory, with SMs enough. This, the next one and `product_beside_reads` are guesses on the slow
-    side: until somebody measures them, what was measured is chosen where nothing was tuned."""
+    read: Line = field(default_factory=lambda: Line(5.0, 350.0))
+    """A kernel that reads peers' memory, with SMs enough. This, the next one and `product_beside_reads` are guesses: they rank what
+    is measured, and choose nothing (`crossfade.ops.candidate.GUESSED`)."""
     read_gbs_per_sm: float = 25.0
     """What a program of that kernel reads at most: 96 KB of three peers at a time, in some 4 us."""
     signal_us: float = 7.7
@@ -70,7 +70,7 @@ class Figures:
     product_beside_copies: float = 1.04
     """How much longer a product takes while copy engines are busy. This and the next four are factors."""
     copies_beside_product: float = 1.0
-    product_beside_reads: float = 1.08
+    product_beside_reads: float = 1.04
     tiled_product: float = 1.2
     """How much longer our own kernel takes than the vendor's, with all that it does besides; a factor."""
     product_beside_nccl: float = 1.23

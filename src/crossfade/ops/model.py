@@ -199,13 +199,15 @@ class Model:
     ) -> Prediction:
         """A product for each round, and a kernel that reads the other ranks' parts of it beside the next one's.
 
-        The product beside it has the other SMs, whether they were reserved or the kernel took them. Nothing is beside the last.
+        The product beside it has the other SMs, whether they were reserved or the kernel took them. Nothing is beside the last,
+        which puts its sums into all ranks' memory while it reads: links go both ways.
         """
         figures, others, program = self.figures, shape.num_ranks - 1, Program()
         weights = shares(rounds, taper)
         is_reduced = shape.operator == Operator.ALL_REDUCE
         if others and rounds == 1 and not is_reduced:
-            program.add("signal", "compute", figures.signal_us, launch_us=figures.launch_wait_us)
+            begun_us = figures.stream_write_us + figures.signal_us
+            program.add("signal", "compute", begun_us, launch_us=figures.launch_wait_us)
         num_products = shape.num_ranks if not batched and rounds > 1 else 1
         known: list[int] = []
         for number, weight in enumerate(weights):
@@ -218,7 +220,8 @@ class Model:
             if not others:
                 continue
             part_bytes = self._block_bytes(shape) * share
-            here = self._signal(program, f"round {number}", [done])
+            told = program.add("signal", f"step {number}", figures.stream_write_us, after=[done])
+            here = self._signal(program, f"round {number}", [told])
             launch_us = figures.launch_kernel_us + 2 * figures.launch_wait_us
             time_us = self._read_us(others * part_bytes, figures.num_sms if is_last else sms)
             summed = program.add("sum", "local", time_us, launch_us=launch_us, after=[here])
@@ -226,9 +229,10 @@ class Model:
                 continue
             if number:
                 self._fetch(program, others, self._block_bytes(shape) * weights[number - 1] / sum(weights), known)
-            known = [self._signal(program, f"sums {number}", [summed])]
+            told = program.add("signal", "local", figures.stream_write_us, after=[summed])
+            known = [self._signal(program, f"sums {number}", [told])]
             if is_last:
-                time_us = self._read_us(others * part_bytes, figures.num_sms)
+                time_us = others * (figures.stream_write_us + 2 * part_bytes / self._memory_rate)
                 launch_us = others * figures.launch_kernel_us
                 program.add("sums of others", "local", time_us, launch_us=launch_us, after=known)
         return program.finish()

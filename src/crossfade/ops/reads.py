@@ -11,13 +11,15 @@ No kernel waits inside: the local stream waits for signals before it. That strea
 kernel's programs are the first that get SMs when a tile of the product ends; a product whose programs all stay until its end gives
 way only if SMs were left free for that.
 
-An all-reduce passes sums on by a second exchange: a sum also goes into this rank's buffer of it, and is fetched from there, a
-round late, so that nobody waits for a sum in front of a sum of his own; the last sums are fetched by kernels, since nothing else
-needs the SMs then. Into an output that all ranks can write the kernel puts its sums at once.
+An all-reduce passes sums on by a second exchange. A sum also goes into this rank's buffer of it, where it lies as its part did, and
+is fetched from there by copy engines, a round late, so that nobody waits for a sum in front of a sum of his own. The last sums,
+with nothing to hide behind, go into all ranks' buffers at once, and are copied out there. Into an output that all ranks can write
+the kernel puts its sums at once.
 
 Why a part may be written over (PR-1). Everybody writes into his own buffer only, so he has to know that all have read it. Whoever
 begins an exchange has waited in the one before for all ranks; and a rank's last step of an exchange is set behind all that it did
-in the exchanges before. In an all-reduce the sums come behind the parts, and say it. A reduce-scatter on a replayable lane, whose
+in the exchanges before. In an all-reduce the sums come behind the parts, and say it; who puts sums into another rank's buffer has
+waited for its parts, so that rank has begun the call. A reduce-scatter on a replayable lane, whose
 calls repeat their buffers, takes two exchanges: round 0 has the first one, and all later rounds the second. Their steps::
 
     first    1: this rank has begun the call, so it has read what the last call's second exchange brought.
@@ -53,10 +55,10 @@ class Round(NamedTuple):
     Attributes:
         compute: enqueues, on the caller's stream, the products of all ranks' rows, into this rank's buffer of the exchange.
         add: enqueues, on the stream that it is given, the sum of this rank's rows: out of all ranks' buffers of the first exchange,
-            into the output and, if there is a second exchange, to where other ranks get it. The last argument says whether nothing
-            is computed beside it. Gives how many bytes it reads from others.
-        runs: of an all-reduce: every rank's rows: where their sums go here, and where they lie in that rank's buffer of the second
-            exchange.
+            into the output and, if there is a second exchange, to where other ranks get it: an output that all can write, this
+            rank's buffer of that exchange, or those of all others, if the last argument says that it is the last sum. Gives how
+            many bytes go over the links.
+        runs: of an all-reduce: every rank's rows: where their sums go here, and where they lie in buffers of the second exchange.
     """
 
     compute: Callable[[Epoch], None]
@@ -151,15 +153,14 @@ def all_reduce(lane: Lane, stream: int, rounds: Sequence[Round], *, is_shared: b
 
 
 def _fetch(lane: Lane, sums: Epoch, rounds: Sequence[Round], number: int) -> None:
-    """All other ranks' sums of a round."""
+    """All other ranks' sums of a round: out of their buffers, or, of the last one, out of this rank's."""
     home, runs = lane.home, rounds[number].runs
     assert runs is not None, "an all-reduce knows all ranks' rows"
     is_last = number + 1 == len(rounds)
     lane.await_step(sums, stagger(home.rank, home.num_ranks), lane.local, number + 1, len(rounds))
     for p in arrivals(home.rank, home.num_ranks):
         address, begin, size_bytes = runs[p]
-        if is_last and size_bytes:
-            home.kernels.copy(lane.local, address, sums.buffers[p] + begin, size_bytes)
-            lane.num_bytes += size_bytes
-        else:
+        if not is_last:
             copy(lane, lane.local, address, sums.buffers[p] + begin, size_bytes)
+        elif size_bytes:
+            home.kernels.copy(lane.local, address, sums.buffers[home.rank] + begin, size_bytes)

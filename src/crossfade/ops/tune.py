@@ -15,7 +15,7 @@ from threading import Lock
 
 from crossfade.errors import ChannelError, DeviceError
 from crossfade.ops.cache import Cache
-from crossfade.ops.candidate import BASELINES, PLAIN, Candidate
+from crossfade.ops.candidate import BASELINES, GUESSED, PLAIN, Candidate
 from crossfade.ops.decision import Decision, Source
 from crossfade.ops.prediction import Prediction
 from crossfade.ops.ranks import Ranks
@@ -47,7 +47,7 @@ class Tuner:
 
     Args:
         measure: how a candidate is timed.
-        predict: how long it should take; None for what no model knows, which is never chosen unmeasured.
+        predict: how long it should take; None for what no model knows, which is never chosen unmeasured, nor is what it guesses.
         candidates: of a shape.
         ranks: who decides together.
         cache: what was decided before, and where it is kept; used by rank 0 alone. None to keep nothing.
@@ -168,7 +168,8 @@ class Tuner:
         return None if self._cache is None else self._cache.load(bucket)
 
     def _modelled(self, bucket: Shape) -> Decision:
-        order = [each for each, predicted in self._predicted(bucket) if predicted is not None]
+        known = {each: us for each, us in self._predicted(bucket) if us is not None and each.name not in GUESSED}
+        order = _ranked(known)
         return Decision((*order, *([] if PLAIN in order else [PLAIN])), Source.MODEL)
 
     def _predicted(self, shape: Shape) -> list[tuple[Candidate, float | None]]:
