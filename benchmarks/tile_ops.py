@@ -165,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     request = {
         "candidates": [each.strip() for each in options.candidates.split(";") if each.strip()],
         "only_baselines": options.only_baselines,
+        "only_candidates": options.only_candidates,
         "modes": options.modes.split(","),
         "num_rounds": options.rounds,
         "num_batches": options.batches,
@@ -173,6 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     crew = Crew(options.ranks, options.device, first)
     begin = time.monotonic()
     kind = f", {options.label}" if options.label else ", baselines" if options.only_baselines else ""
+    if options.only_candidates and not request["candidates"]:
+        raise SystemExit("--only-candidates measures those of --candidates, and there are none")
     try:
         run(book, rows, crew, request, seconds=options.seconds, limit_s=options.limit, kind=kind)
     finally:
@@ -202,6 +205,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=90.0, help="seconds for one try of a row")
     parser.add_argument("--only-baselines", action="store_true", help="none of crossfade's own ways, no tuning")
     parser.add_argument("--candidates", default="", help="texts with ; between, in the place of those that are offered")
+    parser.add_argument(
+        "--only-candidates", action="store_true", help="those of --candidates and bare calls, no tuning"
+    )
     parser.add_argument("--label", default="", help="rows with another label are other rows")
     parser.add_argument("--modes", default="captured,eager", help="captured, eager, or both")
     parser.add_argument("--rounds", type=int, default=5, help="blocks of each side")

@@ -30,7 +30,15 @@ CYCLES_PER_US = 1_700
 NUM_BETWEEN_CHECKS = 400
 SIZES = (1024, 1024, 256)
 QUICK_SIZES = (48, 24, 16)
-SUMS = ("rounds", "rounds(rounds=2)", "rounds(rounds=2, lag=1, taper=3)", "rounds(rounds=4, lag=1)")
+SUMS = (
+    "rounds",
+    "rounds(rounds=2)",
+    "rounds(rounds=2, lag=1, taper=3)",
+    "rounds(rounds=4, lag=1)",
+    "kernel",
+    "kernel(rounds=2, sms=4, reserve_sms=4)",
+    "kernel(rounds=4, taper=2)",
+)
 TILES = ("tiles", "tiles(rounds=2, group_rows=128)")
 MOVES = ("rounds", "rounds(rounds=2)")
 

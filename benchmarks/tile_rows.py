@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from crossfade.ops.candidate import BASELINES
 from crossfade.ops.shape import ITEM_BYTES, Layout, Operator, Shape
 
 CUBLAS, NCCL, COPIES = "cuBLAS", "NCCL", "copy engines"
@@ -22,7 +23,7 @@ PRODUCTS, BESIDE = "products alone", f"{SERIAL}, weight gradients beside"
 SHARED = ", shared out"
 """Behind a name: with an output that all ranks can write."""
 PARTS = (CUBLAS, NCCL, COPIES)
-BASELINE_WAYS = frozenset({"plain", "chunked", "fused"})
+BASELINE_WAYS = BASELINES
 """Names of candidates that are torch's and NCCL's own ways."""
 
 RS, AR, AG, A2A = Operator.REDUCE_SCATTER, Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.ALL_TO_ALL

@@ -137,8 +137,9 @@ def measure_row(own: Rank, request: Any) -> dict[str, Any]:
         candidates = [each for each in candidates if each.name in BASELINE_WAYS]
     work = tile_sides.Work.of(row, own.ranks)
     own.note(TUNING)
-    choice = _choice(row, group, offered, is_tuning=not (request["only_baselines"] or TUNING in left_out))
-    sides = tile_sides.sides_of(work, own.ranks, candidates, only_baselines=request["only_baselines"])
+    has_choice = not (request["only_baselines"] or request["only_candidates"])
+    choice = _choice(row, group, offered, is_tuning=has_choice and TUNING not in left_out)
+    sides = tile_sides.sides_of(work, own.ranks, candidates, only_baselines=not has_choice)
     for side in sides:
         side.errors |= {mode: "left out: it hung" for mode in tile_sides.MODES if f"{side.name}|{mode}" in left_out}
     plan = tile_timing.Plan(

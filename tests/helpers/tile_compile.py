@@ -103,7 +103,7 @@ def check(compiled: Compiled, num_stores: int, what: str) -> None:
 
 def main() -> None:
     """See the module."""
-    num = 0
+    num_kernels = 0
     for config in (TileConfig(), TileConfig(num_stages=4), TileConfig(num_cuts=2), TileConfig(128, 128, 64, 8, 4)):
         num_stores = config.num_rows * config.num_columns // 8 // (32 * config.num_warps)
         for is_b_transposed in (False, True):
@@ -113,7 +113,7 @@ def main() -> None:
         parts = product(config=config, num_parts=4)
         check(parts, num_stores, f"{config}, parts")
         assert parts.count(r"ld\.global\.v4") == 3 * num_stores
-        num += 3
+        num_kernels += 3
     waits = product(num_parts=4, can_wait=True, has_signals=True)
     check(waits, 16, "waits")
     assert waits.count(r"(atom|ld)\.global\.sys\.acquire") == 1  # Triton makes a load of an atomic addition of 0
@@ -125,9 +125,22 @@ def main() -> None:
         pointers = product(config=narrow, is_by_descriptor=False, in_unit=in_unit, out_unit=1, has_signals=True)
         assert pointers.num_spilled == 0, in_unit
         assert bool(pointers.count(r"cp\.async\.c[ag]")) is (in_unit > 1), in_unit
-    total = build(sum_kernel, SumVariant("bfloat16", 1, 4, 0, 8, 8192, 16), {})
-    assert (total.count(r"ld\.global\.v4"), total.count(r"st\.global\.v4"), total.num_spilled) == (8, 2, 0)
-    sys.stdout.write(f"{num + 5} kernels\n")
+    for kind, num_ranks, num_also, length in (
+        ("bfloat16", 4, 0, 8192),
+        ("bfloat16", 4, 3, 16384),
+        ("bfloat16", 8, 7, 16384),
+        ("float32", 4, 1, 8192),
+    ):
+        total = build(sum_kernel, SumVariant(kind, 1, num_ranks, num_also, 8, length, 16), {})
+        # Of whole blocks and of the rest, in accesses of 16 bytes.
+        num = 2 * length * (2 if kind == "bfloat16" else 4) // (16 * 32 * 16)
+        found = (total.count(r"ld\.global\.v[24]"), total.count(r"st\.global\.v[24]"), total.num_spilled)
+        assert found == (num * num_ranks, num * (1 + num_also), 0), (kind, num_ranks, num_also, found)
+        assert not total.count(r"(st|ld)\.global\.b16"), kind
+        num_kernels += 1
+    narrow_sum = build(sum_kernel, SumVariant("bfloat16", 1, 8, 7, 1, 4096, 16), {})
+    assert narrow_sum.num_spilled == 0
+    sys.stdout.write(f"{num_kernels + 5} kernels\n")
 
 
 if __name__ == "__main__":

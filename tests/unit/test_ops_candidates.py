@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.errors import DeviceError
+from crossfade.ops import candidate
 from crossfade.ops.candidate import PLAIN, WAYS, Candidate, candidates_for
 from crossfade.ops.pieces import cut_evenly, least_rounds, require_slot
 from crossfade.ops.shape import Operator, Shape
@@ -23,9 +24,9 @@ def candidates(draw: st.DrawFn) -> Candidate:
 
 
 @given(candidates())
-def test_a_candidates_text_parses_to_an_equal_one(candidate: Candidate) -> None:
-    assert Candidate.parse(str(candidate)) == candidate
-    assert hash(Candidate.parse(str(candidate))) == hash(candidate)
+def test_a_candidates_text_parses_to_an_equal_one(drawn: Candidate) -> None:
+    assert Candidate.parse(str(drawn)) == drawn
+    assert hash(Candidate.parse(str(drawn))) == hash(drawn)
 
 
 def test_texts() -> None:
@@ -40,6 +41,8 @@ def test_texts() -> None:
     assert str(Candidate.of("rounds", lag=0, taper=1)) == "rounds(rounds=1)"
     assert Candidate.parse("rounds(rounds=2, taper=3, lag=1)").arguments == {"rounds": 2, "lag": 1, "taper": 3}
     assert Candidate.parse("rounds(rounds=2)") == Candidate.of("rounds", rounds=2, lag=0, taper=1)
+    assert str(Candidate.of("kernel")) == "kernel(rounds=1, sms=16)"
+    assert str(Candidate.of("kernel", reserve_sms=4, sms=4, rounds=2)) == "kernel(rounds=2, sms=4, reserve_sms=4)"
     assert str(Candidate.of("tiles")) == "tiles(rounds=1, group_rows=0, reserve_sms=0)"
 
 
@@ -66,9 +69,9 @@ def test_texts_of_no_candidate(text: str, message: str) -> None:
         Candidate.parse(text)
 
 
-def group(num_ranks: int = 4, slot_bytes: int = 1 << 20, process_group: Any = "group") -> Any:
+def group(num_ranks: int = 4, slot_bytes: int = 1 << 20, process_group: Any = "group", device_type: str = "cpu") -> Any:
     lane = SimpleNamespace(slot_bytes=slot_bytes)
-    return SimpleNamespace(device_type="cpu", num_ranks=num_ranks, process_group=process_group, lane=lambda: lane)
+    return SimpleNamespace(device_type=device_type, num_ranks=num_ranks, process_group=process_group, lane=lambda: lane)
 
 
 def names(operator: Operator, sizes: tuple[int, int, int], where: Any) -> list[str]:
@@ -99,6 +102,26 @@ def test_rounds_with_a_lag_or_a_taper_are_for_all_reduces_whose_blocks_fit() -> 
     assert names(Operator.ALL_REDUCE, (1024, 128, 64), group())[7:] == tapered[:1]  # 256 rows of a rank
     assert names(Operator.ALL_REDUCE, (4096, 128, 64), group(slot_bytes=256 * 1023))[7:] == []
     assert names(Operator.REDUCE_SCATTER, (4096, 128, 64), group())[7:] == []
+
+
+@pytest.mark.parametrize("has_triton", [False, True])
+def test_kernels_that_read_peers_are_for_sums_on_gpus_with_triton_whose_products_fit(
+    has_triton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate, "find_spec", lambda name: "found" if has_triton and name == "triton" else None)
+
+    def kernels(operator: Operator, sizes: tuple[int, int, int], **options: Any) -> list[str]:
+        where = group(**{"device_type": "cuda", "process_group": None, **options})
+        return [each for each in names(operator, sizes, where) if each.startswith("kernel")]
+
+    for operator in (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE):
+        found = kernels(operator, (4096, 128, 64))
+        assert len(found) == 7 * has_triton
+        assert kernels(operator, (64, 128, 64)) == ["kernel(rounds=1, sms=16)"] * has_triton
+        assert kernels(operator, (4096, 128, 64), slot_bytes=256 * 1024) == found
+        assert kernels(operator, (4096, 128, 64), slot_bytes=256 * 1023) == []
+        assert kernels(operator, (4096, 128, 64), num_ranks=1) == []
+    assert kernels(Operator.ALL_GATHER, (4096, 128, 64)) == kernels(Operator.ALL_TO_ALL, (4096, 128, 64)) == []
 
 
 @given(st.integers(0, 200), st.integers(1, 50))

@@ -54,6 +54,15 @@ def test_what_the_model_does_not_know_is_not_chosen_unmeasured() -> None:
     assert tuner.choose(SHAPE) == R4
 
 
+def test_what_the_model_guesses_is_not_chosen_unmeasured() -> None:
+    guessed = {"kernel(rounds=1, sms=16)": 1.0, "rounds(rounds=1)": 80.0, "plain": 81.0}
+    bench = Bench(dict.fromkeys(guessed, 50.0) | {"kernel(rounds=1, sms=16)": 10.0}, guessed)
+    tuner = bench.tuner()
+    assert tuner.choose(SHAPE) == PLAIN  # as near as that to the best of the others
+    tuner.tune(SHAPE)
+    assert str(tuner.choose(SHAPE)) == "kernel(rounds=1, sms=16)"
+
+
 def test_a_shape_takes_the_first_of_its_bucket_that_can_do_it() -> None:
     bench = Bench({}, PREDICTED, needs={"rounds(rounds=1)": 8192, "rounds(rounds=2)": 512})
     tuner = bench.tuner()
@@ -128,7 +137,9 @@ def test_ties_go_to_plain(plain_us: float, is_plain: bool) -> None:
     assert (bench.tuner().tune(SHAPE).order[0] == PLAIN) is is_plain
 
 
-def test_the_best_few_and_one_of_each_name_are_measured_and_what_the_model_does_not_know() -> None:
+def test_the_best_few_and_one_of_each_name_are_measured_and_all_of_torchs_own_and_what_the_model_does_not_know() -> (
+    None
+):
     predicted = {
         **{f"rounds(rounds={number})": 10.0 + number for number in range(1, 9)},
         "chunked(chunks=8)": 60.0,
@@ -142,6 +153,7 @@ def test_the_best_few_and_one_of_each_name_are_measured_and_what_the_model_does_
         "set up rounds(rounds=1)",
         "set up rounds(rounds=2)",
         "set up chunked(chunks=2)",
+        "set up chunked(chunks=8)",
         "set up plain",
         "set up rounds(rounds=16)",
         "set up chunked(chunks=16)",

@@ -210,15 +210,16 @@ def _sum_block(
     at: tl.tensor,
     inside: tl.tensor | None,
     KIND: tl.constexpr,
+    WIDE: tl.constexpr,
     RANK: tl.constexpr,
     NUM_RANKS: tl.constexpr,
     UNIT: tl.constexpr,
 ) -> tl.tensor:
     """The sum of one block of elements of all ranks, in their order."""
-    total = tl.zeros_like(at).to(tl.float32)
+    total = tl.zeros_like(at).to(WIDE)
     for k in tl.static_range(NUM_RANKS):
         address = own if k == RANK else tl.load(sources.to(tl.pointer_type(tl.int64)) + k) + source_offset
-        each = tl.load(pointer_to(address, KIND, UNIT) + at, mask=inside).to(tl.float32)
+        each = tl.load(pointer_to(address, KIND, UNIT) + at, mask=inside).to(WIDE)
         total = each if k == 0 else total + each
     return total.to(KIND)
 
@@ -232,24 +233,26 @@ def _sum(
     also: tl.int64,
     also_offset: tl.int64,
     KIND: tl.constexpr,
+    WIDE: tl.constexpr,
     RANK: tl.constexpr,
     NUM_RANKS: tl.constexpr,
     NUM_ALSO: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
+    count = known(count, UNIT)
     block = tl.program_id(0).to(tl.int64)
     while block * BLOCK < count:
         at = block * BLOCK + tl.arange(0, BLOCK)
-        if (block + 1) * BLOCK <= count:  # without a mask, which would make narrow accesses of wide ones
-            whole = _sum_block(own, sources, source_offset, at, None, KIND, RANK, NUM_RANKS, UNIT)
+        if (block + 1) * BLOCK <= count:
+            whole = _sum_block(own, sources, source_offset, at, None, KIND, WIDE, RANK, NUM_RANKS, UNIT)
             tl.store(pointer_to(target, KIND, UNIT) + at, whole)
             for k in tl.static_range(NUM_ALSO):
                 other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset
                 tl.store(pointer_to(other, KIND, UNIT) + at, whole)
         else:
             inside = at < count
-            rest = _sum_block(own, sources, source_offset, at, inside, KIND, RANK, NUM_RANKS, UNIT)
+            rest = _sum_block(own, sources, source_offset, at, inside, KIND, WIDE, RANK, NUM_RANKS, UNIT)
             tl.store(pointer_to(target, KIND, UNIT) + at, rest, mask=inside)
             for k in tl.static_range(NUM_ALSO):
                 other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset

@@ -254,7 +254,7 @@ class Sum:
         sources: for each rank, where its memory lies in this process; this rank's is not read.
         also: where further copies of the sum go.
         num_programs: about as many SMs are used.
-        block: elements that a program adds at a time.
+        block: elements that a program adds at a time; a fourth where accesses are narrow, which takes more registers.
         num_warps: of a program.
     """
 
@@ -271,14 +271,15 @@ class Sum:
         num_warps: int = 16,
     ) -> None:
         self._loader = loader
-        self._block = block
+        self._blocks = {1: max(block // 4, 1), WIDEST: block}
         self._num_programs = num_programs
         self._sources, self._also = loader.table(sources), loader.table(also)
         self._places = 0  # as far as alignment goes
         for address in (*sources[:rank], *sources[rank + 1 :], *also):
             self._places |= address
         self._variants = {
-            unit: SumVariant(kind, rank, len(sources), len(also), unit, block, num_warps) for unit in (1, WIDEST)
+            unit: SumVariant(kind, rank, len(sources), len(also), unit, length, num_warps)
+            for unit, length in self._blocks.items()
         }
         self._launches: dict[tuple[int, int], Launch] = {}
 
@@ -288,7 +289,14 @@ class Sum:
             self._loader.load(variant)
 
     def launch(
-        self, stream: int, target: int, own: int, count: int, source_offset: int = 0, also_offset: int = 0
+        self,
+        stream: int,
+        target: int,
+        own: int,
+        count: int,
+        source_offset: int = 0,
+        also_offset: int = 0,
+        num_programs: int = 0,
     ) -> None:
         """Enqueues one sum of contiguous elements.
 
@@ -299,13 +307,14 @@ class Sum:
             count: elements of a part.
             source_offset: where the parts begin in each rank's memory, in bytes.
             also_offset: where the further copies begin, likewise.
+            num_programs: about as many SMs are used; 0 for as many as the sum was made for.
         """
         if not count:
             return
         places = target | own | source_offset | also_offset | self._places
-        is_wide = places % (KIND_BYTES * WIDEST) == 0
+        is_wide = places % (KIND_BYTES * WIDEST) == 0 and count % WIDEST == 0
         unit = WIDEST if is_wide else 1
-        num_programs = min(self._num_programs, -(-count // self._block))
+        num_programs = min(num_programs or self._num_programs, -(-count // self._blocks[unit]))
         launch = self._launches.get((unit, num_programs))
         if launch is None:
             launch = self._launches[unit, num_programs] = self._loader.launcher(self._variants[unit], num_programs)

@@ -22,9 +22,13 @@ from crossfade.ops.tiles import TileConfig
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Launch", "Loader", "ProductVariant", "SumVariant"]
+    from crossfade.peers.group import PeerGroup
+
+__all__ = ["Launch", "Loader", "ProductVariant", "SumVariant", "loader_of"]
 
 _KINDS = {name: getattr(tl, name) for name in KIND_NAMES}
+_WIDE = {**dict.fromkeys(KIND_NAMES, tl.float32), "float32": tl.float32, "float64": tl.float64}
+"""What elements are added in."""
 _SIDE = 256  # of what a kernel is loaded with: more than any side of a tile
 
 Launch = Callable[..., None]
@@ -114,7 +118,7 @@ class SumVariant(NamedTuple):
     """What `crossfade.ops.kernels` compiles a sum for.
 
     Attributes:
-        kind: element type, as torch calls it.
+        kind: element type, as torch calls it: one of 16 bits, which is added in float32, or float32 or float64.
         rank, num_ranks: this rank, and of how many.
         num_also: further places where the sum is stored.
         unit: of all addresses.
@@ -133,7 +137,8 @@ class SumVariant(NamedTuple):
     def constants(self) -> dict[str, Any]:
         """In the order of the kernel."""
         return {
-            "KIND": _KINDS[self.kind],
+            "KIND": getattr(tl, self.kind),
+            "WIDE": _WIDE[self.kind],
             "RANK": self.rank,
             "NUM_RANKS": self.num_ranks,
             "NUM_ALSO": self.num_also,
@@ -252,3 +257,14 @@ class Loader:
         """Waits until what set-up enqueued on torch's current stream is there for every stream."""
         if self.device != HOST:
             torch_or_raise().cuda.current_stream(self.device).synchronize()
+
+
+_KEPT_AS = "tile kernels"
+
+
+def loader_of(group: PeerGroup) -> Loader:
+    """The one of a group's device; it is kept with the group."""
+    loader: Loader | None = group.belongings.get(_KEPT_AS)
+    if loader is None:
+        loader = group.belongings[_KEPT_AS] = Loader(group.home.driver.device)
+    return loader

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crossfade.ops.job import Job
 from crossfade.ops.launch import Epilogue, Parts, Product, Target
-from crossfade.ops.loading import Loader
+from crossfade.ops.loading import loader_of
 from crossfade.ops.operands import KIND_BYTES, Operands, find_unit, has_descriptors
 from crossfade.ops.preparing import refuse_in_capture
 from crossfade.ops.tiles import Stretch, TileConfig, TilePlan, even_blocks, plan_tiles
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TileWork", "work_of"]
 
-_LOADER, _WORKS = "tile kernels", "tile works"
+_WORKS = "tile works"
 
 
 class _Key(NamedTuple):
@@ -97,9 +97,7 @@ class TileWork:
 
     def __init__(self, group: PeerGroup, key: _Key) -> None:
         home, operands = group.home, key.operands
-        loader: Loader | None = group.belongings.get(_LOADER)
-        if loader is None:
-            loader = group.belongings[_LOADER] = Loader(home.driver.device)
+        loader = loader_of(group)
         config = TileConfig()
         self.plan: TilePlan = plan_tiles(
             operands.n,

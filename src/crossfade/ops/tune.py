@@ -15,7 +15,7 @@ from threading import Lock
 
 from crossfade.errors import ChannelError, DeviceError
 from crossfade.ops.cache import Cache
-from crossfade.ops.candidate import PLAIN, Candidate
+from crossfade.ops.candidate import BASELINES, GUESSED, PLAIN, Candidate
 from crossfade.ops.decision import Decision, Source
 from crossfade.ops.prediction import Prediction
 from crossfade.ops.ranks import Ranks
@@ -47,12 +47,12 @@ class Tuner:
 
     Args:
         measure: how a candidate is timed.
-        predict: how long it should take; None for what no model knows, which is never chosen unmeasured.
+        predict: how long it should take; None for what no model knows, which is never chosen unmeasured, nor is what it guesses.
         candidates: of a shape.
         ranks: who decides together.
         cache: what was decided before, and where it is kept; used by rank 0 alone. None to keep nothing.
-        num_best: how many of those that were predicted best are measured. So is the best one of each other name, and what the
-            model does not know.
+        num_best: how many of those that were predicted best are measured. So is the best one of each other name, what the model
+            does not know, and all that are torch's own ways, so that no choice is slower than the best of them.
         num_turns: how often the candidates take turns.
         num_repeats: how often each is timed in a turn.
 
@@ -168,7 +168,8 @@ class Tuner:
         return None if self._cache is None else self._cache.load(bucket)
 
     def _modelled(self, bucket: Shape) -> Decision:
-        order = [each for each, predicted in self._predicted(bucket) if predicted is not None]
+        known = {each: us for each, us in self._predicted(bucket) if us is not None and each.name not in GUESSED}
+        order = _ranked(known)
         return Decision((*order, *([] if PLAIN in order else [PLAIN])), Source.MODEL)
 
     def _predicted(self, shape: Shape) -> list[tuple[Candidate, float | None]]:
@@ -184,15 +185,16 @@ class Tuner:
         return [*((each, times_us[each]) for each in _ranked(times_us)), *((each, None) for each in unknown)]
 
     def _shortlist(self, shape: Shape) -> list[Candidate]:
-        """What is measured: the best few, the best of each name, those of which the model knows nothing, and plain; by rank 0's
-        word, so on all ranks the same.
+        """What is measured: the best few, the best of each name, those of which the model knows nothing, and all that are torch's
+        own; by rank 0's word, so on all ranks the same.
         """
 
         def say() -> Decision:
             found = self._predicted(shape)
             chosen = [each for each, _ in found[: self._num_best]]
             for each, time_us in found:
-                if each not in chosen and (time_us is None or each.name not in {known.name for known in chosen}):
+                is_due = time_us is None or each.name in BASELINES or each.name not in {known.name for known in chosen}
+                if is_due and each not in chosen:
                     chosen.append(each)
             return Decision((*chosen, *([] if PLAIN in chosen else [PLAIN])), Source.MODEL)
 
