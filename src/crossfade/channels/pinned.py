@@ -47,13 +47,17 @@ class Pins:
         """Nothing new will be enqueued for it; it is given up when the devices are idle."""
         self._dropped.append(piece)
 
-    def collect(self) -> None:
-        """Gives up what was dropped, if that does not have to wait. A device that refuses to say so keeps it."""
+    def collect(self) -> bool:
+        """Gives up what was dropped, if that does not have to wait; whether it is to be tried again. A device that refuses to say so
+        keeps it.
+        """
         if not self._dropped:
-            return
+            return False
         with suppress(DeviceError):
-            if all(map(_is_idle, self._homes)):
-                self.close()
+            if not all(map(_is_idle, self._homes)):
+                return True
+            self.close()
+        return False
 
     def close(self) -> None:
         """Gives up what was dropped; waits for the devices."""
