@@ -67,6 +67,8 @@ def gpu(tensor: torch.Tensor) -> str:
     """Where a tensor lies. In place of a GPU's own memory stands memory of torch's; what stays on the CPU lies on a slot, or where
     that was copied out to, and belongs to somebody else.
     """
+    if tensor.is_sparse:
+        tensor = tensor._values()
     if tensor.is_cuda:
         assert tensor.device.index == torch.cuda.current_device()
         return GPU
@@ -129,11 +131,11 @@ class InputWorker:
         """From now on the device that the CPU stands for has something to do until there is such a file."""
         from crossfade.device.host_driver import HostDriver
 
-        HostDriver.is_idle = lambda driver, stream: os.path.exists(path)  # type: ignore[method-assign, assignment, misc]
+        HostDriver.is_idle = lambda driver, stream: os.path.exists(path)  # type: ignore[method-assign, assignment]
 
     def work(self, value: Any, milliseconds: float) -> int:
         """Returns while the GPU still works, on something that has to do with the value."""
-        torch.cuda._sleep(int(milliseconds * 1.5e6))  # type: ignore[attr-defined]
+        torch.cuda._sleep(int(milliseconds * 1.5e6))  # type: ignore[no-untyped-call]
         value.add_(1)
         return int(value.numel())
 

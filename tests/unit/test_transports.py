@@ -142,7 +142,12 @@ def test_where_the_reader_gets_its_tensors() -> None:
 
 
 def test_where_an_actor_gets_the_tensors_of_what_the_driver_gives() -> None:
-    for asked in ("auto", "gloo", "copy", "accelerator"):  # the transport is not heard: the driver has shared memory only
+    for asked in (
+        "auto",
+        "gloo",
+        "copy",
+        "accelerator",
+    ):  # the transport is not heard: the driver has shared memory only
         for device, wanted in (("default", "default"), ("cpu", "cpu"), ("cuda", "cuda")):
             way = choose(wish(asked, device), DRIVER, "A", Gpus(TWO))
             assert way == Way(Transport.SHM, TargetDevice(wanted))
@@ -311,13 +316,12 @@ def test_an_input_may_be_wanted_on_the_gpu_by_some_of_its_readers() -> None:
 
 def test_an_input_that_cannot_be_on_a_gpu_names_itself() -> None:
     both = actor("A", 0), actor("C")
-    for said in ("inp", r"inp\.x"):
-        inp = InputNode().with_tensor_transport(device="cuda")
-        source = inp.x if "x" in said else inp
+    inputs = [InputNode().with_tensor_transport(device="cuda") for _ in range(2)]
+    for source, said in ((inputs[0], "inp"), (inputs[1].x, r"inp\.x")):
         with pytest.raises(GraphError, match=rf"^{said} asks for its tensors on the GPU of C, which has none\nhint: "):
             compiled(MultiOutputNode([call(each, source) for each in both]))
-    inp.with_tensor_transport(reader=both[1])
-    assert compiled(MultiOutputNode([call(each, inp.x) for each in both])).channel["i0"].device == "cuda"
+    inputs[1].with_tensor_transport(reader=both[1])
+    assert compiled(MultiOutputNode([call(each, inputs[1].x) for each in both])).channel["i0"].device == "cuda"
 
 
 @st.composite
@@ -332,7 +336,8 @@ def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
         *(["copy"] if all_have or none_has else []),
         *(["staged", Transport.NCCL] if all_have else []),
     ]
-    values: list[Node] = [InputNode()]
+    inp = InputNode()
+    values: list[Node] = [inp]
     used: set[Node] = set()
     for index in range(draw(st.integers(1, 5))):
         taken = draw(st.lists(st.sampled_from(values), max_size=3, unique=True)) if index else values
@@ -340,6 +345,10 @@ def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
         made = call(draw(st.sampled_from(actors)), *taken, method=draw(st.sampled_from(("make", "split"))))
         nodes = list(made) if isinstance(made, tuple) else [made]
         values += [node.with_tensor_transport(draw(st.sampled_from(wishes))) for node in nodes]
+    for each in [
+        each for each in actors if each.gpus and any(getattr(made, "actor", None) is each for made in inp.users)
+    ]:
+        inp.with_tensor_transport(device=draw(st.sampled_from(("default", "cpu", "cuda"))), reader=each)
     return MultiOutputNode([value for value in values[1:] if value not in used])
 
 

@@ -48,9 +48,7 @@ class Pins:
         self._dropped.append(piece)
 
     def collect(self) -> bool:
-        """Gives up what was dropped, if that does not have to wait; whether it is to be tried again. A device that refuses to say so
-        keeps it.
-        """
+        """Gives up what was dropped, if that does not have to wait; whether it does. A device that refuses to say so keeps it."""
         if not self._dropped:
             return False
         with suppress(DeviceError):
