@@ -24,14 +24,14 @@ from tests.helpers.input_workers import (  # noqa: E402
     OnlyOnce,
     Unpicklable,
     batch,
+    plain,
     until,
 )
+from tests.helpers.value_cases import LIMIT_S, SIZES, get  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: tests/gpu1/test_inputs.py")
 
 Remote = crossfade.remote(InputWorker)
-LIMIT_S = 30
-SIZES = [5, 3000, 0, 1, 20_000, 7]
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +59,6 @@ def on(session: None) -> list[Any]:
 def off(session: None) -> Any:
     """An actor without any."""
     return Remote.options(name="off").remote()
-
-
-def plain(size: int) -> Any:
-    """What `InputWorker.unpack` finds in a batch besides places."""
-    each = batch(size)
-    first, others = each.more["pair"]
-    return (
-        each.name,
-        each.tokens.tolist(),
-        first.tolist(),
-        [other.tolist() for other in others],
-        7,
-        list(range(size)),
-        each.more["text"],
-    )
-
-
-def get(ref: Any) -> Any:
-    return crossfade.get(ref, timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"buffer_bytes": 1 << 20}], ids=str)
