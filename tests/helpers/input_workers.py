@@ -202,6 +202,9 @@ class InputWorker:
 
         HostDriver.is_idle = lambda driver, stream: os.path.exists(path)  # type: ignore[method-assign, assignment]
 
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
     def work(self, value: torch.Tensor, seconds: float) -> int:
         """Returns while its GPU still works."""
         torch.cuda._sleep(int(seconds * 1.5e9))  # type: ignore[no-untyped-call]
