@@ -166,3 +166,9 @@ def test_actors_on_one_gpu(on: list[Any], off: Any, transport: str) -> None:
 @pytest.mark.parametrize("transport", ["copy", "staged", "shm"])
 def test_a_side_stream_that_rejoins_as_the_guide_says(on: list[Any], transport: str) -> None:
     cases.aside(on[0], on[1], transport, 300)
+
+
+def test_a_slot_is_not_filled_again_while_a_side_stream_reads_from_it(on: list[Any]) -> None:
+    with crossfade.InputNode() as given:
+        output = on[0].bring_aside.bind(given)
+    cases.brought_by_itself(output, 100)

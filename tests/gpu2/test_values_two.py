@@ -11,7 +11,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from tests.helpers import value_cases as cases  # noqa: E402
-from tests.helpers.input_workers import CPU, GPU, InputWorker  # noqa: E402
+from tests.helpers.input_workers import GPU, InputWorker  # noqa: E402
 from tests.helpers.value_cases import LIMIT_S, get  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -72,20 +72,6 @@ def test_an_actor_with_both_gpus_and_the_host(session: None) -> None:
 
 def test_a_slot_is_not_filled_again_while_the_second_gpu_reads_from_it(session: None) -> None:
     both = Remote.options(num_gpus=2).remote()
-    second = both._info.gpus[1]
     with crossfade.InputNode() as given:
-        graph = both.bring_to.bind(given, second).compile(max_inflight=2)
-    refs: list[Any] = []
-    for number in range(100):
-        refs.append((number, graph.execute(torch.full((100_000,), number))))
-        if len(refs) == graph.plan.max_inflight:
-            _check_brought(*refs.pop(0))
-    for number, ref in refs:
-        _check_brought(number, ref)
-    graph.teardown(timeout=LIMIT_S)
-
-
-def _check_brought(number: int, ref: Any) -> None:
-    is_pinned, total = get(ref)
-    assert is_pinned
-    assert (total.device.type, total.item()) == (CPU, 100_000 * number)
+        output = both.bring_to.bind(given, both._info.gpus[1])
+    cases.brought_by_itself(output, 100)

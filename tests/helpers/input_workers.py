@@ -180,6 +180,16 @@ class InputWorker:
             near = value.to(f"cuda:{gpu}", non_blocking=True)
             return value.is_pinned(), near.sum().reshape(1)
 
+    def bring_aside(self, value: torch.Tensor) -> Any:
+        """A CPU tensor is brought to the GPU on a side stream, which rejoins; the method drops it before that has happened."""
+        side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
+            total = value.to("cuda", non_blocking=True).sum().reshape(1)
+        torch.cuda.current_stream().wait_stream(side)
+        return value.is_pinned(), total
+
     def keep(self, value: Any) -> bool:
         """All that it got until now is as it was, and its own to write to."""
         assert all(torch.equal(one, other) for one, other in self._kept)

@@ -15,6 +15,7 @@ __all__ = [
     "SIZES",
     "aside",
     "beside_each_other",
+    "brought_by_itself",
     "fan_out",
     "get",
     "late_inputs",
@@ -112,6 +113,24 @@ def aside(writer: Any, reader: Any, transport: Any, num: int) -> None:
             assert get(refs.pop(0)).item() is True
     assert all(get(ref).item() is True for ref in refs)
     graph.teardown(timeout=LIMIT_S)
+
+
+def brought_by_itself(output: Any, num: int) -> None:
+    """A method copies what the driver gives to a GPU, and tells whether it was pinned and the sum; slots are used again at once."""
+    graph = output.compile(max_inflight=2)
+    refs: list[Any] = []
+    for number in range(num):
+        refs.append(graph.execute(torch.full((100_000,), number)))
+        if len(refs) == graph.plan.max_inflight:
+            _check_brought(refs.pop(0), number - 1)
+    _check_brought(refs.pop(0), num - 1)
+    graph.teardown(timeout=LIMIT_S)
+
+
+def _check_brought(ref: Any, number: int) -> None:
+    is_pinned, total = get(ref)
+    assert is_pinned
+    assert (total.device.type, total.item()) == (CPU, 100_000 * number)
 
 
 def beside_each_other(writer: Any, reader: Any, transport: Any) -> None:
