@@ -18,8 +18,9 @@ torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.device.moments import Moments  # noqa: E402
 from crossfade.errors import DeviceError, Failure  # noqa: E402
-from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import Ring, home_on, open_ring, take, until  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
 
 LONG_US = 1e6
@@ -78,6 +79,38 @@ def test_a_view_that_died_holds_its_slot_until_the_stream_is_past_it(late: LateD
         assert torch.equal(target, torch.full((1000,), 1))
         assert torch.equal(ring.reader.try_read(), torch.full((1000,), 2))
         assert ring.reader.statistics().num_copied_out == 0
+
+
+def test_a_view_that_died_holds_its_slot_until_each_device_of_the_process_is_past_it(late: LateDriver) -> None:
+    """The program may have enqueued a copy to its second GPU, which is slower than the first."""
+    with open_ring(late, depth=1, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
+        other = LateDriver()
+        home, moments = home_on(other), Moments(other)
+        slots = ring.reader._slots
+        slots._homes = [*slots._homes, (home, moments)]  # type: ignore[attr-defined]
+        other.hold(0)
+        assert ring.writer.try_write(torch.full((1000,), 1))
+        source: Any = ring.reader.try_read()
+        target = torch.zeros(1000, dtype=torch.int64)
+        other.copy(target.data_ptr(), source.data_ptr(), 8000, 0)
+        del source
+        assert ring.reader.statistics().num_kept == 1
+        assert ring.writer.try_write(torch.full((1000,), 2))
+        assert ring.reader.try_read() is EMPTY
+        other.let_go(0)
+        assert ring.copies.poll()
+        assert torch.equal(target, torch.full((1000,), 1))
+        view = ring.reader.try_read()
+        assert torch.equal(view, torch.full((1000,), 2))
+        other.begin_capture(0)
+        del view
+        assert ring.reader.statistics().num_kept == 1
+        other.destroy_graph(other.end_capture(0))
+        assert ring.reader.statistics().num_kept == 0
+        moments.close()
+        home.streams.close()
+        home.pool.close()
+    assert other.ledger.held() == []
 
 
 def test_who_waits_for_a_slot_is_woken(late: LateDriver) -> None:

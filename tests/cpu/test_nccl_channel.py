@@ -167,7 +167,7 @@ def test_nccl_needs_gpus() -> None:
     with pytest.raises(
         DeviceError, match=r"the transport 'nccl' needs a GPU on both sides.*\nhint: 'copy' and 'staged'"
     ):
-        open_links(("a", "b"), (home, home), nccl_group)
+        open_links(("a", "b"), ([home], [home]), nccl_group)
 
 
 def test_transfers_are_recorded_where_somebody_asks_and_else_nothing_is_enqueued_for_it() -> None:

@@ -49,6 +49,8 @@ class RingWorld:
         is_one_process: both ends in one process, so that they share hardware queues.
         sender, receiver: classes with or without a fault.
         num_use_streams: streams that the receiver uses values on, in turn.
+        side: what becomes of a side stream that uses each value as well: it ``rejoins`` before the lease ends, the lease is told of
+            it (``use_on``), or nobody thinks of it (``forgotten``); empty for no such stream.
         is_accepting_early: the receiver waits before it is told that it may.
         is_source_reused: the sender computes the next value where the last one lies.
         chunk_bytes: longest single copy.
@@ -64,6 +66,7 @@ class RingWorld:
     sender: Callable[..., RingSender] = RingSender
     receiver: Callable[..., RingReceiver] = RingReceiver
     num_use_streams: int = 1
+    side: str = ""
     is_accepting_early: bool = False
     is_source_reused: bool = False
     is_leaking: bool = False
@@ -109,6 +112,7 @@ class RingWorld:
 
     def _receive(self, driver: FakeDriver, memory: Memory, ahead: FakeLink, back: FakeLink) -> Program:
         uses = [driver.create_stream(f"use {i}") for i in range(self.num_use_streams)]
+        side = driver.create_stream("side") if self.side else 0
         pool = Pool(driver)
         board = HostBoard(driver, memory, num_signals(self.num_slots), "ring a")
         ring = self.receiver(
@@ -123,6 +127,8 @@ class RingWorld:
             stream, is_short = uses[index % len(uses)], ring.is_short
             lease = ring.accept(record, stream)
             driver.kernel(stream, f"use value {index}", reads=(Range(lease.address, size_bytes),), seen=seen[index])
+            if self.side:
+                self._use_aside(driver, lease, stream, side, index)
             kept.append(lease)
             if is_short and self.num_kept:
                 self.num_copied_out += 1
@@ -135,11 +141,28 @@ class RingWorld:
             return
         for lease in kept:
             lease.release()
-        yield from self._give_back(driver, ring, ahead, uses)
+        yield from self._give_back(driver, ring, ahead, [*uses, *([side] if side else [])])
         pool.close()
         for index, (got, size_bytes) in enumerate(zip(seen, self.sizes_bytes, strict=True)):
             if got != [content(index, size_bytes)]:
                 raise Fault("wrong value", f"value {index} came as {got[0][:4]!r}")
+
+    def _use_aside(self, driver: FakeDriver, lease: Lease, stream: int, side: int, index: int) -> None:
+        """A method that uses a value on a stream of its own too."""
+        self._follow(driver, side, stream)
+        driver.kernel(side, f"use value {index} aside", reads=(Range(lease.address, lease.size_bytes),))
+        match self.side:
+            case "rejoins":
+                self._follow(driver, stream, side)
+            case "use_on":
+                lease.use_on(side)
+
+    @staticmethod
+    def _follow(driver: FakeDriver, later: int, earlier: int) -> None:
+        event = driver.create_event()
+        driver.record_event(event, earlier)
+        driver.wait_event(later, event)
+        driver.destroy_event(event)
 
     def _next_value(
         self, driver: FakeDriver, ring: RingReceiver, ahead: FakeLink, index: int

@@ -73,14 +73,16 @@ class StandIn:
         self._group = None
 
 
-def open_links(pair: tuple[str, str], homes: Sequence[DeviceHome], make_group: Any = StandIn) -> list[NcclLink]:
-    """Both sides of a link."""
+def open_links(
+    pair: tuple[str, str], homes: Sequence[Sequence[DeviceHome]], make_group: Any = StandIn
+) -> list[NcclLink]:
+    """Both sides of a link, each with the devices on which it sends or receives."""
     store = Memory.create("store", 0)
     made: dict[str, Any] = {}
 
-    def make(me: str, home: DeviceHome) -> None:
+    def make(me: str, mine: Sequence[DeviceHome]) -> None:
         try:
-            made[me] = NcclLink(store, pair, me, [home], make_group)
+            made[me] = NcclLink(store, pair, me, mine, make_group)
         except BaseException as error:
             made[me] = error
 
@@ -103,20 +105,22 @@ def open_nccl_channels(
     num_channels: int = 1,
     make_home: Callable[[], DeviceHome] = host_home,
     make_group: Any = StandIn,
+    num_sources: int = 1,
 ) -> Iterator[list[tuple[NcclWriter, list[NcclReader]]]]:
     """Channels from one writer to the same readers, over one link to each. On leaving, nothing may be held."""
     ring = RingLayout(depth, num_readers)
     board_memory, heap_memory = Memory.create("board", num_channels * ring.size_bytes), Memory.create("heap", 0)
     board, heap = board_memory.map(board_memory.size_bytes), Heap(heap_memory)
     bells = [make_bell() for _ in range(num_readers + 1)]
-    homes = [make_home() for _ in range(num_readers + 1)]
-    links = [open_links(("a", f"b{index}"), (homes[0], homes[1 + index]), make_group) for index in range(num_readers)]
+    homes = [make_home() for _ in range(num_readers + num_sources)]
+    ends = [(homes[:num_sources], [home] * num_sources) for home in homes[num_sources:]]
+    links = [open_links(("a", f"b{index}"), each, make_group) for index, each in enumerate(ends)]
     channels = []
     for number in range(num_channels):
         offset = number * ring.size_bytes
         format_ring(board, offset, ring)
         here = [link[0] for link in links]
-        writer = NcclWriter(f"c{number}", board, offset, ring, heap, bells[1:], homes=homes[:1], links=here)
+        writer = NcclWriter(f"c{number}", board, offset, ring, heap, bells[1:], homes=homes[:num_sources], links=here)
         readers = [
             NcclReader(f"c{number}", board, offset, ring, index, heap_memory, bells[0], link=link)
             for index, (_, link) in enumerate(links)
@@ -125,10 +129,10 @@ def open_nccl_channels(
     try:
         yield channels
     finally:
-        ends: list[Any] = [end for writer, readers in channels for end in (writer, *readers)]
-        for end in ends:
+        opened: list[Any] = [end for writer, readers in channels for end in (writer, *readers)]
+        for end in opened:
             end.close()
-        settle(ends)
+        settle(opened)
         for memory in (board_memory, heap_memory):
             memory.close()
         for bell in bells:

@@ -22,10 +22,17 @@ TINY = StagedLayout(num_chunks=2, chunk_bytes=PAGE_BYTES, cut=Cut.FULL)
 
 @contextmanager
 def open_staged_ends(
-    depth: int, num_readers: int, layout: StagedLayout = TINY, make_home: Callable[[], DeviceHome] = host_home
+    depth: int,
+    num_readers: int,
+    layout: StagedLayout = TINY,
+    make_home: Callable[[], DeviceHome] = host_home,
+    *,
+    num_sources: int = 1,
 ) -> Iterator[tuple[StagedWriter, list[StagedReader]]]:
-    """A writer and its readers, each with a driver of its own. On leaving, nothing may be held."""
-    ring, lanes = RingLayout(depth, num_readers), DeviceLayout(num_readers, 1, 0)
+    """A writer and its readers, each with a driver of its own (a writer of several sources: one for each). On leaving, nothing may
+    be held.
+    """
+    ring, lanes = RingLayout(depth, num_readers), DeviceLayout(num_readers, num_sources, 0)
     size_bytes = ring.size_bytes + lanes.size_bytes
     board_memory, heap = Memory.create("board", size_bytes), Memory.create("heap", 0)
     chunk_memory = Memory.create("chunks", PAGE_BYTES + lanes.num_lanes * layout.size_bytes)
@@ -33,13 +40,13 @@ def open_staged_ends(
     format_ring(board, 0, ring)
     format_lanes(board, ring.size_bytes, lanes)
     bells = [make_bell() for _ in range(num_readers + 1)]
-    homes = [make_home() for _ in range(num_readers + 1)]
+    homes = [make_home() for _ in range(num_readers + num_sources)]
     chunks = Chunks(chunk_memory, PAGE_BYTES, layout)
     shared: dict[str, Any] = {"lanes_offset": ring.size_bytes, "layout": lanes, "chunks": chunks}
-    writer = StagedWriter("c", board, 0, ring, Heap(heap), bells[1:], homes=homes[:1], **shared)
+    writer = StagedWriter("c", board, 0, ring, Heap(heap), bells[1:], homes=homes[:num_sources], **shared)
     readers = [
-        StagedReader("c", board, 0, ring, index, heap, bells[0], homes=[homes[1 + index]], **shared)
-        for index in range(num_readers)
+        StagedReader("c", board, 0, ring, index, heap, bells[0], homes=[home] * num_sources, **shared)
+        for index, home in enumerate(homes[num_sources:])
     ]
     try:
         yield writer, readers

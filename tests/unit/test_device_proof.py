@@ -55,6 +55,15 @@ def test_a_wait_before_its_producer_on_a_shared_queue_is_found() -> None:
     assert f"'{wait}' holds queue 0 of both in front of '{write} on both/copies', which it waits for" in str(stuck)
 
 
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_a_side_stream_that_does_not_rejoin_before_the_lease_ends_is_found(num_slots: int) -> None:
+    found = find(RingWorld(side="forgotten", num_slots=num_slots), "race")
+    assert found.operations == (
+        f"copy bytes 0 to 16 of value {num_slots} to slot 0 of ring a on sender/copies",
+        "use value 0 aside on receiver/side",
+    )
+
+
 def test_a_leaked_lease_is_found() -> None:
     found = find(RingWorld(is_leaking=True, num_kept=1, sizes_bytes=(16,)), "leak")
     assert "receiver has not ended its lease on slot 0 of ring a" in str(found)
@@ -76,6 +85,7 @@ RINGS = st.builds(
     num_queues=QUEUES,
     is_one_process=st.booleans(),
     num_use_streams=st.integers(1, 3),
+    side=st.sampled_from(["", "", "rejoins", "use_on"]),
     chunk_bytes=st.sampled_from([None, 256]),
 )
 
@@ -109,9 +119,11 @@ def test_the_real_staged_copies_have_no_fault(world: StagedWorld, seeds: range) 
         RingWorld(sizes_bytes=(16, 16), num_slots=2),
         RingWorld(sizes_bytes=(16, 600), num_slots=1),
         RingWorld(sizes_bytes=(16,), num_slots=1, slot_bytes=0),
+        RingWorld(sizes_bytes=(16, 16), num_slots=1, side="rejoins"),
+        RingWorld(sizes_bytes=(16, 16), num_slots=1, side="use_on"),
         StagedWorld(sizes_bytes=(4097,), num_streams=1),
     ],
-    ids=["ring of 1", "ring of 2", "ring that grows", "ring without slots", "staged"],
+    ids=["ring of 1", "ring of 2", "ring that grows", "ring without slots", "rejoins", "use_on", "staged"],
 )
 def test_a_small_world_has_no_fault_in_any_order(world: World) -> None:
     verdict = explore(world)

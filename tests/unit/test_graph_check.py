@@ -364,6 +364,13 @@ def test_a_transport_to_an_actor_that_does_not_read() -> None:
     assert hint == "it is read by Worker0"
 
 
+def test_a_transport_of_the_input_to_who_reads_a_part_of_it() -> None:
+    inp = InputNode().with_tensor_transport(device="cuda", reader=ACTORS[1])
+    assert checked(call(1, inp.x)).outputs
+    hint = mistake(call(0, inp[0]), "inp asks for a transport to Worker1, which does not read it")
+    assert hint == "it is read by Worker0"
+
+
 def test_a_transport_to_what_is_no_actor() -> None:
     with pytest.raises(TypeError, match=r"'Worker1' is no actor\nhint: pass the handle"):
         call(0, 1).with_tensor_transport("gloo", reader="Worker1")

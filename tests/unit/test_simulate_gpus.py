@@ -338,6 +338,16 @@ def test_several_readers_have_the_value_when_the_last_copy_ends() -> None:
     assert {only(found, f"R{i}", "compute", "compute").start_us for i in range(2)} == {22.75}
 
 
+def test_transports_between_the_same_actors_do_not_wait_for_each_other() -> None:
+    """n0 leaves when its kernels have run, after n1, which the host sends; the reader asks for n0 first."""
+    a, b = actor("A", 0), actor("B", 1)
+    made = [call(a, "make", InputNode()).with_tensor_transport("staged"), call(a, "f").with_tensor_transport("gloo")]
+    found = simulate(compiled(call(b, "g", *made), 1), Workload(device_us={"make": 1e3}), COSTS, 2)
+    late, early = (only(found, "B", stream, "communicate") for stream in ("down", "recv"))
+    assert (late.label, early.label) == ("recv n0", "recv n1")
+    assert early.start_us < early.end_us < late.start_us
+
+
 @given(output=gpu_graphs(), overlap=st.booleans(), depth=st.integers(1, 4), inflight=st.integers(1, 4))
 def test_sound_plans_come_to_their_end(output: MultiOutputNode, overlap: bool, depth: int, inflight: int) -> None:
     plan = compiled(output, depth, overlap=overlap)

@@ -66,7 +66,7 @@ def chosen(asked: str, gpus: Gpus, device: str = "default", **options: Any) -> s
 @pytest.mark.parametrize("asked", ["auto", "accelerator", "copy", "staged", "nccl", "gloo"])
 @pytest.mark.parametrize(("writer", "reader"), [(DRIVER, "A"), ("A", DRIVER)])
 def test_the_drivers_values_go_by_shared_memory_whatever_was_asked(asked: str, writer: str, reader: str) -> None:
-    assert choose(wish(asked, "cuda"), writer, reader, Gpus({"A": (0,)})) == Way(Transport.SHM)
+    assert choose(wish(asked), writer, reader, Gpus({"A": (0,)})) == Way(Transport.SHM)
 
 
 @pytest.mark.parametrize("of", [{}, {"A": (0,)}, {"B": (0,)}])
@@ -139,6 +139,32 @@ def test_where_the_reader_gets_its_tensors() -> None:
             GraphError, match=r"the transport 'gloo' from A to B, which gives CPU tensors.*\nhint: leave"
         ):
             choose(wish("gloo", "cuda"), "A", "B", Gpus(of))
+
+
+def test_where_an_actor_gets_the_tensors_of_what_the_driver_gives() -> None:
+    for asked in (
+        "auto",
+        "gloo",
+        "copy",
+        "accelerator",
+    ):  # the transport is not heard: the driver has shared memory only
+        for device, wanted in (("default", "default"), ("cpu", "cpu"), ("cuda", "cuda")):
+            way = choose(wish(asked, device), DRIVER, "A", Gpus(TWO))
+            assert way == Way(Transport.SHM, TargetDevice(wanted))
+    assert choose(wish(device="cpu"), DRIVER, "A", Gpus()) == Way(Transport.SHM)  # it has no other
+    for asked in ("auto", "copy", "staged"):  # here memory of the host stands for no GPU's
+        with pytest.raises(
+            GraphError, match=r"A\.make\(\) asks for its tensors on the GPU of A, which has none\nhint: .*num_gpus=1"
+        ):
+            choose(wish(asked, "cuda"), DRIVER, "A", Gpus({"B": (1,)}))
+
+
+def test_the_driver_gets_tensors_on_the_cpu() -> None:
+    for device in ("default", "cpu"):
+        for of in ({}, TWO):
+            assert choose(wish(device=device), "A", DRIVER, Gpus(of)) == Way(Transport.SHM)
+    with pytest.raises(GraphError, match=r"A\.make\(\) asks .* GPU of the driver, which uses none\nhint: .*reader=..."):
+        choose(wish(device="cuda"), "A", DRIVER, Gpus(TWO))
 
 
 # What cannot be had
@@ -248,6 +274,56 @@ def test_readers_that_want_other_devices_have_other_channels() -> None:
     assert parse_plan(str(plan)) == plan
 
 
+def devices_of(plan: Plan, value: str) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Who reads which of a value's channels, and where the tensors are wanted."""
+    return {spec.id: (spec.readers, str(spec.device)) for spec in plan.channels if spec.value == value}
+
+
+def test_parts_of_the_input_go_where_the_whole_is_asked_to_unless_they_say_otherwise() -> None:
+    inp, a = InputNode().with_tensor_transport(device="cuda"), actor("A", 0)
+    plan = compiled(call(a, inp, inp.x, inp["y"].with_tensor_transport(device="cpu")))
+    assert {item.key: devices_of(plan, item.value) for item in plan.inputs} == {
+        "*": {"i0": (("A",), "cuda")},
+        ".x": {"i1": (("A",), "cuda")},
+        '["y"]': {"i2": (("A",), "cpu")},
+    }
+    assert parse_plan(str(plan)) == plan
+    inp = InputNode()
+    plan = compiled(call(a, inp.x.with_tensor_transport(device="cuda"), inp[0]))
+    assert devices_of(plan, "i0") == {"i0": (("A",), "cuda")}
+    assert devices_of(plan, "i1") == {"i1": (("A",), "default")}
+
+
+def test_an_input_may_be_wanted_on_the_gpu_by_some_of_its_readers() -> None:
+    """One ring serves those who have no GPU too; who has one and does not want the tensors there has a ring of its own."""
+    on, off, without = actor("A", 0), actor("B", 1), actor("C")
+    inp = InputNode().with_tensor_transport(device="cuda", reader=on)
+    first = compiled(MultiOutputNode([call(on, inp), call(without, inp)]))
+    assert devices_of(first, "i0") == {"i0": (("A", "C"), "cuda")}
+    second = compiled(MultiOutputNode([call(without, inp), call(on, inp)]))
+    assert devices_of(second, "i0") == {"i0": (("A", "C"), "cuda")}
+    third = compiled(MultiOutputNode([call(without, inp), call(on, inp), call(off, inp)]))
+    assert devices_of(third, "i0") == {"i0": (("C", "B"), "default"), "i0~shm-cuda": (("A",), "cuda")}
+    assert [str(action) for action in third.programs[DRIVER][:2]] == ["write i0", "write i0~shm-cuda"]
+    for plan in (first, second, third):
+        assert parse_plan(str(plan)) == plan
+        assert explore(plan).verdict == "ok"
+    made = call(actor("D", 2), inp, method="make").with_tensor_transport("shm", device="cpu", reader=off)
+    inp.with_tensor_transport()
+    plan = compiled(MultiOutputNode([call(off, made), made]))
+    assert devices_of(plan, "n0") == {"n0": (("B", DRIVER), "cpu")}
+
+
+def test_an_input_that_cannot_be_on_a_gpu_names_itself() -> None:
+    both = actor("A", 0), actor("C")
+    inputs = [InputNode().with_tensor_transport(device="cuda") for _ in range(2)]
+    for source, said in ((inputs[0], "inp"), (inputs[1].x, r"inp\.x")):
+        with pytest.raises(GraphError, match=rf"^{said} asks for its tensors on the GPU of C, which has none\nhint: "):
+            compiled(MultiOutputNode([call(each, source) for each in both]))
+    inputs[1].with_tensor_transport(reader=both[1])
+    assert compiled(MultiOutputNode([call(each, inputs[1].x) for each in both])).channel["i0"].device == "cuda"
+
+
 @st.composite
 def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
     """A random graph over actors of which some have GPUs, with wishes that can be met."""
@@ -260,7 +336,8 @@ def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
         *(["copy"] if all_have or none_has else []),
         *(["staged", Transport.NCCL] if all_have else []),
     ]
-    values: list[Node] = [InputNode()]
+    inp = InputNode()
+    values: list[Node] = [inp]
     used: set[Node] = set()
     for index in range(draw(st.integers(1, 5))):
         taken = draw(st.lists(st.sampled_from(values), max_size=3, unique=True)) if index else values
@@ -268,6 +345,10 @@ def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
         made = call(draw(st.sampled_from(actors)), *taken, method=draw(st.sampled_from(("make", "split"))))
         nodes = list(made) if isinstance(made, tuple) else [made]
         values += [node.with_tensor_transport(draw(st.sampled_from(wishes))) for node in nodes]
+    for each in [
+        each for each in actors if each.gpus and any(getattr(made, "actor", None) is each for made in inp.users)
+    ]:
+        inp.with_tensor_transport(device=draw(st.sampled_from(("default", "cpu", "cuda"))), reader=each)
     return MultiOutputNode([value for value in values[1:] if value not in used])
 
 

@@ -62,10 +62,8 @@ class HostToDeviceReader(ShmReader):
         self.brought = Site()
         self._copies = copies
         self._brings_all, self._brings_back = device == "cuda", device != "cpu"
-        home = copies.home
-        self._pinned = PinnedReaderSlots(
-            heap_memory, board, self._base, layout, home, copies.moments(home), copies.pins, f"slots of {name}"
-        )
+        homes = [(home, copies.moments(home)) for home in copies.homes]
+        self._pinned = PinnedReaderSlots(heap_memory, board, self._base, layout, homes, copies.pins, f"slots of {name}")
         self._slots = self._pinned
         self._arriving: deque[tuple[Moment, list[Any]]] = deque()  # ends of copies, and what they read from
         self._is_waiting = False  # for the device, to be told when it has read from a slot
@@ -88,14 +86,12 @@ class HostToDeviceReader(ShmReader):
         """Whether the next value needs a slot's share which the device will give back by itself."""
         if self._is_closed or self._pinned.num_kept < self.layout.depth or self.is_idle():
             return False
-        moment = self._arriving[0][0] if self._arriving else self._pinned.next_end
-        if moment is None:
+        moments = (self._arriving[0][0],) if self._arriving else self._pinned.next_end
+        if not moments:
             return False
         if not self._is_waiting:
             self._is_waiting = True
-            self._copies.publisher.submit(
-                (moment,), self._stop_waiting
-            )  # so that the loop, if asleep by then, is woken
+            self._copies.publisher.submit(moments, self._stop_waiting)  # so that the loop, if asleep by then, is woken
         return True
 
     def _stop_waiting(self, error: DeviceError | None) -> None:

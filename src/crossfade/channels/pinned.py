@@ -47,13 +47,15 @@ class Pins:
         """Nothing new will be enqueued for it; it is given up when the devices are idle."""
         self._dropped.append(piece)
 
-    def collect(self) -> None:
-        """Gives up what was dropped, if that does not have to wait. A device that refuses to say so keeps it."""
+    def collect(self) -> bool:
+        """Gives up what was dropped, if that does not have to wait; whether it does. A device that refuses to say so keeps it."""
         if not self._dropped:
-            return
+            return False
         with suppress(DeviceError):
-            if all(map(_is_idle, self._homes)):
-                self.close()
+            if not all(map(_is_idle, self._homes)):
+                return True
+            self.close()
+        return False
 
     def close(self) -> None:
         """Gives up what was dropped; waits for the devices."""
@@ -116,13 +118,13 @@ class PinnedWriterSlots(WriterSlots):
 class PinnedReaderSlots(ReaderSlots):
     """Slots that a device may read from, as one reader sees them.
 
-    A view may be the source of a copy that is enqueued and has not run (``tensor.to("cuda", non_blocking=True)``). So when the
-    last view of a slot dies, the slot is *ending*, and free once the compute stream has done all that it was given until then.
+    A view may be the source of a copy that is enqueued and has not run (``tensor.to("cuda:1", non_blocking=True)``). So when the
+    last view of a slot dies, the slot is *ending*, and free once each device's compute stream has done all that it was given until
+    then.
 
     Args:
         memory, board, base, layout: see `ReaderSlots`.
-        home: the reader's device.
-        moments: of its streams.
+        homes: the reader's devices, with moments of their streams.
         pins: who pins them.
         label: for reports.
     """
@@ -133,19 +135,17 @@ class PinnedReaderSlots(ReaderSlots):
         board: mmap.mmap,
         base: int,
         layout: RingLayout,
-        home: DeviceHome,
-        moments: Moments,
+        homes: Sequence[tuple[DeviceHome, Moments]],
         pins: Pins,
         label: str,
     ) -> None:
         super().__init__(memory, board, base, layout)
-        self._home = home
-        self._moments = moments
+        self._homes = homes
         self._pins = pins
         self._label = label
         self._pinned: dict[int, HostRange] = {}  # by offset in the heap
-        self._streams: dict[int, int] = {}  # slot: the stream on which its views are used
-        self._ending: dict[int, Moment | None] = {}  # by slot; None while its stream is captured
+        self._streams: dict[int, tuple[int, ...]] = {}  # slot: of each device, the stream on which its views are used
+        self._ending: dict[int, tuple[Moment, ...] | None] = {}  # by slot; None while one of its streams is captured
         self._is_closed = False
 
     @property
@@ -154,14 +154,14 @@ class PinnedReaderSlots(ReaderSlots):
         return len(self._kept) + len(self._ending)
 
     @property
-    def next_end(self) -> Moment | None:
-        """When the first of the slots that are ending will be free."""
-        return next((moment for moment in list(self._ending.values()) if moment is not None), None)
+    def next_end(self) -> tuple[Moment, ...]:
+        """When the first of the slots that are ending will be free; empty if there is none, or if that cannot be told yet."""
+        return next((moments for moments in list(self._ending.values()) if moments is not None), ())
 
     def view(self, slot: int, offset: int, capacity: int, size: int) -> memoryview:
         """See `ReaderSlots`."""
         view = super().view(slot, offset, capacity, size)
-        self._streams[slot] = self._home.compute_stream()
+        self._streams[slot] = tuple([home.compute_stream() for home, _ in self._homes])
         return view
 
     def end_at_once(self, slot: int) -> None:
@@ -169,35 +169,38 @@ class PinnedReaderSlots(ReaderSlots):
         self._streams.pop(slot, None)
 
     def _died(self, slot: int, exporter: object) -> None:
-        stream = self._streams.pop(slot, None)
-        if stream is None or self._is_closed or os.getpid() != self._pid:
+        streams = self._streams.pop(slot, None)
+        if streams is None or self._is_closed or os.getpid() != self._pid:
             super()._died(slot, exporter)
             return
         try:
-            moment = self._end_of(stream)
+            moments = self._end_of(streams)
         except DeviceError:  # it will never read anything again
             super()._died(slot, exporter)
             return
-        if moment is None:
-            self._streams[slot] = stream
-        self._ending[slot] = moment
+        if moments is None:
+            self._streams[slot] = streams
+        self._ending[slot] = moments
         del self._kept[
             slot
         ]  # last: it is kept or ending at any moment, whichever thread looks, and `collect` waits for this
 
-    def _end_of(self, stream: int) -> Moment | None:
-        """The end of all that the stream was given; None while it is captured: in the graph that would be at each replay."""
-        return None if self._home.driver.is_capturing(stream) else self._moments.at(stream)
+    def _end_of(self, streams: tuple[int, ...]) -> tuple[Moment, ...] | None:
+        """The end of all that the streams were given; None while one is captured: in the graph that would be at each replay."""
+        used = [(home.driver, moments, stream) for (home, moments), stream in zip(self._homes, streams, strict=True)]
+        if any(driver.is_capturing(stream) for driver, _, stream in used):
+            return None
+        return tuple([moments.at(stream) for _, moments, stream in used])
 
     def collect(self) -> None:
         """Frees the slots from which the device has read."""
-        for slot, moment in list(self._ending.items()):
+        for slot, moments in list(self._ending.items()):
             if slot in self._kept:
                 continue
             try:
-                if moment is None:
-                    moment = self._ending[slot] = self._end_of(self._streams[slot])
-                has_come = moment is not None and moment.has_come()
+                if moments is None:
+                    moments = self._ending[slot] = self._end_of(self._streams[slot])
+                has_come = moments is not None and all(moment.has_come() for moment in moments)
             except DeviceError:
                 has_come = True
             if has_come:

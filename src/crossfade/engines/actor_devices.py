@@ -149,7 +149,7 @@ class ActorDevices:
         before = self._settling.get(number)
         ends = self._open.get(number) if before is None else before[0]
         if ends is None:
-            self._end_left_over()
+            self.is_busy |= self._end_left_over()
             on_left()
             return
         self._settling[number] = (ends, on_left)
@@ -178,8 +178,8 @@ class ActorDevices:
                 ends.abandon()
             del self._settling[number]
             on_left()
-        self._end_left_over()
-        self.is_busy = has_more or bool(self._settling)
+        is_read_from = self._end_left_over()
+        self.is_busy = has_more or bool(self._settling) or is_read_from
 
     def _serve(self, number: int, ends: DeviceEnds) -> bool:
         try:
@@ -188,7 +188,8 @@ class ActorDevices:
             self._on_fault(number, str(error))
             return False
 
-    def _end_left_over(self) -> None:
+    def _end_left_over(self) -> bool:
+        """Gives back what nobody uses any more; whether a device may still use memory of the host that was given up."""
         has_ended = False
         for number, ends in list(self._left_over.items()):
             with suppress(DeviceError):  # else it is tried again
@@ -201,5 +202,4 @@ class ActorDevices:
         if has_ended and not (self._open or self._settling or self._left_over):
             with suppress(DeviceError):
                 self._devices.trim()
-        if self._copies is not None:
-            self._copies.pins.collect()
+        return self._copies is not None and self._copies.pins.collect()

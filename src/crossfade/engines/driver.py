@@ -34,8 +34,11 @@ class DriverEnds:
         self._ends = ends
         self._recorder = recorder
         program = plan.programs[DRIVER]
-        by_value = {plan.channel[a.target].value: a.target for a in program if a.verb is Verb.WRITE}
-        self._writes = [ends.writers[by_value[spec.value]].try_write for spec in plan.inputs]
+        written = [plan.channel[a.target] for a in program if a.verb is Verb.WRITE]
+        # A value that its readers want on different devices goes by several channels.
+        inputs = [(i, c.id) for i, spec in enumerate(plan.inputs) for c in written if c.value == spec.value]
+        self._inputs = [index for index, _ in inputs]
+        self._writes = [ends.writers[name].try_write for _, name in inputs]
         reads = [plan.channel[a.target] for a in program if a.verb is Verb.READ]
         self._reads = [ends.readers[channel.id].try_read for channel in reads]
         self._channels = [channel.id for channel in reads]
@@ -44,14 +47,14 @@ class DriverEnds:
         self._order = [position[value] for value in plan.outputs]
         self._read_so_far: list[Any] = []
         self._num_writes = len(self._writes)
-        self._num_written = 0  # inputs of the present execution
+        self._num_written = 0  # of the present execution
         self._failure: Failure | None = None
         self.num_submitted = 0
         self.num_collected = 0
         if recorder is not None:
             self._writes = [
-                self._recorded(write, Action(Verb.WRITE, spec.value), lambda: self.num_submitted)
-                for write, spec in zip(self._writes, plan.inputs, strict=True)
+                self._recorded(write, Action(Verb.WRITE, name), lambda: self.num_submitted)
+                for write, (_, name) in zip(self._writes, inputs, strict=True)
             ]
             self._reads = [
                 self._recorded(read, Action(Verb.READ, channel.id), lambda: self.num_collected)
@@ -84,7 +87,7 @@ class DriverEnds:
         for at in range(self._num_written, self._num_writes):
             write = self._writes[at]
             try:
-                is_written = write(values[at] if self._failure is None else self._failure)
+                is_written = write(values[self._inputs[at]] if self._failure is None else self._failure)
             except ChannelError:
                 raise
             except Exception as error:

@@ -19,7 +19,7 @@ from crossfade.plan.actions import Action, Verb
 from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.runtime.bind import Ends
-from crossfade.types import Transport
+from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
     from crossfade.channels.collective import Meeting
@@ -134,6 +134,10 @@ class Wiring:
             reader = HostToDeviceReader(*args, self._host_copies, device=spec.device)
             self._onto_devices.append((spec, reader))
             return reader
+        if spec.device is TargetDevice.CUDA and self._plan.devices.get(self._party):
+            raise MissingDependency(
+                "torch or cuda-bindings", extra="gpu", needed_for=f"tensors of {spec.id} on {self._party}'s GPU"
+            )
         return ShmReader(*args)
 
     def _open_link(self, store: Memory | None) -> Any:

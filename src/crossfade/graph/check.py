@@ -267,7 +267,7 @@ def _check_readers(nodes: Iterable[Node]) -> None:
     for method in (node for node in nodes if isinstance(node, MethodNode)):
         for source in method.inputs:
             readers.setdefault(source, set()).add(method.actor.id)
-            if isinstance(source, OutputNode):
+            if isinstance(source, OutputNode | InputPart):
                 readers.setdefault(source.parent, set()).add(method.actor.id)
     for node in nodes:
         for actor in node.transport_to.keys() - readers.get(node, set()):

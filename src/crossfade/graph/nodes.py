@@ -117,7 +117,8 @@ class Node:
             transport: its name; an unknown one is found when the graph is compiled. The string ``nccl`` means, as in Ray, any
                 transport for device tensors (``accelerator``); ``Transport.NCCL`` means NCCL.
             device: where readers want the tensors: ``default``, ``cpu``, ``cuda`` or ``gpu``, which is the same. By default those
-                that readers with a GPU want on it are the ones that come from a GPU.
+                that readers with a GPU want on it are the ones that come from a GPU. Parts of the input that do not say it, nor
+                the transport, do as the whole.
             _static_shape: Ray's spelling of ``static_shape``.
             _direct_return: Ray's spelling of ``direct_return``.
             static_shape: every execution's tensors have the same shapes and dtypes.

@@ -63,7 +63,7 @@ class ChannelSpec:
         transport: how the bytes move.
         depth: slots of the ring: how many executions' values it holds.
         buffer_bytes: memory set aside for each slot in advance, 0 for none (slots grow when a value needs it).
-        device: where the readers want the tensors in it.
+        device: where those of the readers that have a GPU want the tensors in it.
         slots: for ``copy``, slots of each reader in device memory, which only values with device tensors take, and whose size
             ``buffer_bytes`` then is; 0 for others.
         turn: for ``copy``, the place of its first use among what comes to the same reader by ``copy``: who writes several channels

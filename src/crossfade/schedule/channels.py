@@ -45,9 +45,21 @@ def add_channels(draft: Draft, gpus: Gpus, *, buffer_bytes: int) -> Draft:
             way = choose(draft.wish(value, reader), maker, reader, gpus, size_bytes=buffer_bytes)
             ways.setdefault(value, {}).setdefault(way, {})[reader] = None
     for value in draft.maker:  # the order in which the values are made
-        for index, (way, names) in enumerate(ways.get(value, {}).items()):
+        for index, (way, names) in enumerate(_merged(ways.get(value, {}), gpus).items()):
             draft.channels.append(_channel(draft, value, way, tuple(names), index > 0, buffer_bytes))
     return draft
+
+
+def _merged(ways: dict[Way, dict[str, None]], gpus: Gpus) -> dict[Way, dict[str, None]]:
+    """Readers without a GPU share a ring with those that have one and want the tensors elsewhere than by default: the value is
+    written once, and the wish is nothing to them.
+    """
+    plain = Way(Transport.SHM)
+    others = [way for way in ways if way.transport is Transport.SHM and way != plain]
+    if plain not in ways or not others or any(gpus.of.get(reader) for reader in ways[plain]):
+        return ways
+    shared = {**ways[others[0]], **ways[plain]}
+    return {way: shared if way == others[0] else names for way, names in ways.items() if way != plain}
 
 
 def _channel(

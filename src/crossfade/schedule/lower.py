@@ -47,7 +47,7 @@ def _add_input(draft: Draft, value_of: dict[Node, str], value: str, part: InputN
     value_of[part] = value
     draft.inputs.append(InputSpec(value, part.key))
     draft.maker[value] = DRIVER
-    _add_wishes(draft, value, part)
+    _add_wishes(draft, value, *([part.parent, part] if isinstance(part, InputPart) else [part]))
 
 
 def _add_node(draft: Draft, value_of: dict[Node, str], node_id: str, node: MethodNode) -> None:

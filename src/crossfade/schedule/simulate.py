@@ -42,6 +42,7 @@ from crossfade.schedule.progress import Cursor, Process
 from crossfade.schedule.steps import strands_of
 from crossfade.schedule.strands import Need
 from crossfade.schedule.transfers import Inbox, Transfer
+from crossfade.types import Transport
 
 __all__ = ["Simulation", "simulate"]
 
@@ -94,7 +95,7 @@ class Simulation:
         self._gpus = GpuClock(costs)
         self._cursors = [Cursor(each, each.first_round) for each in strands_of(plan, workload, costs, inflight)]
         self._processes: defaultdict[str, Process] = defaultdict(Process)
-        self._inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
+        self._inboxes: defaultdict[tuple[str, Transport], Inbox] = defaultdict(Inbox)
         self._meetings = Meetings(plan, self._cores, self._gpus, workload, costs, self._met)
         self._facts: dict[tuple[str, int], float] = {}
         self._blocked: defaultdict[tuple[str, int], list[Cursor]] = defaultdict(list)
@@ -260,11 +261,13 @@ class Simulation:
         """One end of a transfer has started: all those to the readers for a send, one for a receive."""
         if actor == channel.writer:
             for reader in channel.readers:
-                self._inboxes[reader].sent[actor].append(Transfer(channel, reader, execution))
-                self._start_next(self._inboxes[reader])
+                inbox = self._inboxes[reader, channel.transport]
+                inbox.sent[actor].append(Transfer(channel, reader, execution))
+                self._start_next(inbox)
         else:
-            self._inboxes[actor].awaited.append((channel.writer, channel.id, execution))
-            self._start_next(self._inboxes[actor])
+            inbox = self._inboxes[actor, channel.transport]
+            inbox.awaited.append((channel.writer, channel.id, execution))
+            self._start_next(inbox)
 
     def _start_next(self, inbox: Inbox) -> None:
         transfer = inbox.take()
@@ -340,7 +343,7 @@ class Simulation:
             for cursor in self._cursors
             if cursor.round < self._num_executions
         ]
-        for reader, inbox in self._inboxes.items():
+        for (reader, _), inbox in self._inboxes.items():
             for channel, execution, sender in inbox.lost()[:1] if not stuck else ():
                 raise PlanError(
                     f"PL-1: {channel!r} of execution {execution} has only one end between {sender} and {reader}",

@@ -39,7 +39,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class Inbox:
-    """What one actor receives in the background: values come one after another, in the order of its receives.
+    """What one actor receives by one transport: values come one after another, in the order of its receives.
 
     Attributes:
         awaited: (sender, channel id, execution) of the receives that have started.

@@ -10,7 +10,8 @@ other
 both have one, and copies do not                    ``staged``
 ==================================================  ========================================================================
 
-The driver's values go by ``shm`` whatever was asked: a wish is about edges between actors.
+Values from and to the driver go by ``shm`` whichever transport was asked for: that wish is about edges between actors. Where the
+readers want the tensors is heard there too.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
     Raises:
         GraphError: the wish cannot be met.
     """
-    if DRIVER in (writer, reader):
-        return Way(Transport.SHM)
     has_gpu = bool(gpus.of.get(writer)), bool(gpus.of.get(reader))
+    if DRIVER in (writer, reader):
+        return Way(Transport.SHM, _device(wish, Transport.SHM, writer, reader, has_gpu[1]))
     transport = Transport(wish.transport)
     if transport is Transport.ACCELERATOR or transport.moves_device_memory:
         _check_ends(wish, writer, reader, has_gpu)
@@ -183,6 +184,11 @@ def _device(wish: Wish, transport: Transport, writer: str, reader: str, has_gpu:
     """Where the reader gets the tensors, said only where that is not what it gets by default."""
     if wish.device is TargetDevice.CPU:
         return TargetDevice.CPU if has_gpu else TargetDevice.DEFAULT
+    if wish.device is TargetDevice.CUDA and reader == DRIVER:
+        raise GraphError(
+            f"{describe(wish.node)} asks for its tensors on the GPU of the driver, which uses none",
+            hint="results come on the CPU: leave `device` out, or ask for the actors that read the value: reader=...",
+        )
     if wish.device is TargetDevice.CUDA and not has_gpu and transport not in _HAVE_STAND_INS:
         raise GraphError(
             f"{describe(wish.node)} asks for its tensors on the GPU of {reader}, which has none",
