@@ -170,6 +170,8 @@ def test_a_result_may_be_taken_while_the_group_ends(world: World) -> None:
 class Counted:
     """Counts what is enqueued on a device beside the exchanges, and who asked for spans."""
 
+    execution = 0
+
     def __init__(self, world: World) -> None:
         self.num_events = 0
         self.spans: list[tuple[int, int | None, int]] = []
@@ -180,7 +182,7 @@ class Counted:
         self.num_events += 1
         self._record(event, stream)
 
-    def around(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
+    def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
         self.num_events += 1
 
         def end(size_bytes: int) -> None:
@@ -199,7 +201,7 @@ def test_a_collective_is_one_span_where_somebody_asks_and_else_nothing_is_enqueu
     world.end.on_moved = lambda start_ns, end_ns: hosts.append(end_ns - start_ns)
     world.mover.may_go.release(3)
     if is_recorded:
-        world.end.around = counted.around
+        world.end.around = counted
     for number in range(3):
         world.end.start([torch.ones(3 if number else 4)])
         world.offer()  # of three elements: the first is no fit, and becomes an error
@@ -219,7 +221,7 @@ def test_a_span_ends_also_where_the_exchange_cannot_be_enqueued(world: World) ->
         raise RuntimeError("no memory for this")
 
     world.mover.move = refuse  # type: ignore[method-assign, assignment]
-    world.end.around = counted.around
+    world.end.around = counted
     world.end.start([torch.ones(3)])
     world.offer()
     world.group.enqueue_all()

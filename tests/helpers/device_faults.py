@@ -61,9 +61,9 @@ class MissingCredit(RingReceiver):
 class StagedTooEarly(StagedReceiver):
     """Frees a chunk before it was copied."""
 
-    def _enqueue(self, pieces: list[tuple[int, int, int]]) -> None:
+    def _enqueue(self, pieces: list[tuple[int, int, int]], execution: int | None) -> None:
         super()._set(self._free, self._number + 1)
-        super()._enqueue(pieces)
+        super()._enqueue(pieces, execution)
 
     def _set(self, counter: Counter, value: int) -> None:
         pass
@@ -80,9 +80,9 @@ class StagedTooEager(StagedSender):
 class StagedFlagBeforeData(StagedSender):
     """Says that a chunk is full before it is copied."""
 
-    def _enqueue(self, pieces: list[tuple[int, int, int]]) -> None:
+    def _enqueue(self, pieces: list[tuple[int, int, int]], execution: int | None) -> None:
         super()._set(self._full, self._number + 1)
-        super()._enqueue(pieces)
+        super()._enqueue(pieces, execution)
 
     def _set(self, counter: Counter, value: int) -> None:
         pass

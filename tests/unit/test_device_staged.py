@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -167,6 +168,38 @@ def test_a_value_without_a_place_goes_by_and_the_next_one_comes_whole() -> None:
     ends.run()
     assert ends.sender.is_flushed
     assert seen == [b"next"]
+
+
+class Noted:
+    """Who records, while a program goes on."""
+
+    def __init__(self) -> None:
+        self.execution = 0
+        self.sizes: dict[int | None, int] = {}
+
+    def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
+        def end(size_bytes: int) -> None:
+            self.sizes[execution] = self.sizes.get(execution, 0) + size_bytes
+
+        return end
+
+
+def test_chunks_that_follow_later_are_recorded_as_of_their_own_execution() -> None:
+    ends, up, down = Ends(StagedLayout(2, PAGE_BYTES, Cut.FULL)), Noted(), Noted()
+    ends.sender.around, ends.receiver.around = up, down
+    for up.execution, num_pages in enumerate((5, 4)):
+        ends.sender.send(ends.source, num_pages * PAGE_BYTES)
+    up.execution = 9
+    for number in range(2):
+        down.execution = number
+        while ends.receiver.next_bytes is None or not ends.receiver.is_enqueued:
+            ends.exchange()
+        ends.receiver.receive(ends.target)
+        down.execution = 9
+        while not ends.receiver.is_enqueued:
+            ends.exchange()
+    ends.run()
+    assert up.sizes == down.sizes == {0: 5 * PAGE_BYTES, 1: 4 * PAGE_BYTES}
 
 
 def test_nothing_is_waited_for_that_the_host_can_see() -> None:

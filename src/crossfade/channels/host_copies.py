@@ -26,6 +26,7 @@ from crossfade.channels.device_codec import Placed
 from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.pinned import Pins
 from crossfade.channels.publisher import Publisher
+from crossfade.channels.tensors import tensor_of
 from crossfade.device.borrowed import device_of
 from crossfade.device.moments import Moment, Moments
 from crossfade.device.recorded import Begin
@@ -148,9 +149,8 @@ class HostCopies:
             near = torch.empty(data.nbytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError:  # no memory that can be pinned: the copy is slower, and right
             return data
-        view: Any = memoryview(near.numpy())  # type: ignore[arg-type]
-        view[:] = data
-        return view  # type: ignore[no-any-return]
+        near.copy_(tensor_of(data, torch.uint8, (data.nbytes,)))
+        return memoryview(near.numpy())  # type: ignore[arg-type]
 
     # For the loop, and at the end
 

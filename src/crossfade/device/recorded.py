@@ -14,6 +14,10 @@ Begin: TypeAlias = Callable[[int], Callable[[int], None]]
 class Around(Protocol):
     """Called before copies are enqueued; what it gives is called behind them, with how many bytes they copy."""
 
+    @property
+    def execution(self) -> int:
+        """At which the party's program is. Who enqueues copies of a value later asks when the value comes."""
+
     def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
         """Begins a span.
 

@@ -77,7 +77,7 @@ class StagedSender(StagedEnd):
             self._driver.wait_event(self._streams.copies, ready)
         size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
         self._tell(Announced(size_bytes))
-        self._waiting.append(Rest(deque(parts), deque(self._layout.lengths(size_bytes)), keep))
+        self._waiting.append(Rest(deque(parts), deque(self._layout.lengths(size_bytes)), keep, self._execution))
         self._go_on()
 
     def on_record(self, record: Record) -> None:
@@ -95,7 +95,7 @@ class StagedSender(StagedEnd):
         while self._waiting and self._ended is None:
             value = self._waiting[0]
             while value.lengths and self._credits:
-                self._enqueue(value.take())
+                self._enqueue(value.take(), value.execution)
                 num_untold += 1
                 if num_untold >= max(num_told, 1):
                     self._tell(ChunksEnqueued(num_untold))
@@ -108,13 +108,13 @@ class StagedSender(StagedEnd):
         if num_untold:
             self._tell(ChunksEnqueued(num_untold))
 
-    def _enqueue(self, pieces: list[tuple[int, int, int]]) -> None:
+    def _enqueue(self, pieces: list[tuple[int, int, int]], execution: int | None) -> None:
         self._credits -= 1
         self._tail.grow()
         chunk = self._next_chunk()
         if self._number > self._layout.num_chunks:
             self._wait(self._free, self._number - self._layout.num_chunks)
-        self._copy([(chunk + offset, address, size_bytes) for offset, address, size_bytes in pieces])
+        self._copy([(chunk + offset, address, size_bytes) for offset, address, size_bytes in pieces], execution)
         self._set(self._full, self._number)
 
     def _keep(self, keep: Any) -> None:
@@ -206,7 +206,7 @@ class StagedReceiver(StagedEnd):
         size_bytes = self._announced.popleft()
         lengths = self._layout.lengths(size_bytes)
         parts = [] if address is None else [(0, address, size_bytes)]
-        self._into = Rest(deque(parts), deque(lengths)) if lengths else None
+        self._into = Rest(deque(parts), deque(lengths), execution=self._execution) if lengths else None
         self._go_on()
 
     @property
@@ -219,7 +219,7 @@ class StagedReceiver(StagedEnd):
         while self._into is not None and self._num_arriving and self._ended is None:
             self._num_arriving -= 1
             self._num_unfreed += 1
-            self._enqueue(self._into.take())
+            self._enqueue(self._into.take(), self._into.execution)
             if not self._into.lengths:
                 self._into = None
             if self._into is None or self._num_unfreed >= self._layout.free_every:
@@ -227,11 +227,11 @@ class StagedReceiver(StagedEnd):
                 self._tell(ChunksFreeEnqueued(self._num_unfreed))
                 self._num_unfreed = 0
 
-    def _enqueue(self, pieces: list[tuple[int, int, int]]) -> None:
+    def _enqueue(self, pieces: list[tuple[int, int, int]], execution: int | None) -> None:
         self._tail.grow()
         chunk = self._next_chunk()
         self._wait(self._full, self._number)
-        self._copy([(address, chunk + offset, size_bytes) for offset, address, size_bytes in pieces])
+        self._copy([(address, chunk + offset, size_bytes) for offset, address, size_bytes in pieces], execution)
 
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""

@@ -36,11 +36,14 @@ class StagedStreams(NamedTuple):
 
 @dataclass(slots=True)
 class Rest:
-    """What is left of a value: (offset, address, length) of its parts, its chunks, what to keep until they are moved."""
+    """What is left of a value: (offset, address, length) of its parts, its chunks, what to keep until they are moved, whose
+    execution's it is where somebody records.
+    """
 
     parts: deque[tuple[int, int, int]]
     lengths: deque[int]
     keep: Any = None
+    execution: int | None = None
     offset: int = 0
 
     def take(self) -> list[tuple[int, int, int]]:
@@ -129,10 +132,15 @@ class StagedEnd:
             self.join(sets)
         counter.set(sets, value)
 
-    def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+    @property
+    def _execution(self) -> int | None:
+        """Whose the value is that begins now: chunks may follow when the program is further on."""
+        return None if self.around is None else self.around.execution
+
+    def _copy(self, copies: Sequence[tuple[int, int, int]], execution: int | None) -> None:
         """Enqueues copies: (target, source, length) of each."""
         stream = self._streams.copies
-        end = self.around(stream) if self.around is not None and copies else None
+        end = self.around(stream, execution) if self.around is not None and copies else None
         for target, source, size_bytes in copies:
             self._driver.copy(target, source, size_bytes, stream)
         if end is not None:

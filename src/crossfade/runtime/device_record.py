@@ -20,7 +20,7 @@ from crossfade.device.recorded import Around
 from crossfade.plan.actions import Action
 from crossfade.plan.device_streams import DeviceStream
 from crossfade.plan.spans import COMMUNICATE, COMPUTE, Span
-from crossfade.runtime.cursor import Step
+from crossfade.runtime.cursor import Round, Step
 from crossfade.runtime.device_clock import DeviceClock, Trail
 from crossfade.runtime.record import Recorder
 
@@ -44,6 +44,25 @@ class Opened(NamedTuple):
 
 
 _Recorded: TypeAlias = tuple[Opened, DeviceStream, Action, str, int, int]
+
+
+class _Copies:
+    """Spans of what one action enqueues. See `crossfade.device.recorded.Around`."""
+
+    __slots__ = ("_action", "_recorder", "_role", "_round", "_what")
+
+    def __init__(self, recorder: DeviceRecorder, round_: Round, role: DeviceStream, action: Action, what: str) -> None:
+        self._recorder, self._round = recorder, round_
+        self._role, self._action, self._what = role, action, what
+
+    @property
+    def execution(self) -> int:
+        """See the protocol."""
+        return self._round.number + self._action.ahead
+
+    def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
+        opened, number = self._recorder.begin(stream), self.execution if execution is None else execution
+        return lambda size_bytes: self._recorder.end(opened, self._role, self._action, self._what, number, size_bytes)
 
 
 class DeviceRecorder:
@@ -107,14 +126,8 @@ class DeviceRecorder:
             self._recorded.append((opened, role, action, what, execution, size_bytes))
 
     def around(self, role: DeviceStream, action: Action, what: str) -> Around:
-        """For whoever enqueues copies now and then: a function that begins a span on a stream, and gives what ends it."""
-        round_ = self._recorder.round
-
-        def begin(stream: int, execution: int | None = None) -> Callable[[int], None]:
-            opened, number = self.begin(stream), round_.number + action.ahead if execution is None else execution
-            return lambda size_bytes: self.end(opened, role, action, what, number, size_bytes)
-
-        return begin
+        """For whoever enqueues copies now and then: what begins a span on a stream, and gives what ends it."""
+        return _Copies(self, self._recorder.round, role, action, what)
 
     def wrap(self, step: Step, action: Action, what: str, stream: int) -> Step:
         """The same step, which never has to wait, with what it enqueues on the stream as one span that computes."""
