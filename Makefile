@@ -23,13 +23,15 @@ help:  ## show this list
 demo: $(CORE)  ## three senders and a receiver: a table and a picture (needs no torch)
 	@$(BIN)/crossfade demo
 
-test: check  ## checks, then unit tests and tests with processes
-	@$(BIN)/python -m pytest tests/unit tests/cpu $(PYTEST_ARGS)
+# Tests start some thousand processes: they read crossfade's byte code where they would compile it again, each of them.
+test: export PYTHONDONTWRITEBYTECODE :=
+test: check  ## checks, then unit tests and tests with processes, two files at a time
+	@$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder tests/unit tests/cpu $(PYTEST_ARGS)
 
 check: $(DEV)  ## format, lint, types
 	@$(BIN)/ruff format --quiet --check --diff .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --num-workers=2 --no-error-summary
 
 gputest: $(DEV)  ## tests on 1, 2 and 4 GPUs; skipped, with the reason, where there are fewer
 	@$(INSTALL) --editable '.[dev,gpu]'
