@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+TWO_AT_A_TIME := --numprocesses=2 --max-worker-restart=0 --dist=loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,13 +24,16 @@ help:  ## show this list
 demo: $(CORE)  ## three senders and a receiver: a table and a picture (needs no torch)
 	@$(BIN)/crossfade demo
 
+# Two files of tests at a time; PYTEST_ARGS="--numprocesses=0" runs all in one process, as a debugger needs it. Tests start a
+# thousand processes, so byte code is kept, whatever the environment says: else each of them would compile crossfade again.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: check  ## checks, then unit tests and tests with processes
-	@$(BIN)/python -m pytest tests/unit tests/cpu $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) tests/unit tests/cpu $(PYTEST_ARGS)
 
 check: $(DEV)  ## format, lint, types
 	@$(BIN)/ruff format --quiet --check --diff .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --num-workers=2 --no-error-summary
 
 gputest: $(DEV)  ## tests on 1, 2 and 4 GPUs; skipped, with the reason, where there are fewer
 	@$(INSTALL) --editable '.[dev,gpu]'

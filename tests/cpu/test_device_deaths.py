@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.helpers import chain_kills
 from tests.helpers.device_pair import run_workers
+from tests.helpers.shared_names import names_left, shared_names
 
 NUM_KILLS = 9
 
@@ -15,7 +14,7 @@ NUM_KILLS = 9
 @pytest.mark.parametrize("seed", range(NUM_KILLS))
 def test_a_kill_in_a_chain_ends_all_of_it_and_leaves_nothing(seed: int) -> None:
     victim, num_slots = seed % 3, 1 + seed % 2
-    before = set(os.listdir("/dev/shm"))
+    before = shared_names()
     workers = [chain_kills.sources, chain_kills.relays, chain_kills.sinks]
     results = run_workers(workers, [(num_slots, victim, seed)] * 3, dying={victim})
     for survivor in (result for number, result in enumerate(results) if number != victim):
@@ -28,7 +27,7 @@ def test_a_kill_in_a_chain_ends_all_of_it_and_leaves_nothing(seed: int) -> None:
             "held": [],
             "grown": {},
         }
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not names_left(before)
 
 
 def test_rubbish_comes_with_all_its_signals_right_and_the_check_finds_it() -> None:

@@ -16,6 +16,7 @@ from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory
 from tests.helpers import host_cases
 from tests.helpers.device_pair import run_workers
+from tests.helpers.shared_names import names_left, shared_names
 
 NUM_VALUES = 60
 
@@ -156,14 +157,14 @@ def test_values_go_through_staged_copies(layout: StagedLayout) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_killed_sender_leaves_whole_values_and_nothing_else(seed: int) -> None:
     num_slots = 1 + seed % 3
-    before = set(os.listdir("/dev/shm"))
+    before = shared_names()
     _, survivor = run_workers(
         [host_cases.dies_sending, host_cases.survives_receiving], [(1, seed, num_slots), (0, num_slots)], dying={0}
     )
     assert "worker 0 died" in survivor.pop("error")
     assert survivor.pop("taken_s") < 1
     assert survivor == {"num_wrong": 0, "is_kept_whole": True, "held": [], "grown": {}}
-    assert set(os.listdir("/dev/shm")) <= before
+    assert not names_left(before)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -444,6 +444,7 @@ def test_a_method_may_fork_helpers(local: None) -> None:
     assert graph.execute(4).get() == [4, 4]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12 and newer: others' threads
 def test_a_reference_is_refused_in_a_forked_child(local: None) -> None:
     ref = Actor.remote().echo.remote(1)
     pid = os.fork()

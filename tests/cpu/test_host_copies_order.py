@@ -19,7 +19,7 @@ from crossfade.device.borrowed import tensor_on  # noqa: E402
 from crossfade.device.driver import HOST  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.errors import ActorDiedError, ChannelBroken, ChannelClosed, DeviceError, Failure, TaskError  # noqa: E402
-from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import LIMIT_S, Ring, open_ring, take, until  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
 
 LONG_US = 1e6
@@ -149,7 +149,7 @@ def test_tensors_are_kept_until_they_are_copied(late: LateDriver) -> None:
         assert not dropped.is_set()
         late.let_go(ring.home.up_stream)
         assert ring.copies.poll()
-        assert dropped.is_set()
+        assert dropped.wait(LIMIT_S)  # by the thread, where the main thread came too late
         assert torch.equal(take(ring.reader)[0], memory)
 
 

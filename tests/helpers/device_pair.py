@@ -28,6 +28,9 @@ from tests.helpers.gpus import num_gpus
 LIMIT_S = 30.0
 
 
+PRELOADED = ("peer_cases", "ops_cases", "host_copy_cases", "collective_cases", "chain_kills")
+"""Modules of this folder that workers take their functions from, and what these need of crossfade."""
+
 NUM_CELLS, CELL_BYTES, SPIN_S = 256, 128, 0.0005
 
 
@@ -158,11 +161,11 @@ def _work(
 
 @cache
 def _context() -> ForkServerContext | SpawnContext:
-    """Where there is no GPU, workers are forked off a process that has imported torch, which takes each of them seconds."""
+    """Where there is no GPU, workers are forked off a process that has imported what they need: with torch it takes seconds."""
     if num_gpus():
         return multiprocessing.get_context("spawn")  # CUDA is not to be forked
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["numpy", "torch"])
+    context.set_forkserver_preload(["numpy", "torch", *(f"{__package__}.{name}" for name in PRELOADED)])
     return context
 
 

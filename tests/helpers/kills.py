@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.crowded import limit_s
+from tests.helpers.shared_names import names_left, shared_names
 
 __all__ = ["kill_once"]
 
@@ -108,10 +109,6 @@ def _started(seed: int, transport: str) -> Iterator[_Program]:
         program.close()
 
 
-def _shared_names() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir()} if Path("/dev/shm").exists() else set()
-
-
 def kill_once(seed: int, *, transport: str = "auto") -> str:
     """One run: starts the program, kills one of its processes, checks what the design promises (CH-3).
 
@@ -122,7 +119,7 @@ def kill_once(seed: int, *, transport: str = "auto") -> str:
         What was killed.
     """
     chooser = random.Random(seed)
-    before = _shared_names()
+    before = shared_names()
     with _started(seed, transport) as program:
         victim, pid = _choose_victim(program, chooser)
         killed_at = time.monotonic()
@@ -135,7 +132,7 @@ def kill_once(seed: int, *, transport: str = "auto") -> str:
             program.end()
             assert program.popen.wait(timeout=20) == 0, program.stderr
             _check_all_gone(program, max(ended_at, time.monotonic()))
-    assert _shared_names() <= before
+    assert not names_left(before)
     return victim
 
 

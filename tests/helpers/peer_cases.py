@@ -30,6 +30,7 @@ from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
 from tests.helpers.device_pair import run_workers
 from tests.helpers.footprint import Footprint, footprint, growth
+from tests.helpers.shared_names import names_left, shared_names
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "all_gather": all_gather,
@@ -355,7 +356,7 @@ def _leaves_nothing(rank: int, num_ranks: int) -> None:
         group.close()
 
     use()
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_names()
     before = footprint(os.getpid())
     for _ in range(20):
         use()
@@ -363,7 +364,7 @@ def _leaves_nothing(rank: int, num_ranks: int) -> None:
     assert grown.pop("private_bytes", 0) < 2 << 20
     grown.pop("shared_bytes", None)
     assert not grown
-    assert not {name for name in set(os.listdir("/dev/shm")) - shared if "crossfade" in name}
+    assert not {name for name in names_left(shared) if "crossfade" in name}
 
 
 def _arguments_differ(rank: int, num_ranks: int) -> None:
