@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from crossfade.errors import PlanError as PlanError
     from crossfade.errors import PlanSyntaxError as PlanSyntaxError
     from crossfade.errors import SessionError as SessionError
+    from crossfade.errors import StaticShapeError as StaticShapeError
     from crossfade.errors import TaskError as TaskError
     from crossfade.errors import TeardownTimeout as TeardownTimeout
     from crossfade.errors import TimedOut as TimedOut
@@ -69,7 +70,7 @@ _ROOMS = {
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
         "CrossfadeError GetTimeoutError GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
-        "SessionError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
+        "SessionError StaticShapeError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",

@@ -12,6 +12,7 @@
     │   └── ActorDiedError        its process is gone
     ├── TaskError                 a method raised; arrives as an instance of the method's own error type too
     ├── MutatedValueError         a value was changed after it was returned or passed; found in debug mode only
+    ├── StaticShapeError          a value's tensors are not those that ``static_shape`` promised; also a ValueError
     ├── ChannelError              a value cannot be moved
     │   ├── ChannelClosed         closed by this side
     │   ├── ChannelBroken         closed, or broken, by the other side
@@ -54,6 +55,7 @@ __all__ = [
     "PlanError",
     "PlanSyntaxError",
     "SessionError",
+    "StaticShapeError",
     "TaskError",
     "TeardownTimeout",
     "TimedOut",
@@ -167,6 +169,10 @@ class MissingDependency(CrossfadeError, ImportError):
 
 class MutatedValueError(CrossfadeError):
     """A value was changed after it was returned or passed. Only graphs compiled with ``debug=True`` look for that."""
+
+
+class StaticShapeError(CrossfadeError, ValueError):
+    """A value promised by ``static_shape`` has tensors of another number, shape or dtype than the first one had."""
 
 
 class TaskError(CrossfadeError):

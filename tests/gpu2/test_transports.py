@@ -20,7 +20,7 @@ from crossfade.channels.nccl_link import nccl_group  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402
-from crossfade.errors import DeviceError  # noqa: E402
+from crossfade.errors import DeviceError, StaticShapeError  # noqa: E402
 from tests.helpers.gpus import num_gpus  # noqa: E402
 from tests.helpers.nccl_pair import open_nccl_pair  # noqa: E402
 from tests.helpers.staged_pair import open_staged_pair  # noqa: E402
@@ -281,6 +281,64 @@ def test_a_method_that_raises_before_it_sends_costs_one_execution(pair: list[Any
                 ref.get(timeout=60)
         else:
             assert ref.get(timeout=60) == size * (size - 1) // 2
+
+
+WAYS = [*TRANSPORTS, "auto", "shm", "gloo"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_value_that_breaks_its_static_shape_costs_one_execution(pair: list[Any], way: Any, overlap: bool) -> None:
+    first, second = pair
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport(way, static_shape=True)
+        own = first.total.bind(made)
+        graph = crossfade.MultiOutputNode([second.total.bind(made), own]).compile(overlap=overlap, max_inflight=4)
+    wanted = [499_500, 499_500]
+    for size in (1000, 1000, 999, 1000, 3_000_000, 0, 1000):
+        refs = graph.execute(size)
+        if size == 1000:
+            assert crossfade.get(refs, timeout=60) == wanted
+            continue
+        for ref in refs:  # nothing wrong is delivered, to the other GPU or to the same actor
+            with pytest.raises(
+                StaticShapeError, match=rf"\(node n0\).*\(\(1000,\), torch.int64\).*found \[\(\({size},\)"
+            ):
+                ref.get(timeout=60)
+    sizes = [1000, 5, 1000, 3_000_000]
+    for size, refs in zip(sizes, [graph.execute(size) for size in sizes], strict=True):
+        if size == 1000:
+            assert crossfade.get(refs, timeout=60) == wanted
+        else:
+            with pytest.raises(StaticShapeError):
+                crossfade.get(refs, timeout=60)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_static_shapes_of_tensors_among_other_things(pair: list[Any], way: Any) -> None:
+    first, second = pair
+    with crossfade.InputNode() as given:
+        packed = first.pack.bind(given).with_tensor_transport(way, static_shape=True)
+        graph = second.unpack.bind(packed).compile()
+    for size in (3, 3, 4, 3, 100_000, 3):
+        if size == 3:
+            assert graph.execute(size).get(timeout=60)[1] == size * (2 * size - 1)
+        else:
+            with pytest.raises(StaticShapeError, match=rf"\(\(2, {size}\), torch.int64\)"):
+                graph.execute(size).get(timeout=60)
+
+
+@pytest.mark.timeout(300)
+def test_an_input_of_static_shape_that_a_gpu_reads(pair: list[Any]) -> None:
+    with crossfade.InputNode() as given:
+        given.with_tensor_transport(device="cuda", static_shape=True)
+        graph = pair[0].total.bind(given).compile()
+    assert graph.execute(torch.ones(10)).get(timeout=60) == 10
+    with pytest.raises(StaticShapeError):
+        graph.execute(torch.ones(11))
+    assert graph.execute(torch.ones(10)).get(timeout=60) == 10
 
 
 @pytest.mark.timeout(300)

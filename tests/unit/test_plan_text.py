@@ -68,6 +68,14 @@ def test_input_keys(key: str) -> None:
     assert parse_plan(format_plan(plan)).inputs == (InputSpec("i0", key),)
 
 
+def test_values_of_static_shape() -> None:
+    plan = replace(parse_plan(TWO_ACTORS), static=("i0", "n0"))
+    assert "static i0, n0" in format_plan(plan).splitlines()
+    assert parse_plan(format_plan(plan)) == plan
+    with pytest.raises(PlanSyntaxError, match="expected: static n0, i0"):
+        parse_plan(f"{TWO_ACTORS}\nstatic n0 i0")
+
+
 def test_comments_and_empty_lines_are_skipped() -> None:
     noisy = "\n\n# first\n" + TWO_ACTORS.replace("\n", "\n  # more\n\n") + "\n#"
     assert parse_plan(noisy) == parse_plan(TWO_ACTORS)

@@ -427,6 +427,13 @@ def test_a_plan_without_steps_has_faults_without_a_step() -> None:
         validate(empty)
 
 
+def test_pl4_a_static_shape_of_a_value_that_nothing_makes() -> None:
+    assert find_fault(replace(parse_plan(CHAIN), static=("i0", "n0"))) is None
+    fault = find_fault(replace(parse_plan(CHAIN), static=("n0", "n99")))
+    assert fault is not None
+    assert (fault.invariant, fault.reason) == ("PL-4", "n99 is said to have a static shape, and nothing makes it")
+
+
 @pytest.mark.parametrize("num_nodes", [3, 900])
 def test_the_error_shows_the_step(num_nodes: int) -> None:
     plan = chain_plan(num_nodes, 3)

@@ -39,6 +39,7 @@ PUBLIC = {
     "PlanSyntaxError",
     "SessionError",
     "Span",
+    "StaticShapeError",
     "TaskError",
     "TeardownTimeout",
     "TimedOut",

@@ -76,6 +76,7 @@ class CompiledGraph:
             ActorDiedError: an actor of the graph is gone.
             ActorError: one that lives cannot go on with it, for the reason that is given; tear the graph down.
             TypeError: the arguments do not fit the graph.
+            StaticShapeError: nor do the shapes of their tensors fit what was promised of the input; the execution did not start.
             ChannelTimeout: ``submit_timeout`` passed before there was room.
         """
         is_plain = self._takes_whole and len(args) == 1 and not kwargs and not isinstance(args[0], Ref)

@@ -15,6 +15,7 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
 from crossfade.runtime.bind import Ends
 from crossfade.runtime.record import Recorder
+from crossfade.runtime.static_shape import StaticShape
 from crossfade.types import DRIVER
 
 __all__ = ["DriverEnds", "channel_statistics"]
@@ -46,6 +47,9 @@ class DriverEnds:
         position = {channel.value: index for index, channel in enumerate(reads)}
         self._order = [position[value] for value in plan.outputs]
         self._read_so_far: list[Any] = []
+        self._static = [
+            (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
+        ]
         self._num_writes = len(self._writes)
         self._num_written = 0  # of the present execution
         self._failure: Failure | None = None
@@ -65,9 +69,12 @@ class DriverEnds:
         """Writes the inputs that are not written yet; False if one has no room.
 
         Raises:
+            StaticShapeError: an input is not what it was promised to be; nothing was written.
             HalfSubmitted: an input other than the first could not be pickled; the execution is under way all the same.
         """
         if self._num_written == 0:
+            if self._static:
+                self._check_shapes(values)
             if not self._writes[0](values[0]):
                 return False
             if self._num_writes == 1:
@@ -82,6 +89,13 @@ class DriverEnds:
             failure, self._failure = self._failure, None
             raise HalfSubmitted(failure)
         return True
+
+    def _check_shapes(self, values: Sequence[Any]) -> None:
+        for index, shape in self._static:
+            if not self.num_submitted:  # an execution that did not start declared nothing
+                shape.declare(values[index])
+            elif (error := shape.fault_of(values[index])) is not None:
+                raise error
 
     def _write_rest(self, values: Sequence[Any]) -> bool:
         for at in range(self._num_written, self._num_writes):

@@ -101,6 +101,7 @@ class OpenPlan(Protocol):
         Raises:
             ActorDiedError: an actor of the plan is gone.
             ActorError: one that lives cannot go on with it.
+            StaticShapeError: a value is not what it was promised to be; the execution did not start.
             HalfSubmitted: a later value could not be pickled; the execution is under way and ends with that error.
             Exception: what pickling the first value raised; the execution did not start.
         """

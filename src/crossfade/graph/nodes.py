@@ -121,7 +121,8 @@ class Node:
                 the transport, do as the whole.
             _static_shape: Ray's spelling of ``static_shape``.
             _direct_return: Ray's spelling of ``direct_return``.
-            static_shape: every execution's tensors have the same shapes and dtypes.
+            static_shape: every execution's tensors have the same shapes and dtypes; one that breaks this ends its execution in a
+                `StaticShapeError`. It is promised of the value, for all its readers.
             direct_return: the value is a tensor itself and does not only contain tensors.
             reader: the actor to which the value should move that way; to the others it goes as it did. None means all.
 
@@ -138,8 +139,10 @@ class Node:
         else:
             self.transport_to[_id_of(reader)] = asked
             self.target_device_to[_id_of(reader)] = target_device
-        self.static_shape = bool(_static_shape if static_shape is None else static_shape)
-        self.direct_return = bool(_direct_return if direct_return is None else direct_return)
+        if reader is None or _static_shape or static_shape is not None:  # a way to one reader takes no promise back
+            self.static_shape = bool(_static_shape if static_shape is None else static_shape)
+        if reader is None or _direct_return or direct_return is not None:
+            self.direct_return = bool(_direct_return if direct_return is None else direct_return)
         return self
 
     def with_type_hint(self, hint: Any) -> Self:

@@ -31,6 +31,7 @@ _DEVICES = re.compile(rf"device\s+({_NAME})\s*=((?:\s*{_INT}\s*,)*\s*{_INT})?")
 _COLLECTIVE = re.compile(rf"collective\s+({_ID})\s*=\s*(\w+)\((?:(\w+)|root=({_INT}))?\)\s+over\s+(\w+)\s*:([^|]*)")
 _PARTY = re.compile(rf"\s*({_NAME})\(({_LIST})\)\s*->({_LIST})")
 _OUTPUT = re.compile(rf"output\s+({_ID})")
+_STATIC = re.compile(rf"static\s({_LIST})")
 _ROW = re.compile(rf"({_NAME})\s*\|(.*)", re.DOTALL)
 _ACTION = re.compile(rf"({'|'.join(Verb)})\s+({_ID})(?:\s+@({_NAME}))?(?:\s+\+({_INT}))?")
 
@@ -42,6 +43,7 @@ _FORMS = {
     "collective": "collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1",
     "channel": "channel n0: Writer -> Reader, driver | shm depth=2 buffer_bytes=0",
     "output": "output n0",
+    "static": "static n0, i0",
 }
 _ROW_FORM = "a party's row, such as: Actor | read i0 | run n0"
 
@@ -72,6 +74,7 @@ class _Parser:
         self._channels: list[ChannelSpec] = []
         self._collectives: list[CollectiveSpec] = []
         self._outputs: list[str] = []
+        self._static: list[str] = []
         self._programs: dict[str, tuple[Action, ...]] = {}
         self._takers: list[tuple[re.Pattern[str], Callable[[re.Match[str]], None]]] = [
             (_ROW, self._take_row),
@@ -81,6 +84,7 @@ class _Parser:
             (_DEVICES, self._take_devices),
             (_INPUT, self._take_input),
             (_OUTPUT, self._take_output),
+            (_STATIC, self._take_static),
             (_HEADER, self._take_header),
         ]
 
@@ -115,6 +119,7 @@ class _Parser:
             max_inflight=max_inflight,
             collectives=tuple(self._collectives),
             devices=self._devices,
+            static=tuple(self._static),
         )
 
     def _expected(self, what: str, hint: str) -> PlanSyntaxError:
@@ -203,6 +208,9 @@ class _Parser:
 
     def _take_output(self, match: re.Match[str]) -> None:
         self._outputs.append(match[1])
+
+    def _take_static(self, match: re.Match[str]) -> None:
+        self._static += self._ids(match[1], _FORMS["static"])
 
     def _take_row(self, match: re.Match[str]) -> None:
         actor, cells = match.groups()

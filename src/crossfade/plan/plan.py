@@ -146,6 +146,7 @@ class Plan:
         max_inflight: how many executions may be under way.
         collectives: what several actors do together, in the order that every actor keeps to.
         devices: indices of the GPUs of the actors that have any.
+        static: ids of the values whose tensors, as the user promises, are alike in every execution.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -157,6 +158,7 @@ class Plan:
     max_inflight: int
     collectives: tuple[CollectiveSpec, ...] = ()
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    static: tuple[str, ...] = ()
 
     @cached_property
     def node(self) -> Mapping[str, NodeSpec]:

@@ -21,7 +21,7 @@ cells, are written without gaps. A channel whose id is not its value's is writte
 that start with ``#`` are for people: the parser skips them.
 Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
 Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda``, and comments say of
-each channel and of each collective between GPUs what it does on which stream.
+each channel and of each collective between GPUs what it does on which stream. ``static n0, i0`` lists the values of static shape.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def format_plan(plan: Plan, mark: Mark | None = None) -> str:
     lines += map(_format_collective, plan.collectives)
     lines += map(_format_channel, plan.channels)
     lines += [f"output {value}" for value in plan.outputs]
+    lines += [f"static {', '.join(plan.static)}"] if plan.static else []
     lines += _format_rings(plan.channels)
     lines += [
         f"# {_on_devices(plan, each, reader)}"

@@ -198,6 +198,10 @@ def _duplicates(plan: Plan, book: Book) -> Iterator[Fault]:
     made = [value.value for value in plan.inputs]
     made += [value for node in plan.nodes for value in node.outputs]
     made += [value for collective in plan.collectives for values in collective.outputs for value in values]
+    for value in sorted(set(plan.static).difference(made)):
+        yield _fault_near(
+            "PL-4", f"{value} is said to have a static shape, and nothing makes it", DRIVER, _any_step(plan)
+        )
     for what, ids in (
         ("node", [node.id for node in plan.nodes]),
         ("channel", [channel.id for channel in plan.channels]),

@@ -15,6 +15,7 @@ from crossfade.runtime.cursor import Cursor, Idle, Round, Step
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
+from crossfade.runtime.static_shape import StaticShape
 
 if TYPE_CHECKING:
     from crossfade.runtime.device_record import DeviceRecorder
@@ -235,10 +236,34 @@ class _Binder:
 
     def _label_of(self, channel: str) -> str:
         """How an error calls the value that goes through a channel."""
-        value = self._plan.channel[channel].value
-        node = next((node for node in self._plan.nodes if value in node.outputs), None)
-        name = f"the collective that makes {value}" if node is None else f"{self._actor}.{node.method} (node {node.id})"
-        return f"{name}, pickling what it returned,"
+        return f"{self._maker_of(self._plan.channel[channel].value)}, pickling what it returned,"
+
+    def _maker_of(self, value: str) -> str:
+        """How an error calls what makes a value."""
+        node = self._plan.maker.get(value)
+        return f"the collective that makes {value}" if node is None else f"{self._actor}.{node.method} (node {node.id})"
+
+    def _checked(self, step: Step, values: Sequence[str]) -> Step:
+        """A step whose values of static shape are compared, and become errors where they do not fit."""
+        watched = [
+            (self._register(value), StaticShape(self._plan, value), self._maker_of(value))
+            for value in values
+            if value in self._plan.static
+        ]
+        if not watched:
+            return step
+        registers, actor = self._registers, self._actor
+
+        def checked() -> bool:
+            if not step():
+                return False
+            for register, shape, maker in watched:
+                if (error := shape.fault_of(registers[register])) is not None:
+                    label = f"{maker}, checking the shapes of what it returned,"
+                    registers[register] = Failure.capture(error, actor=actor, node=label)
+            return True
+
+        return checked
 
     def _start(self, collective: str) -> Step:
         registers, start = self._registers, self._ends.collectives[collective].start
@@ -266,7 +291,7 @@ class _Binder:
                 registers[register] = value
             return True
 
-        step: Step = finish
+        step = self._checked(finish, self._plan.collective[collective].outputs_of(self._actor))
         if self._guard is not None:
             for register in outputs:
                 step = self._guard.arrive(step, registers, register)
@@ -294,6 +319,7 @@ class _Binder:
             step = self._run_one(method, inputs[0], outputs[0], label)
         else:
             step = self._run_any(method, call, inputs, outputs, label)
+        step = self._checked(step, node.outputs)
         if self._ranges is not None:
             step = self._ranges.wrap(step, label)
         if self._guard is None:

@@ -17,7 +17,7 @@ class Draft:
     """Everything that a plan has, still open to change, and what only the passes need.
 
     Attributes:
-        inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices: as in `Plan`.
+        inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices, static: as in `Plan`.
         calls: the arguments of each node, by id.
         maker: who makes each value, by value id.
         wishes: what the user asked for, by value id.
@@ -35,6 +35,7 @@ class Draft:
     calls: dict[str, Call] = field(default_factory=dict)
     maker: dict[str, str] = field(default_factory=dict)
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    static: list[str] = field(default_factory=list)
     wishes: dict[str, Wish] = field(default_factory=dict)
     wishes_to: dict[tuple[str, str], Wish] = field(default_factory=dict)
 
@@ -65,4 +66,5 @@ class Draft:
             max_inflight=self.max_inflight,
             collectives=tuple(self.collectives),
             devices=self.devices,
+            static=tuple(self.static),
         )

@@ -90,6 +90,8 @@ def _add_wishes(draft: Draft, value: str, *nodes: Node) -> None:
     transport = next((n.transport for n in reversed(nodes) if n.transport != Transport.AUTO), Transport.AUTO)
     devices = (n.target_device for n in reversed(nodes) if n.target_device is not TargetDevice.DEFAULT)
     draft.wishes[value] = Wish(nodes[-1], transport, next(devices, TargetDevice.DEFAULT))
+    if any(node.static_shape for node in nodes):
+        draft.static.append(value)
     for node in nodes:
         for reader, asked in node.transport_to.items():
             device = node.target_device_to.get(reader, TargetDevice.DEFAULT)
