@@ -24,15 +24,27 @@ from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.host.processes import open_pidfd
 from crossfade.runtime.alive import Alive
 from tests.helpers.device_cases import open_receiver, open_sender, start, value, wait_idle
-from tests.helpers.device_pair import Peer, die
+from tests.helpers.device_pair import Peer, die, run_workers
 
-__all__ = ["makes_and_dies", "relays_ahead", "sinks"]
+__all__ = ["check_a_chain"]
 
 NUM_WORDS = 4 << 20
 NUM_SLOTS = 2
 CYCLES_PER_S = 1_800_000_000
 MOST_S = 0.03
 """How long the first one computes, and lives, at most."""
+
+
+def check_a_chain(devices: tuple[int, int, int], seed: int) -> None:
+    """The third takes no rubbish for a value, and what the two survivors had comes back."""
+    workers = [makes_and_dies, relays_ahead, sinks]
+    _, relay, sink = run_workers(workers, [(device, seed) for device in devices], dying={0})
+    assert sink["is_right"] or sink["dead"] == ["worker 0"]
+    assert relay.pop("is_told_first")
+    for survivor in (relay, sink):
+        assert survivor["held"] == []
+        assert survivor["lost_bytes"] <= 0
+        assert survivor["is_usable"]
 
 
 def _start(device: int) -> tuple[CudaDriver, Streams, int]:
