@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 
 import crossfade
@@ -13,6 +14,9 @@ from crossfade.collective import allgather, allreduce, broadcast, reducescatter
 
 EVENT_US = 2.0
 """About the resolution of the time between two events, twice."""
+CLOCK_US = 50.0
+SIZES = (1_000, 40, 1 << 17, 1 << 23)
+"""Whole numbers of eight bytes; the last is 64 MB, more than a group's buffer."""
 KINDS = ("allreduce", "allgather", "reducescatter", "broadcast")
 
 
@@ -100,3 +104,33 @@ def check_spans(graph: Any, sizes: Sequence[int], clock_us: float) -> None:
         for run in runs:
             of_it = [span for span in spans if (span.actor, span.execution) == (party, run.execution)]
             assert max(span.end_us for span in of_it) <= run.start_us + EVENT_US
+
+
+def open_members(num_gpus: int) -> Iterator[list[Any]]:
+    """An actor on each of so many GPUs."""
+    crossfade.init(num_gpus=num_gpus)
+    yield [crossfade.remote(Member).options(num_gpus=1).remote() for _ in range(num_gpus)]
+    crossfade.shutdown()
+
+
+def check_recorded(members: list[Any], transport: Any, *, overlap: bool) -> None:
+    """Each collective is a span on each GPU: in order, with its bytes, as predicted, and over before the method that takes what
+    comes out.
+    """
+    graph = all_kinds(members, transport=transport, record=True, overlap=overlap)
+    assert {spec.transport for spec in graph.plan.collectives} == {transport}
+    warm = [crossfade.get(graph.execute(size), timeout=120) for size in SIZES]
+    assert warm == [expected(len(members), size) for size in SIZES]
+    refs = [graph.execute(size) for size in SIZES]
+    assert [crossfade.get(ref, timeout=120) for ref in refs] == warm
+    check_spans(graph, [*SIZES, *SIZES], CLOCK_US)
+    graph.teardown()
+
+
+def check_unrecorded(members: list[Any]) -> None:
+    """Without recording there are none."""
+    graph = all_kinds(members)
+    assert crossfade.get(graph.execute(1_000), timeout=120) == expected(len(members), 1_000)
+    with pytest.raises(crossfade.CrossfadeError):
+        graph.timeline()
+    graph.teardown()
