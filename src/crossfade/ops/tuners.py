@@ -30,6 +30,8 @@ __all__ = ["open_tuner", "trial_of", "tuner_of"]
 NUM_WARM_UPS = 3
 NUM_IN_GRAPH = 4
 """Calls of a replay that is timed."""
+_NUM_HEATS = 4
+"""Replays, or calls, in front of those that are timed."""
 _KEPT_AS, _RECORDER = "crossfade.ops.tuner", "crossfade.ops.tuner's recorder"
 _MAKING = Lock()
 
@@ -186,7 +188,8 @@ def _on_host(group: PeerGroup, run: Callable[[], object], num_repeats: int) -> l
 
 def _on_gpu(group: PeerGroup, run: Callable[[], object], num_repeats: int) -> list[float]:
     cuda = torch_or_raise().cuda
-    run()  # behind the host's pause the first one finds a cool GPU
+    for _ in range(_NUM_HEATS):  # behind the pause of the host the first ones find a cool GPU
+        run()
     pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(num_repeats)]
     for begin, end in pairs:
         group.barrier()
