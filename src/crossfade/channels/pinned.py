@@ -153,7 +153,9 @@ class PinnedReaderSlots(ReaderSlots):
         self._label = label
         self._pinned: dict[int, HostRange] = {}  # by offset in the heap
         self._streams: dict[int, tuple[int, ...]] = {}  # slot: of each device, the stream on which its views are used
-        self._ending: dict[int, tuple[Moment, ...] | None] = {}  # by slot: those to come; None while a stream is captured
+        self._ending: dict[
+            int, tuple[Moment, ...] | None
+        ] = {}  # by slot: those to come; None while a stream is captured
         self._is_closed = False
 
     @property

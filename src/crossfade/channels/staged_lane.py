@@ -161,7 +161,9 @@ class StagedLaneReader:
         self.num_bytes = 0
         self._mail = Mailbox(board, offset + layout.to_reader(lane))
         self._post = Post(board, offset + layout.to_writer(lane), bell)
-        self._coming: deque[tuple[Arriving, int]] = deque()  # with executions; the first is being received, if `_is_receiving`
+        self._coming: deque[tuple[Arriving, int]] = (
+            deque()
+        )  # with executions; the first is being received, if `_is_receiving`
         self._is_receiving = self._is_finished = False
         streams = staged_streams(home, Role.DOWN)
         self.receiver = StagedReceiver(
@@ -170,7 +172,7 @@ class StagedLaneReader:
         self.arrivals = Arrivals(home, streams.copies)
 
     def expect(self, size_bytes: int, execution: int) -> Arriving:
-        """The next value's part, of this execution, is so long: takes memory for it, and goes on as far as chunks are on their way."""
+        """The next value's part, of this execution, is so long: takes memory for it, and goes on as far as chunks have come."""
         arriving = self.arrivals.expect(size_bytes)
         self.num_bytes += size_bytes
         self._coming.append((arriving, execution))
