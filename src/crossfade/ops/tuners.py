@@ -186,7 +186,8 @@ def _on_host(group: PeerGroup, run: Callable[[], object], num_repeats: int) -> l
 
 def _on_gpu(group: PeerGroup, run: Callable[[], object], num_repeats: int) -> list[float]:
     cuda = torch_or_raise().cuda
-    run()  # behind the host's pause the first one finds a cool GPU
+    if num_repeats:  # else other ranks may have failed to capture it, and would never do their part
+        run()  # behind the host's pause the first one finds a cool GPU
     pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(num_repeats)]
     for begin, end in pairs:
         group.barrier()
