@@ -113,6 +113,36 @@ def test_a_view_that_died_holds_its_slot_until_each_device_of_the_process_is_pas
     assert other.ledger.held() == []
 
 
+def test_a_view_that_died_holds_its_slot_from_a_device_that_works_beside_one_that_does_not(late: LateDriver) -> None:
+    """What is refused by one GPU of the process says nothing of what another one still reads."""
+    with open_ring(late, depth=1, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
+        other = LateDriver()
+        home, moments = home_on(other), Moments(other)
+        slots = ring.reader._slots
+        slots._homes = [(home, moments), *slots._homes]  # type: ignore[attr-defined]
+        late.hold(0)
+        for refuses_before in (False, True):
+            assert ring.writer.try_write(torch.full((1000,), 1))
+            source: Any = ring.reader.try_read()
+            target = torch.zeros(1000, dtype=torch.int64)
+            late.copy(target.data_ptr(), source.data_ptr(), 8000, 0)
+            if refuses_before:
+                other.break_down(DeviceError("an illegal address"))
+            del source
+            other.break_down(DeviceError("an illegal address"))
+            assert ring.reader.statistics().num_kept == 1
+            late.let_go(0)
+            assert torch.equal(target, torch.full((1000,), 1))
+            assert ring.reader.statistics().num_kept == 0
+            other.error = None
+            late.hold(0)
+        late.let_go(0)
+        moments.close()
+        home.streams.close()
+        home.pool.close()
+    assert other.ledger.held() == []
+
+
 def test_who_waits_for_a_slot_is_woken(late: LateDriver) -> None:
     with open_ring(late, depth=1, writes_from_device=False, reads_onto="cuda") as ring:
         late.hold(ring.home.down_stream)

@@ -18,8 +18,9 @@ from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device.borrowed import tensor_on  # noqa: E402
 from crossfade.device.driver import HOST  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.device.moments import Moments  # noqa: E402
 from crossfade.errors import ActorDiedError, ChannelBroken, ChannelClosed, DeviceError, Failure, TaskError  # noqa: E402
-from tests.helpers.host_rings import LIMIT_S, Ring, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import LIMIT_S, Ring, home_on, open_ring, take, until  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
 
 LONG_US = 1e6
@@ -256,6 +257,42 @@ def test_an_event_that_fails_is_told_of_by_the_thread(late: LateDriver) -> None:
         until(lambda: late.num_blocked == 1)
         late.break_down(DeviceError("the GPU has fallen off the bus"))
         assert isinstance(take(ring.reader), Failure)
+
+
+@pytest.mark.parametrize("is_by_thread", [False, True])
+def test_of_two_devices_one_that_fails_does_not_give_up_what_the_other_still_writes(
+    late: LateDriver, is_by_thread: bool
+) -> None:
+    """The slot of a value with tensors of both is used again when the second is done."""
+    with open_ring(late, spin_us=0.0 if is_by_thread else LONG_US) as ring:
+        other = LateDriver()
+        other.device = 7
+        home, moments = home_on(other), Moments(other)
+        ring.copies.homes = [home, ring.home]
+        ring.copies._moments[home.device] = moments
+        up = ring.home.up_stream
+        late.hold(up)
+        other.hold(home.up_stream)
+        assert len(ring.copies.ends_of_copies()) == 2
+        told: list[DeviceError | None] = []
+        both = moments.at(home.up_stream), ring.copies.moments(ring.home).at(up)
+        ring.copies.publisher.submit(both, told.append)
+        other.break_down(DeviceError("an illegal address"))
+        assert len(ring.copies.ends_of_copies()) == 1
+        if is_by_thread:
+            until(lambda: late.num_blocked == 1)
+        else:
+            assert not ring.copies.publisher.poll()
+        assert told == []
+        late.let_go(up)
+        until(lambda: told or (not is_by_thread and ring.copies.publisher.poll() and told))
+        assert "illegal address" in str(told)
+        ring.copies.homes = [ring.home]
+        other.error = None
+        del both
+        home.streams.close()
+        home.pool.close()
+    assert other.ledger.held() == []
 
 
 @pytest.mark.parametrize("is_by_thread", [False, True])

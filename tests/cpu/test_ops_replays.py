@@ -257,3 +257,15 @@ def test_trials_keep_no_graphs_and_share_a_stream(machine: Machine, group: Group
     assert num_streams == 2, "one for calls that come again, one for trials"
     kept = group.belongings[replays._name(0)]
     assert not kept._graphs
+
+
+def test_what_a_trial_captures_is_not_launched_before_all_ranks_have_agreed_that_they_could(
+    machine: Machine, group: Group, way: Way
+) -> None:
+    """A rank whose capture failed does not launch it, and the others' GPUs would wait for that rank."""
+    # Not by `replays`, which launches graphs of its own while a trial warms up.
+    trial = tuners.trial_of(group, partial(way, make(group)))  # type: ignore[arg-type]
+    assert trial(0) == []
+    assert (machine.num_captures, machine.num_replays) == (1, 0)
+    assert len(trial(2)) == 2
+    assert machine.num_replays > 2, "some in front of those that are timed"

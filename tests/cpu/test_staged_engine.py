@@ -174,6 +174,30 @@ def test_empty_tensors_and_tensors_of_all_kinds() -> None:
         assert pair.read()[0]["grad"].requires_grad
 
 
+def test_copies_onto_the_device_are_recorded_as_of_the_execution_that_brings_them() -> None:
+    """Its number is that of the value: a program asks for values ahead of their executions, and it may be further on."""
+    spans: list[tuple[int | None, int]] = []
+
+    class Recorded:
+        """At no execution in particular."""
+
+        execution = -1
+
+        def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
+            return lambda size_bytes: spans.append((execution, size_bytes))
+
+    with open_staged(4, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        reader.recorded[0].around = Recorded()
+        for _ in range(3):
+            assert reader.try_start()
+        for value in (torch.ones(4), "text", torch.ones(8)):
+            assert pair.write(value)
+        for _ in range(3):
+            pair.take(reader)
+    assert spans == [(0, 16), (2, 32)]
+
+
 def test_tensors_of_one_value_know_nothing_of_each_other() -> None:
     with open_staged(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])

@@ -11,7 +11,7 @@ import torch
 
 from crossfade.channels.codec import decode
 from crossfade.channels.host_copies import CopiesIn, HostCopies
-from crossfade.channels.pinned import PinnedReaderSlots
+from crossfade.channels.pinned import PinnedReaderSlots, has_come
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import ShmReader
@@ -78,7 +78,7 @@ class HostToDeviceReader(ShmReader):
 
     def collect(self) -> None:
         """Lets go of slots from which the device has read. The loop need not call it."""
-        while self._arriving and _has_come(self._arriving[0][0]):
+        while self._arriving and has_come(self._arriving[0][0]):
             self._arriving.popleft()
         self._pinned.collect()
 
@@ -165,13 +165,6 @@ class _Arrival:
         if data.nbytes:
             self._copies_in.add(tensor, data if self._is_pinned else self._copies.pinned(data))
         return tensor
-
-
-def _has_come(moment: Moment) -> bool:
-    try:
-        return moment.has_come()
-    except DeviceError:
-        return True  # the device reads nothing any more
 
 
 def _itself(view: memoryview) -> memoryview:

@@ -122,10 +122,7 @@ class DeviceToHostWriter(ShmWriter):
 
     def _abandon(self, slot: int, tensors: tuple[Placed, ...]) -> None:
         """Some of a value's copies are enqueued and others were refused: the slot is used again when those are done."""
-        try:
-            moments = self._copies.ends_of_copies()
-        except DeviceError:
-            moments = ()  # the device does nothing any more
+        moments = self._copies.ends_of_copies()
         self._copies.publisher.submit(moments, lambda _: self._unused.append(slot), keep=tensors)
 
     def publish(self) -> None:

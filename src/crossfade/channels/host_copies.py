@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from crossfade.device.borrowed import device_of
 from crossfade.device.moments import Moment, Moments
 from crossfade.device.recorded import Begin
 from crossfade.device.streams import Role
+from crossfade.errors import DeviceError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 
 __all__ = ["CopiesIn", "HostCopies"]
@@ -110,8 +111,12 @@ class HostCopies:
         return moments.at(up)
 
     def ends_of_copies(self) -> tuple[Moment, ...]:
-        """When all copies out that are enqueued so far, on any device, are done."""
-        return tuple([self._moments[home.device].at(home.up_stream) for home in self.homes])
+        """When all copies out that are enqueued so far, on any device, are done; one that refuses does nothing any more."""
+        moments = []
+        for home in self.homes:
+            with suppress(DeviceError):
+                moments.append(self._moments[home.device].at(home.up_stream))
+        return tuple(moments)
 
     # Onto a device
 

@@ -20,7 +20,7 @@ from crossfade.device.moments import Moment, Moments
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Heap, Memory
 
-__all__ = ["PinnedReaderSlots", "PinnedWriterSlots", "Pins"]
+__all__ = ["PinnedReaderSlots", "PinnedWriterSlots", "Pins", "has_come"]
 
 
 class Pins:
@@ -65,6 +65,14 @@ class Pins:
 
 def _is_idle(home: DeviceHome) -> bool:
     return all(map(home.driver.is_idle, (home.compute_stream(), *home.streams.all())))
+
+
+def has_come(moment: Moment) -> bool:
+    """Whether a device reads nothing any more of what it was given until then: it is that far, or never will be."""
+    try:
+        return moment.has_come()
+    except DeviceError:
+        return True
 
 
 class PinnedWriterSlots(WriterSlots):
@@ -145,7 +153,9 @@ class PinnedReaderSlots(ReaderSlots):
         self._label = label
         self._pinned: dict[int, HostRange] = {}  # by offset in the heap
         self._streams: dict[int, tuple[int, ...]] = {}  # slot: of each device, the stream on which its views are used
-        self._ending: dict[int, tuple[Moment, ...] | None] = {}  # by slot; None while one of its streams is captured
+        self._ending: dict[
+            int, tuple[Moment, ...] | None
+        ] = {}  # by slot: those to come; None while a stream is captured
         self._is_closed = False
 
     @property
@@ -173,9 +183,8 @@ class PinnedReaderSlots(ReaderSlots):
         if streams is None or self._is_closed or os.getpid() != self._pid:
             super()._died(slot, exporter)
             return
-        try:
-            moments = self._end_of(streams)
-        except DeviceError:  # it will never read anything again
+        moments = self._end_of(streams)
+        if moments == ():
             super()._died(slot, exporter)
             return
         if moments is None:
@@ -186,24 +195,28 @@ class PinnedReaderSlots(ReaderSlots):
         ]  # last: it is kept or ending at any moment, whichever thread looks, and `collect` waits for this
 
     def _end_of(self, streams: tuple[int, ...]) -> tuple[Moment, ...] | None:
-        """The end of all that the streams were given; None while one is captured: in the graph that would be at each replay."""
-        used = [(home.driver, moments, stream) for (home, moments), stream in zip(self._homes, streams, strict=True)]
-        if any(driver.is_capturing(stream) for driver, _, stream in used):
-            return None
-        return tuple([moments.at(stream) for _, moments, stream in used])
+        """The end of all that the streams were given; None while one is captured: in the graph that would be at each replay. A
+        device that refuses will never read anything again, and the others may.
+        """
+        ends: list[Moment] = []
+        for (home, moments), stream in zip(self._homes, streams, strict=True):
+            with suppress(DeviceError):
+                if home.driver.is_capturing(stream):
+                    return None
+                ends.append(moments.at(stream))
+        return tuple(ends)
 
     def collect(self) -> None:
         """Frees the slots from which the device has read."""
         for slot, moments in list(self._ending.items()):
             if slot in self._kept:
                 continue
-            try:
-                if moments is None:
-                    moments = self._ending[slot] = self._end_of(self._streams[slot])
-                has_come = moments is not None and all(moment.has_come() for moment in moments)
-            except DeviceError:
-                has_come = True
-            if has_come:
+            if moments is None:
+                moments = self._end_of(self._streams[slot])
+            if moments is not None:
+                moments = tuple([moment for moment in moments if not has_come(moment)])
+            self._ending[slot] = moments
+            if moments == ():
                 del self._ending[slot]
                 self._streams.pop(slot, None)
                 self._frees[slot]()

@@ -36,7 +36,7 @@ _GRACE_US = 20.0
 
 
 class _Job:
-    """Something to do once all of the moments have come. What it holds is let go of when it is done."""
+    """Something to do once all of the moments have come, or never will. What it holds is let go of when it is done."""
 
     __slots__ = ("_keep", "done", "error", "moments")
 
@@ -47,18 +47,24 @@ class _Job:
         self._keep = keep
 
     def is_due(self) -> bool:
+        return all(map(self._is_over, self.moments))
+
+    def _is_over(self, moment: Moment) -> bool:
         try:
-            return self.error is not None or all(moment.has_come() for moment in self.moments)
-        except DeviceError as error:
-            self.error = error.with_traceback(None)  # which would hold this frame, and so this job, in a circle
+            return moment.has_come()
+        except DeviceError as error:  # of its device; another one may still be at work
+            self._note(error)
             return True
 
     def wait(self) -> None:
-        try:
-            for moment in self.moments:
+        for moment in self.moments:
+            try:
                 moment.wait()
-        except DeviceError as error:
-            self.error = error.with_traceback(None)  # which would hold this frame, and so this job, in a circle
+            except DeviceError as error:
+                self._note(error)
+
+    def _note(self, error: DeviceError) -> None:
+        self.error = self.error or error.with_traceback(None)  # which would hold a frame, and so this job, in a circle
 
 
 class Publisher:

@@ -195,8 +195,11 @@ class StagedReader(ApartReader):
 
     def _expect(self, notes: memoryview, message: memoryview) -> dict[int, Arriving]:
         sizes_bytes = [_NOTE.unpack_from(notes, source * _NOTE.size)[0] for source in range(len(self.lanes))]
+        number = self._num_values  # of the execution: it may be asked for ahead of that
         return {
-            source: self.lanes[source].expect(size_bytes) for source, size_bytes in enumerate(sizes_bytes) if size_bytes
+            source: self.lanes[source].expect(size_bytes, number)
+            for source, size_bytes in enumerate(sizes_bytes)
+            if size_bytes
         }
 
     def _check(self, source: int, part: Arriving) -> None:

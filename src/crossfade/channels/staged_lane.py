@@ -161,7 +161,9 @@ class StagedLaneReader:
         self.num_bytes = 0
         self._mail = Mailbox(board, offset + layout.to_reader(lane))
         self._post = Post(board, offset + layout.to_writer(lane), bell)
-        self._coming: deque[Arriving] = deque()  # the first is being received, if `_is_receiving`
+        self._coming: deque[tuple[Arriving, int]] = (
+            deque()
+        )  # with executions; the first is being received, if `_is_receiving`
         self._is_receiving = self._is_finished = False
         streams = staged_streams(home, Role.DOWN)
         self.receiver = StagedReceiver(
@@ -169,11 +171,11 @@ class StagedLaneReader:
         )
         self.arrivals = Arrivals(home, streams.copies)
 
-    def expect(self, size_bytes: int) -> Arriving:
-        """The next value's part is so long: takes memory for it, and goes on as far as chunks are on their way."""
+    def expect(self, size_bytes: int, execution: int) -> Arriving:
+        """The next value's part, of this execution, is so long: takes memory for it, and goes on as far as chunks have come."""
         arriving = self.arrivals.expect(size_bytes)
         self.num_bytes += size_bytes
-        self._coming.append(arriving)
+        self._coming.append((arriving, execution))
         self.receiver.on_record(Announced(size_bytes))
         self._go_on()
         return arriving
@@ -182,11 +184,12 @@ class StagedLaneReader:
         while self._coming and self.receiver.ended is None:
             if not self._is_receiving:
                 self._is_receiving = True
-                self.receiver.receive(self._coming[0].address)
+                arriving, execution = self._coming[0]
+                self.receiver.receive(arriving.address, execution=execution)
             if not self.receiver.is_enqueued:
                 return
             self._is_receiving = False
-            self.arrivals.filled(self._coming.popleft())
+            self.arrivals.filled(self._coming.popleft()[0])
 
     def check(self, arriving: Arriving) -> None:
         """Raises why nobody may wait for this any more, if that is so.

@@ -187,12 +187,13 @@ class StagedReceiver(StagedEnd):
         """Length of the next value that `receive` can take; None while none is announced, or one is still being enqueued."""
         return self._announced[0] if self._announced and self._into is None else None
 
-    def receive(self, address: int | None, *, ready: int | None = None) -> None:
+    def receive(self, address: int | None, *, ready: int | None = None, execution: int | None = None) -> None:
         """Gives the next value a place in device memory; `is_enqueued` says when all of its copies are enqueued.
 
         Args:
             address: at least `next_bytes` of memory; None to let the value go by.
             ready: an event after which the memory may be written.
+            execution: whose value it is, for who records; None for the one at which the program is.
 
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
@@ -206,7 +207,8 @@ class StagedReceiver(StagedEnd):
         size_bytes = self._announced.popleft()
         lengths = self._layout.lengths(size_bytes)
         parts = [] if address is None else [(0, address, size_bytes)]
-        self._into = Rest(deque(parts), deque(lengths), execution=self._execution) if lengths else None
+        whose = self._execution if execution is None else execution
+        self._into = Rest(deque(parts), deque(lengths), execution=whose) if lengths else None
         self._go_on()
 
     @property

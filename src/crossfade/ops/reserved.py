@@ -45,8 +45,9 @@ def _setter() -> Any:
 def leaving_sms(group: PeerGroup, num_sms: int) -> Iterator[None]:
     """torch's products that are enqueued inside, by this thread, leave so many SMs alone; also those that are captured.
 
-    It holds for ``torch.mm`` and ``torch.bmm`` with and without an addend as long as torch calls cuBLAS by its handle, which it
-    does unless it was told to prefer another library. Where there is no cuBLAS, as on a CPU, nothing is left.
+    It holds for ``torch.mm``, ``torch.bmm`` and ``torch.baddbmm`` as long as torch calls cuBLAS by its handle, which it does unless
+    it was told to prefer another library. ``torch.addmm`` with a bias of one dimension goes by cuBLASLt, which does not look at the
+    handle: there, as where there is no cuBLAS, nothing is left.
 
     Raises:
         DeviceError: cuBLAS does not take the number.

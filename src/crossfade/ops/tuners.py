@@ -188,7 +188,9 @@ def _on_host(group: PeerGroup, run: Callable[[], object], num_repeats: int) -> l
 
 def _on_gpu(group: PeerGroup, run: Callable[[], object], num_repeats: int) -> list[float]:
     cuda = torch_or_raise().cuda
-    for _ in range(_NUM_HEATS):  # behind the pause of the host the first ones find a cool GPU
+    # Behind the host's pause the first ones find a cool GPU. With nothing to time there are none: another rank may have failed to
+    # capture it, and would never do its part.
+    for _ in range(_NUM_HEATS if num_repeats else 0):
         run()
     pairs = [(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)) for _ in range(num_repeats)]
     for begin, end in pairs:
