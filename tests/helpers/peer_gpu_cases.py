@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from crossfade.errors import ChannelBroken
+from crossfade.ops import matmul_reduce_scatter
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import Direction, Tuning
@@ -159,16 +162,24 @@ def peers_meet(peers: Peers) -> None:
 
 
 def killed(
-    peers: Peers, rank: int, num_ranks: int, store: str, dead: int, is_waiting: bool, delay_s: float
+    peers: Peers,
+    rank: int,
+    num_ranks: int,
+    store: str,
+    dead: int,
+    is_waiting: bool,
+    delay_s: float,
+    candidate: str | None = None,
 ) -> dict[str, Any] | None:
-    """Rank ``dead`` kills itself, at once while the others wait, or with large collectives of all ranks under way."""
+    """Rank ``dead`` kills itself, at once while the others wait, or with large collectives of all ranks under way, or, with a
+    candidate, reduce-scatters of products.
+    """
     start(rank, num_ranks, store)
-    _use_once(num_ranks)
+    _use_once(num_ranks, candidate)
     free_before = torch.cuda.mem_get_info()[0]
     group = open_group(buffer_bytes=256 << 20)
-    source = torch.randn(32 << 20, device="cuda")
-    out = torch.empty_like(source)
-    collectives.all_reduce(group, source, out)
+    enqueue = _large(group, candidate)
+    enqueue()
     torch.cuda.synchronize()
     peers_meet(peers)
     if rank == dead and is_waiting:
@@ -178,7 +189,7 @@ def killed(
     try:
         # The others enqueue more: where a host is slower than its GPU, all would have ended before the death is known.
         for _ in range(200 if rank == dead else 1000):
-            collectives.all_reduce(group, source, out)
+            enqueue()
             marks.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
             marks[-1].record()
     except ChannelBroken:
@@ -186,14 +197,26 @@ def killed(
     if rank == dead:
         time.sleep(delay_s)
         die()
-    source = out = torch.empty(0)
+    del enqueue
     others = {other: peer for other, peer in peers.items() if other != dead}
     return _survive(peers[dead], others, group, marks, free_before)
 
 
-def _use_once(num_ranks: int) -> None:
+def _large(group: PeerGroup, candidate: str | None) -> Callable[[], object]:
+    """What enqueues something large that all ranks do."""
+    if candidate is None:
+        source = torch.randn(32 << 20, device="cuda")
+        return partial(collectives.all_reduce, group, source, torch.empty_like(source))
+    a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty(4096 // group.num_ranks, 4096, device="cuda", dtype=torch.bfloat16)
+    return partial(matmul_reduce_scatter, a, b, group, out=out, candidate=candidate)
+
+
+def _use_once(num_ranks: int, candidate: str | None) -> None:
     """What is loaded and taken once a process is no loss."""
-    group = open_group(buffer_bytes=1 << 20)
+    group = open_group(buffer_bytes=256 << 20 if candidate else 1 << 20)
+    if candidate:
+        _large(group, candidate)()
     out = collectives.all_reduce(group, torch.ones(1 << 20, device="cuda"))
     assert float((out + out).sum()) == num_ranks * 2 << 20
     gathered(out[:8])
@@ -256,8 +279,10 @@ def check_replays(num_ranks: int, store: str) -> None:
         assert result["held"] == []
 
 
-def check_a_killed_rank(num_ranks: int, store: str, dead: int, *, is_waiting: bool) -> None:
-    args = [(rank, num_ranks, store, dead, is_waiting, 0.02) for rank in range(num_ranks)]
+def check_a_killed_rank(
+    num_ranks: int, store: str, dead: int, *, is_waiting: bool, candidate: str | None = None
+) -> None:
+    args = [(rank, num_ranks, store, dead, is_waiting, 0.02, candidate) for rank in range(num_ranks)]
     results = run_workers([killed] * num_ranks, args, timeout_s=90, dying={dead})
     for result in (result for rank, result in enumerate(results) if rank != dead):
         assert f"rank {dead} (process {result['pid']}) died" in result["error"]
