@@ -33,7 +33,7 @@ Candidates = Callable[[Shape], Sequence[Candidate]]
 """All that can do a shape, the same ones on all ranks, and plain among them."""
 
 TIE = 1.02
-"""What is less than 2 % faster than plain is not faster: measurements differ by as much."""
+"""What is less than 2 % faster is not faster: measurements differ by as much. Then plain is taken, or what was predicted best."""
 HOPELESS = 1.3
 """What took so much longer than the best one in the first turn gets no other."""
 MOST_SHAPES = 4096
@@ -134,7 +134,7 @@ class Tuner:
         bucket = shape.bucket
         self._num_tuned += 1
         times_us, notes = self._time(shape, self._shortlist(shape))
-        measured = Decision(tuple(_ranked(times_us)), Source.MEASURED, tuple(times_us.items()), tuple(notes))
+        measured = Decision(tuple(_settled(times_us)), Source.MEASURED, tuple(times_us.items()), tuple(notes))
         heard = self._hear(f"tuned {self._num_tuned}: {bucket}", lambda: measured)
         self._decisions[bucket] = Decision(heard.order, heard.source, heard.times_us, tuple(notes))
         self._chosen = {each: chosen for each, chosen in self._chosen.items() if each.bucket != bucket}
@@ -268,6 +268,18 @@ class Tuner:
             who = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}"
             notes.append(f"{candidate} is left out: it failed on {who}{': ' * bool(why)}{why}")
         return not failed
+
+
+def _settled(times_us: dict[Candidate, float]) -> list[Candidate]:
+    """From the fastest on; but of those that are as good as the fastest, plain is the first, or else the one that was predicted
+    best: times are in that order.
+    """
+    order = _ranked(times_us)
+    first = next(each for each in times_us if times_us[each] <= TIE * min(times_us.values()))
+    if order[0] != PLAIN:
+        order.remove(first)
+        order.insert(0, first)
+    return order
 
 
 def _ranked(times_us: dict[Candidate, float]) -> list[Candidate]:
