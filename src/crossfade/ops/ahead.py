@@ -11,6 +11,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.arguments import layout_of
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import choose_for
+from crossfade.ops.counts import Counts
 from crossfade.ops.preparing import Rehearsal, refuse_in_capture
 from crossfade.ops.shape import Layout, Operator, Shape
 from crossfade.ops.tuners import tuner_of
@@ -162,13 +163,14 @@ def _chosen(
 ) -> Candidate:
     if candidate is not None:
         return Candidate.parse(candidate) if isinstance(candidate, str) else candidate
-    num_rows = a.numel() // max(a.shape[-1], 1)
+    num_rows, most_received = a.numel() // max(a.shape[-1], 1), 0
     if counts is not None:
-        num_rows = max(map(sum, counts))
+        known = Counts(tuple(tuple(row) for row in counts), group.rank)
+        num_rows, most_received = known.most_sent, known.most_received
     elif name is Operator.ALL_GATHER:
         num_rows *= group.num_ranks
     dtype = str(b.dtype).removeprefix("torch.")
     shape = Shape(name, num_rows, b.shape[1], b.shape[0], dtype, layout_of(name, b), group.num_ranks)
     if is_measured and shape.m and shape.n:
         tuner_of(group).tune(shape)
-    return choose_for(shape, group)
+    return choose_for(shape, group, most_received)

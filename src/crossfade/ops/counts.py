@@ -53,6 +53,11 @@ class Counts:
         """The most rows that any rank sends, those for itself too; the same on all ranks."""
         return max(map(sum, self.rows))
 
+    @property
+    def most_received(self) -> int:
+        """The most rows that any rank gets, those from itself too; the same on all ranks."""
+        return max(map(sum, zip(*self.rows, strict=True)))
+
     def turned(self) -> Counts:
         """What goes back the way it came."""
         return Counts(tuple(zip(*self.rows, strict=True)), self.rank)
