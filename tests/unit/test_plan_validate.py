@@ -508,7 +508,7 @@ def check_verdicts(num_seeds: int) -> None:
         (harmless if invariant == "ok" else refusals)[kind] += number
         invariants[invariant] += number
     assert tally.total() > 3.75 * num_seeds
-    assert all(100 * refusals[kind] >= num_seeds for kind in MUTATIONS), refusals
+    assert all(80 * refusals[kind] >= num_seeds for kind in MUTATIONS), refusals
     assert min(refusals.total(), harmless.total()) > 1.25 * num_seeds
     assert 2 * sum(number for kind, number in harmless.items() if kind != "unchanged") > num_seeds
     assert all(16 * invariants[f"PL-{number}"] > num_seeds for number in (1, 2, 3, 4)), invariants

@@ -56,6 +56,9 @@ def _command() -> Iterator[None]:
         finally:
             crossfade.shutdown()
     except KeyboardInterrupt:
+        # One that ended an exec of text (a named tuple's, say) counts as unhandled until the next exec, and then `python -m` ends
+        # itself by SIGINT whatever is raised here.
+        exec("")
         raise typer.Exit(INTERRUPTED) from None
     except (UsersMistake, MissingDependency) as mistake:
         raise _failed(mistake, USERS_MISTAKE) from None
