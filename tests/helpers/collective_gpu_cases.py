@@ -1,4 +1,4 @@
-"""What the processes of GPU tests of collectives between actors do: one GPU each."""
+"""What the processes of GPU tests of collectives between actors do: one GPU each, or shared ones."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ from tests.helpers.collective_cases import (
     same,
 )
 from tests.helpers.device_pair import die, run_workers
+from tests.helpers.peer_gpu_cases import peers_meet
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 KINDS = list(CollectiveKind)
 
 
 def gpu_home(rank: int) -> DeviceHome:
-    torch.cuda.set_device(rank)
-    torch.cuda.set_stream(torch.cuda.Stream(rank))  # type: ignore[no-untyped-call,unused-ignore]
-    driver = CudaDriver(rank)
+    gpu = rank % torch.cuda.device_count()
+    torch.cuda.set_device(gpu)
+    torch.cuda.set_stream(torch.cuda.Stream(gpu))  # type: ignore[no-untyped-call,unused-ignore]
+    driver = CudaDriver(gpu)
     return DeviceHome(driver, Pool(driver), Streams(driver))
 
 
@@ -102,8 +104,7 @@ def overlaps(peers: Peers, rank: int) -> dict[str, float]:
     party.do(0, [tensor])
     torch.mm(a, a)
     torch.cuda.synchronize()
-    for peer in peers.values():
-        peer.meet()
+    peers_meet(peers)
     begin: Any
     computed: Any
     begin, computed = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call,unused-ignore]
@@ -164,14 +165,13 @@ def killed(peers: Peers, rank: int, dead: int, is_waiting: bool) -> dict[str, An
     first.close()
     home.pool.trim()
     torch.cuda.empty_cache()
-    for peer in peers.values():
-        peer.meet()
+    peers_meet(peers)
     free_before = torch.cuda.mem_get_info()[0]
+    peers_meet(peers)  # another party may be on this GPU
     party = Party(peers, ring, rank, meetings, home, number=1)
     party.do(0, [source])
     torch.cuda.synchronize()
-    for peer in peers.values():
-        peer.meet()
+    peers_meet(peers)
     if rank == dead:
         if not is_waiting:
             for _ in range(20):
@@ -195,12 +195,13 @@ def killed(peers: Peers, rank: int, dead: int, is_waiting: bool) -> dict[str, An
     party.close()
     outs.clear()
     del ones
-    for other, peer in peers.items():
-        if other != dead:
-            peer.meet()
+    survivors = {other: peer for other, peer in peers.items() if other != dead}
+    peers_meet(survivors)
     torch.cuda.empty_cache()
     home.pool.trim()
+    peers_meet(survivors)
     lost_bytes = free_before - torch.cuda.mem_get_info()[0]
+    peers_meet(survivors)
     ring.close()
     del source
     return {

@@ -106,10 +106,10 @@ def check_spans(graph: Any, sizes: Sequence[int], clock_us: float) -> None:
             assert max(span.end_us for span in of_it) <= run.start_us + EVENT_US
 
 
-def open_members(num_gpus: int) -> Iterator[list[Any]]:
-    """An actor on each of so many GPUs."""
+def open_members(num_gpus: int, num_each: int = 1) -> Iterator[list[Any]]:
+    """So many actors on each of so many GPUs."""
     crossfade.init(num_gpus=num_gpus)
-    yield [crossfade.remote(Member).options(num_gpus=1).remote() for _ in range(num_gpus)]
+    yield [crossfade.remote(Member).options(num_gpus=1 / num_each).remote() for _ in range(num_gpus * num_each)]
     crossfade.shutdown()
 
 

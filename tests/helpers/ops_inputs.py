@@ -144,7 +144,7 @@ def check(operator: Operator, group: PeerGroup, inputs: Inputs, candidate: str |
 
 
 def device_of(group: PeerGroup) -> str:
-    return "cpu" if group.device_type == "cpu" else f"cuda:{group.rank}"
+    return str(group.device)
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""What the processes of GPU tests of `crossfade.peers` do: one GPU each."""
+"""What the processes of GPU tests of `crossfade.peers` do: one GPU each, or shared ones."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,9 +31,15 @@ TUNINGS = (
 
 
 def start(rank: int, num_ranks: int, store: str) -> None:
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=num_ranks, device_id=device)
+    """Where there are fewer GPUs than ranks, some share one: then gloo stands for NCCL, which refuses that."""
+    num_gpus = torch.cuda.device_count()
+    device = torch.device("cuda", rank % num_gpus)
+    torch.cuda.set_device(device)
+    options: dict[str, Any] = {"backend": "nccl", "device_id": device}
+    if num_ranks > num_gpus:
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"  # before symmetric memory is first used
+        options = {"backend": "cpu:gloo,cuda:gloo"}
+    dist.init_process_group(init_method=f"file://{store}", rank=rank, world_size=num_ranks, **options)
 
 
 def stop(group: PeerGroup) -> list[str]:
@@ -156,7 +163,7 @@ def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: in
     return {"num_wrong": num_wrong, "is_all": is_all, "launches_us": launches_us[10::50], "held": stop(group)}
 
 
-def peers_meet(peers: Peers) -> None:
+def peers_meet(peers: Mapping[int, Peer]) -> None:
     for peer in peers.values():
         peer.meet()
 
