@@ -7,12 +7,13 @@ with. A row that hangs loses what hung: the ranks are ended after ``--limit`` se
 without it, twice at most. After ``--seconds`` no row is begun.
 
 Within a row all sides take turns in blocks, in random order, captured into CUDA graphs of four calls and eager (``--modes``). A
-batch is eight calls one behind the other between two events, behind a barrier of all ranks on the stream; the slowest rank of each
-batch counts, then the median of all batches. In front of each block the GPU multiplies the row's own operands for 20 ms, and for
-0.4 s in front of the first, so that all blocks find it as warm. The report's figures are those of graphs; what cannot be captured
-is eager, and says so. ``x`` is over bare calls of ``torch.mm`` and torch.distributed's collective. Operands are random; each output
-is compared with products and sums in float64, before and after it is timed, in memory that was poisoned: all elements together may
-be off by 0.6 % (bf16), one by 0.15 of their root mean square.
+batch is eight calls one behind the other between two events, behind a barrier of all ranks on the stream; the slowest rank of
+each batch counts, then the median of all batches; a block of short calls has more batches, up to 16. In front of each block the
+GPU multiplies the row's own operands for 20 ms, and for 0.4 s in front of the first, so that all blocks find it as warm. The
+report's figures are those of graphs; what cannot be captured is eager, and says so. ``x`` is over bare calls of ``torch.mm``
+and torch.distributed's collective. Operands are random; each output is compared with products and sums in float64, before and
+after it is timed, in memory that was poisoned: all elements together may be off by 0.6 % (bf16), one by 0.15 of their root mean
+square.
 """
 
 from __future__ import annotations

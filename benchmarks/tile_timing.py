@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -29,6 +29,10 @@ __all__ = ["NUM_IN_GRAPH", "Plan", "measure"]
 NUM_IN_GRAPH = 4
 WARM_MS = 20.0
 """Of products in front of a block."""
+BLOCK_MS, MOST_BATCHES = 20.0, 16
+"""A block has as many batches as its calls' products alone would take so long, but no more than so many: medians of short calls
+need more of them.
+"""
 NUM_FIRST = 20
 """Times that, in front of the first block: by then clocks and power have settled."""
 HOPELESS = 1.5
@@ -70,7 +74,7 @@ class Plan:
     Attributes:
         modes: eager, captured.
         num_rounds: blocks of each side.
-        num_batches: of a block.
+        num_batches: of a block, at least.
         num_calls: of a batch.
     """
 
@@ -102,7 +106,12 @@ class Ready:
 def measure(work: Load, ranks: Ranks, sides: Sequence[Side], plan: Plan, note: Note) -> None:
     """Sets all sides up, times them in turn, and fills in their blocks and errors. Collective."""
     ready = [each for mode in plan.modes for side in sides if (each := _set_up(work, ranks, side, mode, plan, note))]
-    num_warm = _num_warm(work, ranks)
+    (product_s,) = ranks.largest([_product_s(work, ranks)])  # so all ranks do the same number of batches
+    num_warm = max(1, min(round(WARM_MS / 1e3 / product_s), 500))
+    num_batches = plan.num_batches
+    if ranks.device.type == "cuda":
+        num_batches = max(num_batches, min(round(BLOCK_MS / 1e3 / (product_s * plan.num_calls)), MOST_BATCHES))
+    plan = replace(plan, num_batches=num_batches)
     for _ in range(NUM_FIRST * num_warm if ranks.device.type == "cuda" else 1):
         torch.mm(work.whole, work.b, out=work.product)
     try:
@@ -270,13 +279,13 @@ def _worth_more(ranks: Ranks, ready: list[Ready]) -> list[Ready]:
     return kept
 
 
-def _num_warm(work: Load, ranks: Ranks) -> int:
+def _product_s(work: Load, ranks: Ranks) -> float:
     torch.mm(work.whole, work.b, out=work.product)
     _finish(ranks)
     begin = time.perf_counter()
     torch.mm(work.whole, work.b, out=work.product)
     _finish(ranks)
-    return max(1, min(round(WARM_MS / 1e3 / max(time.perf_counter() - begin, 1e-5)), 500))
+    return max(time.perf_counter() - begin, 1e-5)
 
 
 def _poison(work: Load) -> None:

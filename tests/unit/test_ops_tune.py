@@ -139,10 +139,21 @@ def test_medians_count() -> None:
     assert bench.tuner().tune(SHAPE).times_us == ((R1, 60.0), (PLAIN, 50.0))
 
 
-@pytest.mark.parametrize(("plain_us", "is_plain"), [(102.0, True), (102.1, False), (50.0, True)])
-def test_ties_go_to_plain(plain_us: float, is_plain: bool) -> None:
-    bench = Bench({"rounds(rounds=1)": 100.0, "plain": plain_us}, PREDICTED)
-    assert (bench.tuner().tune(SHAPE).order[0] == PLAIN) is is_plain
+@pytest.mark.parametrize(
+    ("times_us", "first"),
+    [
+        ({"rounds(rounds=1)": 102.0, "plain": 100.0}, "rounds(rounds=1)"),
+        ({"rounds(rounds=1)": 102.1, "plain": 100.0}, "plain"),
+        ({"rounds(rounds=2)": 102.0, "rounds(rounds=1)": 103.0, "plain": 100.0}, "rounds(rounds=2)"),
+        ({"plain": 102.0, "rounds(rounds=4)": 100.0}, "plain"),  # the model knows nothing of the other one
+        ({"plain": 102.1, "rounds(rounds=4)": 100.0}, "rounds(rounds=4)"),
+    ],
+)
+def test_ties_go_to_what_was_predicted_best(times_us: dict[str, float], first: str) -> None:
+    decision = Bench(times_us, {name: us for name, us in PREDICTED.items() if name in times_us}).tuner().tune(SHAPE)
+    assert str(decision.order[0]) == first
+    rest = sorted((us, name) for name, us in times_us.items() if name != first)
+    assert [str(each) for each in decision.order[1:]] == [name for _, name in rest]
 
 
 def test_the_best_few_and_one_of_each_name_are_measured_and_all_of_torchs_own_and_what_the_model_does_not_know() -> (

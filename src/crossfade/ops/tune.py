@@ -33,7 +33,8 @@ Candidates = Callable[[Shape], Sequence[Candidate]]
 """All that can do a shape, the same ones on all ranks, and plain among them."""
 
 TIE = 1.02
-"""What is less than 2 % faster is not faster: measurements differ by as much. Then plain is taken, or what was predicted best."""
+"""What is less than 2 % faster is not faster: measurements differ by as much. Of such ways the one that was predicted best is
+taken, and of such predictions plain."""
 HOPELESS = 1.3
 """What took so much longer than the best one in the first turn gets no other."""
 MOST_SHAPES = 4096
@@ -271,15 +272,13 @@ class Tuner:
 
 
 def _settled(times_us: dict[Candidate, float]) -> list[Candidate]:
-    """From the fastest on; but of those that are as good as the fastest, plain is the first, or else the one that was predicted
-    best: times are in that order.
+    """From the fastest on; but of those that are as good as the fastest, the one that was predicted best is the first: times are in
+    that order.
     """
-    order = _ranked(times_us)
-    first = next(each for each in times_us if times_us[each] <= TIE * min(times_us.values()))
-    if order[0] != PLAIN:
-        order.remove(first)
-        order.insert(0, first)
-    return order
+    order = sorted(times_us, key=lambda each: times_us[each])
+    first = next(each for each in times_us if times_us[each] <= TIE * times_us[order[0]])
+    order.remove(first)
+    return [first, *order]
 
 
 def _ranked(times_us: dict[Candidate, float]) -> list[Candidate]:
