@@ -201,6 +201,38 @@ def test_an_interrupted_wait_may_be_repeated(doer: Any, tmp_path: Path) -> None:
         assert ref.get(timeout=30) == "there"
 
 
+def test_ctrl_c_is_the_driver_s_business_from_an_actor_s_first_moment_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A terminal sends it to all processes at once, also to those that have just begun."""
+    is_up, senders = threading.Event(), []
+    popen = subprocess.Popen
+
+    def start(*args: Any, **options: Any) -> Any:
+        process = popen(*args, **options)
+        process.send_signal(signal.SIGINT)
+
+        def send() -> None:
+            while not is_up.wait(0.001):
+                process.send_signal(signal.SIGINT)
+
+        senders.append(threading.Thread(target=send))
+        senders[-1].start()
+        return process
+
+    crossfade.init()
+    try:
+        monkeypatch.setattr(subprocess, "Popen", start)
+        assert crossfade.remote(Doer).remote().echo.remote(1).get(timeout=30) == 1
+    finally:
+        is_up.set()
+        for sender in senders:
+            sender.join()
+        crossfade.shutdown()
+    assert len(senders) == 1
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
 def test_a_reply_that_cannot_be_read_is_an_error_each_time(doer: Any) -> None:
     ref = doer.unreadable.remote()
     for _ in range(2):

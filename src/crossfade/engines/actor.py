@@ -370,6 +370,7 @@ def main(
 ) -> None:
     """Runs an actor on inherited descriptors. The driver's Ctrl-C is the driver's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     allow_many_descriptors()
     for fd in (control_fd, bell_memory_fd, bell_fd, driver_pidfd, lifeline_fd, door_fd, stacks_fd):
         os.set_inheritable(fd, False)  # they are this process's, not those of programs that it starts

@@ -153,11 +153,12 @@ class ActorProcess:
 
 
 def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> subprocess.Popen[bytes]:
-    """Starts the interpreter of an actor."""
+    """Starts the interpreter of an actor. Until it ignores Ctrl-C, which is the driver's business, it has it blocked."""
     arguments = ", ".join(map(repr, (*fds, spin_us)))
     code = _ENTRY.format(path=[str(entry) or os.getcwd() for entry in sys.path], arguments=arguments)
     command = [sys.executable, "-u", "-c", code]
     stdout, stderr = pipes.for_child
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     except (OSError, subprocess.SubprocessError) as error:
@@ -167,3 +168,5 @@ def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> sub
         )
         failed.actor = name
         raise failed from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
