@@ -11,7 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common import Ratio, Series, ratio
-from benchmarks.tile_rows import AG, BASELINE_WAYS, COPIES, CROSSFADE, CUBLAS, FUSED, NCCL, PARTS, SERIAL, SHARED, Row
+from benchmarks.tile_rows import (
+    AG,
+    BASELINE_WAYS,
+    COPIES,
+    CROSSFADE,
+    CUBLAS,
+    FUSED,
+    NCCL,
+    PARTS,
+    SERIAL,
+    SHARED,
+    SIGNALED,
+    Row,
+)
 
 CAPTURED, EAGER = "captured", "eager"
 TILE_M, TILE_N = 128, 256
@@ -84,7 +97,7 @@ class Measured:
     @property
     def candidates(self) -> list[str]:
         """All candidates that were measured, without those that write a shared output."""
-        rest = {*PARTS, SERIAL, FUSED, CROSSFADE}
+        rest = {*PARTS, SERIAL, FUSED, SIGNALED, CROSSFADE}
         return [name for name in self.sides if name not in rest and not name.endswith(SHARED)]
 
     def fastest(self, names: Iterable[str]) -> str | None:

@@ -29,6 +29,7 @@ from benchmarks.tile_rows import (
     RS,
     SERIAL,
     SHARED,
+    SIGNALED,
     Row,
     counts_of,
 )
@@ -37,6 +38,7 @@ from crossfade.ops.all_reduce import matmul_all_reduce
 from crossfade.ops.all_to_all import matmul_all_to_all
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.reduce_scatter import matmul_reduce_scatter
+from crossfade.ops.signaled import matmul_signaled
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup
 
@@ -55,6 +57,8 @@ COLLECTIVES: Mapping[str, Callable[..., torch.Tensor]] = {
     AG: collectives.all_gather,
     A2A: collectives.all_to_all,
 }
+NUM_SIGNALED, SIGNALED_SMS = 4, 16
+"""`SIGNALED`: groups of rows, and SMs that the product leaves to NCCL."""
 MULTICAST_ROWS = 2048
 """Up to so many gathered rows torch may gather by multicast, unless it is asked for the rows too."""
 Outputs = torch.Tensor | tuple[torch.Tensor, ...]
@@ -250,6 +254,7 @@ def sides_of(work: Work, ranks: Ranks, candidates: Sequence[Candidate], *, only_
         if work.row.operator == AR and candidate.name not in BASELINE_WAYS and _has_heaps(ranks):
             found.append(_ours(work, ranks, f"{candidate}{SHARED}", candidate, is_shared=True))
     if not only_baselines:
+        found += _signaled(work)
         found.append(_ours(work, ranks, CROSSFADE, None))
         if work.row.operator == AR and _has_heaps(ranks):
             found.append(_ours(work, ranks, f"{CROSSFADE}{SHARED}", None, is_shared=True))
@@ -326,6 +331,27 @@ def _fused(work: Work, ranks: Ranks) -> list[Side]:
         return [Side(FUSED, _both(lambda: function(work.a, work.b, "sum", 0, name)))]
     wants_rows = row.m <= MULTICAST_ROWS
     return [Side(FUSED, _both(lambda: function(work.a, [work.b], 0, name, return_A=wants_rows)[1][0]))]
+
+
+def _signaled(work: Work) -> list[Side]:
+    if work.row.operator != AR:
+        return []
+
+    def call() -> torch.Tensor:
+        works: list[Any] = []
+        out = matmul_signaled(
+            work.a,
+            work.b,
+            on_group=lambda group: works.append(dist.all_reduce(group.tensor, async_op=True)),
+            out=work.out,
+            group_rows=work.row.m // NUM_SIGNALED,
+            reserve_sms=SIGNALED_SMS,
+        )
+        for each in works:
+            each.wait()  # the stream does, and not the host
+        return out
+
+    return [Side(SIGNALED, _both(call))]
 
 
 def _ours(work: Work, ranks: Ranks, name: str, candidate: Candidate | None, *, is_shared: bool = False) -> Side:
