@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ COLLECTIVES: Mapping[str, Callable[..., torch.Tensor]] = {
     AG: collectives.all_gather,
     A2A: collectives.all_to_all,
 }
-NUM_SIGNALED, SIGNALED_SMS = 4, 16
+NUM_SIGNALED, SIGNALED_SMS = 8, 16
 """`SIGNALED`: groups of rows, and SMs that the product leaves to NCCL."""
 MULTICAST_ROWS = 2048
 """Up to so many gathered rows torch may gather by multicast, unless it is asked for the rows too."""
@@ -333,16 +333,25 @@ def _fused(work: Work, ranks: Ranks) -> list[Side]:
     return [Side(FUSED, _both(lambda: function(work.a, [work.b], 0, name, return_A=wants_rows)[1][0]))]
 
 
+@cache
+def _small_kernels() -> Any:
+    """A group whose NCCL kernels find room beside the product, as in ``examples/signaled_product.py``. Collective, once."""
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas, options.config.cga_cluster_size = SIGNALED_SMS, 0
+    return dist.new_group(pg_options=options)
+
+
 def _signaled(work: Work) -> list[Side]:
     if work.row.operator != AR:
         return []
+    ranks = _small_kernels() if work.a.is_cuda else None
 
     def call() -> torch.Tensor:
         works: list[Any] = []
         out = matmul_signaled(
             work.a,
             work.b,
-            on_group=lambda group: works.append(dist.all_reduce(group.tensor, async_op=True)),
+            on_group=lambda group: works.append(dist.all_reduce(group.tensor, group=ranks, async_op=True)),
             out=work.out,
             group_rows=work.row.m // NUM_SIGNALED,
             reserve_sms=SIGNALED_SMS,

@@ -6,7 +6,7 @@
 
 Every rank multiplies its part of the inner dimension, and the ranks need the sum. Instead of all-reducing the whole product at its
 end, a callback all-reduces each group of rows when it is done, by torch.distributed as ever. Ranks have a GPU each (NCCL) where
-there are enough, else they are on the CPU (gloo).
+there are enough, else they are on the CPU (gloo). NCCL has a group of its own for it, whose kernels fit beside the product.
 
 The result is held against the plain product of the unsplit matrices; the program exits with 1 where they differ by more than
 rounding does.
@@ -31,20 +31,33 @@ from crossfade.ops import matmul_signaled
 from crossfade.ops.sides import RowGroup
 
 COLUMNS, DEPTH = 256, 512
+NUM_GROUPS, NUM_SMS = 8, 16
+"""Groups of rows, and the SMs that the product leaves to NCCL."""
 LIMIT = 0.02
 """Of the largest element: bfloat16 has 8 bits, and sums of several ranks are rounded several times."""
 
 
-def summed_product(a: Tensor, b: Tensor) -> tuple[Tensor, int]:
+def small_kernels() -> dist.ProcessGroup | None:
+    """A group of all ranks whose NCCL kernels find room while the product runs; else they would wait for its end.
+
+    Such a kernel begins when all of its blocks can, so it has no more of them than there are SMs left; and none in clusters, which
+    need neighbouring SMs.
+    """
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = NUM_SMS
+    options.config.cga_cluster_size = 0
+    group: dist.ProcessGroup | None = dist.new_group(pg_options=options)
+    return group
+
+
+def summed_product(a: Tensor, b: Tensor, ranks: dist.ProcessGroup | None) -> tuple[Tensor, int]:
     """The sum over ranks of ``a @ b``, and in how many groups it was communicated."""
     works: list[Any] = []
 
     def on_group(group: RowGroup) -> None:
-        works.append(
-            dist.all_reduce(group.tensor, async_op=True)
-        )  # behind the group, which is all that the stream waits for
+        works.append(dist.all_reduce(group.tensor, group=ranks, async_op=True))  # the stream waits for this group alone
 
-    out = matmul_signaled(a, b, on_group=on_group, group_rows=len(a) // 4, reserve_sms=16)
+    out = matmul_signaled(a, b, on_group=on_group, group_rows=len(a) // NUM_GROUPS, reserve_sms=NUM_SMS)
     for work in works:
         work.wait()  # on a GPU that holds the stream, and not the host
     return out, len(works)
@@ -63,8 +76,9 @@ def run(rank: int, num_ranks: int, num_rows: int, folder: str) -> None:
     a, b = (torch.randn(shape, generator=generator) for shape in ((num_rows, DEPTH), (DEPTH, COLUMNS)))
     part = slice(rank * DEPTH // num_ranks, (rank + 1) * DEPTH // num_ranks)
     own_a, own_b = (each.to(device, torch.bfloat16).contiguous() for each in (a[:, part], b[part]))
-    summed_product(own_a, own_b)  # loads kernels and opens connections
-    out, num_groups = summed_product(own_a, own_b)
+    ranks = small_kernels() if has_gpus else None
+    summed_product(own_a, own_b, ranks)  # loads kernels and opens connections
+    out, num_groups = summed_product(own_a, own_b, ranks)
     wanted = a @ b
     difference = float((out.float().cpu() - wanted).abs().max() / wanted.abs().max())
     if rank == 0:

@@ -125,7 +125,7 @@ def test_a_signaled_product_is_summed_group_by_group(runs: Ran) -> None:
     pytest.importorskip("torch")
     ran = runs["signaled"].result()
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.match(r"2 ranks on \w+, 4 groups of rows", ran.stdout)
+    assert re.match(r"2 ranks on \w+, 8 groups of rows", ran.stdout)
     assert float(re.findall(r"product by (\S+)", ran.stdout)[0]) < 0.02
 
 

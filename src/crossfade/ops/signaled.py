@@ -73,7 +73,8 @@ def matmul_signaled(
         bias: (N,), or None.
         out: (..., N), contiguous, lies over no operand; None for a new one.
         group_rows: about how many rows a group has, in steps of 128; None for about 8 groups that are not too small.
-        reserve_sms: GPUs only: SMs that are left to kernels of the callback, such as NCCL's. Copies need none.
+        reserve_sms: GPUs only: SMs that are left to kernels of the callback. Copies need none; NCCL's kernels need as many as they
+            have blocks (``max_ctas``), in no clusters (``cga_cluster_size`` 0), or they begin when the product has ended.
         lane: any number.
 
     Raises:
