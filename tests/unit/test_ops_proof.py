@@ -6,6 +6,8 @@ PL-5 is asked for by its meaning, as for collectives: no deadlock in any order, 
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,17 @@ def test_all_operators_in_a_row_and_again_from_a_graph(num_ranks: int, num_parts
 def test_a_small_world_has_no_fault_in_many_orders(operator: Collective, num_parts: int) -> None:
     world = OpsWorld([Call(operator, 6)] * 2, num_parts=num_parts, buffer_bytes=512)
     verdict = explore(world, most_runs=100, is_strict=False)
+    assert verdict.is_ok, verdict
+
+
+@pytest.mark.parametrize("rounds", [(Round.EAGER,), (Round.REPLAY,)])
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 5])
+@pytest.mark.parametrize(("operator", "is_turned"), [*product(OPERATORS, [False]), (Collective.ALL_TO_ALL, True)])
+def test_an_odd_number_of_exchanges_has_no_fault_in_many_orders(
+    operator: Collective, is_turned: bool, num_parts: int, rounds: tuple[Round, ...]
+) -> None:
+    options = {"buffer_bytes": 512, "is_replayable": True, "num_parts": num_parts, "is_turned": is_turned}
+    verdict = explore(OpsWorld([Call(operator, 20)], 2, rounds, **options), most_runs=40, is_strict=False)  # type: ignore[arg-type]
     assert verdict.is_ok, verdict
 
 

@@ -39,7 +39,7 @@ from typing import NamedTuple
 from crossfade.device.copies import cut, enqueue, stagger
 from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
 from crossfade.peers.home import Kind, Reduction
-from crossfade.peers.lane import NUM_EPOCHS, Epoch, Lane
+from crossfade.peers.lane import Epoch, Lane
 
 __all__ = [
     "Part",
@@ -215,10 +215,11 @@ def all_to_all_first(
 ) -> None:
     """Every rank uses what all ranks have for it (see `_Gather.round`); an all-gather is the case of equal parts.
 
-    Where an empty exchange is due, since a replayable lane takes an even number of them, it comes first and on the local stream:
-    there the first product hides it.
+    Where an empty exchange is due, since a replayable lane takes an even number of them, that of a single round comes first and on
+    the local stream: there the product of the own rows hides it. In front of more rounds it could still wait there while the
+    caller's stream waits for the second of them, whose signals are the same ones.
     """
-    if lane.is_replayable and len(rounds) % NUM_EPOCHS:
+    if lane.is_replayable and len(rounds) == 1:
         barrier(lane, lane.fork_local(stream))
     gather = _Gather(lane, stream)
     for parts, use in rounds:
