@@ -104,7 +104,7 @@ def all_gather_matmul(
         if not gathered.is_contiguous():
             raise ValueError(f"gathered of {_NAME} is not contiguous\nhint: torch.empty({num_rows}, {b.shape[0]})")
     way = way_of(_NAME, group, operands, num_rows, candidate, _WAYS)
-    job = Job(_NAME, group, lane, operands.a, b, bias, target, gathered, is_new_out=out is None)
+    job = Job(_NAME, group, lane, operands.a, b, operands.bias, target, gathered, is_new_out=out is None)
     if operands.a.numel():
         way(job)
     elif num_rows:  # K is 0: there is nothing to gather, and the product is the bias
