@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.tile_mlp run OUT.jsonl [options]`` measures on all GPUs (``--ranks``), ``--quick`` on CPU processes in
 small; ``python -m benchmarks.tile_mlp report OUT.jsonl`` makes the report. Files, limits, blocks that take turns, captured and
-eager, are those of ``benchmarks.tile_ops``.
+eager, are those of ``benchmarks.tile_ops``, and NVLink multicast is off as there.
 
 Each rank has its part of the sequence: it is gathered and multiplied up, goes through silu (*gated*: silu of one half times the
 other), is multiplied down and summed over the ranks, each of which gets its part of the sequence. A call is that and the

@@ -14,6 +14,8 @@ report's figures are those of graphs; what cannot be captured is eager, and says
 and torch.distributed's collective. Operands are random; each output is compared with products and sums in float64, before and
 after it is timed, in memory that was poisoned: all elements together may be off by 0.6 % (bf16), one by 0.15 of their root mean
 square.
+NVLink multicast is off for all sides (``NCCL_NVLS_ENABLE=0``, ``TORCH_SYMM_MEM_DISABLE_MULTICAST=1``; the workers' environment is
+in ``benchmarks.tile_worker``). Where NCCL may use it, its all-reduces and reduce-scatters can be faster than the baselines here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 ``python -m benchmarks.tile_repetitions [--num 20000] [--ranks 4]`` on all GPUs; ``--quick`` a few on CPU processes.
 
+Calls come again with the same tensors. So on GPUs all but the first ones are replays; with ``--eager`` the lanes cannot be
+replayed, and each call is enqueued by itself, without the empty exchanges that replays need.
+
 Two operators are in flight at a time, on two streams and two lanes. Which ones, and by which candidates, is drawn alike on all
 ranks; delays are drawn by each rank for itself: its GPU sleeps for up to 200 us before a call, or its host does. Outputs are
 poisoned before each call. Each operator has whole numbers, whose sums bfloat16 has, so that there is one right result, and real
@@ -100,7 +103,7 @@ def _cases(group: Any, rank: int, lane: int, *, is_quick: bool) -> list[Case]:
     return found
 
 
-def _rank(rank: int, num_ranks: int, store: str, num: int, is_quick: bool, answers: Any) -> None:
+def _rank(rank: int, num_ranks: int, store: str, num: int, is_quick: bool, is_eager: bool, answers: Any) -> None:
     import torch
     import torch.distributed as dist
 
@@ -113,7 +116,9 @@ def _rank(rank: int, num_ranks: int, store: str, num: int, is_quick: bool, answe
     dist.init_process_group(
         "gloo" if is_quick else "nccl", store=meeting, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60)
     )
-    group = open_group(device=device if is_quick else None, buffer_bytes=16 << 20, num_lanes=2, is_replayable=True)
+    group = open_group(
+        device=device if is_quick else None, buffer_bytes=16 << 20, num_lanes=2, is_replayable=not is_eager
+    )
     cases = [_cases(group, rank, lane, is_quick=is_quick) for lane in range(2)]
     streams: list[Any] = [None, None] if is_quick else [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
     wrong = torch.zeros(2, max(map(len, cases)), dtype=torch.int64, device=group.device)
@@ -157,7 +162,7 @@ def _once(case: Case, stream: Any, own: random.Random, wrong: Any) -> None:
         wrong += (case.out != case.wanted).any()
 
 
-def run(num: int, num_ranks: int, *, is_quick: bool) -> list[dict[str, Any]]:
+def run(num: int, num_ranks: int, *, is_quick: bool, is_eager: bool = False) -> list[dict[str, Any]]:
     """What every rank found.
 
     Raises:
@@ -166,8 +171,8 @@ def run(num: int, num_ranks: int, *, is_quick: bool) -> list[dict[str, Any]]:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        args = [(rank, num_ranks, os.path.join(folder, "store"), num, is_quick, answers) for rank in range(num_ranks)]
-        ranks = [context.Process(target=_rank, args=each, daemon=True) for each in args]
+        rest = num_ranks, os.path.join(folder, "store"), num, is_quick, is_eager, answers
+        ranks = [context.Process(target=_rank, args=(rank, *rest), daemon=True) for rank in range(num_ranks)]
         for each in ranks:
             each.start()
         end = time.monotonic() + LIMIT_S
@@ -193,10 +198,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num", type=int, default=20_000, help="calls of each rank")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--out", type=Path, help="a file for what was found, as JSON")
+    parser.add_argument("--eager", action="store_true", help="lanes that cannot be replayed")
     parser.add_argument("--quick", action="store_true", help="on CPU processes, in small")
     options = parser.parse_args(arguments)
-    found = run(options.num, options.ranks, is_quick=options.quick)
-    result = {"num": options.num, "num_ranks": options.ranks, "ranks": found}
+    found = run(options.num, options.ranks, is_quick=options.quick, is_eager=options.eager)
+    result = {"num": options.num, "num_ranks": options.ranks, "is_eager": options.eager, "ranks": found}
     if options.out is not None:
         options.out.write_text(json.dumps(result))
     sys.stdout.write(json.dumps(result) + "\n")

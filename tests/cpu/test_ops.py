@@ -176,6 +176,9 @@ def test_gathered_rows_that_do_not_do(group: PeerGroup) -> None:
         function(rows[1:5], B, group, gathered=rows[:4])
     with pytest.raises(ValueError, match="gathered of all_gather_matmul is not contiguous"):
         function(A, B, group, gathered=torch.zeros(3, 4).t())
+    memory = torch.zeros(16)
+    with pytest.raises(ValueError, match="all_gather_matmul with gathered cannot write into its input\nhint: "):
+        function(A, B, group, gathered=memory[:12].view(4, 3), out=memory[8:].view(4, 2))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
+from crossfade.ops import signaled  # noqa: E402
 from crossfade.ops.sides import RowGroup  # noqa: E402
 from crossfade.ops.signaled import matmul_signaled, prepare_signaled, reference  # noqa: E402
 from tests.helpers.triton_programs import LIMIT_S, needs_triton, said, start  # noqa: E402
@@ -74,6 +75,15 @@ def test_rows_of_groups() -> None:
     for group_rows in (0, -1):
         with pytest.raises(ValueError, match="piece_rows is"):
             rows(5, 5, group_rows=group_rows)
+
+
+def test_a_bias_with_gaps_is_packed_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(signaled, "_by_products", lambda given, plan, on_group: seen.append(given.bias))
+    bias = integers(2, 2)[:, 0]
+    matmul_signaled(A, B, on_group=ignore, bias=bias)
+    assert seen[0].is_contiguous()
+    assert torch.equal(seen[0], bias)
 
 
 def test_a_callback_that_raises_ends_it() -> None:

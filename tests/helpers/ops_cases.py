@@ -36,6 +36,7 @@ from tests.helpers.ops_inputs import (
     expected,
     make,
     opened,
+    spread,
 )
 from tests.helpers.ops_kernel_cases import KERNEL_CASES, KERNELS, SUMS, kernel_random_calls
 
@@ -93,13 +94,14 @@ def small_slots(device: str) -> None:
 
 
 def operands_and_outputs(device: str) -> None:
-    """Leading dimensions, ``a`` that is no row-major matrix, outputs that are given, with gaps or without."""
+    """Leading dimensions, ``a`` that is no row-major matrix, a bias with gaps, outputs that are given, with gaps or without."""
     with opened(device) as group:
         for operator in Operator:
             for candidate in ("plain", "chunked", "rounds(rounds=2)"):
                 for lead in ((2,), (3, 1, 2)):
                     check(operator, group, make(operator, group, (8, 12, 10), lead=lead, has_bias=True), candidate)
-                inputs = make(operator, group, (8, 12, 10), seed=1)
+                inputs = make(operator, group, (8, 12, 10), seed=1, has_bias=True)
+                spread(inputs)
                 inputs.a[:] = [each.t().contiguous().t() for each in inputs.a]
                 wanted = expected(operator, inputs, group.rank).float().to(device_of(group))
                 for out in (torch.full_like(wanted, 7), torch.full((*wanted.shape, 2), 7.0).to(wanted)[..., 0]):

@@ -94,6 +94,12 @@ def make(
     return inputs
 
 
+def spread(inputs: Inputs) -> None:
+    """The same biases with gaps between their elements, which hold something else."""
+    assert inputs.bias is not None
+    inputs.bias[:] = [torch.stack([each, torch.full_like(each, 9)], dim=1)[:, 0] for each in inputs.bias]
+
+
 def expected(operator: Operator, inputs: Inputs, rank: int) -> torch.Tensor:
     """What a rank must get, in float64 on the CPU."""
     num_ranks = len(inputs.a)

@@ -306,7 +306,10 @@ def layers(device: str) -> None:
 
 
 def autocast(device: str) -> None:
-    """float32 layers compute in bfloat16 under autocast, forward and backward, and their weights' gradients are float32."""
+    """float32 layers compute in bfloat16 under autocast, forward and backward, and their weights' gradients are float32.
+
+    float64 layers stay as they are, as `torch.nn.Linear` does.
+    """
     with opened(device) as group, torch.autocast(device, dtype=torch.bfloat16):
         options: dict[str, Any] = {"sequence_parallel": True, "device": device_of(group)}
         up, down = (
@@ -321,6 +324,8 @@ def autocast(device: str) -> None:
         assert x.grad is not None
         assert up.weight.grad is not None
         assert x.grad.dtype == up.weight.grad.dtype == torch.float32
+        exact, wide = x.detach().double(), nn.Linear(WIDTH, INNER, device=device_of(group), dtype=torch.float64)
+        assert_near(ColumnParallelLinear.from_linear(wide, group, gather_output=True)(exact), wide(exact), "float64")
 
 
 def edges(device: str) -> None:

@@ -25,6 +25,7 @@ from tests.helpers.ops_inputs import (
     expected,
     make,
     opened,
+    spread,
 )
 
 SUMS = (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE)
@@ -38,13 +39,17 @@ def _some(device: str, items: Sequence[Any], first: int, step: int) -> Sequence[
 
 
 def tile_shapes(device: str) -> None:
-    """Odd sizes, more and fewer rows of tiles than rounds, fewer rows than ranks; both layouts, with and without a bias."""
+    """Odd sizes, more and fewer rows of tiles than rounds, fewer rows than ranks; both layouts, with and without a bias, which has
+    gaps at times.
+    """
     sizes = [(1, 8, 16), (3, 24, EXACT_K), (37, 19, EXACT_K), (150, 16, 8), (300, 264, EXACT_K)]
     with opened(device) as group:
         for place, (operator, candidate) in enumerate(product(SUMS, TILES)):
             for number, each in _some(device, list(enumerate(sizes)), place, 3):
                 layout, kind = ("rows", "columns")[number % 2], KINDS[(number + len(candidate)) % 2]
                 inputs = make(operator, group, each, kind, seed=number, layout=layout, has_bias=number % 3 == 0)
+                if number == 3:
+                    spread(inputs)
                 check(operator, group, inputs, candidate)
 
 

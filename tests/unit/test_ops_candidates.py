@@ -104,6 +104,14 @@ def test_rounds_with_a_lag_or_a_taper_are_for_all_reduces_whose_blocks_fit() -> 
     assert names(Operator.REDUCE_SCATTER, (4096, 128, 64), group())[7:] == []
 
 
+def test_tiles_are_for_products_that_sum_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidate, "find_spec", lambda name: "found" if name == "triton" else None)
+    where = group(device_type="cuda", process_group=None)
+    for operator in (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE):
+        assert "tiles(rounds=1, group_rows=0, reserve_sms=0)" in names(operator, (4096, 128, 64), where)
+        assert not any(each.startswith("tiles") for each in names(operator, (4096, 128, 0), where))
+
+
 @pytest.mark.parametrize("has_triton", [False, True])
 def test_kernels_that_read_peers_are_for_sums_on_gpus_with_triton_whose_products_fit(
     has_triton: bool, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ from crossfade.ops.job import Job, Way
 from crossfade.ops.products import multiply_rows
 from crossfade.ops.shape import Operator
 from crossfade.ops.tracing import Traced, is_traced
+from crossfade.peers.arguments import check_overlap
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +75,9 @@ def all_gather_matmul(
         group: the ranks.
         bias: (N,), or None.
         out: (W M, N), lies over no operand; None for a new one.
-        gathered: (W M, K), contiguous, gets all ranks' ``a``, which may be this rank's part of it; None if nobody needs them. One
-            of `PeerGroup.empty` is written by the other ranks themselves: all ranks give such a one, or none does.
+        gathered: (W M, K), contiguous, gets all ranks' ``a``, which may be this rank's part of it; None if nobody needs them. Lies
+            not over ``out``. One of `PeerGroup.empty` is written by the other ranks themselves: all ranks give such a one, or none
+            does.
         lane: which lane of the group.
         candidate: how; None for what was tuned for such a shape, or else for what the model finds best (docs/tuning.md).
         backward_candidate: how the gradient's reduce-scatter is done; None as above.
@@ -103,8 +105,10 @@ def all_gather_matmul(
         check_out(_NAME, group, operands, gathered, (num_rows, b.shape[0]), "gathered", place)
         if not gathered.is_contiguous():
             raise ValueError(f"gathered of {_NAME} is not contiguous\nhint: torch.empty({num_rows}, {b.shape[0]})")
+        if out is not None:
+            check_overlap(f"{_NAME} with gathered", gathered, out, None)
     way = way_of(_NAME, group, operands, num_rows, candidate, _WAYS)
-    job = Job(_NAME, group, lane, operands.a, b, bias, target, gathered, is_new_out=out is None)
+    job = Job(_NAME, group, lane, operands.a, b, operands.bias, target, gathered, is_new_out=out is None)
     if operands.a.numel():
         way(job)
     elif num_rows:  # K is 0: there is nothing to gather, and the product is the bias

@@ -94,7 +94,7 @@ def matmul_all_reduce(
     way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)
     if target.numel():
         rows = target.view(len(operands.a), b.shape[1])
-        way(Job(_NAME, group, lane, operands.a, b, bias if group.rank == 0 else None, rows, fill=fill))
+        way(Job(_NAME, group, lane, operands.a, b, operands.bias if group.rank == 0 else None, rows, fill=fill))
     fill()
     return store(group, out, target)
 

@@ -96,7 +96,7 @@ def matmul_all_to_all(
     target = check_out(_NAME, group, operands, out, (sum(known.received), b.shape[1]))
     way = way_of(_NAME, group, operands, known.most_sent, candidate, _WAYS, most_received=known.most_received)
     if known.largest and b.shape[1]:
-        way(Job(_NAME, group, lane, operands.a, b, bias, target, counts=known))
+        way(Job(_NAME, group, lane, operands.a, b, operands.bias, target, counts=known))
     return store(group, out, target)
 
 

@@ -32,7 +32,7 @@ class Given(NamedTuple):
     Attributes:
         a: (M, K): all leading dimensions are rows.
         b: (K, N), in one of the layouts.
-        bias: (N,), or None.
+        bias: (N,), contiguous, or None.
     """
 
     a: torch.Tensor
@@ -48,7 +48,7 @@ def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor
         group: on whose device they have to be.
         a: (..., K), 2 dimensions or more. One that is not contiguous may be copied, on the current stream.
         b: (K, N).
-        bias: (N,), or None.
+        bias: (N,), or None. Likewise: kernels read it by its address alone.
 
     Raises:
         TypeError: one is no tensor, or of a type that operators do not take.
@@ -70,7 +70,8 @@ def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor
             raise ValueError(
                 f"bias of {name} is {describe(bias)}\nhint: it has to be {a.dtype} of shape [{b.shape[1]}]"
             )
-    return Given(_as_rows(group, a), b, bias)
+    rows = _packed(group, a).view(_num_rows(a), a.shape[-1])
+    return Given(rows, b, None if bias is None else _packed(group, bias))
 
 
 def _check_type(name: str, a: torch.Tensor) -> None:
@@ -101,13 +102,13 @@ def layout_of(name: str, b: torch.Tensor) -> Layout:
     )
 
 
-def _as_rows(group: PeerGroup, a: torch.Tensor) -> torch.Tensor:
-    """(M, K), contiguous; a copy of it where it must be, made in its place among what the current stream does."""
-    if a.is_contiguous():
-        return a.view(_num_rows(a), a.shape[-1])
-    packed = a.new_empty(a.shape)
-    group.do(lambda: packed.copy_(a))
-    return packed.view(_num_rows(a), a.shape[-1])
+def _packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous; a copy of it where it must be, made in its place among what the current stream does."""
+    if tensor.is_contiguous():
+        return tensor
+    packed = tensor.new_empty(tensor.shape)
+    group.do(lambda: packed.copy_(tensor))
+    return packed
 
 
 def _num_rows(a: torch.Tensor) -> int:

@@ -219,6 +219,8 @@ def _tiles(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
     block = -(-shape.m // shape.num_ranks)
     if operator not in _TILES or shape.num_ranks == 1 or shape.dtype not in KIND_NAMES or not _has_kernels(group):
         return
+    if not shape.k:  # zeros, and nothing to signal
+        return
     if not fits(group.lane().slot_bytes, block * shape.n * shape.item_bytes):
         return
     for rounds, group_rows in _TILES[operator]:

@@ -156,7 +156,7 @@ class _ParallelLinear(nn.Module):
         if not torch.is_autocast_enabled(kind):
             return x, weight.t(), bias
         dtype = torch.get_autocast_dtype(kind)
-        return x.to(dtype), weight.to(dtype).t(), None if bias is None else bias.to(dtype)
+        return _cast(x, dtype), _cast(weight, dtype).t(), None if bias is None else _cast(bias, dtype)
 
     def _sequence_first(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() < 2 or not -x.dim() <= self.sequence_dim < x.dim() or self.sequence_dim % x.dim() == x.dim() - 1:
@@ -334,6 +334,11 @@ class RowParallelLinear(_ParallelLinear):
         )
         out = out.view(len(rows) // num_ranks, *rows.shape[1:-1], weight.shape[1])
         return out.movedim(0, self.sequence_dim)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As autocast does: float64 stays what it is."""
+    return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)
 
 
 def _parameter(shard: torch.Tensor, whole: torch.Tensor) -> nn.Parameter:

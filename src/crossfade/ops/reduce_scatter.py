@@ -99,7 +99,7 @@ def matmul_reduce_scatter(
     target = check_out(_NAME, group, operands, out, (block, b.shape[1]))
     way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)
     if target.numel():
-        own = bias if group.rank == 0 else None
+        own = operands.bias if group.rank == 0 else None
         has_bias, is_new_out = bias is not None, out is None
         way(Job(_NAME, group, lane, operands.a, b, own, target, has_bias=has_bias, is_new_out=is_new_out, fill=fill))
     fill()

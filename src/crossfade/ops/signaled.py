@@ -84,7 +84,8 @@ def matmul_signaled(
     """
     rows, target = _check(a, b, bias, out)
     plan = _plan(len(rows), b.shape[1], group_rows)
-    given = _Given(rows, b, bias, target.view(len(rows), b.shape[1]))
+    packed = None if bias is None else bias.contiguous()  # the kernel has its address alone
+    given = _Given(rows, b, packed, target.view(len(rows), b.shape[1]))
     if not target.is_cuda:
         _by_products(given, plan, on_group)
         return target
