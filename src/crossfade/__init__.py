@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from crossfade.errors import ChannelError as ChannelError
     from crossfade.errors import ChannelTimeout as ChannelTimeout
     from crossfade.errors import CrossfadeError as CrossfadeError
+    from crossfade.errors import DeviceError as DeviceError
     from crossfade.errors import GetTimeoutError as GetTimeoutError
     from crossfade.errors import GraphError as GraphError
     from crossfade.errors import MissingDependency as MissingDependency
@@ -69,7 +70,7 @@ _ROOMS = {
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
-        "CrossfadeError GetTimeoutError GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
+        "CrossfadeError DeviceError GetTimeoutError GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
         "SessionError StaticShapeError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",

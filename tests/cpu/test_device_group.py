@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -228,3 +229,23 @@ def test_a_span_ends_also_where_the_exchange_cannot_be_enqueued(world: World) ->
     with pytest.raises(ChannelBroken, match="no memory for this"):
         world.end.try_finish()
     assert len(counted.spans) == 1
+
+
+@pytest.mark.parametrize("kind", ["no memory", "nested"])
+def test_a_tensor_that_torch_refuses_is_its_partys_failure_and_not_the_actors_end(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tensor: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    tensor = torch.ones(3)
+    if kind == "no memory":
+        monkeypatch.setattr(torch.Tensor, "resolve_conj", refuse)
+    else:
+        with warnings.catch_warnings(action="ignore"):  # they are a prototype, says torch
+            tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    offer = make_offer(MEETING, 1, [tensor])
+    assert offer.tensors == ()
+    assert offer.failure is not None
+    assert (offer.failure.actor, offer.failure.node) == ("B", MEETING.label)
+    assert ("out of memory" if kind == "no memory" else "NestedTensor") in offer.failure.message

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import crossfade
+from crossfade import errors, exceptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +29,7 @@ PUBLIC = {
     "CompiledRef",
     "CostModel",
     "CrossfadeError",
+    "DeviceError",
     "GetTimeoutError",
     "GraphError",
     "InputNode",
@@ -99,3 +101,12 @@ def test_a_public_name_resolves_and_has_a_docstring_of_its_own(name: str) -> Non
 @pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_a_public_name_is_in_the_guides(name: str) -> None:
     assert re.search(rf"\b{name}\b", guides()), f"hint: say what {name} is for in README.md or docs/"
+
+
+def test_every_error_is_public_and_drawn_in_the_guide() -> None:
+    made = {name for name in errors.__all__ if issubclass(getattr(errors, name), BaseException)}
+    drawing = (ROOT / "docs" / "errors.md").read_text().split("```text\n")[1].split("```")[0]
+    drawn = set(re.findall(r"^[│├└─ ]*(\w+)", drawing, re.MULTILINE))
+    assert made <= PUBLIC
+    assert made <= set(exceptions.__all__)
+    assert made == drawn

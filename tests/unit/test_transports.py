@@ -389,3 +389,22 @@ def test_pl4_the_inline_engine_runs_plans_with_device_channels(
         assert opened.try_submit([10] * len(plan.inputs))
         assert opened.wait_to_collect(lambda: opened.try_collect() == expected, None)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("of", "shared"),
+    [({"A": (0,), "B": (0,)}, 0), ({"A": (0, 1), "B": (2, 1)}, 1), ({"A": (0, 1), "B": (1,)}, 1)],
+)
+def test_nccl_between_actors_that_share_a_gpu_is_refused(of: dict[str, tuple[int, ...]], shared: int) -> None:
+    with pytest.raises(
+        GraphError,
+        match=rf"'nccl' from A to B, which share GPU {shared}, .*one process of each GPU\nhint: 'auto' takes 'copy'",
+    ):
+        chosen("nccl", Gpus(of))
+    assert [chosen(asked, Gpus(of)) for asked in ("auto", "accelerator", "copy", "staged")] == [
+        "copy",
+        "copy",
+        "copy",
+        "staged",
+    ]
+    assert chosen("nccl", Gpus({"A": (0, 1), "B": (1, 0)})) == "nccl"

@@ -134,13 +134,16 @@ def make_offer(meeting: Meeting, rank: int, values: Sequence[object], device: to
     if meeting.kind is CollectiveKind.BROADCAST and rank != meeting.root:
         return Offer(())
     party = meeting.parties[rank]
-    for value in values:
-        problem = _problem(meeting, value, device)
-        if problem is not None:
-            kind, what, hint = problem
-            return Offer((), _failure(kind(f"{party} brings {what}\nhint: {hint}"), party, meeting))
-    tensors = (value.detach().resolve_conj().resolve_neg() for value in values if isinstance(value, torch.Tensor))
-    return Offer(tuple(tensors))
+    try:
+        for value in values:
+            problem = _problem(meeting, value, device)
+            if problem is not None:
+                kind, what, hint = problem
+                return Offer((), _failure(kind(f"{party} brings {what}\nhint: {hint}"), party, meeting))
+        tensors = (value.detach().resolve_conj().resolve_neg() for value in values if isinstance(value, torch.Tensor))
+        return Offer(tuple(tensors))
+    except Exception as error:  # no memory for what a view stands for; or a nested tensor, which has no shape
+        return Offer((), _failure(error, party, meeting))
 
 
 def _problem(meeting: Meeting, value: object, device: torch.device | None) -> tuple[type[Exception], str, str] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,7 +15,17 @@ from crossfade.device.cuda_bindings import bindings, check
 from crossfade.errors import DeviceError
 from crossfade.topology import Device, Link, LinkKind, Topology
 
-__all__ = ["GOOD_CONNECTIONS", "Facts", "Finding", "Severity", "judge", "read_facts", "read_topology", "require"]
+__all__ = [
+    "GOOD_CONNECTIONS",
+    "Facts",
+    "Finding",
+    "Severity",
+    "check_pairs",
+    "judge",
+    "read_facts",
+    "read_topology",
+    "require",
+]
 
 
 DEFAULT_CONNECTIONS, GOOD_CONNECTIONS = 8, 32
@@ -167,6 +177,25 @@ def require(findings: list[Finding]) -> None:
     for finding in findings:
         if finding.severity is Severity.WARNING:
             warnings.warn(str(finding), RuntimeWarning, stacklevel=2)
+
+
+def check_pairs(kinds: Mapping[tuple[int, int], LinkKind], pairs: Iterable[tuple[int, int]], *, hint: str) -> None:
+    """Whether signals from the first to the second device of each pair can be trusted.
+
+    Args:
+        kinds: how each ordered pair of the host's devices is linked.
+        pairs: those that matter; within one device they can.
+        hint: what to do where they cannot.
+
+    Raises:
+        DeviceError: the two of a pair are not linked by NVLink.
+    """
+    for here, there in pairs:
+        if here != there and kinds.get((here, there)) is not LinkKind.NVLINK:
+            raise DeviceError(
+                f"GPU {here} and GPU {there} are not linked by NVLink, over which alone data is known to arrive before its signal",
+                hint=hint,
+            )
 
 
 def _attribute(name: str, device: int) -> int:

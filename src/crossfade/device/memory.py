@@ -11,6 +11,7 @@ Freeing device memory may wait for all streams of the device, so blocks are kept
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from crossfade.device.driver import Driver
 from crossfade.errors import DeviceError
@@ -71,10 +72,13 @@ class Pool:
 
     Args:
         driver: the device.
+        reclaim: called where there is no memory although nothing here is idle: others in this process may keep some for later. It
+            may wait for all streams of the device.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, reclaim: Callable[[], None] | None = None) -> None:
         self.driver = driver
+        self._reclaim = reclaim
         self._idle: dict[int, list[Block]] = {}  # by size
         self._used: set[Block] = set()
         self._lock = threading.RLock()  # groups of collectives take and give back in threads of their own
@@ -92,9 +96,9 @@ class Pool:
     def take(self, size_bytes: int, label: str, user: str) -> Block:
         """A block of at least ``size_bytes``, with its first user.
 
-        Where there is no memory for it, what nobody uses is given back first. That may wait for all streams of the device, which
-        may wait for others; but whatever these wait for is enqueued (PL-5), and needs no host of this or of another process, so
-        it comes to an end.
+        Where there is no memory for it, what nobody uses is given back first, here and then by `reclaim`. That may wait for all
+        streams of the device, which may wait for others; but whatever these wait for is enqueued (PL-5), and needs no host of this
+        or of another process, so it comes to an end.
 
         Raises:
             DeviceError: there is no memory for it even so.
@@ -112,11 +116,13 @@ class Pool:
         return block
 
     def _allocate(self, size_bytes: int, label: str) -> int:
-        try:
-            return self.driver.allocate(size_bytes, label)
-        except DeviceError:
-            if not self.trim():
-                raise
+        for give_back in (self.trim, self._reclaim):
+            try:
+                return self.driver.allocate(size_bytes, label)
+            except DeviceError:
+                if give_back is None:
+                    raise
+                give_back()
         return self.driver.allocate(size_bytes, label)
 
     def _take_back(self, block: Block) -> None:

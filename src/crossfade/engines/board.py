@@ -40,6 +40,7 @@ __all__ = [
     "num_devices",
     "peers_of",
     "places",
+    "pushes",
     "ring_states",
     "staged_layout",
     "uses_devices",
@@ -85,6 +86,18 @@ class RingPlace:
 def num_devices(plan: Plan, party: str) -> int:
     """Devices of a party; the CPU is one for who has no GPU."""
     return max(1, len(plan.devices.get(party, ())))
+
+
+def pushes(plan: Plan, party: str) -> list[tuple[int, int]]:
+    """From which GPU to which the party's copy channels go, by index; each pair once. None where the CPU stands for them."""
+    found: dict[tuple[int, int], None] = {}
+    sources = plan.devices.get(party, ())
+    for spec in plan.channels:
+        if spec.transport is Transport.COPY and spec.writer == party:
+            for targets in (plan.devices.get(reader, ()) for reader in spec.readers):
+                there = targets if len(targets) == len(sources) else targets[:1] * len(sources)
+                found.update(dict.fromkeys(zip(sources, there, strict=False)))
+    return list(found)
 
 
 def places(plan: Plan) -> Iterator[RingPlace]:

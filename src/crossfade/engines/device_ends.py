@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.channels.asking import all_of
 from crossfade.channels.device_home import DeviceHome
+from crossfade.device.capabilities import check_pairs, read_facts
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.engines.board import (
     SIGNALS,
@@ -19,6 +20,7 @@ from crossfade.engines.board import (
     lanes_of,
     nccl_links,
     num_devices,
+    pushes,
     staged_layout,
 )
 from crossfade.engines.device_turns import DeviceTurns
@@ -65,7 +67,7 @@ class DeviceEnds:
 
     Raises:
         MissingDependency: torch or cuda-bindings is not installed.
-        DeviceError: CUDA cannot start.
+        DeviceError: CUDA cannot start; or a copy channel goes between GPUs whose signals cannot be trusted.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class DeviceEnds:
         self._boards: dict[int, HostBoard] = {}  # by device, as each sees the signals
         try:
             self._homes = list(devices.homes)
+            self._check_reach()
             if SIGNALS in shared:
                 self._open_boards(shared[SIGNALS])
             self._make_streams()
@@ -98,6 +101,13 @@ class DeviceEnds:
         self._links: dict[tuple[str, str], NcclLink] = {}
         self._lock = threading.Lock()
         self._is_left = False
+
+    def _check_reach(self) -> None:
+        """Where nobody has measured the links, 'auto' takes copies to reach; where they do not, flags could come before data."""
+        pairs = [(here, there) for here, there in pushes(self._plan, self._party) if here != there]
+        if pairs and not self._homes[0].is_host:
+            hint = "'staged' goes through the host, and 'auto' takes it there once `crossfade topology` has run"
+            check_pairs(read_facts().links, pairs, hint=hint)
 
     def _open_boards(self, memory: Memory) -> None:
         for home in self._homes:

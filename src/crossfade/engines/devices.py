@@ -7,6 +7,7 @@ GPUs that this machine does not have.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +89,7 @@ class Devices:
                 from crossfade.device.cuda import CudaDriver
 
                 drivers = [CudaDriver(gpu) for gpu in self._gpus]
-            made = {id(driver): DeviceHome(driver, Pool(driver), Streams(driver)) for driver in drivers}
+            made = {id(driver): DeviceHome(driver, Pool(driver, _empty_caches), Streams(driver)) for driver in drivers}
             self._homes = [made[id(driver)] for driver in drivers]
             self._watchdogs = [Watchdog(home.driver) for home in made.values()]
         return self._homes
@@ -138,6 +139,13 @@ class Devices:
         """Gives memory that no channel uses back to the devices. They may wait for their streams."""
         for home in {id(home): home for home in self._homes}.values():
             home.pool.trim()
+
+
+def _empty_caches() -> None:
+    """Has torch give back what it keeps of its GPUs' memory without using it, which may be nearly all there is."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _host_driver() -> HostDriver:

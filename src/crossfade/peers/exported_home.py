@@ -12,13 +12,12 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 from crossfade.device.borrowed import device_of, tensor_on, torch_or_raise
-from crossfade.device.capabilities import judge, read_facts, require
+from crossfade.device.capabilities import check_pairs, judge, read_facts, require
 from crossfade.device.driver import HOST, Driver
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Block, OpenedMemory
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.tensors import load_kernels
-from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory, align
 from crossfade.peers.group import PeerGroup
 from crossfade.peers.home import Home, Kernels, OpenedHome
@@ -135,12 +134,8 @@ def check_links(kinds: Mapping[tuple[int, int], LinkKind], devices: Sequence[int
     Raises:
         DeviceError: two of them are not linked by NVLink.
     """
-    for here, there in permutations(dict.fromkeys(devices), 2):
-        if kinds.get((here, there)) is not LinkKind.NVLINK:
-            raise DeviceError(
-                f"GPU {here} and GPU {there} are not linked by NVLink, over which alone data is known to arrive before its signal",
-                hint="collectives between their actors go by NCCL: Transport.NCCL, or 'auto' once `crossfade topology` has run",
-            )
+    hint = "collectives between their actors go by NCCL: Transport.NCCL, or 'auto' once `crossfade topology` has run"
+    check_pairs(kinds, permutations(dict.fromkeys(devices), 2), hint=hint)
 
 
 def _kernels(driver: Driver, rank: int, devices: Sequence[int]) -> Kernels:

@@ -115,6 +115,8 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
             transport = _between(writer, reader, gpus, size_bytes)
         elif transport is Transport.COPY:
             _check_reach(wish, writer, reader, gpus)
+        elif transport is Transport.NCCL:
+            _check_apart(wish, writer, reader, gpus)
     elif transport is Transport.AUTO:
         is_direct = all(has_gpu) and wish.device is not TargetDevice.CPU
         transport = _between(writer, reader, gpus, size_bytes) if is_direct else Transport.SHM
@@ -177,6 +179,16 @@ def _check_reach(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
                 f"{_asks(wish, writer, reader)}, and their GPUs, {link.source} and {link.target}, are not connected by NVLink "
                 f"but by {link.kind}",
                 hint="'staged' goes through the host; 'auto' chooses; `crossfade topology` shows the links",
+            )
+
+
+def _check_apart(wish: Wish, writer: str, reader: str, gpus: Gpus) -> None:
+    """NCCL refuses a communicator of two processes on one GPU."""
+    for source, target in gpu_pairs(gpus.of[writer], gpus.of[reader]):
+        if source == target:
+            raise GraphError(
+                f"{_asks(wish, writer, reader)}, which share GPU {source}, and NCCL takes one process of each GPU",
+                hint="'auto' takes 'copy' there; num_gpus=1 gives each of them a GPU of its own",
             )
 
 
