@@ -4,6 +4,9 @@
     once all     have said theirs: wait `ready` | exchange | record `done`, on a stream of the group's own
     try_finish   as soon as that is enqueued: the compute stream waits `done`, and the program gets the tensors
 
+Where the program only writes to others what comes out, the compute stream does not wait: it goes on with the next execution, and
+writes are enqueued behind the exchange, on the group's stream.
+
 Because everybody draws the same conclusion from the same offers, each party enqueues its part of an exchange only when it is known
 that all others enqueue theirs, or have done so (PL-5). Whoever comes last enqueues at once. For those who came early a
 thread of the group does, should their main thread be busy: what others send behind an exchange may be the very thing for
@@ -252,7 +255,7 @@ class DeviceGroup:
 
     def _enqueue(self, task: Task) -> list[torch.Tensor]:
         end, driver = task.end, self.home.driver
-        with self._on_stream():
+        with self.on_stream():
             driver.wait_event(self._stream, end.ready)
             outs = task.outs = self._outs(task)
             end_span = end.begin(self._stream)
@@ -269,7 +272,7 @@ class DeviceGroup:
 
     def _stage(self, task: Task, layout: bytes) -> list[torch.Tensor]:
         """CPU tensors are brought to the device and what comes out of them back, which this thread waits for."""
-        with self._on_stream():
+        with self.on_stream():
             task.offer = Offer(tuple(tensor.to(self.device) for tensor in task.offer.tensors))
             outs = self._enqueue(task)
             task.is_taken = True
@@ -290,7 +293,8 @@ class DeviceGroup:
         return [out]
 
     @contextmanager
-    def _on_stream(self) -> Iterator[None]:
+    def on_stream(self) -> Iterator[None]:
+        """Torch's current stream is the group's."""
         if self._torch_stream is None:
             yield
         else:
@@ -303,9 +307,9 @@ class DeviceGroup:
             self._spare_events.append(self._kept.popleft().done)
 
     def take(self, task: Task) -> None:
-        """The program takes what came out: its stream waits for it."""
+        """The program takes what came out: its stream waits for it, unless it only passes it on."""
         with self._guard:
-            if task.done:
+            if task.done and not task.end.is_passed_on:
                 self.home.driver.wait_event(self.home.compute_stream(), task.done)
             task.is_taken = True
             self._collect()

@@ -274,6 +274,9 @@ class GlooCollective:
         self._raise_if_ended()
         self._tasks.put((self, values))
 
+    def pass_on(self) -> None:
+        """See the protocol: what comes out is there."""
+
     def try_finish(self) -> Sequence[object] | None:
         """See the protocol."""
         if self.result is not None:

@@ -63,6 +63,9 @@ class LocalCollective:
         self._num_bytes += sum(tensor.nbytes for tensor in offer.tensors)
         self._table.meet(self._num_outputs)
 
+    def pass_on(self) -> None:
+        """See the protocol: what comes out is there."""
+
     def try_finish(self) -> Sequence[object] | None:
         """See the protocol."""
         results = self._table.results[self._rank]

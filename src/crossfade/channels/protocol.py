@@ -15,6 +15,7 @@ A value must not be changed once it was given to a channel: a transport may stil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -142,6 +143,11 @@ class Collective(Protocol):
 
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
+        """
+
+    def pass_on(self) -> Callable[[], AbstractContextManager[None]] | None:
+        """Told before the first start: nobody computes with what comes out, it is only written to others. Then what computes goes
+        on beside the collective, and each such write is done inside of a new one of what this gives; None if it need not be.
         """
 
     def is_idle(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +144,23 @@ class _Binder:
             if action.verb is Verb.COLL and action.stream != MAIN:
                 outputs = plan.collective[action.target].outputs_of(actor)
                 self._pending.update(dict.fromkeys(outputs, action))
+        self._around_writes = self._passed_on()
+
+    def _passed_on(self) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+        """For values that come out of a collective and are only written to others: in what that is to be done. None where a guard
+        looks at all values.
+        """
+        if self._guard is not None:
+            return {}
+        used = (self._used_by(a) for a in self._plan.programs[self._actor] if a.verb in (Verb.RUN, Verb.COLL))
+        kept = {value for values in used for value in values}
+        found = {}
+        for name in {action.target: None for action in self._pending.values() if action.verb is Verb.COLL}:
+            outputs = self._plan.collective[name].outputs_of(self._actor)
+            around = self._ends.collectives[name].pass_on() if kept.isdisjoint(outputs) else None
+            if around is not None:
+                found.update(dict.fromkeys(outputs, around))
+        return found
 
     def steps(self, action: Action) -> list[_Bound]:
         """The steps of one action: waits for received values that it is the first to use, then the action itself."""
@@ -221,7 +239,7 @@ class _Binder:
         registers, register = self._registers, self._register(self._plan.channel[channel].value)
         try_write, actor, label = self._ends.writers[channel].try_write, self._actor, self._label_of(channel)
 
-        def write() -> bool:
+        def write_here() -> bool:
             try:
                 return try_write(registers[register])
             except ChannelError:
@@ -229,6 +247,8 @@ class _Binder:
             except Exception as error:  # it cannot be pickled: its readers get that error instead
                 return try_write(Failure.capture(error, actor=actor, node=label))
 
+        around = self._around_writes.get(self._plan.channel[channel].value)
+        write = write_here if around is None else _inside(around, write_here)
         if self._guard is None:
             return write
         writer, is_ordered = self._ends.writers[channel], self._plan.channel[channel].is_ordered
@@ -383,6 +403,16 @@ def _behind(before: Sequence[Callable[[], None]], step: Step) -> Step:
         return step()
 
     return behind
+
+
+def _inside(around: Callable[[], AbstractContextManager[None]], step: Step) -> Step:
+    """A step that is done inside of something."""
+
+    def inside() -> bool:
+        with around():
+            return step()
+
+    return inside
 
 
 def _returns(result: Any, num_returns: int) -> Sequence[Any]:
