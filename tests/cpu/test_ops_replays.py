@@ -102,7 +102,9 @@ def settings() -> Iterator[Any]:
 
 @pytest.fixture
 def group(machine: Machine) -> Group:
-    return Group(machine)
+    made = Group(machine)
+    made.belongings[tuners._HEAT] = torch.ones(2, 2)  # what trials multiply to heat a GPU
+    return made
 
 
 @pytest.fixture
@@ -269,3 +271,15 @@ def test_what_a_trial_captures_is_not_launched_before_all_ranks_have_agreed_that
     assert (machine.num_captures, machine.num_replays) == (1, 0)
     assert len(trial(2)) == 2
     assert machine.num_replays > 2, "some in front of those that are timed"
+
+
+def test_products_heat_the_device_in_front_of_what_is_timed_and_of_nothing_else(
+    machine: Machine, group: Group, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heated_at: list[int] = []
+    monkeypatch.setattr(tuners, "_heat", lambda group: heated_at.append(machine.num_replays))
+    trial = tuners.trial_of(group, partial(way, make(group)))  # type: ignore[arg-type]
+    assert trial(0) == []
+    assert heated_at == []
+    trial(2)
+    assert heated_at == [0]
