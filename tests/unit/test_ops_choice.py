@@ -1,22 +1,25 @@
-"""What is chosen where counts differ."""
+"""What is chosen where counts differ, or where torch's fused operators cannot do the call."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from crossfade.ops import choice
+from crossfade.ops.arguments import Given
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.counts import Counts
-from crossfade.ops.shape import Shape
+from crossfade.ops.shape import Operator, Shape
 
 SHAPE = Shape("matmul_all_to_all", 1000, 64, 64, "bfloat16", "nt", 2)
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, tuned: str, most_received: int) -> str:
     class Tuned:
-        def choose(self, shape: Shape) -> Candidate:
+        def choose(self, shape: Shape, *, without: str) -> Candidate:
+            assert without == ""
             return Candidate.parse(tuned)
 
     group: Any = None
@@ -45,6 +48,34 @@ def test_a_rank_that_gets_much_has_work_early(
 def test_where_there_is_nothing_to_do_nobody_is_asked() -> None:
     group: Any = None
     assert choice.choose_for(Shape("matmul_all_to_all", 0, 64, 64, "bfloat16", "nt", 2), group, 7) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("operator", "lane", "has_bias", "without"),
+    [
+        (Operator.REDUCE_SCATTER, 0, False, ""),
+        (Operator.REDUCE_SCATTER, 0, True, "fused"),
+        (Operator.REDUCE_SCATTER, 1, False, "fused"),
+        (Operator.ALL_GATHER, 0, True, ""),
+        (Operator.ALL_GATHER, 2, False, "fused"),
+    ],
+)
+def test_what_torch_would_not_do_fused_is_done_by_the_next_best_way(
+    monkeypatch: pytest.MonkeyPatch, operator: Operator, lane: int, has_bias: bool, without: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    asked: list[tuple[str, str]] = []
+
+    class Tuned:
+        def choose(self, shape: Shape, *, without: str) -> Candidate:
+            asked.append((shape.operator, without))
+            return PLAIN
+
+    monkeypatch.setattr(choice, "tuner_of", lambda group: Tuned())
+    group: Any = SimpleNamespace(num_ranks=2)
+    given = Given(torch.ones(4, 3), torch.ones(3, 2), torch.ones(2) if has_bias else None)
+    assert choice.choose(operator, group, given, 4, lane) == PLAIN
+    assert asked == [(operator, without)]
 
 
 def test_the_most_that_a_rank_gets() -> None:

@@ -69,6 +69,15 @@ def test_a_shape_takes_the_first_of_its_bucket_that_can_do_it() -> None:
     assert [tuner.choose(rows(m)) for m in (8192, 7680, 7000, 8192)] == [R1, R2, PLAIN, R1]
 
 
+def test_a_call_that_the_best_cannot_do_takes_the_next() -> None:
+    tuner = Bench({"chunked(chunks=2)": 10.0, "rounds(rounds=2)": 20.0, "plain": 30.0}, PREDICTED).tuner()
+    tuner.tune(SHAPE)
+    for _ in range(2):
+        assert str(tuner.choose(SHAPE)) == "chunked(chunks=2)"
+        assert tuner.choose(SHAPE, without="chunked") == R2
+    assert tuner.choose(SHAPE, without="rounds") == Candidate.of("chunked", chunks=2)
+
+
 def test_plain_does_what_nothing_of_the_decision_can_do() -> None:
     bench = Bench({"rounds(rounds=1)": 10.0}, {"rounds(rounds=1)": 10.0}, needs={"rounds(rounds=1)": 8192})
     tuner = bench.tuner()

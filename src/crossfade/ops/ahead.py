@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
+from crossfade.ops import fused
 from crossfade.ops.arguments import layout_of
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import choose_for
@@ -118,7 +119,7 @@ def prepare_call(
     """
     name = _operator(operator)
     refuse_in_capture(group, f"{name} is prepared")
-    chosen = _chosen(name, group, a, b, options.get("counts"), candidate, is_measured=is_measured)
+    chosen = _chosen(name, group, a, b, {**options, "lane": lane}, candidate, is_measured=is_measured)
     torch = torch_or_raise()
     function = getattr(import_module(str(__package__)), name)
     with torch.no_grad():
@@ -156,13 +157,14 @@ def _chosen(
     group: PeerGroup,
     a: torch.Tensor,
     b: torch.Tensor,
-    counts: Sequence[Sequence[int]] | None,
+    options: Mapping[str, Any],
     candidate: Candidate | str | None,
     *,
     is_measured: bool,
 ) -> Candidate:
     if candidate is not None:
         return Candidate.parse(candidate) if isinstance(candidate, str) else candidate
+    counts: Sequence[Sequence[int]] | None = options.get("counts")
     num_rows, most_received = a.numel() // max(a.shape[-1], 1), 0
     if counts is not None:
         known = Counts(tuple(tuple(row) for row in counts), group.rank)
@@ -173,4 +175,5 @@ def _chosen(
     shape = Shape(name, num_rows, b.shape[1], b.shape[0], dtype, layout_of(name, b), group.num_ranks)
     if is_measured and shape.m and shape.n:
         tuner_of(group).tune(shape)
-    return choose_for(shape, group, most_received)
+    can_fuse = fused.takes(name, options["lane"], has_bias=options.get("bias") is not None)
+    return choose_for(shape, group, most_received, can_fuse=can_fuse)

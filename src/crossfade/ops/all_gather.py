@@ -107,7 +107,7 @@ def all_gather_matmul(
             raise ValueError(f"gathered of {_NAME} is not contiguous\nhint: torch.empty({num_rows}, {b.shape[0]})")
         if out is not None:
             check_overlap(f"{_NAME} with gathered", gathered, out, None)
-    way = way_of(_NAME, group, operands, num_rows, candidate, _WAYS)
+    way = way_of(_NAME, group, operands, num_rows, candidate, _WAYS, lane=lane)
     job = Job(_NAME, group, lane, operands.a, b, operands.bias, target, gathered, is_new_out=out is None)
     if operands.a.numel():
         way(job)

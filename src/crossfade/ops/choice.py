@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from crossfade.ops import fused
 from crossfade.ops.arguments import Given, layout_of
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.job import Way
@@ -32,6 +33,7 @@ def way_of(
     candidate: Candidate | Rehearsal | str | None,
     ways: Mapping[str, Way],
     *,
+    lane: int = 0,
     most_received: int = 0,
 ) -> Way:
     """The way, with its parameters.
@@ -43,6 +45,7 @@ def way_of(
         num_rows: M, see `Shape`; the same on all ranks.
         candidate: a candidate, or its text; None for what `choose` gives; a rehearsal, which prepares it too.
         ways: of this operator, by name.
+        lane: on which lane.
         most_received: see `choose_for`.
 
     Raises:
@@ -54,7 +57,7 @@ def way_of(
         do = rehearse if candidate.is_whole else make_ready
         candidate = candidate.candidate
     elif candidate is None:
-        candidate = choose(operator, group, given, num_rows, most_received)
+        candidate = choose(operator, group, given, num_rows, lane, most_received)
     elif isinstance(candidate, str):
         candidate = Candidate.parse(candidate)
     way = ways.get(candidate.name)
@@ -64,15 +67,18 @@ def way_of(
     return partial(do, candidate, chosen)
 
 
-def choose(operator: Operator, group: PeerGroup, given: Given, num_rows: int, most_received: int = 0) -> Candidate:
+def choose(
+    operator: Operator, group: PeerGroup, given: Given, num_rows: int, lane: int = 0, most_received: int = 0
+) -> Candidate:
     """What was measured to be best for such a shape, or else the model's choice; the same on all ranks, by rank 0's word."""
     (depth, columns), dtype = given.b.shape, str(given.b.dtype).removeprefix("torch.")
     layout = layout_of(operator, given.b)
     shape = Shape(operator, num_rows, columns, depth, dtype, layout, group.num_ranks)
-    return choose_for(shape, group, most_received)
+    can_fuse = fused.takes(operator, lane, has_bias=given.bias is not None)
+    return choose_for(shape, group, most_received, can_fuse=can_fuse)
 
 
-def choose_for(shape: Shape, group: PeerGroup, most_received: int = 0) -> Candidate:
+def choose_for(shape: Shape, group: PeerGroup, most_received: int = 0, *, can_fuse: bool = True) -> Candidate:
     """The same for a shape; plain where there is nothing to do.
 
     Shapes are tuned with equal counts. Where one rank gets many more rows than any rank sends, its link is what all wait for, and
@@ -82,10 +88,11 @@ def choose_for(shape: Shape, group: PeerGroup, most_received: int = 0) -> Candid
         shape: M counts what one rank sends.
         group: whose ranks do it.
         most_received: all-to-all: the most rows that a rank gets.
+        can_fuse: whether torch's fused operators take the call (`fused.takes`); else the next best way does it.
     """
     if not (shape.m and shape.n):
         return PLAIN
-    chosen = tuner_of(group).choose(shape)
+    chosen = tuner_of(group).choose(shape, without="" if can_fuse else "fused")
     rounds = chosen.arguments.get("rounds", _CROWDED_ROUNDS)
     if chosen.name == "rounds" and rounds < _CROWDED_ROUNDS and most_received > _CROWDED * shape.m:
         return Candidate.of("rounds", **{**chosen.arguments, "rounds": _CROWDED_ROUNDS})

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["all_gather", "is_offered", "reduce_scatter", "shared_bytes"]
+__all__ = ["all_gather", "is_offered", "reduce_scatter", "shared_bytes", "takes"]
 
 _FUNCTIONS = {Operator.REDUCE_SCATTER: "fused_matmul_reduce_scatter", Operator.ALL_GATHER: "fused_all_gather_matmul"}
 _MODULE = "torch.distributed._symmetric_memory"
@@ -46,6 +46,11 @@ def is_offered(shape: Shape, group: PeerGroup) -> bool:
     return _function(name) is not None
 
 
+def takes(operator: Operator, lane: int, *, has_bias: bool) -> bool:
+    """Whether such calls are torch's, and not `plain` in their place."""
+    return not lane and not (operator == Operator.REDUCE_SCATTER and has_bias)
+
+
 def shared_bytes(group: PeerGroup) -> int:
     """How much of torch's memory the ranks share for these operators by now; the same on all ranks, call by call."""
     return max(_handles(group), default=0)
@@ -53,7 +58,7 @@ def shared_bytes(group: PeerGroup) -> int:
 
 def reduce_scatter(job: Job) -> None:
     """See `matmul_reduce_scatter`. A bias, which these operators do not know, makes it `plain`."""
-    if job.has_bias or job.lane:
+    if not takes(Operator.REDUCE_SCATTER, job.lane, has_bias=job.has_bias):
         plain.reduce_scatter(job)
         return
     name, function = _set_up(job, Operator.REDUCE_SCATTER, 2 * job.out.nbytes)
@@ -62,7 +67,7 @@ def reduce_scatter(job: Job) -> None:
 
 def all_gather(job: Job) -> None:
     """See `all_gather_matmul`."""
-    if job.lane:
+    if not takes(Operator.ALL_GATHER, job.lane, has_bias=job.bias is not None):
         plain.all_gather(job)
         return
     name, function = _set_up(job, Operator.ALL_GATHER, job.a.nbytes)

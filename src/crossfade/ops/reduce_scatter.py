@@ -97,7 +97,7 @@ def matmul_reduce_scatter(
     operands = check_operands(_NAME, group, a, b, bias)
     block = rows_for_each(_NAME, group, len(operands.a))
     target = check_out(_NAME, group, operands, out, (block, b.shape[1]))
-    way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS)
+    way = way_of(_NAME, group, operands, len(operands.a), candidate, _WAYS, lane=lane)
     if target.numel():
         own = operands.bias if group.rank == 0 else None
         has_bias, is_new_out = bias is not None, out is None

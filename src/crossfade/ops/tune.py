@@ -84,25 +84,29 @@ class Tuner:
         self._num_turns = num_turns
         self._num_repeats = num_repeats
         self._decisions: dict[Shape, Decision] = {}
-        self._chosen: dict[Shape, Candidate] = {}
+        self._chosen: dict[tuple[Shape, str], Candidate] = {}
         self._num_tuned = 0
         self._deciding = Lock()
 
-    def choose(self, shape: Shape) -> Candidate:
+    def choose(self, shape: Shape, *, without: str = "") -> Candidate:
         """The candidate for a shape, at once: what was measured for its bucket, now or before, else the model's choice.
 
         Measures nothing, so it may be called inside a capture. The first call for a bucket waits for rank 0's word.
 
+        Args:
+            shape: what is to be done.
+            without: the name of candidates that cannot do this call, whatever its shape; the same on all ranks.
+
         Raises:
             ChannelTimeout: rank 0 has not asked about this bucket.
         """
-        chosen = self._chosen.get(shape)
+        chosen = self._chosen.get((shape, without))
         if chosen is None:
-            able = set(self._candidates(shape))
+            able = {each for each in self._candidates(shape) if each.name != without}
             chosen = next((each for each in self.decide(shape).order if each in able), PLAIN)
             if len(self._chosen) >= MOST_SHAPES:
                 self._chosen.clear()
-            self._chosen[shape] = chosen
+            self._chosen[shape, without] = chosen
         return chosen
 
     def decide(self, shape: Shape) -> Decision:
@@ -138,7 +142,7 @@ class Tuner:
         measured = Decision(tuple(_settled(times_us)), Source.MEASURED, tuple(times_us.items()), tuple(notes))
         heard = self._hear(f"tuned {self._num_tuned}: {bucket}", lambda: measured)
         self._decisions[bucket] = Decision(heard.order, heard.source, heard.times_us, tuple(notes))
-        self._chosen = {each: chosen for each, chosen in self._chosen.items() if each.bucket != bucket}
+        self._chosen = {each: chosen for each, chosen in self._chosen.items() if each[0].bucket != bucket}
         if self._cache is not None and self._ranks.rank == 0:
             self._cache.keep(bucket, heard)
         return self._decisions[bucket]
