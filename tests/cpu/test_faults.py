@@ -20,10 +20,14 @@ import numpy as np
 import pytest
 
 import crossfade
+from crossfade.channels import shm_ring
 from crossfade.engines import actor_process
 from crossfade.host.processes import count_oom_kills
 
 pytestmark = pytest.mark.timeout(90)
+
+
+TRY_WRITE = shm_ring.ShmWriter.try_write
 
 
 class Doer:
@@ -51,6 +55,13 @@ class Doer:
 
     def hold_the_lock(self, seconds: int) -> None:
         ctypes.PyDLL(None).sleep(seconds)
+
+    def break_writing(self, is_broken: bool) -> None:
+        def fail(writer: Any, value: object) -> bool:
+            raise RuntimeError("planted")
+
+        writer: Any = shm_ring.ShmWriter
+        writer.try_write = fail if is_broken else TRY_WRITE
 
     def limit_files(self, num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
@@ -424,6 +435,27 @@ def test_a_reader_without_memory_gets_an_error_and_the_ring_goes_on(local: None)
         with pytest.raises(crossfade.TaskError, match=r"(?s)unpickling.*memory"):
             graph.execute(np.zeros(80_000_000, np.uint8)).get()
         assert graph.execute(np.zeros(100_000, np.uint8)).get() == 100_000
+
+
+def test_a_step_that_fails_as_nobody_has_foreseen_ends_its_graph_and_not_the_actor(
+    local: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    actor = Actor.remote()
+    pid = actor.pid.remote().get()
+    other = _graph(actor, "echo")
+    assert other.execute(1).get() == 1
+    actor.break_writing.remote(True).get()
+    graph = _graph(actor, "length")
+    actor.break_writing.remote(False).get()
+    ref = graph.execute([1, 2])
+    with pytest.raises(crossfade.ActorError, match=r"RuntimeError: planted .*Doer0\.length \(node n0\)"):
+        ref.get()
+    graph.teardown()
+    assert actor.pid.remote().get() == pid
+    assert other.execute(2).get() == 2
+    with _graph(actor, "length") as again:
+        assert again.execute([3]).get() == 1
+    assert "RuntimeError: planted" in capfd.readouterr().err
 
 
 # Forks

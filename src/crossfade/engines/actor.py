@@ -129,6 +129,10 @@ class _Actor:
                     has_moved = True
             except (ChannelError, DeviceError) as error:
                 part.fault = fault_text(error, part.plan, part.cursor.action)
+            except Exception as error:  # nobody has foreseen it: it ends this graph, and neither the actor nor others
+                traceback.print_exc()
+                told = ChannelError(f"{type(error).__name__}: {error}")
+                part.fault = fault_text(told, part.plan, part.cursor.action)
         return has_moved
 
     def _look_around(self) -> bool:
