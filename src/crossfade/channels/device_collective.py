@@ -4,8 +4,8 @@
     once all     have said theirs: wait `ready` | exchange | record `done`, on a stream of the group's own
     try_finish   as soon as that is enqueued: the compute stream waits `done`, and the program gets the tensors
 
-Where the program only writes to others what comes out, the compute stream does not wait: it goes on with the next execution, and
-writes are enqueued behind the exchange, on the group's stream.
+Where the program only writes to others what comes out, the compute stream does not wait: it goes on with the next execution.
+Another stream of the group's waits in its place, and is torch's current one while such a write is enqueued.
 
 Because everybody draws the same conclusion from the same offers, each party enqueues its part of an exchange only when it is known
 that all others enqueue theirs, or have done so (PL-5). Whoever comes last enqueues at once. For those who came early a
@@ -38,7 +38,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -113,6 +113,8 @@ class DeviceGroup:
         self._is_closing = self._is_ending = self._is_let_go = False
         self._stream = home.driver.create_stream(f"collectives of {', '.join(parties)}", is_urgent=True)
         self._torch_stream: Any = None if home.is_host else _as_torch(self._stream, home.device)
+        self._leaving: int | None = None
+        """The stream on which what comes out is there for those who only write it to others; made for the first of them."""
         self._thread = threading.Thread(target=self._run, name="crossfade-collectives", daemon=True)
         self._thread.start()
 
@@ -255,7 +257,7 @@ class DeviceGroup:
 
     def _enqueue(self, task: Task) -> list[torch.Tensor]:
         end, driver = task.end, self.home.driver
-        with self.on_stream():
+        with self._on_stream():
             driver.wait_event(self._stream, end.ready)
             outs = task.outs = self._outs(task)
             end_span = end.begin(self._stream)
@@ -272,7 +274,7 @@ class DeviceGroup:
 
     def _stage(self, task: Task, layout: bytes) -> list[torch.Tensor]:
         """CPU tensors are brought to the device and what comes out of them back, which this thread waits for."""
-        with self.on_stream():
+        with self._on_stream():
             task.offer = Offer(tuple(tensor.to(self.device) for tensor in task.offer.tensors))
             outs = self._enqueue(task)
             task.is_taken = True
@@ -293,8 +295,7 @@ class DeviceGroup:
         return [out]
 
     @contextmanager
-    def on_stream(self) -> Iterator[None]:
-        """Torch's current stream is the group's."""
+    def _on_stream(self) -> Iterator[None]:
         if self._torch_stream is None:
             yield
         else:
@@ -306,11 +307,19 @@ class DeviceGroup:
         while self._kept and self._kept[0].is_taken and self.home.driver.has_happened(self._kept[0].done):
             self._spare_events.append(self._kept.popleft().done)
 
+    def way_out(self) -> tuple[int, Callable[[], AbstractContextManager[None]]]:
+        """The stream for what is only written to others, and what makes it torch's current one."""
+        if self._leaving is None:
+            self._leaving = self.home.driver.create_stream(f"what leaves collectives of {', '.join(self._parties)}")
+        stream = _as_torch(self._leaving, self.home.device)
+        return self._leaving, lambda: torch.cuda.stream(stream)
+
     def take(self, task: Task) -> None:
-        """The program takes what came out: its stream waits for it, unless it only passes it on."""
+        """The program takes what came out: its stream waits for it, or the one on which it leaves."""
         with self._guard:
-            if task.done and not task.end.is_passed_on:
-                self.home.driver.wait_event(self.home.compute_stream(), task.done)
+            if task.done:
+                leaving = task.end.leaving
+                self.home.driver.wait_event(self.home.compute_stream() if leaving is None else leaving, task.done)
             task.is_taken = True
             self._collect()
 
@@ -435,7 +444,9 @@ class DeviceGroup:
             self._queue.clear()
         for event in events:
             driver.destroy_event(event)
-        driver.destroy_stream(self._stream)
+        for stream in (self._stream, self._leaving):
+            if stream is not None:
+                driver.destroy_stream(stream)
         self._give_back()
 
 

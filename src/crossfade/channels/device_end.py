@@ -65,7 +65,7 @@ class DeviceCollective:
         expected: what was broadcast last: dtype and shape.
         broken: why it cannot be used any more; empty if it can.
         around: who records what it does on the device (see `crossfade.device.recorded.Recorded`).
-        is_passed_on: the compute stream does not wait for what comes out.
+        leaving: the stream that waits for what comes out, where it is not the compute stream.
     """
 
     on_moved: Callable[[int, int], None] | None = None
@@ -79,7 +79,7 @@ class DeviceCollective:
         self.expected: tuple[torch.dtype, tuple[int, ...]] | None = None
         self.broken = ""
         self.around: Around | None = None
-        self.is_passed_on = False
+        self.leaving: int | None = None
         self._group = group
         self._result: tuple[Task | None, Sequence[object]] | None = None
         self._num_values = 0
@@ -109,15 +109,15 @@ class DeviceCollective:
             self.on_moved(start_ns, time.monotonic_ns())
 
     def pass_on(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """See the protocol. Writes are enqueued as if the group's stream, where the exchanges are, had computed what they take."""
+        """See the protocol. Writes are enqueued as if another stream than the program's had computed what they take."""
         if self._group.home.is_host:
             return None
-        self.is_passed_on = True
-        return self._group.on_stream
+        self.leaving, current = self._group.way_out()
+        return current
 
     def try_finish(self) -> Sequence[object] | None:
-        """See the protocol. What comes out is ready on the compute stream (on the group's, if it is only passed on), and perhaps
-        not yet computed.
+        """See the protocol. What comes out is ready on the compute stream (on another, if it is only passed on), and perhaps not
+        yet computed.
         """
         if self._result is None and not self._group.home.is_host:
             self._group.pump()

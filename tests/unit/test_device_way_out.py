@@ -1,0 +1,87 @@
+"""Which stream waits for what comes out of a collective between GPUs: the compute stream, or, where it only leaves, another."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="collectives need torch")
+
+from crossfade.channels import device_collective  # noqa: E402
+from crossfade.channels.collective import Meeting, Offer  # noqa: E402
+from crossfade.channels.device_collective import DeviceGroup  # noqa: E402
+from crossfade.channels.device_end import DeviceCollective, Task  # noqa: E402
+from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
+
+COMPUTE, LEAVING = 1, 2
+MEETING = Meeting("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, ("A", "B"))
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is done to streams."""
+    found: list[tuple[Any, ...]] = []
+
+    def current(stream: int) -> Any:
+        found.append(("current", stream))
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "stream", current)
+    monkeypatch.setattr(device_collective, "_as_torch", lambda handle, device: handle)
+    return found
+
+
+@pytest.fixture
+def group(lines: list[tuple[Any, ...]]) -> DeviceGroup:
+    """On a device whose calls are written down; without a table, a mover and a thread."""
+    events = iter(range(100, 200))
+
+    def create_stream(label: str) -> int:
+        lines.append(("create", label))
+        return LEAVING
+
+    driver = SimpleNamespace(
+        create_event=lambda: next(events),
+        create_stream=create_stream,
+        wait_event=lambda stream, event: lines.append(("wait", stream, event)),
+        has_happened=lambda event: False,
+    )
+    made = object.__new__(DeviceGroup)
+    home = SimpleNamespace(driver=driver, device=0, is_host=False, compute_stream=lambda: COMPUTE)
+    vars(made).update(home=home, _parties=("A", "B"), _leaving=None, _guard=threading.Lock(), _kept=deque())
+    return made
+
+
+def taken(group: DeviceGroup, end: DeviceCollective, event: int) -> None:
+    """The program takes what an exchange with this event gave."""
+    task = Task(end, Offer(()), 0, [], COMPUTE)
+    task.done = event
+    end.give(task, [None])
+    assert end.try_finish() == [None]
+    assert task.is_taken
+
+
+def test_the_compute_stream_waits_for_what_is_used_here(group: DeviceGroup, lines: list[tuple[Any, ...]]) -> None:
+    taken(group, DeviceCollective(group, MEETING, 0, 0, 1), 7)
+    assert lines == [("wait", COMPUTE, 7)]
+
+
+def test_another_stream_waits_for_what_leaves(group: DeviceGroup, lines: list[tuple[Any, ...]]) -> None:
+    used, *leave = (DeviceCollective(group, MEETING, number, 0, 1) for number in range(3))
+    around = [end.pass_on() for end in leave]
+    assert lines == [("create", "what leaves collectives of A, B")]  # one for all of them
+    lines.clear()
+    for event, end in enumerate((leave[0], used, leave[1]), 7):
+        taken(group, end, event)
+    assert lines == [("wait", LEAVING, 7), ("wait", COMPUTE, 8), ("wait", LEAVING, 9)]
+    lines.clear()
+    for each in around:
+        assert each is not None
+        with each():
+            pass
+    assert lines == [("current", LEAVING)] * 2
