@@ -519,6 +519,7 @@ def test_dump_tells_who_waits_for_whom(local: None, pipe: Path) -> None:
 
 def test_dump_of_an_actor_that_cannot_answer_has_its_stack(local: None) -> None:
     actor = Actor.options(name="first").remote()
+    actor.pid.remote().get()  # it has started
     ref = actor.hold_the_lock.remote(4)
     text = crossfade.dump(io.StringIO())
     if "does not answer" in text:  # else it was asked before the call began
