@@ -18,6 +18,7 @@ __all__ = [
     "check_operands",
     "check_out",
     "layout_of",
+    "packed",
     "rows_for_each",
     "store",
 ]
@@ -70,8 +71,8 @@ def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor
             raise ValueError(
                 f"bias of {name} is {describe(bias)}\nhint: it has to be {a.dtype} of shape [{b.shape[1]}]"
             )
-    rows = _packed(group, a).view(_num_rows(a), a.shape[-1])
-    return Given(rows, b, None if bias is None else _packed(group, bias))
+    rows = packed(group, a).view(_num_rows(a), a.shape[-1])
+    return Given(rows, b, None if bias is None else packed(group, bias))
 
 
 def _check_type(name: str, a: torch.Tensor) -> None:
@@ -102,13 +103,13 @@ def layout_of(name: str, b: torch.Tensor) -> Layout:
     )
 
 
-def _packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
+def packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
     """Contiguous; a copy of it where it must be, made in its place among what the current stream does."""
     if tensor.is_contiguous():
         return tensor
-    packed = tensor.new_empty(tensor.shape)
-    group.do(lambda: packed.copy_(tensor))
-    return packed
+    made = tensor.new_empty(tensor.shape)
+    group.do(lambda: made.copy_(tensor))
+    return made
 
 
 def _num_rows(a: torch.Tensor) -> int:

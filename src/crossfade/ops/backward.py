@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.all_to_all_first import all_to_all_matmul
-from crossfade.ops.arguments import check_operands, layout_of
+from crossfade.ops.arguments import check_operands, layout_of, packed
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.choice import choose_for
 from crossfade.ops.counts import Counts
@@ -119,7 +119,7 @@ class Call(ABC):
             b: what it gave.
             needs: the same as there.
         """
-        return self._backward(_packed(self._group, grad).flatten(0, -2), rows, b, needs)
+        return self._backward(packed(self._group, grad).flatten(0, -2), rows, b, needs)
 
     @abstractmethod
     def _compute(
@@ -155,7 +155,7 @@ class Rest:
         self.b: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
         if rows is not None:
-            self._plan_b(_packed(group, rows).flatten(0, -2), layout)
+            self._plan_b(packed(group, rows).flatten(0, -2), layout)
 
     def _plan_b(self, rows: torch.Tensor, layout: Layout) -> None:
         grad, depth, columns = self._grad, rows.shape[1], self._grad.shape[1]
@@ -265,7 +265,7 @@ class AllGather(Call):
     def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
         lane = self._back["lane"]
         if rows is not None and not self._is_saved:
-            flat = _packed(self._group, rows).flatten(0, -2)
+            flat = packed(self._group, rows).flatten(0, -2)
             place = find_scratch(self._group, lane, (self._group.num_ranks * len(flat), flat.shape[1]), flat)
             rows = collectives.all_gather(self._group, flat, place, lane=lane)
         rest = self._rest(grad, rows).with_bias(needs.bias)
@@ -360,12 +360,3 @@ def _operator(name: str) -> Callable[..., torch.Tensor]:
     """The function of that name, whose file imports this one."""
     function: Callable[..., torch.Tensor] = getattr(import_module(str(__package__)), name)
     return function
-
-
-def _packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, contiguous."""
-    if tensor.is_contiguous():
-        return tensor
-    packed = tensor.new_empty(tensor.shape)
-    group.do(lambda: packed.copy_(tensor))
-    return packed
