@@ -1,4 +1,4 @@
-"""What all tests share: how many examples hypothesis tries.
+"""What all tests share: how many examples hypothesis tries, and what an interrupt does.
 
 ``default`` is for ``make test``, ``soak`` for ``make soak`` (``pytest --hypothesis-profile=soak``), which runs most properties
 of ``make test`` again (``tests/soak/test_properties_long.py``).
@@ -7,8 +7,13 @@ of ``make test`` again (``tests/soak/test_properties_long.py``).
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that a test interrupts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples start processes and move megabytes: how long one takes says nothing about whether it is right.
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)

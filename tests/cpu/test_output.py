@@ -146,7 +146,7 @@ def test_a_forked_child_has_none_of_it() -> None:
         "if (pid := os.fork()) == 0:\n"
         "    pipes = [fd for fd in os.listdir('/proc/self/fd') if fd > '2' and os.path.exists(f'/proc/self/fd/{fd}')\n"
         "             and os.readlink(f'/proc/self/fd/{fd}').startswith('pipe')]\n"
-        "    print('child', len(pipes))\n    sys.exit(0)\n"
+        "    sys.stdout.write(f'child {len(pipes)}\\n')\n    sys.exit(0)\n"
         "os.waitpid(pid, 0)\na.f.remote('two').get()\n"
     )
     assert sorted(re.sub(r"pid=\d+", "pid=N", done.stdout).splitlines()) == [
