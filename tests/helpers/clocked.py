@@ -304,6 +304,9 @@ class ClockedDriver:
     def is_capturing(self, stream: int) -> bool:
         return self._capture is not None
 
+    def failure(self) -> str:
+        return ""
+
     def enter_thread(self) -> None: ...
 
     def begin_capture(self, stream: int) -> None:

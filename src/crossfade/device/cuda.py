@@ -11,11 +11,12 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from crossfade.device.cuda_bindings import Handles, bindings, check, relax_captures
 from crossfade.device.ledger import Ledger
+from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
 
 __all__ = ["CudaDriver", "CudaHostRange"]
@@ -50,6 +51,7 @@ class CudaDriver:
             _, most_urgent = check(self._cu.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange")
         self._urgent = int(most_urgent)
         self._rescue: Any = None
+        self._pulse: tuple[int, int] | None = None
         self.flushes_remote_writes = bool(self.attribute("CAN_FLUSH_REMOTE_WRITES"))
         self._wait_flags = int(self._cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         if self.flushes_remote_writes:
@@ -289,6 +291,22 @@ class CudaDriver:
             self._rescue = self.create_stream("rescue", is_urgent=True)
         return self._rescue
 
+    def failure(self) -> str:
+        """See `Driver`. A kernel's mistake (an illegal address, an assertion) ends all that the process does on the device, and is
+        told to whoever asks for something next. So a stream of its own is given a little each time.
+        """
+        if self._pulse is None:
+            with suppress(DeviceError):  # else it is tried again
+                self._pulse = self.create_stream("pulse", is_urgent=True), self.create_event()
+            return ""
+        stream, event = self._pulse
+        try:
+            if self.has_happened(event):
+                self.record_event(event, stream)
+        except DeviceError as error:
+            return str(error)
+        return ""
+
     # wait
 
     def wait_host(self, event: int) -> None:
@@ -349,6 +367,11 @@ class CudaDriver:
 
     def close(self) -> None:
         """Gives back what the driver itself took."""
+        if self._pulse is not None:
+            stream, event = self._pulse
+            self._pulse = None
+            self.destroy_event(event)
+            self.destroy_stream(stream)
         if self._rescue is not None:
             self.destroy_stream(self._rescue)
             self._rescue = None

@@ -140,6 +140,9 @@ class Driver(Protocol):
     def poke(self, address: int, value: int) -> None:
         """Stores a 32-bit word at a device address past all streams that work on something else."""
 
+    def failure(self) -> str:
+        """Why the device does nothing any more for this process; empty as long as it does. One thread asks, now and then."""
+
     # wait
 
     def wait_host(self, event: int) -> None:

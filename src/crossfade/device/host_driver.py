@@ -275,6 +275,10 @@ class HostDriver:
 
     # wait
 
+    def failure(self) -> str:
+        """See `Driver`. What this device does fails at once, where it is asked for it."""
+        return ""
+
     def wait_host(self, event: int) -> None:
         """Nothing: it has happened."""
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,7 @@ class _Actor:
         self._is_stopped = False
         self.is_forked = False
         self._devices: ActorDevices | None = None
+        self.look_after: Callable[[Callable[[], str]], None] = lambda failure: None  # see `Sentinel.look_after`
         self._gpus: tuple[int, ...] = ()
         self._doing = ""  # what is not an action of a plan
         os.register_at_fork(after_in_child=self._forked)
@@ -229,6 +230,7 @@ class _Actor:
             from crossfade.engines.actor_devices import ActorDevices
 
             self._devices = ActorDevices(self._gpus, self._break_off, self._doorbell, self._cannot_go_on)
+            self.look_after(self._devices.failure)
         return self._devices
 
     def _break_off(self, peer: str) -> None:
@@ -382,7 +384,7 @@ def main(
     connection = Connection(socket.socket(fileno=control_fd), keys[:KEY_BYTES], "actor")
     door = Connection(socket.socket(fileno=door_fd), keys[KEY_BYTES:], "actor")
     actor = _Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us))
-    Sentinel(driver_pidfd, lifeline_fd, door, stacks_fd, actor.describe)
+    actor.look_after = Sentinel(driver_pidfd, lifeline_fd, door, stacks_fd, actor.describe).look_after
     code = 0
     try:
         actor.serve()

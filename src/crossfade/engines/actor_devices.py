@@ -65,6 +65,10 @@ class ActorDevices:
         """See `select_gpus`."""
         select_gpus(self._gpus)
 
+    def failure(self) -> str:
+        """See `Devices.failure`."""
+        return self._devices.failure()
+
     def _ends(self) -> list[DeviceEnds]:
         """Of all plans, wherever they stand; some may be named twice. Any thread may ask: a plan is noted where it goes before it
         is taken from where it was.

@@ -120,6 +120,8 @@ class ActorProcess:
         """How it ended. The kernel's choice of a victim looks like any other SIGKILL, so its counter has to tell."""
         if self.refusal:
             return self.refusal
+        if failure := self.side_door.last_words():
+            return f"{failure}; its process was ended, for others would have waited for what it had begun there"
         text = describe_exit(code)
         if -code == signal.SIGKILL and count_oom_kills() > self.num_oom_kills:
             text += " (memory ran out, and the system ended a process)"

@@ -74,6 +74,7 @@ class Devices:
         self._homes: list[DeviceHome] = []
         self._watchdogs: list[Watchdog] = []
         self._watched: dict[str, _Watched] = {}
+        self._asked: set[int] = set()  # devices, whether they have failed
 
     @property
     def homes(self) -> Sequence[DeviceHome]:
@@ -119,6 +120,16 @@ class Devices:
             pass
 
         watchdog.watch(peer, pidfd, signals, streams, done, before_release=lambda: self._on_death(peer))
+
+    def failure(self) -> str:
+        """Which of them does nothing any more, and why; empty as long as all do, or none is open. One thread asks."""
+        for driver in {id(home.driver): home.driver for home in self._homes}.values():
+            if driver.device not in self._asked:
+                self._asked.add(driver.device)
+                driver.enter_thread()
+            if failure := driver.failure():
+                return f"GPU {driver.device} failed: {failure}"
+        return ""
 
     def forget(self, plan: int) -> None:
         """A plan is closed: its streams wait for nobody any more.

@@ -1,6 +1,10 @@
 """The thread of an actor that is there while the main thread is busy.
 
-It ends the process when the driver is gone, and tells what the main thread is doing when the driver asks. It sleeps otherwise.
+It ends the process when the driver is gone, and tells what the main thread is doing when the driver asks. It sleeps otherwise,
+but in an actor whose GPUs take part in graphs: there it asks them now and then whether they have failed. A GPU that has (a kernel
+took an illegal address, say) does nothing more for this process, which hears of it when it asks for something next; and other GPUs
+wait for what it had been given. So the process is ended, which lets them go.
+
 The driver asks over a connection of its own (the *side door*): the control connection belongs to the main thread.
 """
 
@@ -18,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from crossfade.engines.state import ActorState
 from crossfade.host.memory import Memory
@@ -31,6 +36,12 @@ STACKS_SIGNAL = signal.SIGRTMAX - 1
 
 _POLL_S = 0.005
 
+_ASK_S = 0.2
+"""How often devices are asked."""
+
+_GRACE_S = 0.3
+"""How long a process whose device has failed goes on: a method that has met it may tell in words of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Question:
@@ -43,6 +54,13 @@ class _Question:
 class _Answer:
     number: int
     state: ActorState
+
+
+@dataclass(frozen=True, slots=True)
+class _LastWords:
+    """From a sentinel that ends its process: why."""
+
+    reason: str
 
 
 class Sentinel:
@@ -67,22 +85,53 @@ class Sentinel:
         self._driver_pidfd = driver_pidfd
         self._door = door
         self._describe = describe
+        self._failure: Callable[[], str] | None = None
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         die_on_hangup(lifeline_fd)
         faulthandler.register(STACKS_SIGNAL, file=stacks_fd, all_threads=True)
         faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or 2, all_threads=True)
         threading.Thread(target=self._watch, name="crossfade-sentinel", daemon=True).start()
 
+    def look_after(self, failure: Callable[[], str]) -> None:
+        """Asks it, from now on, whether the devices have failed.
+
+        Args:
+            failure: says how they have; empty as long as they have not. Called in this thread, several times a second.
+        """
+        self._failure = failure
+        os.eventfd_write(self._wake_fd, 1)
+
     def _watch(self) -> None:
         poller = select.poll()
-        poller.register(self._driver_pidfd, select.POLLIN)
-        poller.register(self._door, select.POLLIN)
+        for fd in (self._driver_pidfd, self._wake_fd, self._door):
+            poller.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poller.poll()}
+            ready = {fd for fd, _ in poller.poll(_ASK_S * 1e3 if self._failure is not None else None)}
             if self._driver_pidfd in ready:
                 os._exit(1)
+            if self._wake_fd in ready:
+                os.eventfd_read(self._wake_fd)
             self._answer_all()
             if self._door.is_closed:
                 poller.unregister(self._door)
+            if failure := self._ask():
+                self._end(failure)
+
+    def _ask(self) -> str:
+        try:
+            return self._failure() if self._failure is not None else ""
+        except Exception:  # there is no reason to end the process in that; but the driver has to be watched on
+            traceback.print_exc()
+            self._failure = None
+            return ""
+
+    def _end(self, failure: str) -> NoReturn:
+        grace = select.poll()
+        grace.register(self._driver_pidfd, select.POLLIN)
+        grace.poll(_GRACE_S * 1e3)
+        with suppress(OSError):
+            self._door.send(pickle.dumps(_LastWords(failure), 5))
+        os._exit(1)
 
     def _answer_all(self) -> None:
         with suppress(
@@ -105,6 +154,7 @@ class SideDoor:
         self._door = door
         self._stacks = stacks
         self._number = 0
+        self._last_words = ""
 
     def ask(self) -> None:
         """Asks what the actor is doing; does not wait."""
@@ -120,13 +170,21 @@ class SideDoor:
         while True:
             with suppress(OSError):  # what comes is not the actor's: as if nothing came
                 while (message := self._door.take()) is not None:
-                    answer: _Answer = pickle.loads(message.payload)
-                    if answer.number == self._number:
+                    answer: _Answer | _LastWords = pickle.loads(message.payload)
+                    if isinstance(answer, _LastWords):
+                        self._last_words = answer.reason
+                    elif answer.number == self._number:
                         return answer.state
             left_s = deadline - time.monotonic()
             if left_s <= 0 or self._door.is_closed:
                 return None
             self._door.wait(left_s)
+
+    def last_words(self) -> str:
+        """Once the process has ended: why it ended itself, if a sentinel did it."""
+        while self.answer(0.0) is not None:
+            pass
+        return self._last_words
 
     def stacks_by_signal(self, pid: int, timeout_s: float) -> str:
         """The stacks of an actor that does not answer: it writes them without taking the interpreter lock."""

@@ -286,6 +286,10 @@ class FakeDriver:
 
     # capture
 
+    def failure(self) -> str:
+        """See `Driver`. It never fails by itself."""
+        return ""
+
     def is_capturing(self, stream: int) -> bool:
         """See `Driver`."""
         return self._capture is not None and self._capture.has(stream)
