@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from random import Random
 from typing import Any
@@ -12,11 +13,11 @@ torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels import conformance, nccl_link  # noqa: E402
 from crossfade.channels.nccl_link import nccl_group  # noqa: E402
-from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError, Failure  # noqa: E402
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError, Failure  # noqa: E402
 from tests.cpu.test_copy_engine import Unpicklable, draw_value, same  # noqa: E402
 from tests.cpu.test_staged_engine import Pair, Summed  # noqa: E402
 from tests.helpers.copy_pair import host_home, settle  # noqa: E402
-from tests.helpers.nccl_pair import open_links, open_nccl_channels, open_nccl_ends, open_nccl_pair  # noqa: E402
+from tests.helpers.nccl_pair import StandIn, open_links, open_nccl_channels, open_nccl_ends, open_nccl_pair  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -168,6 +169,37 @@ def test_nccl_needs_gpus() -> None:
         DeviceError, match=r"the transport 'nccl' needs a GPU on both sides.*\nhint: 'copy' and 'staged'"
     ):
         open_links(("a", "b"), ([home], [home]), nccl_group)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, DeviceError])
+def test_a_link_whose_second_lane_cannot_be_made_ends_the_first_one(fault: type[Exception]) -> None:
+    made: list[StandIn] = []
+
+    class Fails(StandIn):
+        def send(self, tensors: list[Any], rank: int, tag: int) -> Any:
+            return refuse() if self in made[2:] else super().send(tensors, rank, tag)
+
+        def recv(self, tensors: list[Any], rank: int, tag: int) -> Any:
+            return refuse() if self in made[2:] else super().recv(tensors, rank, tag)
+
+    def refuse() -> None:
+        raise fault("no lane for this")
+
+    def make(store: Any, rank: int, home: Any) -> Any:
+        made.append(Fails(store, rank, home))
+        return made[-1]
+
+    homes = [host_home() for _ in range(3)]
+    with pytest.raises((ChannelError, DeviceError), match="no lane for this"):
+        open_links(("a", "b"), (homes[:2], homes[2:] * 2), make)
+    for thread in threading.enumerate():
+        if thread.name == "crossfade-nccl-abort":
+            thread.join(30)
+    assert [group.ended for group in made] == ["abort"] * 4
+    for home in homes:
+        home.streams.close()
+        home.pool.close()
+        assert home.driver.ledger.held() == []
 
 
 def test_transfers_are_recorded_where_somebody_asks_and_else_nothing_is_enqueued_for_it() -> None:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -229,16 +230,31 @@ class NcclLink:
         file_store = _FileStore(f"/proc/self/fd/{self._store.fd}", -1)
         file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
         self.lanes: list[_Lane] = []
-        try:
-            for source, home in enumerate(homes):
-                with torch.cuda.device(home.device):  # for this thread, which may be a new one; nothing on the host
-                    store_of_lane = _PrefixStore(f"nccl/{pair[0]}/{pair[1]}/{source}", file_store)
-                    group = (make_group or nccl_group)(store_of_lane, _WRITER if self._is_writer else _READER, home)
-                    stream = home.streams.get(Role.NCCL, f"{pair[0]} to {pair[1]} {source}")
-                    self.lanes.append(_Lane(home, group, stream))
-                    self.lanes[-1].greet(self._is_writer)
-        except RuntimeError as error:  # its traceback may hold the store, which therefore stays open
-            raise ChannelError(f"{me} could not open {self._label}: {error}") from error
+        with ExitStack() as undo:
+            undo.callback(self._give_up)
+            try:
+                for source, home in enumerate(homes):
+                    with torch.cuda.device(home.device):  # for this thread, which may be a new one; nothing on the host
+                        store_of_lane = _PrefixStore(f"nccl/{pair[0]}/{pair[1]}/{source}", file_store)
+                        stream = home.streams.get(Role.NCCL, f"{pair[0]} to {pair[1]} {source}")
+                        group = (make_group or nccl_group)(store_of_lane, _WRITER if self._is_writer else _READER, home)
+                        self.lanes.append(_Lane(home, group, stream))
+                        self.lanes[-1].greet(self._is_writer)
+            except RuntimeError as error:  # its traceback may hold the store, which therefore stays open
+                raise ChannelError(f"{me} could not open {self._label}: {error}") from error
+            undo.pop_all()
+
+    def _give_up(self) -> None:
+        """It could not be made: ends the communicators that were, and then gives back what their lanes have. The store stays open
+        for the error, whose traceback holds torch's end of it.
+        """
+        lanes = self.lanes
+
+        def close() -> None:
+            for lane in lanes:
+                lane.close()
+
+        self._end("abort", close)
 
     def ask(self, reader: NcclReader) -> None:
         """A reader's program asks for one more value."""
@@ -292,14 +308,14 @@ class NcclLink:
         it.
         """
         self.reason = self.reason or reason
-        self._end("abort")
+        self._end("abort", self._store.close)
 
-    def _end(self, how: str) -> None:
-        """Ends the communicators, in a thread: that may take a while."""
+    def _end(self, how: str, and_then: Callable[[], None]) -> None:
+        """Ends the communicators, in a thread, for that may take a while; ``and_then`` is called there once they are gone."""
         if self._is_ending:
             return
         self._is_ending = True
-        groups, store, enter_thread = [lane.group for lane in self.lanes], self._store, self._enter_thread
+        groups, enter_thread = [lane.group for lane in self.lanes], self._enter_thread
         for lane in self.lanes:
             lane.group = None
 
@@ -307,7 +323,7 @@ class NcclLink:
             enter_thread()
             while groups:
                 getattr(groups.pop(), how)()
-            store.close()  # once the groups are gone
+            and_then()
 
         threading.Thread(target=work, name=f"crossfade-nccl-{how}", daemon=True).start()
 
@@ -333,7 +349,7 @@ class NcclLink:
             return False
         for lane in self.lanes:
             lane.close()
-        self._end("shutdown")
+        self._end("shutdown", self._store.close)
         self.readers.clear()
         self._permits.clear()
         self._is_settled = True
