@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from crossfade.api.arguments import Splitter
 from crossfade.api.executions import Execution, Executions
+from crossfade.api.links import known_links
 from crossfade.api.options import CompileOptions
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import Session, current
-from crossfade.engines.machine import gpu_uuids, visible_gpus
 from crossfade.engines.protocol import GraphStatistics, OpenPlan
 from crossfade.errors import (
     GraphError,
@@ -23,7 +23,6 @@ from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
-from crossfade.topology import load_topology
 from crossfade.types import DRIVER, Transport
 
 if TYPE_CHECKING:
@@ -249,14 +248,14 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     if session is None:
         raise SessionError("there is no session, so the graph's actors are gone", hint="make them anew")
     checked = check(output, session=session.id, transports=_transports())
-    topology = load_topology() if len(checked.devices) > 1 else None
+    topology, uuids = known_links(session, checked.devices)
     plan, calls = compile_plan(
         checked,
         max_inflight=chosen.max_inflight,
         buffer_bytes=chosen.buffer_bytes,
         overlap=chosen.overlap,
         topology=topology,
-        uuids=gpu_uuids([device.uuid for device in topology.devices], visible_gpus()) if topology is not None else None,
+        uuids=uuids,
     )
     session.bury_orphans()
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from crossfade.api.compiled import CompiledGraph
     from crossfade.engines.protocol import Engine, OpenPlan
     from crossfade.graph.nodes import ActorInfo
+    from crossfade.topology import Topology
 
 __all__ = ["Session", "current", "init", "is_initialized", "require", "shutdown"]
 
@@ -43,6 +44,7 @@ class Session:
         orphans: open plans whose graph was dropped without a teardown.
         actors: what is known of each actor, the dead ones included, by id.
         watches: what waits for results in an event loop, by loop. Under ``watches_lock``.
+        links: the host's GPUs and how they are linked, once an actor has told; see `crossfade.api.links`.
 
     Args:
         engine: the engine.
@@ -58,6 +60,7 @@ class Session:
         self.actors: dict[str, ActorInfo] = {}
         self.watches: weakref.WeakKeyDictionary[AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
         self.watches_lock = threading.Lock()
+        self.links: Topology | None = None
         self._ledger = Ledger(totals or {})
         self._names: set[str] = set()  # ids that were given out
         self._ids: dict[str, str] = {}  # of actors that the user named, by name

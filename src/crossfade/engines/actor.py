@@ -173,6 +173,8 @@ class _Actor:
                 self._create(message)
             case control.Call():
                 self._call(message)
+            case control.AskTopology():
+                self._tell_topology(message)
             case control.Introduce():
                 self._introduce(message.peer, *fds)
             case control.OpenPlan():
@@ -218,6 +220,16 @@ class _Actor:
         finally:
             self._doing = ""
         send(self._connection, control.Returned(message.number, payload, None))
+
+    def _tell_topology(self, message: control.AskTopology) -> None:
+        payload, failure = b"", None
+        try:
+            from crossfade.device.capabilities import read_topology
+
+            payload = dump_user(read_topology())
+        except Exception as error:
+            failure = Failure.capture(error, actor=self._name, node="asking for the GPUs")
+        send(self._connection, control.Returned(message.number, payload, failure))
 
     def _introduce(self, peer: str, bell_memory_fd: int, bell_fd: int, pidfd: int) -> None:
         self._bells[peer] = Bell(Memory(bell_memory_fd), bell_fd)

@@ -17,6 +17,7 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
 
 __all__ = [
+    "AskTopology",
     "Call",
     "ClosePlan",
     "Closed",
@@ -69,8 +70,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class AskTopology:
+    """To the actor: which GPUs are there, and how are they linked?"""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
-    """The answer: the pickled value, or the error."""
+    """The answer to either: the pickled value, or the error."""
 
     number: int
     payload: bytes

@@ -103,10 +103,10 @@ class DeviceEnds:
         self._is_left = False
 
     def _check_reach(self) -> None:
-        """Where nobody has measured the links, 'auto' takes copies to reach; where they do not, flags could come before data."""
+        """A measured topology may be another machine's; and where copies do not reach, flags could come before data."""
         pairs = [(here, there) for here, there in pushes(self._plan, self._party) if here != there]
         if pairs and not self._homes[0].is_host:
-            hint = "'staged' goes through the host, and 'auto' takes it there once `crossfade topology` has run"
+            hint = "'staged' goes through the host, and 'auto' takes it there; `crossfade topology` measures the links anew"
             check_pairs(read_facts().links, pairs, hint=hint)
 
     def _open_boards(self, memory: Memory) -> None:

@@ -23,6 +23,7 @@ from crossfade.plan.timeline import Span
 from crossfade.runtime.bind import Ends, bind
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
+from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
 __all__ = ["InlineEngine"]
@@ -87,6 +88,10 @@ class InlineEngine:
             return _DoneCall(_copied(getattr(instance, method)(*copied_args, **copied_kwargs)))
         except Exception as error:
             return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
+
+    def ask_topology(self, actor: str) -> _DoneCall:
+        """See the protocol. All actors are in this process, and nothing goes between GPUs."""
+        return _DoneCall(Topology())
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
         """See the protocol."""

@@ -193,9 +193,15 @@ class LocalEngine:
         """See the protocol."""
         process = self._process(actor)
         number = next(self._numbers)
-        message = control.Call(number, method, dump_user((tuple(args), dict(kwargs))))
-        process.awaited.add(number)
-        call = _LocalCall(self, process, number)
+        return self._ask(process, control.Call(number, method, dump_user((tuple(args), dict(kwargs)))))
+
+    def ask_topology(self, actor: str) -> _LocalCall:
+        """See the protocol."""
+        return self._ask(self._process(actor), control.AskTopology(next(self._numbers)))
+
+    def _ask(self, process: ActorProcess, message: control.Call | control.AskTopology) -> _LocalCall:
+        process.awaited.add(message.number)
+        call = _LocalCall(self, process, message.number)
         process.send(message)
         return call
 

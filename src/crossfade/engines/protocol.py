@@ -159,6 +159,9 @@ class Engine(Protocol):
     def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PendingCall:
         """Calls a method, after the calls that were made before."""
 
+    def ask_topology(self, actor: str) -> PendingCall:
+        """The GPUs that an actor's process can see and how they are linked, nothing measured: a `crossfade.topology.Topology`."""
+
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> OpenPlan:
         """Gives every actor its part of the plan.
 

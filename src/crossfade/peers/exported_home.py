@@ -134,7 +134,7 @@ def check_links(kinds: Mapping[tuple[int, int], LinkKind], devices: Sequence[int
     Raises:
         DeviceError: two of them are not linked by NVLink.
     """
-    hint = "collectives between their actors go by NCCL: Transport.NCCL, or 'auto' once `crossfade topology` has run"
+    hint = "collectives between their actors go by NCCL: Transport.NCCL, or 'auto'; `crossfade topology` measures the links anew"
     check_pairs(kinds, permutations(dict.fromkeys(devices), 2), hint=hint)
 
 
