@@ -32,9 +32,11 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any, Self, TypeVar
 
 __all__ = [
     "ActorDiedError",
@@ -62,6 +64,9 @@ __all__ = [
     "UnknownActor",
     "UnknownTransport",
 ]
+
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class CrossfadeError(Exception):
@@ -198,6 +203,20 @@ class TaskError(CrossfadeError):
     def __str__(self) -> str:
         return self.message
 
+    def __reduce__(self) -> Any:
+        state = {name: value for name, value in self.__dict__.items() if name != "cause"}
+        return _task_error_again, (_whole(self.cause), self.message, state)
+
+
+def _task_error_again(cause: BaseException | _ByParts | None, message: str, state: dict[str, Any]) -> TaskError:
+    """From a pickle, or for a copy (which takes no pickle of the cause): the class of both kinds is made anew."""
+    if isinstance(cause, _ByParts):
+        cause = cause.error
+    error = _task_error_like(cause, message)
+    error.__dict__.update(state)
+    error.cause = error.__cause__ = cause
+    return error
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -222,7 +241,7 @@ class Failure:
         try:
             import cloudpickle
 
-            pickled = cloudpickle.dumps(error, protocol=5)
+            pickled = cloudpickle.dumps(_whole(error), protocol=5)
         except Exception:
             pickled = None
         try:
@@ -258,8 +277,10 @@ class Failure:
 
 
 def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
-    """A TaskError which is also an instance of type(cause), with the attributes of ``cause``."""
-    if cause is None or isinstance(cause, TaskError) or not isinstance(cause, Exception):
+    """A TaskError which is also an instance of type(cause), with the attributes of ``cause``. A StopIteration is not: it would end
+    the caller's loop, or its coroutine.
+    """
+    if isinstance(cause, TaskError | StopIteration | StopAsyncIteration) or not isinstance(cause, Exception):
         return _plain_task_error(message)
     kind = type(cause)
     try:
@@ -267,10 +288,7 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
         body = {"__str__": TaskError.__str__, "__module__": kind.__module__}
         both: type[TaskError] = type(f"TaskError({kind.__name__})", (TaskError, kind), body)
         error = _new(both, cause.args)
-        with suppress(Exception):  # fills what some builtins keep outside __dict__, such as errno
-            kind.__init__(error, *cause.args)
-        error.__dict__.update(vars(cause))
-        error.args = cause.args
+        _fill(error, cause.args, vars(cause), _members(cause))
         error.hint = cause.hint if isinstance(cause, CrossfadeError) else None
         error.message = message
     except (
@@ -280,12 +298,70 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
     return error
 
 
-def _new(kind: type[TaskError], args: tuple[object, ...]) -> TaskError:
+def _new(kind: type[_Error], args: tuple[object, ...]) -> _Error:
     """An instance without its ``__init__``. A few builtins (MemoryError) allow only the root's ``__new__`` in a mixed class."""
     try:
         return kind.__new__(kind, *args)
     except TypeError:
         return BaseException.__new__(kind, *args)
+
+
+def _fill(
+    error: BaseException, args: tuple[object, ...], attributes: Mapping[str, Any], members: Mapping[str, Any]
+) -> None:
+    for name, value in members.items():
+        with suppress(Exception):
+            setattr(error, name, value)
+    error.__dict__.update(attributes)
+    error.args = args
+
+
+def _members(error: BaseException) -> dict[str, Any]:
+    """What an error keeps outside ``__dict__`` and ``args``: an OSError its errno and file names, an ImportError its name. The
+    object of an AttributeError stays where it is.
+    """
+    found: dict[str, Any] = {}
+    for base in type(error).__mro__:
+        if base is BaseException:
+            break
+        for name, member in vars(base).items():
+            if isinstance(member, MemberDescriptorType | GetSetDescriptorType) and name != "obj" and name[:2] != "__":
+                with suppress(Exception):  # one that is not set
+                    found.setdefault(name, getattr(error, name))
+    return found
+
+
+def _needs_parts(kind: type[BaseException]) -> bool:
+    """Whether Python's way to pickle its errors, which calls the type with ``args``, may fail, since ``__init__`` takes what it
+    likes, or lose something.
+    """
+    own = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+    is_lost = isinstance(kind.__init__, FunctionType) or issubclass(kind, AttributeError | NameError)
+    return is_lost and not any(isinstance(getattr(kind, name, None), FunctionType) for name in own)
+
+
+class _ByParts:
+    """An error in a pickle that is put together without its ``__init__``."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        error = self.error
+        return _put_together, (type(error), error.args, vars(error), _members(error))
+
+
+def _whole(error: BaseException | None) -> BaseException | _ByParts | None:
+    """What to pickle, so that the error arrives with all that it has."""
+    return _ByParts(error) if error is not None and _needs_parts(type(error)) else error
+
+
+def _put_together(
+    kind: type[BaseException], args: tuple[object, ...], attributes: Mapping[str, Any], members: Mapping[str, Any]
+) -> BaseException:
+    error = _new(kind, args)
+    _fill(error, args, attributes, members)
+    return error
 
 
 def _plain_task_error(message: str) -> TaskError:

@@ -154,6 +154,24 @@ def test_refs_of_plain_executions_and_calls_can_be_awaited(actors: Any) -> None:
     _run(work())
 
 
+def test_a_reference_as_an_argument_is_awaited(processes: Any, pipe: str) -> None:
+    first, second = processes
+
+    async def main() -> None:
+        with crossfade.InputNode() as inp:
+            graph = second.add.bind(inp.one, inp.other).compile()
+        ref = first.read.remote(pipe)
+        started = asyncio.ensure_future(graph.execute_async(one="a", other=ref))
+        for _ in range(100):  # the loop goes on
+            await asyncio.sleep(0)
+        assert not started.done()
+        await asyncio.to_thread(_write, pipe, "b")
+        assert await (await started) == "ab"
+        graph.teardown()
+
+    asyncio.run(main())
+
+
 def test_several_outputs_give_a_list_of_futures(actors: Any) -> None:
     actor, other = actors
     with crossfade.InputNode() as inp:

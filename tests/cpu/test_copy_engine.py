@@ -292,6 +292,20 @@ def test_a_dead_reader_does_not_keep_the_others_from_ending() -> None:
         first.break_off("the writer died")
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("around", [lambda tensor: tensor, lambda tensor: {"a": [tensor, 1]}], ids=["alone", "inside"])
+def test_a_nested_tensor_comes_whole(around: Any) -> None:
+    """It says of its layout that it is strided, and has no shape."""
+    with open_copy(2, 1) as (writer, (reader,)):
+        pair = Pair(writer, [reader])
+        for number in range(3):
+            assert pair.write(around(torch.nested.nested_tensor([torch.ones(2), torch.full((3,), number)])))
+            (got,) = pair.read()
+            nested = got if around(1) == 1 else got["a"][0]
+            assert [part.tolist() for part in nested.unbind()] == [[1, 1], [number] * 3]
+            del got, nested
+
+
 def test_a_sparse_tensor_is_not_of_the_kind_of_a_dense_one() -> None:
     with open_copy(4, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])

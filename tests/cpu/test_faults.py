@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import crossfade
+from crossfade.api import session as sessions
 from crossfade.channels import shm_ring
 from crossfade.engines import actor_process
 from crossfade.host.processes import count_oom_kills
@@ -394,6 +395,53 @@ def test_a_graph_that_was_dropped_is_taken_from_its_actors_at_the_next_compile(l
     engine: Any = graph._session.engine
     engine.doorbell.pump()
     assert len(engine._plans) == 1
+
+
+def test_results_come_when_the_graph_was_dropped_before_them(local: None) -> None:
+    actor = Actor.remote()
+
+    def start(size: int) -> Any:
+        return _graph(actor, "array").execute(size)  # nobody has the graph any more
+
+    sizes = [80_000, 10, 3_000_000, 0]
+    refs = [start(size) for size in sizes]
+    gc.collect()
+    engine: Any = sessions.require().engine
+    assert [len(ref.get(timeout=30)) for ref in refs] == sizes
+    assert len(refs[0].get()) == sizes[0]
+    _graph(actor, "echo").teardown()
+    assert not engine._plans, "their values are there, so nothing keeps the plans open"
+
+
+def test_a_reference_without_its_graph_ends_with_the_session(local: None) -> None:
+    ref = _graph(Actor.remote(), "echo").execute(1)
+    gc.collect()
+    crossfade.shutdown()
+    with pytest.raises(crossfade.SessionError, match="the session was shut down"):
+        ref.get()
+    crossfade.init()
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, sys.maxsize, 3e6])
+def test_a_very_long_time_limit_is_one(local: None, pipe: Path, timeout: float) -> None:
+    actor = Actor.remote()
+    graph = _graph(actor, "read", submit_timeout=timeout)
+    ref = graph.execute(str(pipe))
+    results: list[Any] = []
+    waits = [
+        threading.Thread(target=lambda: results.append(ref.get(timeout=timeout))),
+        threading.Thread(target=lambda: results.append(crossfade.get(ref, timeout=timeout))),
+        threading.Thread(target=lambda: results.append(crossfade.wait([ref], timeout=timeout)[0][0].get())),
+    ]
+    for each in waits:
+        each.start()
+    called = actor.echo.remote("called")
+    pipe.write_text("so")
+    assert called.get(timeout=timeout) == "called"
+    for each in waits:
+        each.join(30)
+    assert results == ["so"] * 3
+    graph.teardown(timeout=timeout)
 
 
 # Memory

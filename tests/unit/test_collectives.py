@@ -311,4 +311,4 @@ def test_the_public_names() -> None:
 @pytest.mark.parametrize(("asked", "taken"), [("nccl", "accelerator"), (Transport.NCCL, "nccl"), ("copy", "copy")])
 def test_rays_name_of_any_device_transport(asked: str, taken: str) -> None:
     output, _ = bind_collective(ALLREDUCE, [call(A, "grad"), call(B, "grad")], transport=asked)
-    assert output.parent.transport == taken
+    assert output.parent._transport == taken

@@ -137,7 +137,7 @@ def test_a_part_that_nobody_uses(ask: Any) -> None:
     node = call(0, inp.x)
     assert checked(node).methods == (node,)
     part = ask(inp)
-    mistake(node, re.escape(f"inp{part.key} was asked for, but no method uses it"))
+    mistake(node, re.escape(f"inp{part._key} was asked for, but no method uses it"))
 
 
 # Calls that nothing uses
@@ -293,7 +293,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[MethodNode], list[Node], InputNode]:
 
 def ends_of(calls: list[MethodNode]) -> list[Node]:
     """One value of each call that no other call uses."""
-    ends = [node for node in calls if not any(value.users for value in node.outputs or (node,))]
+    ends = [node for node in calls if not any(value._users for value in node.outputs or (node,))]
     return [node.outputs[-1] if node.outputs else node for node in ends]
 
 
@@ -309,7 +309,7 @@ def test_a_sound_graph_comes_back_sorted_and_whole(graph: tuple[list[MethodNode]
             assert maker in result.input_parts if maker not in position else position[maker] < position[node]
     used = {source for node in calls for source in node.inputs}
     assert set(result.input_parts) == used - set(values)
-    assert [part.order for part in result.input_parts] == sorted(part.order for part in result.input_parts)
+    assert [part._order for part in result.input_parts] == sorted(part._order for part in result.input_parts)
     assert (result.input is inp) == bool(result.input_parts)
 
 

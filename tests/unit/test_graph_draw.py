@@ -67,7 +67,7 @@ def graphs(draw_: st.DrawFn, max_calls: int = 9) -> CheckedGraph:
         made = bind(actor(draw_(st.sampled_from("ABC"))), draw_(st.sampled_from(["f", "split"])), tuple(args), {})
         calls.append(made[0].parent if isinstance(made, tuple) else made)
         values += made if isinstance(made, tuple) else [made]
-    ends = [node for node in calls if not any(value.users for value in node.outputs or (node,))]
+    ends = [node for node in calls if not any(value._users for value in node.outputs or (node,))]
     return checked(MultiOutputNode([node.outputs[0] if node.outputs else node for node in ends]))
 
 

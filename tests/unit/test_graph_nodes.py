@@ -58,8 +58,31 @@ def test_a_part_asked_for_twice_is_the_same_node() -> None:
 
 def test_keys_say_which_part_it_is() -> None:
     with InputNode() as inp:
-        keys = [inp.key, inp[0].key, inp[-2].key, inp["x"].key, inp['a "b" \n é'].key, inp.x.key]
+        keys = [inp._key, inp[0]._key, inp[-2]._key, inp["x"]._key, inp['a "b" \n é']._key, inp.x._key]
     assert keys == ["*", "[0]", "[-2]", '["x"]', '["a \\"b\\" \\n \\u00e9"]', ".x"]
+
+
+def test_every_name_that_is_no_method_is_a_part() -> None:
+    inp = InputNode()
+    for name in (
+        "order",
+        "users",
+        "transport",
+        "target_device",
+        "static_shape",
+        "direct_return",
+        "key",
+        "parent",
+        "parts",
+    ):
+        assert describe(getattr(inp, name)) == f"inp.{name}"
+
+
+@pytest.mark.parametrize("name", ["compile", "experimental_compile", "with_tensor_transport", "with_type_hint"])
+def test_a_method_of_nodes_is_no_argument(name: str) -> None:
+    inp = InputNode()
+    with pytest.raises(GraphError, match=rf'(?s)inp\.{name}, which is a method of nodes.*hint: .* inp\["{name}"\]'):
+        bind(ACTOR, "forward", ([getattr(inp, name)],), {})
 
 
 @pytest.mark.parametrize("item", [slice(0, 2), 1.5, None, True, (0, 1)])
@@ -91,10 +114,10 @@ def test_what_is_bound_is_found_at_any_depth_in_order() -> None:
     first, second = call(inp), call(inp[0])
     node = call(1, [second, {"k": (inp.x, first)}], second, key={"deep": [[inp.x, inp]]})
     assert node.inputs == (second, inp.x, first, inp)
-    assert node in first.users
-    assert node in second.users
-    assert set(inp.x.users) == {node}
-    assert set(inp.users) == {first, node}
+    assert node in first._users
+    assert node in second._users
+    assert set(inp.x._users) == {node}
+    assert set(inp._users) == {first, node}
 
 
 def test_containers_are_copied_and_leaves_are_not() -> None:
@@ -134,7 +157,7 @@ def test_a_node_where_it_cannot_be_found_is_refused(wrap: Any, place: str) -> No
     with pytest.raises(GraphError, match=f"Worker0.forward is given the node inp.x {place}") as caught:
         call(1, key=wrap(inp.x))
     assert caught.value.hint
-    assert not inp.x.users
+    assert not inp.x._users
 
 
 def test_arguments_that_contain_themselves_are_refused() -> None:
@@ -177,7 +200,7 @@ def test_several_returns_are_several_nodes() -> None:
     assert outputs[0].parent.num_returns == 2
     user = call(outputs)
     assert user.inputs == outputs
-    assert set(outputs[1].users) == {user}
+    assert set(outputs[1]._users) == {user}
 
 
 def test_num_returns_can_be_given() -> None:
@@ -221,11 +244,11 @@ def test_users_that_are_dropped_are_gone() -> None:
     inp = InputNode()
     node = call(inp)
     ghost = weakref.ref(node)
-    assert len(inp.users) == 1
+    assert len(inp._users) == 1
     del node
     gc.collect()
     assert ghost() is None
-    assert not inp.users
+    assert not inp._users
 
 
 class Awkward:
@@ -257,39 +280,39 @@ def test_short_and_useful_reprs() -> None:
 
 def test_transports_are_set_on_the_node_itself() -> None:
     node = call()
-    assert (node.transport, node.static_shape, node.direct_return) == ("auto", False, False)
+    assert (node._transport, node._static_shape, node._direct_return) == ("auto", False, False)
     assert node.with_tensor_transport("gloo", "cpu", True, True) is node
-    assert (node.transport, node.static_shape, node.direct_return) == ("gloo", True, True)
-    assert node.with_tensor_transport(Transport.SHM, _static_shape=True, static_shape=False).static_shape is False
-    assert (node.transport, type(node.transport)) == ("shm", str)
-    assert node.with_tensor_transport(direct_return=True).transport == "auto"
-    assert node.direct_return
+    assert (node._transport, node._static_shape, node._direct_return) == ("gloo", True, True)
+    assert node.with_tensor_transport(Transport.SHM, _static_shape=True, static_shape=False)._static_shape is False
+    assert (node._transport, type(node._transport)) == ("shm", str)
+    assert node.with_tensor_transport(direct_return=True)._transport == "auto"
+    assert node._direct_return
 
 
 def test_rays_nccl_is_any_device_transport_and_the_member_is_nccl() -> None:
     node = call()
-    assert node.with_tensor_transport("nccl").transport == "accelerator"
-    assert node.with_tensor_transport(transport=Transport.NCCL).transport == "nccl"
-    assert type(node.transport) is str
-    assert node.with_type_hint(TorchTensorType("nccl", device="gpu")).transport == "accelerator"
-    assert node.target_device == "cuda"
-    assert node.with_type_hint(TorchTensorType(Transport.NCCL)).transport == "nccl"
-    assert node.target_device == "default"
+    assert node.with_tensor_transport("nccl")._transport == "accelerator"
+    assert node.with_tensor_transport(transport=Transport.NCCL)._transport == "nccl"
+    assert type(node._transport) is str
+    assert node.with_type_hint(TorchTensorType("nccl", device="gpu"))._transport == "accelerator"
+    assert node._target_device == "cuda"
+    assert node.with_type_hint(TorchTensorType(Transport.NCCL))._transport == "nccl"
+    assert node._target_device == "default"
 
 
 def test_a_reader_may_have_a_device_of_its_own() -> None:
     node = call().with_tensor_transport(device="cuda").with_tensor_transport("shm", device="cpu", reader=OTHER)
-    assert (node.target_device, node.target_device_to) == (TargetDevice.CUDA, {"Worker1": TargetDevice.CPU})
-    assert node.with_tensor_transport(device="cpu").target_device_to == {}
+    assert (node._target_device, node._target_device_to) == (TargetDevice.CUDA, {"Worker1": TargetDevice.CPU})
+    assert node.with_tensor_transport(device="cpu")._target_device_to == {}
 
 
 def test_type_hints_are_another_spelling() -> None:
     node = call()
     hint = TorchTensorType(transport="gloo", _static_shape=True, direct_return=True)
     assert node.with_type_hint(hint) is node
-    assert (node.transport, node.static_shape, node.direct_return) == ("gloo", True, True)
-    assert node.with_type_hint(SimpleNamespace(transport="shm")).transport == "shm"
-    assert node.with_type_hint(TorchTensorType("gloo", static_shape=False)).static_shape is False
+    assert (node._transport, node._static_shape, node._direct_return) == ("gloo", True, True)
+    assert node.with_type_hint(SimpleNamespace(transport="shm"))._transport == "shm"
+    assert node.with_type_hint(TorchTensorType("gloo", static_shape=False))._static_shape is False
     assert repr(hint) == "TorchTensorType(transport='gloo')"
     with pytest.raises(TypeError, match="hint:"):
         node.with_type_hint(3)
@@ -301,7 +324,7 @@ def test_wishes_that_cannot_be_met_are_refused() -> None:
         node.with_tensor_transport(device="tpu")
     with pytest.raises(TypeError, match="hint:"):
         node.with_tensor_transport(cast(Any, object()))
-    assert node.transport == "auto"
+    assert node._transport == "auto"
 
 
 # The hook
@@ -397,5 +420,5 @@ def test_multi_output_is_walked_to_its_nodes() -> None:
     node, outputs = call(inp.x), bind(ACTOR, "split", (inp,), {})
     assert isinstance(outputs, tuple)
     both = MultiOutputNode([node, outputs[1]])
-    assert walk([both]) == sorted([inp, inp.x, node, outputs[1].parent, outputs[1], both], key=lambda n: n.order)
+    assert walk([both]) == sorted([inp, inp.x, node, outputs[1].parent, outputs[1], both], key=lambda n: n._order)
     assert isinstance(inp.x, InputPart)

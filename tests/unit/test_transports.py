@@ -346,7 +346,7 @@ def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
         nodes = list(made) if isinstance(made, tuple) else [made]
         values += [node.with_tensor_transport(draw(st.sampled_from(wishes))) for node in nodes]
     for each in [
-        each for each in actors if each.gpus and any(getattr(made, "actor", None) is each for made in inp.users)
+        each for each in actors if each.gpus and any(getattr(made, "actor", None) is each for made in inp._users)
     ]:
         inp.with_tensor_transport(device=draw(st.sampled_from(("default", "cpu", "cuda"))), reader=each)
     return MultiOutputNode([value for value in values[1:] if value not in used])

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from crossfade.api.arguments import Splitter
-from crossfade.api.executions import Execution, Executions
+from crossfade.api.executions import Execution, Executions, Keeper
 from crossfade.api.links import known_links
 from crossfade.api.options import CompileOptions
 from crossfade.api.refs import CompiledRef, Ref
@@ -55,6 +55,7 @@ class CompiledGraph:
         self._num_outputs = len(plan.outputs)
         self._returns_list = plan.returns_list
         self._executions = Executions(session, opened, self._num_outputs, plan.max_inflight, options.submit_timeout)
+        self._keeper = Keeper(self._executions)
         self._submit = self._executions.submit
         self._measured: Timeline | None = None
 
@@ -82,8 +83,8 @@ class CompiledGraph:
         values = args if is_plain else self._splitter.split(args, kwargs)
         execution = self._submit(values)
         if self._returns_list:
-            return [CompiledRef(self._executions, execution, index) for index in range(self._num_outputs)]
-        return CompiledRef(self._executions, execution, 0)
+            return [CompiledRef(self._executions, execution, index, self._keeper) for index in range(self._num_outputs)]
+        return CompiledRef(self._executions, execution, 0, self._keeper)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
         """Starts one execution from an event loop, and waits (without blocking the loop) until there is room for it.
@@ -99,13 +100,16 @@ class CompiledGraph:
         Raises:
             ActorDiedError, TypeError: as `execute`.
         """
-        values = self._splitter.split(args, kwargs)
         from crossfade.api.asynchronous import submit
+
+        args = tuple([await arg if isinstance(arg, Ref) else arg for arg in args])
+        kwargs = {key: await arg if isinstance(arg, Ref) else arg for key, arg in kwargs.items()}
+        values = self._splitter.split(args, kwargs)
 
         execution = await submit(self._executions, values)
         if self._returns_list:
-            return [CompiledRef(self._executions, execution, index) for index in range(self._num_outputs)]
-        return CompiledRef(self._executions, execution, 0)
+            return [CompiledRef(self._executions, execution, index, self._keeper) for index in range(self._num_outputs)]
+        return CompiledRef(self._executions, execution, 0, self._keeper)
 
     # Seeing
 
@@ -198,15 +202,6 @@ class CompiledGraph:
                 self._session.engine.kill(actor)
             self._opened.close()
 
-    def _abandon(self) -> None:
-        """The session ends."""
-        self._executions.end("the session was shut down")
-        self._opened.nudge()
-
-    def _disown(self) -> None:
-        """This process was forked."""
-        self._executions.disown()
-
     def __enter__(self) -> Self:
         return self
 
@@ -214,12 +209,6 @@ class CompiledGraph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.teardown()
-
-    def __del__(self) -> None:
-        # Called by the garbage collector in the middle of anything: it only takes note.
-        executions = self.__dict__.get("_executions")
-        if executions is not None and not executions.ended:
-            self._session.orphans.append(self._opened)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -261,6 +250,7 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
     graph = CompiledGraph(session, checked, plan, opened, chosen)
     session.graphs.add(graph)
+    session.executions.add(graph._executions)
     return graph
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
 from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, GetTimeoutError, SessionError
+from crossfade.host.doorbell import LONGEST_S
 
 if TYPE_CHECKING:
     from crossfade.api.session import Session
 
-__all__ = ["Execution", "Executions"]
+__all__ = ["Execution", "Executions", "Keeper"]
 
 
 class Execution:
@@ -263,7 +264,7 @@ class Executions:
                     left_s = None if deadline is None else deadline - time.monotonic()
                     if left_s is not None and left_s <= 0:
                         return False
-                    self._collected.wait(left_s)
+                    self._collected.wait(None if left_s is None else min(left_s, LONGEST_S))
                 return False
             finally:
                 self._num_waiting -= 1
@@ -347,6 +348,11 @@ class Executions:
 
     # Ending
 
+    def abandon(self) -> None:
+        """The session ends."""
+        self.end("the session was shut down")
+        self.opened.nudge()
+
     def end(self, reason: str) -> None:
         """No more: whoever waits for room or for a result gets a `SessionError`."""
         self.ended = self.ended or reason
@@ -362,6 +368,26 @@ class Executions:
         """This process was forked: the graph is its parent's, and other threads may have held the locks."""
         self.ended = "it belongs to the process that this one was forked from"
         self._make_locks()
+
+
+class Keeper:
+    """A graph, and references whose values are not there yet, have it: the plan stays open until nobody does.
+
+    Args:
+        executions: those of the plan.
+    """
+
+    __slots__ = ("_executions",)
+
+    def __init__(self, executions: Executions) -> None:
+        self._executions = executions
+
+    def __del__(self) -> None:
+        # Called by the garbage collector in the middle of anything: it only takes note.
+        executions = self._executions
+        if not executions.ended:
+            executions.end("the graph was dropped")
+            executions.session.orphans.append(executions.opened)
 
 
 def _torn() -> SessionError:

@@ -12,7 +12,7 @@ from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 
 if TYPE_CHECKING:
-    from crossfade.api.executions import Execution, Executions
+    from crossfade.api.executions import Execution, Executions, Keeper
     from crossfade.api.session import Session
     from crossfade.engines.protocol import PendingCall
 
@@ -134,15 +134,17 @@ class StoredRef(Ref):
 class CompiledRef(Ref):
     """One output of one execution of a compiled graph.
 
-    It may be dropped at any time without waiting; the execution goes on and its result is thrown away.
+    It may be dropped at any time without waiting; the execution goes on and its result is thrown away. The graph may be dropped
+    before it: the result comes all the same.
     """
 
-    __slots__ = ("_execution", "_executions", "_index")
+    __slots__ = ("_execution", "_executions", "_index", "_keeper")
 
-    def __init__(self, executions: Executions, execution: Execution, index: int) -> None:
+    def __init__(self, executions: Executions, execution: Execution, index: int, keeper: Keeper) -> None:
         self._executions = executions
         self._execution = execution
         self._index = index
+        self._keeper: Keeper | None = keeper  # until the values are there
         execution.owners[index] = weakref.ref(self)
 
     @property
@@ -159,6 +161,7 @@ class CompiledRef(Ref):
         execution = self._execution
         if execution.values is None:
             self._executions.collect(execution, timeout)
+        self._keeper = None
         value = execution.values[self._index]  # type: ignore[index]
         if type(value) is Failure:
             raise value.to_error()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from crossfade.api.asynchronous import LoopWatch
     from crossfade.api.compiled import CompiledGraph
+    from crossfade.api.executions import Executions
     from crossfade.engines.protocol import Engine, OpenPlan
     from crossfade.graph.nodes import ActorInfo
     from crossfade.topology import Topology
@@ -41,7 +42,8 @@ class Session:
         id: tells sessions apart.
         engine: runs the actors.
         graphs: the compiled graphs that are alive.
-        orphans: open plans whose graph was dropped without a teardown.
+        executions: theirs, and those of dropped graphs of which there are references.
+        orphans: open plans whose graph, and the references to its results, were dropped without a teardown.
         actors: what is known of each actor, the dead ones included, by id.
         watches: what waits for results in an event loop, by loop. Under ``watches_lock``.
         links: the host's GPUs and how they are linked, once an actor has told; see `crossfade.api.links`.
@@ -56,6 +58,7 @@ class Session:
         self.pid = os.getpid()
         self.engine = engine
         self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+        self.executions: weakref.WeakSet[Executions] = weakref.WeakSet()
         self.orphans: deque[OpenPlan] = deque()
         self.actors: dict[str, ActorInfo] = {}
         self.watches: weakref.WeakKeyDictionary[AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
@@ -127,8 +130,8 @@ class Session:
 
     def close(self) -> None:
         """Tears all graphs down and ends all actors."""
-        for graph in list(self.graphs):
-            graph._abandon()
+        for executions in list(self.executions):
+            executions.abandon()
         with self.watches_lock:
             watches = list(self.watches.values())
         for watch in watches:
@@ -254,8 +257,8 @@ def _disown() -> None:
     session, _Holder.session = _Holder.session, None
     _Holder.lock = threading.RLock()
     if session is not None:
-        for graph in list(session.graphs):
-            graph._disown()
+        for executions in list(session.executions):
+            executions.disown()
         session.engine.disown()
 
 

@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from crossfade.channels.tensors import is_dense
+
 __all__ = [
     "AHEAD",
     "BARE",
@@ -108,7 +110,7 @@ class Kinds:
 
     def of(self, value: object) -> Kind | None:
         """The kind of a value, if it is a tensor that goes beside its record."""
-        if type(value) is not torch.Tensor:
+        if type(value) is not torch.Tensor or value.is_nested:  # which has no shape
             return None
         key = (value.device, value.dtype, value.shape, value.requires_grad, value.layout)
         try:
@@ -119,8 +121,7 @@ class Kinds:
     def _new(self, key: _Key, tensor: torch.Tensor) -> Kind | None:
         if len(self._kinds) >= MOST_KINDS:
             return None
-        is_plain = tensor.layout is torch.strided and not tensor.is_quantized
-        source = self._source_of(tensor) if is_plain else None
+        source = self._source_of(tensor) if is_dense(tensor) else None
         if source is None:
             return None
         _, dtype, shape, requires_grad, _ = key

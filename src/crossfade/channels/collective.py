@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from crossfade.channels.codec import decode, message_of
+from crossfade.channels.tensors import is_dense
 from crossfade.errors import Failure
 from crossfade.types import CollectiveKind, ReduceOp
 
@@ -151,8 +152,8 @@ def _problem(meeting: Meeting, value: object, device: torch.device | None) -> tu
     if not isinstance(value, torch.Tensor):
         return TypeError, f"a {type(value).__name__}", "return a torch tensor from the method; torch.from_numpy(array)"
     is_near = device is None or value.device == device or value.device == _CPU
-    if not is_near or value.layout is not torch.strided or value.is_quantized:
-        kind = f"a {value.layout} tensor on {value.device}".replace("torch.", "")
+    if not is_near or not is_dense(value):
+        kind = f"a {'nested' if value.is_nested else value.layout} tensor on {value.device}".replace("torch.", "")
         return TypeError, kind, f"this collective takes dense tensors on {_place(device)}, tensor.to_dense()"
     shape = tuple(value.shape)
     if meeting.kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and not shape:

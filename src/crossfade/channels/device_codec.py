@@ -35,6 +35,7 @@ from crossfade.channels.tensors import (
     TensorPickler,
     TensorReducer,
     dump_by_cloudpickle,
+    is_dense,
     rebuild_device_tensor,
     reduce_as_torch,
 )
@@ -108,10 +109,6 @@ class Split(NamedTuple):
     lane_bytes: dict[int, int]
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized
-
-
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or what is enqueued to become a contiguous copy of it on torch's current stream."""
     if tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
@@ -133,7 +130,7 @@ class _Reducer(TensorReducer):
         self._lane_of = lane_of
 
     def reduce(self, tensor: torch.Tensor) -> Any:
-        if not _is_plain(tensor):
+        if not is_dense(tensor):
             return reduce_as_torch(tensor)
         lane = self._lane_of(tensor)
         if lane is None:
@@ -240,7 +237,7 @@ class _HostReducer(TensorReducer):
         self._is_on_device = is_on_device
 
     def reduce(self, tensor: torch.Tensor) -> Any:
-        if not (_is_plain(tensor) and self._is_on_device(tensor)):
+        if not (is_dense(tensor) and self._is_on_device(tensor)):
             return super().reduce(tensor)
         whole = dense(tensor)
         place = len(self.buffers)
@@ -262,7 +259,7 @@ def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) 
         Exception: what pickling raised.
     """
     if (
-        type(value) is torch.Tensor and value.numel() and _is_plain(value) and is_on_device(value)
+        type(value) is torch.Tensor and value.numel() and is_dense(value) and is_on_device(value)
     ):  # what most values are
         head, offset, size_bytes = _describe(value.dtype, value.shape, value.requires_grad)
         return HostSplit(Encoded(head, (), size_bytes), (Placed(0, offset, dense(value)),))

@@ -30,16 +30,21 @@ def shapes_of(value: object) -> Shapes:
         Exception: what pickling raised.
     """
     if type(value) is torch.Tensor:
-        return ((value.shape, value.dtype),)
+        return (_shape_of(value),)
     found: dict[int, tuple[torch.Size, torch.dtype]] = {}
     return tuple(found.values()) if _is_found(value, found, _MOST_LEVELS) else _by_pickler(value)
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    """Of a nested tensor, which has no shape, the number of its parts stands for it."""
+    return torch.Size((tensor.size(0),)) if tensor.is_nested else tensor.shape, tensor.dtype
 
 
 def _is_found(value: object, found: dict[int, tuple[torch.Size, torch.dtype]], num_levels: int) -> bool:
     """Adds a value's tensors; False if it holds what takes a pickler to look into."""
     kind = type(value)
     if kind is torch.Tensor:
-        found[id(value)] = value.shape, value.dtype  # type: ignore[attr-defined]
+        found[id(value)] = _shape_of(value)  # type: ignore[arg-type]
         return True
     if kind in PLAIN_TYPES:
         return True
@@ -63,7 +68,7 @@ class _Noting(TensorReducer):
         self.found: list[tuple[torch.Size, torch.dtype]] = []
 
     def reduce(self, tensor: torch.Tensor) -> Any:
-        self.found.append((tensor.shape, tensor.dtype))
+        self.found.append(_shape_of(tensor))
         return str, ()
 
 

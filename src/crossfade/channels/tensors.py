@@ -21,6 +21,7 @@ __all__ = [
     "TensorReducer",
     "bring_to_host",
     "dump_by_cloudpickle",
+    "is_dense",
     "rebuild_device_tensor",
     "reduce_as_torch",
     "tensor_of",
@@ -28,6 +29,11 @@ __all__ = [
 
 Place: TypeAlias = Callable[[torch.dtype, tuple[int, ...], bool], torch.Tensor]
 """Makes a tensor of a dtype and a shape; told whether it lay on a device where it came from."""
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it is elements in memory, by strides, and nothing else. (A nested tensor says of its layout that it is strided.)"""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 class TensorReducer:
@@ -51,7 +57,7 @@ class TensorReducer:
         """For a dispatch table."""
         kind = tensor.device.type
         is_far = kind == "cuda" and not self._keeps_devices
-        if tensor.layout is not torch.strided or not (kind == "cpu" or is_far) or tensor.is_quantized:
+        if not is_dense(tensor) or not (kind == "cpu" or is_far):
             return reduce_as_torch(tensor)
         near = bring_to_host(tensor) if is_far else tensor
         flat = near.detach().resolve_conj().resolve_neg().contiguous().view(-1)

@@ -61,7 +61,7 @@ class CheckedGraph:
     @property
     def steps(self) -> list[MethodNode | CollectiveNode]:
         """Method calls and collectives in one order, that of their creation."""
-        return list(heapq.merge(self.methods, self.collectives, key=lambda node: node.order))
+        return list(heapq.merge(self.methods, self.collectives, key=lambda node: node._order))
 
 
 def check(output: Node | MultiOutputNode, *, session: str, transports: Collection[str]) -> CheckedGraph:
@@ -88,14 +88,14 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
         if isinstance(node, CollectiveNode):
             for actor in node.parties:
                 _check_session(label_of(node), actor, session)
-        for asked in (node.transport, *node.transport_to.values()):
+        for asked in (node._transport, *node._transport_to.values()):
             _check_transport(node, asked, transports)
     _check_readers(nodes)
     whole = _only_input(nodes)
     _check_all_used(nodes, outputs)
     methods = tuple(node for node in nodes if isinstance(node, MethodNode))
     used = dict.fromkeys(source for node in methods for source in node.inputs)
-    parts = sorted((node for node in used if isinstance(node, InputNode | InputPart)), key=lambda part: part.order)
+    parts = sorted((node for node in used if isinstance(node, InputNode | InputPart)), key=lambda part: part._order)
     collectives = tuple(node for node in nodes if isinstance(node, CollectiveNode))
     actors = [*(node.actor for node in methods), *(actor for node in collectives for actor in node.parties)]
     return CheckedGraph(
@@ -169,7 +169,7 @@ def _sorted(nodes: Sequence[Node]) -> list[Node]:
                 raise _tampered(node)
             users[source].append(node)
     num_awaited = {node: len(sources) for node, sources in uses.items()}
-    ready = [(node.order, node) for node in nodes if not num_awaited[node]]
+    ready = [(node._order, node) for node in nodes if not num_awaited[node]]
     heapq.heapify(ready)
     done: list[Node] = []
     while ready:
@@ -177,7 +177,7 @@ def _sorted(nodes: Sequence[Node]) -> list[Node]:
         for user in users[done[-1]]:
             num_awaited[user] -= 1
             if not num_awaited[user]:
-                heapq.heappush(ready, (user.order, user))
+                heapq.heappush(ready, (user._order, user))
     if len(done) < len(nodes):
         raise _cycle(uses, {node for node in nodes if num_awaited[node]})
     return done
@@ -189,7 +189,7 @@ def _in_arguments(node: Node) -> tuple[Node, ...]:
 
 def _cycle(uses: dict[Node, dict[Node, None]], stuck: set[Node]) -> GraphError:
     """Each stuck node uses another stuck one: the way back from any of them ends in a cycle."""
-    node = min(stuck, key=lambda each: each.order)
+    node = min(stuck, key=lambda each: each._order)
     places: dict[Node, int] = {}
     while node not in places:
         places[node] = len(places)
@@ -270,7 +270,7 @@ def _check_readers(nodes: Iterable[Node]) -> None:
             if isinstance(source, OutputNode | InputPart):
                 readers.setdefault(source.parent, set()).add(method.actor.id)
     for node in nodes:
-        for actor in node.transport_to.keys() - readers.get(node, set()):
+        for actor in node._transport_to.keys() - readers.get(node, set()):
             known = ", ".join(sorted(readers.get(node, set()))) or "no actor"
             raise GraphError(
                 f"{describe(node)} asks for a transport to {actor}, which does not read it",
@@ -339,12 +339,12 @@ def _forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> list[Node]:
     while pending:
         node = pending.pop()
         followers = _followers(node)
-        is_used = any(each.users or each in wanted for each in (node, *_values(node)))
+        is_used = any(each._users or each in wanted for each in (node, *_values(node)))
         if not is_used and isinstance(node, MethodNode | CollectiveNode | InputPart):
             forgotten.append(node)
         pending += [each for each in followers if each not in seen]
         seen.update(dict.fromkeys(followers))
-    return sorted(forgotten, key=lambda node: node.order)
+    return sorted(forgotten, key=lambda node: node._order)
 
 
 def _values(node: Node) -> tuple[OutputNode | CollectiveOutput, ...]:
@@ -354,4 +354,4 @@ def _values(node: Node) -> tuple[OutputNode | CollectiveOutput, ...]:
 def _followers(node: Node) -> list[Node]:
     """What is made from the node directly: calls that take it, its parts, its values."""
     parts = parts_of(node) if isinstance(node, InputNode) else ()
-    return [*node.users, *_values(node), *parts]
+    return [*node._users, *_values(node), *parts]

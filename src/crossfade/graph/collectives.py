@@ -68,7 +68,7 @@ class CollectiveNode(Node):
             CollectiveOutput(self, rank, index) for rank in range(len(parties)) for index in range(num_values)
         )
         for node in self.inputs:
-            node.users.add(self)
+            node._users.add(self)
 
     def outputs_at(self, rank: int) -> tuple[CollectiveOutput, ...]:
         """What one actor gets."""
@@ -157,7 +157,7 @@ def bind_collective(
     _check_actors(kind, rows, owners)
     members = [[item for item in row if isinstance(item, Node)] for row in rows]
     collective = CollectiveNode(kind, reduction, root, [row[0] for row in owners], members)
-    collective.transport = asked
+    collective._transport = asked
     outputs = [list(collective.outputs_at(rank)) for rank in range(len(rows))]
     return outputs if gives_lists else [output for (output,) in outputs]
 

@@ -21,6 +21,7 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, NoReturn, Self
 from weakref import WeakSet
 
@@ -79,26 +80,27 @@ class ActorInfo:
 class Node:
     """One value of a graph. Nodes are equal, and hash, by identity.
 
-    Attributes:
-        order: the position in the order of creation, which is topological: what a node uses was created before it.
-        users: the method calls that take this node, as far as they are still alive.
-        transport: how the value should move; ``auto`` leaves it to crossfade.
-        transport_to: how it should move to some of its readers, by the id of the actor, where that differs.
-        target_device: where readers want the tensors in it.
-        target_device_to: the same for some of its readers, where that differs.
-        static_shape: the user promises that every execution's tensors have the same shapes and dtypes.
-        direct_return: the user promises that the value is a tensor itself.
+    All attributes begin with an underscore, so that an `InputNode` can give parts of every other name:
+
+    - ``_order``: the position in the order of creation, which is topological: what a node uses was created before it.
+    - ``_users``: the method calls that take this node, as far as they are still alive.
+    - ``_transport``: how the value should move; ``auto`` leaves it to crossfade.
+    - ``_transport_to``: how it should move to some of its readers, by the id of the actor, where that differs.
+    - ``_target_device``: where readers want the tensors in it.
+    - ``_target_device_to``: the same for some of its readers, where that differs.
+    - ``_static_shape``: the user promises that every execution's tensors have the same shapes and dtypes.
+    - ``_direct_return``: the user promises that the value is a tensor itself.
     """
 
     def __init__(self) -> None:
-        self.order = next(_orders)
-        self.users: WeakSet[Node] = WeakSet()
-        self.transport = "auto"
-        self.transport_to: dict[str, str] = {}
-        self.target_device = TargetDevice.DEFAULT
-        self.target_device_to: dict[str, TargetDevice] = {}
-        self.static_shape = False
-        self.direct_return = False
+        self._order = next(_orders)
+        self._users: WeakSet[Node] = WeakSet()
+        self._transport = "auto"
+        self._transport_to: dict[str, str] = {}
+        self._target_device = TargetDevice.DEFAULT
+        self._target_device_to: dict[str, TargetDevice] = {}
+        self._static_shape = False
+        self._direct_return = False
 
     def with_tensor_transport(
         self,
@@ -134,15 +136,15 @@ class Node:
             raise TypeError(f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo'")
         asked, target_device = transport_name(transport), _target_device(device)
         if reader is None:
-            self.transport, self.transport_to = asked, {}
-            self.target_device, self.target_device_to = target_device, {}
+            self._transport, self._transport_to = asked, {}
+            self._target_device, self._target_device_to = target_device, {}
         else:
-            self.transport_to[_id_of(reader)] = asked
-            self.target_device_to[_id_of(reader)] = target_device
+            self._transport_to[_id_of(reader)] = asked
+            self._target_device_to[_id_of(reader)] = target_device
         if reader is None or _static_shape or static_shape is not None:  # a way to one reader takes no promise back
-            self.static_shape = bool(_static_shape if static_shape is None else static_shape)
+            self._static_shape = bool(_static_shape if static_shape is None else static_shape)
         if reader is None or _direct_return or direct_return is not None:
-            self.direct_return = bool(_direct_return if direct_return is None else direct_return)
+            self._direct_return = bool(_direct_return if direct_return is None else direct_return)
         return self
 
     def with_type_hint(self, hint: Any) -> Self:
@@ -202,15 +204,12 @@ class Node:
 class InputNode(Node):
     """The argument of ``execute``: ``with InputNode() as inp:``, or without ``with``.
 
-    The whole is bound as ``inp``, parts as ``inp[0]``, ``inp["x"]`` and ``inp.x``; whole and parts may mix. A name that
-    nodes themselves have (``key``, ``order``, ``users``, ``transport``, ``compile`` ...) or that begins with an
-    underscore is written ``inp["key"]``.
-
-    Attributes:
-        key: ``*``, the whole.
+    The whole is bound as ``inp``, parts as ``inp[0]``, ``inp["x"]`` and ``inp.x``; whole and parts may mix. A name that is a
+    method of nodes (``compile``, ``experimental_compile``, ``with_tensor_transport``, ``with_type_hint``) or that begins with an
+    underscore is written ``inp["compile"]``.
     """
 
-    key = "*"
+    _key = "*"  # the whole
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,13 +247,12 @@ class InputPart(Node):
 
     Attributes:
         parent: the whole.
-        key: ``[0]``, ``["x"]`` (a string as in JSON) or ``.x``.
     """
 
     def __init__(self, parent: InputNode, key: str) -> None:
         super().__init__()
         self.parent = parent
-        self.key = key
+        self._key = key  # ``[0]``, ``["x"]`` (a string as in JSON) or ``.x``
 
     def __repr__(self) -> str:
         return f"InputPart({label_of(self)})"
@@ -286,7 +284,7 @@ class MethodNode(Node):
         self.inputs = nodes_in(self.args, self.kwargs)
         self.outputs = tuple(OutputNode(self, index) for index in range(num_returns)) if num_returns > 1 else ()
         for node in self.inputs:
-            node.users.add(self)
+            node._users.add(self)
 
     @property
     def label(self) -> str:
@@ -369,7 +367,7 @@ def label_of(node: Node) -> str:
     """How messages and drawings call a node: ``inp.x``, ``Worker0.forward``, ``Worker0.split[1]``."""
     match node:
         case InputPart():
-            return f"inp{node.key}"
+            return f"inp{node._key}"
         case InputNode():
             return "inp"
         case MethodNode():
@@ -424,6 +422,13 @@ def _target_device(device: str) -> TargetDevice:
 
 def _check_hidden(node: MethodNode) -> None:
     """Finds nodes where they would be taken for constants."""
+    for leaf in (*leaves(node.args), *leaves(node.kwargs)):
+        if isinstance(leaf, MethodType) and isinstance(leaf.__self__, Node):
+            name = leaf.__name__
+            raise GraphError(
+                f"{node.label} is given {label_of(leaf.__self__)}.{name}, which is a method of nodes",
+                hint=f'a part of the input of that name is inp["{name}"]',
+            )
     hidden = find_hidden((node.args, node.kwargs), Node)
     if hidden is not None:
         source, place = hidden

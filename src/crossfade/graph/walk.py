@@ -37,4 +37,4 @@ def walk(outputs: Iterable[Node]) -> list[Node]:
             if source not in found:
                 found[source] = None
                 pending.append(source)
-    return sorted(found, key=lambda node: node.order)
+    return sorted(found, key=lambda node: node._order)

@@ -45,7 +45,7 @@ def lower(graph: CheckedGraph, gpus: Gpus, *, max_inflight: int) -> Draft:
 
 def _add_input(draft: Draft, value_of: dict[Node, str], value: str, part: InputNode | InputPart) -> None:
     value_of[part] = value
-    draft.inputs.append(InputSpec(value, part.key))
+    draft.inputs.append(InputSpec(value, part._key))
     draft.maker[value] = DRIVER
     _add_wishes(draft, value, *([part.parent, part] if isinstance(part, InputPart) else [part]))
 
@@ -79,7 +79,7 @@ def _add_collective(
         outputs.append(tuple(value_of[output] for output in mine))
         draft.programs.setdefault(party, []).append(Action(Verb.COLL, collective_id))
     inputs = tuple(tuple(value_of[source] for source in members) for members in node.members)
-    transport = transport_of_collective(node.transport, parties, gpus)
+    transport = transport_of_collective(node._transport, parties, gpus)
     draft.collectives.append(
         CollectiveSpec(collective_id, node.kind, node.op, node.root, transport, parties, inputs, tuple(outputs))
     )
@@ -87,14 +87,14 @@ def _add_collective(
 
 def _add_wishes(draft: Draft, value: str, *nodes: Node) -> None:
     """How the value should move: what the last of the nodes asks for, else what the one before does."""
-    transport = next((n.transport for n in reversed(nodes) if n.transport != Transport.AUTO), Transport.AUTO)
-    devices = (n.target_device for n in reversed(nodes) if n.target_device is not TargetDevice.DEFAULT)
+    transport = next((n._transport for n in reversed(nodes) if n._transport != Transport.AUTO), Transport.AUTO)
+    devices = (n._target_device for n in reversed(nodes) if n._target_device is not TargetDevice.DEFAULT)
     draft.wishes[value] = Wish(nodes[-1], transport, next(devices, TargetDevice.DEFAULT))
-    if any(node.static_shape for node in nodes):
+    if any(node._static_shape for node in nodes):
         draft.static.append(value)
     for node in nodes:
-        for reader, asked in node.transport_to.items():
-            device = node.target_device_to.get(reader, TargetDevice.DEFAULT)
+        for reader, asked in node._transport_to.items():
+            device = node._target_device_to.get(reader, TargetDevice.DEFAULT)
             draft.wishes_to[value, reader] = Wish(node, asked, device)
 
 
