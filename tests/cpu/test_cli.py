@@ -81,6 +81,9 @@ def a_list():
 def compiled():
     return chain().compile()
 
+async def waits():
+    return chain()
+
 def raises():
     return {}["missing"]
 
@@ -210,6 +213,7 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["graphs:nothing"], "returned None, which is no node", "bind"),
     (["graphs:a_list"], "returned a list", "MultiOutputNode"),
     (["graphs:compiled"], "returned a CompiledGraph", "before .compile()"),
+    (["graphs:waits"], "graphs:waits is an async function", "a plain function"),
     (["graphs:raises"], "raised KeyError: 'missing'", "hint:"),
     (["graphs:exits"], "raised SystemExit: enough", "hint:"),
     (
@@ -220,6 +224,7 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["graphs:wrong_method"], "has no method 'wrok'", "did you mean 'work'?"),
     (["graphs:wrong_transport"], "pigeon", "hint:"),
     (["graphs:broken_actor"], "raised OSError: no such disk\nhint: ", "constructors"),
+    (["graphs:chain", "--svg", "x.png"], "the picture is an SVG, not what x.png is named for", "ends in .svg"),
     (
         ["graphs:chain", "--svg", "none/x.svg"],
         "cannot write none/x.svg: No such file or directory",
@@ -245,6 +250,7 @@ def test_a_mistake_gives_one_message_and_exit_code_2(mistakes: Ran, arguments: l
     assert done.stderr.startswith("error: ")
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("hint: ")
     assert hint in last

@@ -210,8 +210,11 @@ def test_what_wait_refuses(engine: str) -> None:
     for num_returns in (0, 2):
         with pytest.raises(ValueError, match="from 1 to"):
             crossfade.wait([ref], num_returns=num_returns)
-    with pytest.raises(ValueError, match="timeout"):
-        crossfade.wait([ref], timeout=-1)
+    for timeout in (-1, float("nan")):
+        with pytest.raises(ValueError, match=f"timeout is {timeout}\nhint: it is seconds"):
+            crossfade.wait([ref], timeout=timeout)
+    with pytest.raises(TypeError, match="timeout is '3'\nhint: it is seconds, 0 or more, or None for ever"):
+        crossfade.wait([ref], timeout="3")  # type: ignore[arg-type]
 
 
 def test_get_actor(engine: str) -> None:
@@ -219,7 +222,11 @@ def test_get_actor(engine: str) -> None:
     plain = Actor.remote()
     assert crossfade.get_actor("scribe").echo.remote(1).get() == 1
     assert crossfade.get_actor("Doer0", namespace="x").echo.remote(2).get() == 2
-    assert repr(Actor.options(name="scribe", get_if_exists=True).remote()) == repr(named)
+    assert crossfade.get_actor("scribe") == named == Actor.options(name="scribe", get_if_exists=True).remote()
+    assert {named: 1}[crossfade.get_actor("scribe")] == 1
+    assert len({named, plain, crossfade.get_actor("scribe"), crossfade.get_actor("Doer0")}) == 2
+    assert named != plain
+    assert named != "scribe"
     with pytest.raises(crossfade.SessionError, match="named 'scribe' already"):
         Actor.options(name="scribe").remote()
     crossfade.kill(named)
@@ -228,6 +235,7 @@ def test_get_actor(engine: str) -> None:
     assert isinstance(caught.value, ValueError)
     again = Actor.options(name="scribe", get_if_exists=True).remote()
     assert repr(again) == "ActorHandle(scribe-2)"
+    assert again != named
     assert crossfade.get_actor("scribe").echo.remote(3).get() == 3
     with pytest.raises(crossfade.ActorDiedError):
         named.echo.remote(1).get()

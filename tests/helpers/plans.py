@@ -372,14 +372,20 @@ MUTATIONS: Mapping[str, Callable[[Plan, Random], Plan | None]] = {
 
 def any_plan(rng: Random) -> Plan:
     """Any values in all fields, sound or not, as far as the notation goes."""
-    names = [DRIVER, "node", "plan", "Actor_1", "a-b", "output", "_"]
-    ids = ["n0", "n1", "n2.0", "n10~gloo", "i0", "input", "run"]
+    names = [DRIVER, "node", "plan", "Actor_1", "a-b", "output", "_", "Größe0", "कक्षा0"]
+    ids = ["n0", "n1", "n2.0", "n10~gloo", "i0", "input", "run", "größe.0", "ア~é"]
     few = [rng.sample(ids, rng.randint(0, 3)) for _ in range(4)]
     actors = rng.sample(names, rng.randint(0, 5))
     return Plan(
         inputs=tuple(InputSpec(rng.choice(ids), _any_key(rng)) for _ in few[0]),
         nodes=tuple(
-            NodeSpec(node, rng.choice(names), "größe", tuple(few[2]), tuple(rng.sample(ids, rng.randint(0, 2))))
+            NodeSpec(
+                node,
+                rng.choice(names),
+                rng.choice(["größe", "विधि_1"]),
+                tuple(few[2]),
+                tuple(rng.sample(ids, rng.randint(0, 2))),
+            )
             for node in few[1]
         ),
         channels=tuple(

@@ -327,6 +327,20 @@ def test_wishes_that_cannot_be_met_are_refused() -> None:
     assert node._transport == "auto"
 
 
+def test_what_only_a_compiled_graph_has_is_missing_with_a_hint() -> None:
+    parts = bind(ACTOR, "split", (1,), {})
+    assert isinstance(parts, tuple)
+    nodes: list[Any] = [call(), MultiOutputNode([call()]), parts[0], InputNode().x]
+    for node in nodes:
+        assert not hasattr(node, "execute")
+        with pytest.raises(
+            AttributeError, match=r"has no execute\nhint: graph = node\.compile\(\), then graph\.execute"
+        ):
+            node.execute(1)
+        with pytest.raises(AttributeError, match=f"'{type(node).__name__}' object has no attribute 'exec'"):
+            node.exec(1)
+
+
 # The hook
 
 

@@ -59,6 +59,23 @@ def test_random_plans_parse_back(rng: Random, is_sound: bool) -> None:
     assert parse_plan(text.replace("\n", "\r\n") + "\n") == plan
 
 
+@pytest.mark.parametrize("name", ["größe", "Ünïcode", "कक्षा", "类", "ª", "e\u0301"])
+def test_names_of_any_alphabet_parse_back(name: str) -> None:
+    """Whatever Python takes for the name of a class or of a method, vowel signs and accents that stand alone included."""
+    assert name.isidentifier()
+    text = TWO_ACTORS.replace("Sender.make", f"Sender.{name}").replace("Sender", f"{name}0")
+    plan = parse_plan(text)
+    assert (plan.nodes[0].actor, plan.nodes[0].method) == (f"{name}0", name)
+    assert f"{name}0" in plan.programs
+    assert parse_plan(format_plan(plan)) == plan
+
+
+@pytest.mark.parametrize("name", ["a\u3000b", "a\x85b", "a b", "٣a", "a'b", "a\x00b"])
+def test_names_hold_no_white_space_and_no_marks(name: str) -> None:
+    with pytest.raises(PlanSyntaxError, match="letters of any alphabet"):
+        parse_plan(TWO_ACTORS.replace("node n0 = Sender", f"node n0 = {name}"))
+
+
 KEYS = ["*", "go", "[0]", "[-1]", ".name", r'["a \"quoted\" | # \\ text"]', '[""]', '["\x85"]']
 
 

@@ -1,11 +1,13 @@
-"""Which keyword arguments are known: ours, and those of Ray's that decide nothing here."""
+"""Which arguments are accepted: the names of ours, and of those of Ray's that decide nothing here; time limits."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
+from numbers import Real
 
-__all__ = ["RAY_ACTOR_OPTIONS", "RAY_INIT_OPTIONS", "RAY_METHOD_OPTIONS", "check_names"]
+__all__ = ["RAY_ACTOR_OPTIONS", "RAY_INIT_OPTIONS", "RAY_METHOD_OPTIONS", "check_names", "check_timeout"]
 
 RAY_ACTOR_OPTIONS = (
     "accelerator_type",
@@ -74,3 +76,23 @@ def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[st
         close = difflib.get_close_matches(name, known, n=1)
         meant = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
         raise TypeError(f"unknown {what} {name!r}\nhint: {_INSTEAD.get(name, meant)}")
+
+
+def check_timeout(timeout: object, name: str = "timeout") -> None:
+    """Refuses what is no time limit.
+
+    Args:
+        timeout: what the user passed.
+        name: of the argument.
+
+    Raises:
+        TypeError: it is neither a number nor None.
+        ValueError: it is below 0, or no number at all (NaN).
+    """
+    hint = "hint: it is seconds, 0 or more, or None for ever"
+    if timeout is None:
+        return
+    if not isinstance(timeout, Real):
+        raise TypeError(f"{name} is {timeout!r}\n{hint}")
+    if math.isnan(timeout) or timeout < 0:
+        raise ValueError(f"{name} is {timeout}\n{hint}")

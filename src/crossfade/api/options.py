@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from crossfade.api.accepted import check_names
+from crossfade.api.accepted import check_names, check_timeout
 
 __all__ = ["CompileOptions"]
 
@@ -52,7 +53,7 @@ class CompileOptions:
         """From keyword arguments. Ray's names are accepted; those that decide nothing here are ignored.
 
         Raises:
-            TypeError: an unknown option.
+            TypeError: an unknown option, or one of the wrong type.
             ValueError: an option out of its range.
         """
         known = [each.name for each in fields(cls)]
@@ -64,9 +65,19 @@ class CompileOptions:
                     chosen[ours] = value
             else:
                 check_names([name], known, _RAY_ONLY, "option of compile")
-        made = cls(**chosen)
-        if made.max_inflight < 1:
-            raise ValueError(f"max_inflight is {made.max_inflight}\nhint: it is 1 or more")
-        if made.buffer_bytes < 0:
-            raise ValueError(f"buffer_bytes is {made.buffer_bytes}\nhint: it is 0 or more")
-        return made
+        for name, least in (("max_inflight", 1), ("buffer_bytes", 0)):
+            if name in chosen:
+                chosen[name] = _whole_number(name, chosen[name], least)
+        check_timeout(chosen.get("submit_timeout"), "submit_timeout")
+        return cls(**chosen)
+
+
+def _whole_number(name: str, value: Any, least: int) -> int:
+    hint = f"hint: it is a whole number, {least} or more"
+    try:
+        number = operator.index(value)  # numpy's integers too
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}\n{hint}") from None
+    if number < least:
+        raise ValueError(f"{name} is {number}\n{hint}")
+    return number

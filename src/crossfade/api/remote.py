@@ -6,7 +6,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 from crossfade.api.accepted import RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_names
 from crossfade.api.booking import amounts
@@ -136,12 +136,20 @@ class ActorClass:
         session.actors[actor] = info
         return ActorHandle(info)
 
+    def __mro_entries__(self, bases: tuple[object, ...]) -> NoReturn:
+        """Refuses: Python asks for it where an actor class is among the bases of a class."""
+        name = self._cls.__name__
+        raise TypeError(
+            f"{name} is an actor class, from which no class can inherit\nhint: leave {name} without the decorator, inherit from "
+            f"the plain class, and decorate the last one; to start {name} too, write {name}Actor = crossfade.remote({name})"
+        )
+
     def __repr__(self) -> str:
         return f"ActorClass({self._cls.__name__})"
 
 
 class ActorHandle:
-    """An actor. Its attributes are its methods."""
+    """An actor. Its attributes are its methods. Handles of one actor are equal."""
 
     def __init__(self, info: ActorInfo) -> None:
         self._info = info
@@ -161,6 +169,14 @@ class ActorHandle:
         public = ", ".join(method for method in info.methods if not method.startswith("_"))
         meant = f"did you mean {close[0]!r}? It" if close else "it"
         raise AttributeError(f"actor {info.id} has no method {name!r}\nhint: {meant} has {public}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ActorHandle):
+            return NotImplemented
+        return (self._info.session, self._info.id) == (other._info.session, other._info.id)
+
+    def __hash__(self) -> int:
+        return hash((self._info.session, self._info.id))
 
     def __repr__(self) -> str:
         return f"ActorHandle({self._info.id})"

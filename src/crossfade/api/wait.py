@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from crossfade.api.accepted import check_timeout
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import current
 
@@ -28,7 +29,7 @@ def wait(
         As many references as are wanted that are ready, fewer if the time passed; and all others. Both in the order of ``refs``.
 
     Raises:
-        TypeError: not a list of references.
+        TypeError: not a list of references, or a ``timeout`` that is no number.
         ValueError: a reference appears twice, or ``num_returns`` or ``timeout`` is out of range.
     """
     look = _Look(_checked(refs, num_returns, timeout), num_returns)
@@ -76,6 +77,5 @@ def _checked(refs: object, num_returns: int, timeout: float | None) -> list[Ref]
         raise ValueError(
             f"num_returns is {num_returns} and there are {len(refs)} references\nhint: from 1 to as many as there are"
         )
-    if timeout is not None and timeout < 0:
-        raise ValueError(f"timeout is {timeout}\nhint: it is 0 or more, or None")
+    check_timeout(timeout)
     return list(refs)

@@ -27,8 +27,11 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
     """Prints the plan of the graph that a function returns, and what the simulator expects of it.
 
     Raises:
-        UsersMistake: there is no such function, or it fails, or what it returns is no graph that can be compiled.
+        UsersMistake: there is no such function, or it fails, or what it returns is no graph that can be compiled; or the picture's
+            file has another suffix.
     """
+    if svg is not None and not svg.name.lower().endswith(".svg"):
+        raise UsersMistake(f"the picture is an SVG, not what {svg} is named for", hint="name a file that ends in .svg")
     crossfade.init(engine="inline")  # before the user's module is imported: it may start actors
     node = load_graph(target)
     with _compile(node, target, max_inflight=max_inflight, overlap=overlap) as graph:
@@ -70,6 +73,12 @@ def load_graph(target: str) -> Node | MultiOutputNode:
         made = function()
     if isinstance(made, Node | MultiOutputNode):
         return made
+    if inspect.iscoroutine(made):
+        made.close()  # or Python says that nobody awaited it
+        raise UsersMistake(
+            f"{target} is an async function, which is not awaited here",
+            hint="name a plain function that returns a node",
+        )
     raise UsersMistake(f"{target}() returned {_describe(made)}, which is no node of a graph", hint=_hint_for(made))
 
 

@@ -22,7 +22,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakSet
 
 from crossfade.errors import GraphError
@@ -187,6 +187,17 @@ class Node:
     def _label(self) -> str:
         """What `label_of` gives for them."""
         return type(self).__name__
+
+    if not TYPE_CHECKING:  # else every name would be one of a node's
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked only for names that a node does not have."""
+            if name in ("execute", "execute_async", "plan", "statistics", "teardown", "timeline", "visualize"):
+                raise AttributeError(
+                    f"{label_of(self)} is a node of a graph that is not compiled, and has no {name}\n"
+                    f"hint: graph = node.compile(), then graph.{name}"
+                )
+            return object.__getattribute__(self, name)  # raises what Python says
 
     def __iter__(self) -> NoReturn:
         raise TypeError(

@@ -15,14 +15,17 @@ __all__ = ["parse_plan"]
 
 LONGEST_LINE_SHOWN = 120
 
-_ID = r"[A-Za-z_][A-Za-z0-9_.~-]*"
-_NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
+_MARKS = re.escape("!\"#$%&'()*+,/:;<=>?@[\\]^`{|}") + r"\s\x00-\x1f\x7f"
+"""What no name holds. All else is allowed: a regular expression's letters leave out the vowel signs that identifiers may have."""
+_ID = rf"[^{_MARKS}\d.~-][^{_MARKS}]*"
+_NAME = rf"[^{_MARKS}\d.~-][^{_MARKS}.~]*"
+_METHOD = rf"[^{_MARKS}.~-]+"
 _INT = r"-?[0-9]{1,18}"
-_LIST = r"[A-Za-z0-9_.~, \t-]*"
+_LIST = r"[^()|]*"  # of ids, each of which is looked at when the list is split
 
 _HEADER = re.compile(rf"plan\s+max_inflight=({_INT})\s+returns=(list|value)")
 _INPUT = re.compile(rf"input\s+({_ID})\s*=\s*(\*|go|\[{_INT}\]|\.\S+|\[(\"(?:[^\"\\]|\\.)*\")\])", re.DOTALL)
-_NODE = re.compile(rf"node\s+({_ID})\s*=\s*({_NAME})\.(\w+)\(({_LIST})\)\s*->({_LIST})")
+_NODE = re.compile(rf"node\s+({_ID})\s*=\s*({_NAME})\.({_METHOD})\(({_LIST})\)\s*->({_LIST})")
 _CHANNEL = re.compile(
     rf"channel\s+({_ID})(?:\s+of\s+({_ID}))?\s*:\s*({_NAME})\s*->({_LIST})\|\s*(\w+)\s+depth=({_INT})\s+buffer_bytes=({_INT})"
     rf"(?:\s+slots=({_INT}))?(?:\s+turn=({_INT}))?(?:\s+device=(\w+))?"
@@ -100,7 +103,9 @@ class _Parser:
                 return
         keyword = line.split(maxsplit=1)[0]
         if keyword in _FORMS:
-            raise self._expected(_FORMS[keyword], "names are letters, digits and _ - ; ids may also hold . and ~")
+            raise self._expected(
+                _FORMS[keyword], "names are letters of any alphabet, digits and _ - ; ids may also hold . and ~"
+            )
         known = ", ".join(_FORMS)
         raise self._expected(_ROW_FORM, f"lines start with one of {known}, or with a party's name and |")
 
