@@ -20,6 +20,7 @@ def test_numbers_of_any_kind_are_taken() -> None:
     assert type(chosen.max_inflight) is type(chosen.buffer_bytes) is int
     for timeout in (None, 0, 1.5, Fraction(1, 3), np.int8(1)):
         assert CompileOptions.of({"_submit_timeout": timeout}).submit_timeout == timeout
+    assert CompileOptions.of({"_submit_timeout": -1}).submit_timeout is None
     assert CompileOptions.of({"_max_inflight_executions": None}) == CompileOptions.of({})
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
 from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, GetTimeoutError, SessionError
-from crossfade.host.doorbell import LONGEST_S
 
 if TYPE_CHECKING:
     from crossfade.api.session import Session
@@ -264,7 +263,7 @@ class Executions:
                     left_s = None if deadline is None else deadline - time.monotonic()
                     if left_s is not None and left_s <= 0:
                         return False
-                    self._collected.wait(None if left_s is None else min(left_s, LONGEST_S))
+                    self._collected.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
                 return False
             finally:
                 self._num_waiting -= 1

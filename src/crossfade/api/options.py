@@ -61,6 +61,8 @@ class CompileOptions:
         for name, value in options.items():
             ours = _RAY_NAMES.get(name, name)
             if ours in known:
+                if name == "_submit_timeout" and value == -1:  # how Ray writes that
+                    value = None
                 if value is not None or ours == "submit_timeout":
                     chosen[ours] = value
             else:

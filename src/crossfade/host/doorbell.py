@@ -22,16 +22,16 @@ from collections.abc import Callable
 from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.host.semaphore import full_fence
 
-__all__ = ["DEFAULT_SPIN_US", "DEVICE_SPIN_US", "LONGEST_S", "Bell", "Doorbell"]
+__all__ = ["DEFAULT_SPIN_US", "DEVICE_SPIN_US", "Bell", "Doorbell"]
 
 DEFAULT_SPIN_US = 60.0
 
 DEVICE_SPIN_US = 300.0
 """Where devices take part, values take longer: their hosts spend tens of microseconds on each, and a sleeper that long to wake."""
 
-LONGEST_S = 1e6
-"""Of a single wait, eleven days: the system takes none that is much longer. Who was to wait for more than that waits again."""
-
+_LONGEST_S = (
+    1e6  # of a single sleep, eleven days: the system takes none that is much longer, and who sleeps looks again anyway
+)
 _FEW_POLLS = 2  # longer would keep others, who share the core, from making it true
 _MANY_POLLS = 50  # a few microseconds
 _YIELD_US = 0.6  # one sched_yield and one poll
@@ -220,7 +220,7 @@ class Doorbell:
 
     def _sleep(self, ready: Callable[[], object], idle: Callable[[], bool] | None, deadline: float | None) -> bool:
         """One sleep: True if ``ready()`` was true before it."""
-        left_s = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_S)
+        left_s = None if deadline is None else min(max(0.0, deadline - time.monotonic()), _LONGEST_S)
         me = threading.get_ident()
         with self._turn:
             # An interrupt may have kept this thread from leaving: it may come again.
