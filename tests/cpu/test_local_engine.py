@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,18 @@ def test_a_graph_without_input(actors: Any) -> None:
         assert [graph.execute().get() for _ in range(3)] == [6, 6, 6]
         with pytest.raises(TypeError, match="no arguments"):
             graph.execute(1)
+
+
+def test_a_time_limit_that_is_no_number_is_refused(actors: Any) -> None:
+    first, _ = actors[:2]
+    graph = first.echo.bind(crossfade.InputNode()).compile()
+    ref = graph.execute(5)
+    waits: list[Any] = [partial(crossfade.get, ref), first.echo.remote(1).get, graph.teardown]
+    for wait in waits:
+        with pytest.raises(TypeError, match="timeout is '1'\nhint: it is seconds"):
+            wait(timeout="1")
+    assert ref.get(timeout=30) == 5
+    graph.teardown()
 
 
 def test_constructor_error(actors: Any) -> None:

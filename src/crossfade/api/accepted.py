@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import math
+import time
 from collections.abc import Iterable, Sequence
 from numbers import Real
 
-__all__ = ["RAY_ACTOR_OPTIONS", "RAY_INIT_OPTIONS", "RAY_METHOD_OPTIONS", "check_names", "check_timeout"]
+__all__ = ["RAY_ACTOR_OPTIONS", "RAY_INIT_OPTIONS", "RAY_METHOD_OPTIONS", "check_names", "check_timeout", "deadline_of"]
 
 RAY_ACTOR_OPTIONS = (
     "accelerator_type",
@@ -52,6 +53,8 @@ RAY_INIT_OPTIONS = (
     "_temp_dir",
 )
 
+_TIMEOUT_HINT = "hint: it is seconds, 0 or more, or None for ever"
+
 _INSTEAD = {
     "runtime_env": "actors inherit the driver's environment: set os.environ before the actor is started",
     "local_mode": "crossfade.init(engine='inline') runs everything in this thread",
@@ -89,10 +92,23 @@ def check_timeout(timeout: object, name: str = "timeout") -> None:
         TypeError: it is neither a number nor None.
         ValueError: it is below 0, or no number at all (NaN).
     """
-    hint = "hint: it is seconds, 0 or more, or None for ever"
     if timeout is None:
         return
     if not isinstance(timeout, Real):
-        raise TypeError(f"{name} is {timeout!r}\n{hint}")
+        raise TypeError(f"{name} is {timeout!r}\n{_TIMEOUT_HINT}")
     if math.isnan(timeout) or timeout < 0:
-        raise ValueError(f"{name} is {timeout}\n{hint}")
+        raise ValueError(f"{name} is {timeout}\n{_TIMEOUT_HINT}")
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """When a time limit that begins now is over, by the monotonic clock; one below 0 is over already.
+
+    Raises:
+        TypeError: it is neither a number nor None.
+    """
+    if timeout is None:
+        return None
+    try:
+        return time.monotonic() + timeout
+    except TypeError:
+        raise TypeError(f"timeout is {timeout!r}\n{_TIMEOUT_HINT}") from None

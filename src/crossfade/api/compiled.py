@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from crossfade.api.accepted import deadline_of
 from crossfade.api.arguments import Splitter
 from crossfade.api.executions import Execution, Executions, Keeper
 from crossfade.api.links import known_links
@@ -184,6 +185,7 @@ class CompiledGraph:
         Raises:
             TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
         """
+        deadline_of(timeout)  # refuses what is no number
         self._executions.end("the graph was torn down")
         if current() is not self._session:
             return  # the actors went with their session, or are the parent's of this forked process

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from crossfade.api.accepted import deadline_of
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
 from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, GetTimeoutError, SessionError
 
@@ -205,7 +206,7 @@ class Executions:
 
     def collect(self, execution: Execution, timeout: float | None) -> None:
         """Takes results in until those of ``execution`` are there."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         if not self._collecting.acquire(False) and not self._await_turn(execution, deadline):
             if execution.values is None:
                 raise self._timed_out(execution, timeout)

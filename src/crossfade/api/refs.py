@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from crossfade.api.accepted import deadline_of
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 
@@ -83,6 +84,7 @@ class CallRef(Ref):
         """See `Ref.get`."""
         if self._session.pid != os.getpid():
             raise SessionError(f"{self._label} was called in the process that this one was forked from")
+        deadline_of(timeout)  # refuses what is no number
         if not self._pending.wait(timeout):
             raise GetTimeoutError(
                 f"{self._label} has not returned within {timeout} s", hint="get the same reference again"
@@ -186,8 +188,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         GetTimeoutError, TaskError, ActorDiedError: see `Ref.get`.
         TypeError: something else was passed.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
-    return _get(refs, deadline)
+    return _get(refs, deadline_of(timeout))
 
 
 def _get(refs: Any, deadline: float | None) -> Any:
