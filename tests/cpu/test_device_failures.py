@@ -16,6 +16,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
+from crossfade.api import session as sessions  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 
@@ -26,7 +27,7 @@ pytestmark = [
 torch.set_num_threads(1)
 
 _LIMIT_S = 2.0
-_WORDS = r"failing is dead: GPU -1 failed: an illegal address; its process was ended"
+_WORDS = r"failing-?\d* is dead: GPU -1 failed: an illegal address; its process was ended"
 
 
 class Worker:
@@ -69,11 +70,22 @@ def start(name: str) -> Any:
     return Remote.options(num_gpus=1, name=name).remote()
 
 
-@pytest.fixture
-def actors() -> Iterator[list[Any]]:
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[list[Any]]:
+    """Two whose devices work, in a session of all tests here."""
     crossfade.init(num_gpus=3)
-    yield [start(name) for name in ("failing", "other")]
+    yield [start(name) for name in ("other", "third")]
     crossfade.shutdown()
+
+
+@pytest.fixture
+def actors(healthy: list[Any]) -> Iterator[list[Any]]:
+    """One that a test may break, and the two."""
+    failing = start("failing")
+    yield [failing, *healthy]
+    for graph in list(sessions.require().graphs):
+        graph.teardown(timeout=30)
+    crossfade.kill(failing)
 
 
 def edge(writer: Any, reader: Any, transport: Any) -> crossfade.CompiledGraph:
@@ -92,7 +104,7 @@ def sums(first: Any, second: Any) -> crossfade.CompiledGraph:
 
 @pytest.mark.parametrize(("transport", "size"), [("copy", 100), ("staged", 5 << 20)])
 def test_who_waits_for_its_values_is_told(actors: list[Any], transport: str, size: int) -> None:
-    failing, other = actors
+    failing, other, third = actors
     graph = edge(failing, other, transport)
     assert graph.execute(100).get(timeout=30) == 4950
     crossfade.get(failing.lose_device.remote())
@@ -101,11 +113,11 @@ def test_who_waits_for_its_values_is_told(actors: list[Any], transport: str, siz
         graph.execute(size).get(timeout=30)
     assert time.monotonic() - begin < _LIMIT_S
     graph.teardown(timeout=30)
-    assert edge(start("third"), other, transport).execute(100).get(timeout=30) == 4950
+    assert edge(third, other, transport).execute(100).get(timeout=30) == 4950
 
 
 def test_the_other_members_of_a_collective_are_told(actors: list[Any]) -> None:
-    failing, other = actors
+    failing, other, third = actors
     graph = sums(failing, other)
     assert graph.execute(100).get(timeout=30) == 2 * 4950
     crossfade.get(failing.lose_device.remote())
@@ -114,7 +126,7 @@ def test_the_other_members_of_a_collective_are_told(actors: list[Any]) -> None:
         graph.execute(100).get(timeout=30)
     assert time.monotonic() - begin < _LIMIT_S
     graph.teardown(timeout=30)
-    assert sums(start("third"), other).execute(100).get(timeout=30) == 2 * 4950
+    assert sums(third, other).execute(100).get(timeout=30) == 2 * 4950
 
 
 def test_an_actor_without_graphs_between_devices_is_not_asked(actors: list[Any]) -> None:
@@ -127,11 +139,11 @@ def test_an_actor_without_graphs_between_devices_is_not_asked(actors: list[Any])
 def test_an_exception_in_asking_is_printed_and_ends_nothing(
     actors: list[Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    failing, other = actors
+    failing, other, _ = actors
     graph = edge(failing, other, "copy")
     crossfade.get(failing.raise_when_asked.remote())
     said = ""
     while "nobody foresaw this" not in said:
         assert graph.execute(100).get(timeout=30) == 4950
         said += capfd.readouterr().err
-    assert re.search(r"failing \(pid \d+\) waits", crossfade.dump(io.StringIO()))
+    assert re.search(r"failing-?\d* \(pid \d+\) waits", crossfade.dump(io.StringIO()))

@@ -248,4 +248,4 @@ def test_a_tensor_that_torch_refuses_is_its_partys_failure_and_not_the_actors_en
     assert offer.tensors == ()
     assert offer.failure is not None
     assert (offer.failure.actor, offer.failure.node) == ("B", MEETING.label)
-    assert ("out of memory" if kind == "no memory" else "NestedTensor") in offer.failure.message
+    assert ("out of memory" if kind == "no memory" else "a nested tensor on cpu\nhint:") in offer.failure.message

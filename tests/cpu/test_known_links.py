@@ -48,6 +48,7 @@ class Worker:
             return host(kind)
 
         capabilities.read_topology = read
+        self.num_asked = 0
 
     def asked(self) -> int:
         return self.num_asked
@@ -59,14 +60,21 @@ class Worker:
         return int(value.sum())
 
 
-@pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[list[Any]]:
-    monkeypatch.setenv("CROSSFADE_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(links, "num_visible_gpus", lambda: 2)
+@pytest.fixture(scope="module")
+def actors() -> Iterator[list[Any]]:
     crossfade.init(num_gpus=2)
     yield [crossfade.remote(Worker).options(num_gpus=1).remote() for _ in range(2)]
     crossfade.shutdown()
+
+
+@pytest.fixture
+def pair(actors: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[Any]:
+    """Nobody has asked them yet."""
+    monkeypatch.setenv("CROSSFADE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(links, "num_visible_gpus", lambda: 2)
+    monkeypatch.setattr(sessions.require(), "links", None)
+    return actors
 
 
 def transport_of(pair: list[Any], asked: Any = "auto") -> Transport:
