@@ -413,9 +413,10 @@ def test_results_come_when_the_graph_was_dropped_before_them(local: None) -> Non
     assert not engine._plans, "their values are there, so nothing keeps the plans open"
 
 
-def test_a_reference_without_its_graph_ends_with_the_session(local: None) -> None:
+def test_a_reference_without_its_graph_is_shown_and_ends_with_the_session(local: None) -> None:
     ref = _graph(Actor.remote(), "echo").execute(1)
     gc.collect()
+    assert "graph 0, open, 1 in flight: execution 0" in crossfade.dump(io.StringIO(), stacks=False)
     crossfade.shutdown()
     with pytest.raises(crossfade.SessionError, match="the session was shut down"):
         ref.get()

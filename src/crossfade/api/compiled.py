@@ -55,7 +55,7 @@ class CompiledGraph:
         self._takes_whole = self._splitter.takes_whole
         self._num_outputs = len(plan.outputs)
         self._returns_list = plan.returns_list
-        self._executions = Executions(session, opened, self._num_outputs, plan.max_inflight, options.submit_timeout)
+        self._executions = Executions(session, plan, opened, options.submit_timeout)
         self._keeper = Keeper(self._executions)
         self._submit = self._executions.submit
         self._measured: Timeline | None = None

@@ -18,7 +18,7 @@ from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
 
 if TYPE_CHECKING:
-    from crossfade.api.compiled import CompiledGraph
+    from crossfade.api.executions import Executions
 
 __all__ = ["dump"]
 
@@ -59,7 +59,7 @@ def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
 def _lines(session: Session, stacks: bool) -> Iterator[str]:
     state = session.engine.look(_LOOK_S)
     graphs = sorted(
-        (graph for graph in session.graphs if _matters(graph, state)), key=lambda graph: graph._opened.number
+        (graph for graph in session.executions if _matters(graph, state)), key=lambda graph: graph.opened.number
     )
     yield f"crossfade: {_count(state.actors, 'actor')}, {_count(graphs, 'graph')}, driver pid {os.getpid()}"
     for actor in state.actors:
@@ -70,24 +70,24 @@ def _lines(session: Session, stacks: bool) -> Iterator[str]:
         yield from _stack_lines(state)
 
 
-def _matters(graph: CompiledGraph, state: State) -> bool:
+def _matters(graph: Executions, state: State) -> bool:
     """Whether a graph is open, or an actor has still to leave it."""
-    number = graph._opened.number
-    return not graph._executions.ended or any(part.plan == number for actor in state.actors for part in actor.parts)
+    number = graph.opened.number
+    return not graph.ended or any(part.plan == number for actor in state.actors for part in actor.parts)
 
 
 def _count(things: Sequence[object], name: str) -> str:
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
-def _graph_lines(graph: CompiledGraph, state: State) -> Iterator[str]:
-    number = graph._opened.number
-    inflight = [execution.number for execution in list(graph._executions.inflight)]
+def _graph_lines(graph: Executions, state: State) -> Iterator[str]:
+    number = graph.opened.number
+    inflight = [execution.number for execution in list(graph.inflight)]
     span = f": execution {inflight[0]}" + (f" to {inflight[-1]}" if len(inflight) > 1 else "") if inflight else ""
-    yield f"graph {number}, {graph._executions.ended or 'open'}, {len(inflight)} in flight{span}"
+    yield f"graph {number}, {graph.ended or 'open'}, {len(inflight)} in flight{span}"
     rings = state.rings.get(number, ())
     if inflight:
-        channel = graph._opened.awaited()
+        channel = graph.opened.awaited()
         yield f"  {DRIVER}, round {inflight[0]}: {_why(graph.plan, DRIVER, f'read {channel}', rings)}"
     doing = {actor.actor: actor for actor in state.actors}
     for party in graph.plan.programs:

@@ -15,6 +15,7 @@ from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, Get
 
 if TYPE_CHECKING:
     from crossfade.api.session import Session
+    from crossfade.plan.plan import Plan
 
 __all__ = ["Execution", "Executions", "Keeper"]
 
@@ -54,14 +55,12 @@ class Executions:
 
     Args:
         session: whose engine runs it.
-        opened: the plan.
-        num_outputs: values that an execution gives.
-        max_inflight: how many executions may be under way.
+        plan: the plan.
+        opened: the same, open.
         submit_timeout: the longest wait for room, in seconds; None for ever.
 
     Attributes:
-        session: see above.
-        opened: the plan.
+        session, plan, opened: see above.
         is_quick: whether the last result that an event loop waited for came within the time for which it looked.
         inflight: what was submitted and not collected, oldest first.
         num_submitted: executions that were started.
@@ -69,18 +68,17 @@ class Executions:
         ended: why no more can be done, once that is so.
     """
 
-    def __init__(
-        self, session: Session, opened: OpenPlan, num_outputs: int, max_inflight: int, submit_timeout: float | None
-    ) -> None:
+    def __init__(self, session: Session, plan: Plan, opened: OpenPlan, submit_timeout: float | None) -> None:
         self.session = session
+        self.plan = plan
         self.opened = opened
         self.is_quick = True
         self.inflight: deque[Execution] = deque()
         self.num_submitted = 0
         self.num_collected = 0
         self.ended = ""
-        self._num_outputs = num_outputs
-        self._max_inflight = max_inflight
+        self._num_outputs = len(plan.outputs)
+        self._max_inflight = plan.max_inflight
         self._submit_timeout = submit_timeout
         self._is_torn = False  # an interrupt (Ctrl-C) came while an input was written
         self._is_collect_torn = False  # ... while a result was taken in
