@@ -469,3 +469,57 @@ def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_storage_of_torch_holds_what_it_is_given_as_long_as_any_view() -> None:
     pytest.importorskip("torch")
     assert borrowed.storages_hold()
+
+
+class PulseOnly(cuda.CudaDriver):
+    """What `failure` asks of a GPU, which says what a test has put down for it."""
+
+    def __init__(self) -> None:
+        self._pulse = None
+        self.refusals: list[str] = []  # to the calls that come, empty for none
+        self.asked: list[str] = []
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.refusals and (refusal := self.refusals.pop(0)):
+            raise DeviceError(f"{what} failed: {refusal}")
+
+    def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
+        self._ask("creating a stream")
+        return 1
+
+    def create_event(self) -> int:
+        self._ask("creating an event")
+        return 2
+
+    def has_happened(self, event: int) -> bool:
+        self._ask("cuEventQuery")
+        return True
+
+    def record_event(self, event: int, stream: int) -> None:
+        self._ask("cuEventRecord")
+
+
+ASSERT, NO_MEMORY = "CUDA_ERROR_ASSERT: device-side assert", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"
+
+
+def test_a_gpu_that_works_is_given_a_little_each_time() -> None:
+    driver = PulseOnly()
+    assert [driver.failure() for _ in range(3)] == [""] * 3
+    assert driver.asked == ["creating a stream", "creating an event", *["cuEventQuery", "cuEventRecord"] * 3]
+
+
+@pytest.mark.parametrize("num_before", range(6))
+def test_a_gpu_that_failed_is_found_out_at_whatever_it_is_asked_first(num_before: int) -> None:
+    driver = PulseOnly()
+    driver.refusals = [*[""] * num_before, *[ASSERT] * 10]
+    failures = [driver.failure() for _ in range(3)]
+    assert next(filter(None, failures)).endswith(ASSERT)
+    assert failures[-1]
+
+
+def test_a_gpu_without_memory_for_the_question_has_not_failed() -> None:
+    driver = PulseOnly()
+    driver.refusals = [NO_MEMORY, NO_MEMORY, ""]
+    assert [driver.failure() for _ in range(3)] == [""] * 3
+    assert driver.asked[-2:] == ["cuEventQuery", "cuEventRecord"]

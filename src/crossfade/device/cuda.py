@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from crossfade.device.cuda_bindings import Handles, bindings, check, relax_captures
@@ -24,6 +24,7 @@ __all__ = ["CudaDriver", "CudaHostRange"]
 _WORD = struct.Struct("<I")
 _HANDLE_BYTES = 64
 _NOT_READY = 600
+_NO_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 _CONTEXT_CODES = (
     201,
     400,
@@ -295,16 +296,14 @@ class CudaDriver:
         """See `Driver`. A kernel's mistake (an illegal address, an assertion) ends all that the process does on the device, and is
         told to whoever asks for something next. So a stream of its own is given a little each time.
         """
-        if self._pulse is None:
-            with suppress(DeviceError):  # else it is tried again
-                self._pulse = self.create_stream("pulse", is_urgent=True), self.create_event()
-            return ""
-        stream, event = self._pulse
         try:
+            if self._pulse is None:
+                self._pulse = self.create_stream("pulse", is_urgent=True), self.create_event()
+            stream, event = self._pulse
             if self.has_happened(event):
                 self.record_event(event, stream)
         except DeviceError as error:
-            return str(error)
+            return "" if _NO_MEMORY in str(error) else str(error)  # without memory it is tried again
         return ""
 
     # wait
