@@ -195,7 +195,8 @@ def test_a_link_whose_second_lane_cannot_be_made_ends_the_first_one(fault: type[
     for thread in threading.enumerate():
         if thread.name == "crossfade-nccl-abort":
             thread.join(30)
-    assert [group.ended for group in made] == ["abort"] * 4
+    assert len(made) in (3, 4)  # who is first ends its second one while the other side still makes its own
+    assert {group.ended for group in made} == {"abort"}
     for home in homes:
         home.streams.close()
         home.pool.close()
