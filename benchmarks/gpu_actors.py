@@ -7,13 +7,15 @@ another execution, and a value of the wrong execution shows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-NUM_FACTORS = 4
+from benchmarks.gpu_arrivals import reads_us
+
+NUM_FACTORS, NUM_INPUTS = 4, 3
 GATE_CYCLES = 400_000  # 0.2 ms, in which the host enqueues ahead
 WARM_UP_S = 1.0
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
@@ -101,6 +103,9 @@ class Sender:
         column = int(product.abs().argmax())
         return column, float(product[column])
 
+    def device(self) -> int:
+        return current_device(self._device)
+
     def bare_us(self, target_device: int, num: int) -> tuple[list[float], list[float]]:
         """Making a tensor alone, and one transfer alone."""
         made = [device_us(self._device, lambda: self._base * 2.0) for _ in range(num + 3)][3:]
@@ -114,7 +119,7 @@ class Receiver:
         torch.set_num_threads(1)
         torch.manual_seed(99)
         self._device = device
-        bases = [torch.randn(size, size, device=device).to(DTYPES[device]) for _ in range(3)]
+        bases = [torch.randn(size, size, device=device).to(DTYPES[device]) for _ in range(NUM_INPUTS)]
         self._inputs = [base * factor(number) for number in range(NUM_FACTORS) for base in bases]
 
     def multiply(self, tensor: torch.Tensor, column: int) -> float:
@@ -130,8 +135,8 @@ class Receiver:
         """
 
         def three(number: int) -> None:
-            first = 3 * (number % NUM_FACTORS)
-            for tensor in self._inputs[first : first + 3]:
+            first = NUM_INPUTS * (number % NUM_FACTORS)
+            for tensor in self._inputs[first : first + NUM_INPUTS]:
                 torch.matmul(tensor, tensor)
 
         def all_of_them() -> None:
@@ -149,6 +154,21 @@ class Receiver:
         if self._device == "cuda":
             warm_up(each)
         return each()
+
+    def reads_us(self, num: int, others: Sequence[int]) -> float:
+        """Three products with one element read after each, as `gpu_arrivals.reads_us` has it, behind a second of the same.
+
+        Args:
+            num: executions.
+            others: the GPUs that the tensors come from meanwhile; none: they are there already.
+        """
+        inputs = [self._inputs[number::NUM_INPUTS] for number in range(NUM_INPUTS)]
+        if self._device == "cuda":
+            warm_up(lambda: reads_us(inputs, others, NUM_FACTORS))
+        taken_us = reads_us(inputs, others, num)
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+        return taken_us
 
 
 def bank(device: str, size_bytes: int) -> list[torch.Tensor]:

@@ -5,7 +5,9 @@ a trial with small tensors, also without GPUs, ``--ray`` to run Ray beside it. T
 each, one receiver multiplies each with itself and reads one element of the product; static shapes, direct return. Random data.
 
 *Limit*: three products, one tensor made and one transfer, each measured alone in the same processes, on the devices' clocks, with
-nothing of crossfade around them; *three in a row* are the receiver's products alone, one after another without a pause. How fast a
+nothing of crossfade around them; *three in a row* are the receiver's products alone, one after another without a pause. What the
+receiver's method does besides and what the transfers cost products is measured in the receiver's process, too, in plain torch:
+products with an element read after each, and the same while their tensors come from the senders' GPUs, two slots each. How fast a
 GPU at its power limit multiplies depends on the numbers and on what it did before: products alone are of numbers like those that
 come from senders, their blocks stand among the others, and before each block that same load runs for a second. All sides take
 turns in blocks; Ray's processes are ended before the others go on. Every result is checked twice: against float64, and exactly
@@ -35,6 +37,9 @@ MODES = {
 }
 ALONE, IN_A_ROW = "three products", "three products, of many in a row"
 PRODUCTS = {ALONE: {"in_a_row": False}, IN_A_ROW: {"in_a_row": True}}
+READ, BENEATH = "three products, an element read after each", "the same with three transfers beneath"
+READS = {READ: {"beneath": False}, BENEATH: {"beneath": True}}
+MEASURE_OF = dict.fromkeys(PRODUCTS, "products") | dict.fromkeys(READS, "reads") | dict.fromkeys(MODES, "overlap")
 LIMIT_S, RAY_LIMIT_S = 120.0, 60.0
 US_PER_MS = 1e3
 
@@ -46,10 +51,9 @@ def measure(book: Book, options: argparse.Namespace, device: str) -> None:
     try:
         crossfade.ask(book, "bare", {"measure": "bare", **request}, limit_s=LIMIT_S)
         for number in range(options.rounds):
-            blocks: list[tuple[str, dict[str, Any]]] = [*PRODUCTS.items(), *MODES.items()]
+            blocks: list[tuple[str, dict[str, Any]]] = [*PRODUCTS.items(), *READS.items(), *MODES.items()]
             for name, block in blocks if number % 2 == 0 else blocks[::-1]:
-                measure = "products" if name in PRODUCTS else "overlap"
-                crossfade.ask(book, name, {"measure": measure, **block, **request}, limit_s=LIMIT_S)
+                crossfade.ask(book, name, {"measure": MEASURE_OF[name], **block, **request}, limit_s=LIMIT_S)
             if options.ray and number < options.ray_rounds:
                 _measure_ray(book, options.ray, device, request)
         crossfade.ask(book, "bare", {"measure": "bare", **request}, limit_s=LIMIT_S)
@@ -75,7 +79,7 @@ def _measure_ray(book: Book, where: str, device: str, request: dict[str, int]) -
 def tables_of(book: Book) -> tuple[list[Table], dict[str, float]]:
     """The tables, and what was wanted: medians over their limits."""
     parts = {key: book.blocks("bare", "crossfade", key) for key in ("made", "moved")}
-    parts |= {name: book.blocks(name, "crossfade") for name in PRODUCTS}
+    parts |= {name: book.blocks(name, "crossfade") for name in (*PRODUCTS, *READS)}
     medians = {key: median_of(blocks) or float("nan") for key, blocks in parts.items()}
     limit_us = medians[ALONE] + medians["made"] + medians["moved"]
     limits = Table("The parts alone, ms", ["what", "median (lowest and highest block)"])
@@ -84,11 +88,13 @@ def tables_of(book: Book) -> tuple[list[Table], dict[str, float]]:
         ("made", "one tensor made"),
         ("moved", "one transfer"),
         (IN_A_ROW, IN_A_ROW),
+        (READ, READ),
+        (BENEATH, BENEATH),
     ):
         limits.add(words, spread_of(parts[key], 1 / US_PER_MS, 3))
     limits.add("limit: the first three together", f"{limit_us / US_PER_MS:.3f}")
+    ratios = {BENEATH: medians[BENEATH] / medians[IN_A_ROW]}
     runs = Table("One execution, ms", ["by", "how", "median (lowest and highest block)", "over the limit", "blocks"])
-    ratios = {}
     for side in ("crossfade", "Ray"):
         for name, mode in MODES.items():
             blocks = book.blocks(name, side)
@@ -108,7 +114,8 @@ def verdict(ratios: dict[str, float]) -> tuple[str, bool]:
     text = (
         f"With overlap, one execution at a time takes {alone:.3f} of the limit (at most {WANTED_ALONE} wanted); with 4 in flight "
         f"an execution takes {inflight:.3f} of three products in a row (at most {WANTED_INFLIGHT} wanted). Over the limit: "
-        "one at a time over three products + one tensor made + one transfer, in flight over three products in a row."
+        "one at a time over three products + one tensor made + one transfer, in flight over three products in a row. "
+        f"Plain torch that reads an element after each product, with the transfers beneath, takes {ratios[BENEATH]:.3f} of it."
     )
     return text, alone <= WANTED_ALONE and inflight <= WANTED_INFLIGHT
 

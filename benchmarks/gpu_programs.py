@@ -159,6 +159,16 @@ def products(state: dict[str, Any], request: Request) -> Result:
     return {"samples": program.library.call(program.receiver.products_us, request["num"], request["in_a_row"])}
 
 
+def reads(state: dict[str, Any], request: Request) -> Result:
+    """The receiver's products with one element read after each, nothing of a library around them: ``beneath`` says whether the
+    tensors come from the senders' GPUs meanwhile.
+    """
+    program = program_of(state, request)
+    library = program.library
+    others = [library.call(sender.device) for sender in program.senders] if request["beneath"] else []
+    return {"samples": [library.call(program.receiver.reads_us, request["num"], others)]}
+
+
 def hops(state: dict[str, Any], request: Request) -> Result:
     """A tensor from the driver's word through two actors: ``what`` is ``shape`` or ``last``."""
     library, size_bytes, num = state["library"], request["size_bytes"], request["num"]
@@ -220,4 +230,4 @@ def bare_hop(state: dict[str, Any], request: Request) -> Result:
     return {"samples": library.call(source.bare_us, library.call(sink.device), request["num"])}
 
 
-MEASURES = {"overlap": overlap, "bare": bare, "products": products, "hops": hops, "bare_hop": bare_hop}
+MEASURES = {"overlap": overlap, "bare": bare, "products": products, "reads": reads, "hops": hops, "bare_hop": bare_hop}

@@ -79,10 +79,13 @@ def test_verdicts_of_the_overlap_program_and_the_hops(book: Book) -> None:
     book.add("bare", "crossfade", {"made": [200.0], "moved": [550.0]})
     book.add(gpu_overlap.ALONE, "crossfade", {"samples": [6000.0]})
     book.add(gpu_overlap.IN_A_ROW, "crossfade", {"samples": [6200.0]})
+    book.add(gpu_overlap.READ, "crossfade", {"samples": [6300.0]})
+    book.add(gpu_overlap.BENEATH, "crossfade", {"samples": [6510.0]})
     book.add("with overlap", "crossfade", {"samples": [7020.0]})
     book.add("with overlap, 4 in flight", "crossfade", {"samples": [6820.0]})
     _, ratios = gpu_overlap.tables_of(book)
     assert {name: round(over, 3) for name, over in ratios.items()} == {
+        gpu_overlap.BENEATH: 1.05,
         "crossfade, with overlap": 1.04,
         "crossfade, with overlap, 4 in flight": 1.1,
     }

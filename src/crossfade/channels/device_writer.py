@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from crossfade.channels.codec import is_plain
+from crossfade.channels.codec import PLAIN_TYPES, is_plain
 from crossfade.channels.device_codec import HostSplit, Placed, split_for_host
 from crossfade.channels.host_copies import HostCopies
 from crossfade.channels.layout import Encoded
@@ -89,7 +89,7 @@ class DeviceToHostWriter(ShmWriter):
             self._copies.poll()
         while self._unused:
             self._slots.put_back(self._unused.pop())
-        if _is_plain(value):
+        if type(value) in PLAIN_TYPES or _is_plain(value):
             return super().try_write(value)
         if not self.has_room():
             return False

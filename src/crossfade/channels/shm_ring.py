@@ -25,7 +25,7 @@ import mmap
 import pickle
 from collections.abc import Callable, Sequence
 
-from crossfade.channels.codec import decode, prepare, undecodable
+from crossfade.channels.codec import PLAIN_TYPES, decode, prepare, undecodable
 from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import HEAD_BYTES, RECORD_BYTES, RingLayout
@@ -132,8 +132,11 @@ class ShmWriter(_End):
         if not self.has_room():
             return False
         data: bytes | Encoded
-        if type(value) is bytes:
-            data, kind = value, _BYTES
+        type_ = type(value)
+        if type_ is bytes:
+            data, kind = value, _BYTES  # type: ignore[assignment]
+        elif type_ in PLAIN_TYPES:  # as `prepare` would, with a call less
+            data, kind = pickle.dumps(value, 5), _PICKLE
         else:
             data, kind = prepare(value), _PICKLE
         if type(data) is bytes and (size := len(data)) <= INLINE_BYTES:

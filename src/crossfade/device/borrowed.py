@@ -81,6 +81,9 @@ class TensorMaker:
         elif device == HOST:
             self.make = self._on_host
         elif _has_tensors_of_storages():
+            inside = torch_or_raise()._C  # looked up once: this is on the way of each tensor
+            self._new_storage = inside._construct_storage_from_data_pointer
+            self._new_tensor = inside._construct_CUDA_Tensor_From_Storage_And_Metadata
             self._metadata = {"size": shape, "stride": _strides(shape), "dtype": dtype, "storage_offset": 0}
             self.make = self._of_storage
         else:
@@ -95,10 +98,9 @@ class TensorMaker:
         return flat if len(self._shape) == 1 else flat.view(self._shape)  # type: ignore[no-any-return]
 
     def _of_storage(self, address: int, keep: Any) -> torch.Tensor:
-        inside = torch_or_raise()._C
-        storage = inside._construct_storage_from_data_pointer(address, self._device, self._size_bytes)
+        storage = self._new_storage(address, self._device, self._size_bytes)
         storage.crossfade_keep = keep  # torch keeps a storage's Python object as long as the storage itself
-        return inside._construct_CUDA_Tensor_From_Storage_And_Metadata(self._metadata, storage)  # type: ignore[no-any-return]
+        return self._new_tensor(self._metadata, storage)  # type: ignore[no-any-return]
 
     def _by_interface(self, address: int, keep: Any) -> torch.Tensor:
         memory = _Memory(address, self._shape, self._typestr, keep)

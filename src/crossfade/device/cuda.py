@@ -64,6 +64,8 @@ class CudaDriver:
         self._batch = self._cu.cuStreamBatchMemOp
         self._record = self._cu.cuEventRecord
         self._wait_event = self._cu.cuStreamWaitEvent
+        self._ask_capture = self._cu.cuStreamIsCapturing
+        self._no_capture = self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         self._streams = Handles(self._cu.CUstream)
         self._events = Handles(self._cu.CUevent)
         self._words = Handles(self._cu.CUdeviceptr)
@@ -320,10 +322,10 @@ class CudaDriver:
         """See `Driver`. The default stream cannot be captured."""
         if not stream:
             return False
-        result = self._cu.cuStreamIsCapturing(self._streams[stream])
+        result = self._ask_capture(self._streams[stream])
         if result[0]:
-            result = self._again(result, self._cu.cuStreamIsCapturing, stream)
-        return bool(result[1] != self._cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+            result = self._again(result, self._ask_capture, stream)
+        return bool(result[1] != self._no_capture)
 
     def enter_thread(self) -> None:
         """See `Driver`."""

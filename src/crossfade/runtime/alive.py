@@ -40,7 +40,8 @@ class Alive:
             return []
         with self._lock:
             parties = self._parties  # none if it was closed meanwhile: then the descriptors are others'
-            return sorted(parties[fd] for fd, _ in self._poll(0)) if parties else []
+            ended = self._poll(0) if parties else []
+        return sorted(parties[fd] for fd, _ in ended) if ended else []
 
     def close(self) -> None:
         """Nobody is asked about any more. Idempotent."""

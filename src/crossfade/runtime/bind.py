@@ -337,6 +337,8 @@ class _Binder:
         simple = call.args == tuple(Hole(i) for i in range(len(inputs))) and not call.kwargs
         if simple and len(inputs) == len(outputs) == 1:
             step = self._run_one(method, inputs[0], outputs[0], label)
+        elif len(outputs) == 1 and not call.kwargs and all(map(_is_flat, call.args)):  # so every input is one of them
+            step = self._run_flat(method, call.args, inputs, outputs[0], label)
         else:
             step = self._run_any(method, call, inputs, outputs, label)
         step = self._checked(step, node.outputs)
@@ -358,6 +360,31 @@ class _Binder:
                 return True
             try:
                 registers[target] = method(value)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                registers[target] = Failure.capture(error, actor=actor, node=label)
+            return True
+
+        return run
+
+    def _run_flat(
+        self, method: Callable[..., Any], args: Sequence[Any], inputs: Sequence[int], target: int, label: str
+    ) -> Step:
+        """Values and constants in, by position, and one value out."""
+        registers, actor = self._registers, self._actor
+        template = [None if type(arg) is Hole else arg for arg in args]
+        places = [(place, inputs[arg.index]) for place, arg in enumerate(args) if type(arg) is Hole]
+
+        def run() -> bool:
+            given = template.copy()
+            for place, register in places:
+                value = given[place] = registers[register]
+                if type(value) is Failure:
+                    registers[target] = value
+                    return True
+            try:
+                registers[target] = method(*given)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
@@ -413,6 +440,11 @@ def _inside(around: Callable[[], AbstractContextManager[None]], step: Step) -> S
             return step()
 
     return inside
+
+
+def _is_flat(arg: Any) -> bool:
+    """Whether an argument is a value of the graph, or a constant that need not be copied for each call."""
+    return type(arg) not in (list, tuple, dict)
 
 
 def _returns(result: Any, num_returns: int) -> Sequence[Any]:
