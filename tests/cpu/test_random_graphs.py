@@ -20,6 +20,8 @@ from tests.helpers.graphs import (
     open_benches,
 )
 
+FEWER = settings(max_examples=60)  # `make soak` has thousands
+
 
 @pytest.fixture(scope="module")
 def benches() -> Iterator[Benches]:
@@ -28,12 +30,14 @@ def benches() -> Iterator[Benches]:
 
 
 @pytest.mark.timeout(600)
+@FEWER
 @given(draws=st.lists(graph_draws(), min_size=1, max_size=3))
 def test_pl4_random_graphs_give_what_plain_calls_give(benches: Benches, draws: list[GraphDraw]) -> None:
     check_against_plain_calls(benches, draws)
 
 
 @pytest.mark.timeout(600)
+@FEWER
 @given(draw=graph_draws(transports=("gloo",), with_large=False))
 def test_pl4_random_graphs_over_gloo_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:
     pytest.importorskip("torch", reason="gloo needs torch")
@@ -59,6 +63,7 @@ def test_pl4_random_graphs_of_tensors_give_the_same_on_both_engines(tensor_bench
 
 
 @pytest.mark.timeout(600)
+@FEWER
 @given(draw=graph_draws(transports=("copy", "staged")))
 def test_pl4_random_graphs_over_device_channels_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:
     pytest.importorskip("torch", reason="channels between devices need torch")

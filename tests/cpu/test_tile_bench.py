@@ -95,7 +95,7 @@ def test_a_block_in_small(tmp_path: Path) -> None:
 def test_a_few_repetitions_with_delays_find_nothing_wrong(is_eager: bool) -> None:
     from benchmarks import tile_repetitions
 
-    found = tile_repetitions.run(60, 2, is_quick=True, is_eager=is_eager)
+    found = tile_repetitions.run(24, 2, is_quick=True, is_eager=is_eager)
     assert [each["wrong"] for each in found] == [{}, {}]
 
 

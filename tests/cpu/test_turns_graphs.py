@@ -49,7 +49,7 @@ SHORT_DRAWS = graph_draws(
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=20)
+@settings(max_examples=14)
 @given(draw=DRAWS)
 def test_random_graphs_give_the_same_with_turns_as_inline(benches: Benches, draw: GraphDraw) -> None:
     check_engines_agree(benches, [draw])
