@@ -32,11 +32,10 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
+
+from crossfade.whole_errors import ByParts, fill, members_of, new_of, whole
 
 __all__ = [
     "ActorDiedError",
@@ -64,9 +63,6 @@ __all__ = [
     "UnknownActor",
     "UnknownTransport",
 ]
-
-
-_Error = TypeVar("_Error", bound=BaseException)
 
 
 class CrossfadeError(Exception):
@@ -205,12 +201,12 @@ class TaskError(CrossfadeError):
 
     def __reduce__(self) -> Any:
         state = {name: value for name, value in self.__dict__.items() if name != "cause"}
-        return _task_error_again, (_whole(self.cause), self.message, state)
+        return _task_error_again, (whole(self.cause), self.message, state)
 
 
-def _task_error_again(cause: BaseException | _ByParts | None, message: str, state: dict[str, Any]) -> TaskError:
+def _task_error_again(cause: BaseException | ByParts | None, message: str, state: dict[str, Any]) -> TaskError:
     """From a pickle, or for a copy (which takes no pickle of the cause): the class of both kinds is made anew."""
-    if isinstance(cause, _ByParts):
+    if isinstance(cause, ByParts):
         cause = cause.error
     error = _task_error_like(cause, message)
     error.__dict__.update(state)
@@ -241,7 +237,7 @@ class Failure:
         try:
             import cloudpickle
 
-            pickled = cloudpickle.dumps(_whole(error), protocol=5)
+            pickled = cloudpickle.dumps(whole(error), protocol=5)
         except Exception:
             pickled = None
         try:
@@ -287,80 +283,14 @@ def _task_error_like(cause: BaseException | None, message: str) -> TaskError:
         # Only __str__ is ours; everything else of the error's type, its attributes included, stays as it was.
         body = {"__str__": TaskError.__str__, "__module__": kind.__module__}
         both: type[TaskError] = type(f"TaskError({kind.__name__})", (TaskError, kind), body)
-        error = _new(both, cause.args)
-        _fill(error, cause.args, vars(cause), _members(cause))
+        error = new_of(both, cause.args)
+        fill(error, cause.args, vars(cause), members_of(cause))
         error.hint = cause.hint if isinstance(cause, CrossfadeError) else None
         error.message = message
     except (
         Exception
     ):  # a final class, a conflicting layout or a __new__ of its own: the plain kind still carries `cause`
         return _plain_task_error(message)
-    return error
-
-
-def _new(kind: type[_Error], args: tuple[object, ...]) -> _Error:
-    """An instance without its ``__init__``. A few builtins (MemoryError) allow only the root's ``__new__`` in a mixed class."""
-    try:
-        return kind.__new__(kind, *args)
-    except TypeError:
-        return BaseException.__new__(kind, *args)
-
-
-def _fill(
-    error: BaseException, args: tuple[object, ...], attributes: Mapping[str, Any], members: Mapping[str, Any]
-) -> None:
-    for name, value in members.items():
-        with suppress(Exception):
-            setattr(error, name, value)
-    error.__dict__.update(attributes)
-    error.args = args
-
-
-def _members(error: BaseException) -> dict[str, Any]:
-    """What an error keeps outside ``__dict__`` and ``args``: an OSError its errno and file names, an ImportError its name. The
-    object of an AttributeError stays where it is.
-    """
-    found: dict[str, Any] = {}
-    for base in type(error).__mro__:
-        if base is BaseException:
-            break
-        for name, member in vars(base).items():
-            if isinstance(member, MemberDescriptorType | GetSetDescriptorType) and name != "obj" and name[:2] != "__":
-                with suppress(Exception):  # one that is not set
-                    found.setdefault(name, getattr(error, name))
-    return found
-
-
-def _needs_parts(kind: type[BaseException]) -> bool:
-    """Whether Python's way to pickle its errors, which calls the type with ``args``, may fail, since ``__init__`` takes what it
-    likes, or lose something.
-    """
-    own = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-    is_lost = isinstance(kind.__init__, FunctionType) or issubclass(kind, AttributeError | NameError)
-    return is_lost and not any(isinstance(getattr(kind, name, None), FunctionType) for name in own)
-
-
-class _ByParts:
-    """An error in a pickle that is put together without its ``__init__``."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __reduce__(self) -> Any:
-        error = self.error
-        return _put_together, (type(error), error.args, vars(error), _members(error))
-
-
-def _whole(error: BaseException | None) -> BaseException | _ByParts | None:
-    """What to pickle, so that the error arrives with all that it has."""
-    return _ByParts(error) if error is not None and _needs_parts(type(error)) else error
-
-
-def _put_together(
-    kind: type[BaseException], args: tuple[object, ...], attributes: Mapping[str, Any], members: Mapping[str, Any]
-) -> BaseException:
-    error = _new(kind, args)
-    _fill(error, args, attributes, members)
     return error
 
 
