@@ -251,7 +251,9 @@ class Failure:
         cause = self._unpickle()
         place = f"{self.node} on actor {self.actor}" if self.actor else self.node
         headline = f"{place} raised {self.type_name}: {self.message}"
-        has_frames = self.traceback_text.startswith("Traceback")  # an error that was never raised has none
+        has_frames = (
+            "Traceback (most recent call last):" in self.traceback_text
+        )  # an error that was never raised has none
         message = f"{headline}\n\nTraceback on the actor:\n{self.traceback_text.rstrip()}" if has_frames else headline
         error = _task_error_like(cause, message)
         error.cause = cause

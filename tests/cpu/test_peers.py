@@ -115,6 +115,11 @@ def test_groups_that_cannot_be_opened(world: None) -> None:
     for wrong in ({"buffer_bytes": 255}, {"num_lanes": 0}):
         with pytest.raises(ValueError, match="at least 256 bytes, and 1 of each"):
             open_group(device="cpu", **wrong)  # type: ignore[arg-type]
+    for more in ({"heap_bytes": -1}, {"buffer_bytes": 1 << 70}, {"timeout_s": 0}, {"timeout_s": float("nan")}):
+        with pytest.raises(ValueError, match=f"{next(iter(more))} (is )?(.|\\n)*hint:"):
+            open_group(device="cpu", **more)
+    with pytest.raises(ValueError, match="sideways"):
+        Tuning(direction="sideways")  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match="no collectives for device 'meta'"):
         open_group(device="meta")
     with pytest.raises(DeviceError, match="this process is not in the group"):

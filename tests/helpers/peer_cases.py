@@ -23,6 +23,7 @@ from crossfade.peers.collectives import (
     all_reduce,
     all_reduce_coalesced,
     all_to_all,
+    broadcast,
     reduce_scatter,
     reduce_scatter_coalesced,
 )
@@ -274,6 +275,25 @@ def _heap(rank: int, num_ranks: int) -> None:
     group.close()
 
 
+def _coalesced_apart(group: PeerGroup, num_ranks: int) -> None:
+    """Nothing of one tensor may lie where another is written; columns of one matrix, which are packed, may."""
+    x, y, both = torch.ones(4 * num_ranks), torch.full((4 * num_ranks,), 2.0), torch.empty(4 * num_ranks)
+    for outs in ([y, x], [both, both], [both[1:], both[:-1]]):
+        with pytest.raises(ValueError, match=r"(lies in out|overlap)(.|\n)*hint: give each tensor an out of its own"):
+            all_reduce_coalesced(group, [x[: len(outs[0])], y[: len(outs[1])]], outs)
+    with pytest.raises(ValueError, match="lies in out"):
+        reduce_scatter_coalesced(group, [x, y], [y[:4], x[:4]])
+    with pytest.raises(ValueError, match="argument 2 is"):
+        all_reduce_coalesced(group, [x, y], ())
+    matrix = torch.empty(4 * num_ranks, 2)
+    all_reduce_coalesced(group, [x, y], [matrix[:, 0], matrix[:, 1]])
+    assert torch.equal(matrix, torch.tensor([1.0, 2.0]).repeat(4 * num_ranks, 1) * num_ranks)
+    all_reduce_coalesced(group, [x, y], [x, y])
+    assert torch.equal(torch.stack([x, y], 1), matrix)
+    with pytest.raises(TypeError):
+        broadcast(group, x, 0.5)  # type: ignore[arg-type]
+
+
 def _coalesced(rank: int, num_ranks: int) -> None:
     """Several tensors in a call: of many lengths and types, more of them than lanes, and longer than buffers."""
     group = open_group(device="cpu", buffer_bytes=256 * num_ranks, num_lanes=3, heap_bytes=1 << 16)
@@ -297,6 +317,7 @@ def _coalesced(rank: int, num_ranks: int) -> None:
     for wrong in ([], [0, 0]):
         with pytest.raises(ValueError, match="at least one, and each once"):
             all_reduce_coalesced(group, [torch.ones(3)], lanes=wrong)
+    _coalesced_apart(group, num_ranks)
     del outs, results
     group.close()
 

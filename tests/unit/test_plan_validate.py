@@ -144,6 +144,11 @@ def test_pl1_the_ends_of_a_channel_are_different_parties(ends: str) -> None:
     assert fault.invariant == "PL-1"
 
 
+def test_pl2_executions_may_begin() -> None:
+    with pytest.raises(PlanError, match="max_inflight is 0, so no execution may begin"):
+        validate(replace(parse_plan(CHAIN), max_inflight=0))
+
+
 def test_pl1_receives_have_the_order_of_sends() -> None:
     swapped = ("recv n0 @recv | recv n1 @recv", "recv n1 @recv | recv n0 @recv")
     assert verdict(edited(QUEUE, swapped)) == ("PL-1", "B: recv n1 @recv")

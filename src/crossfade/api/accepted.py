@@ -8,7 +8,15 @@ import time
 from collections.abc import Iterable, Sequence
 from numbers import Real
 
-__all__ = ["RAY_ACTOR_OPTIONS", "RAY_INIT_OPTIONS", "RAY_METHOD_OPTIONS", "check_names", "check_timeout", "deadline_of"]
+__all__ = [
+    "RAY_ACTOR_OPTIONS",
+    "RAY_INIT_OPTIONS",
+    "RAY_METHOD_OPTIONS",
+    "check_names",
+    "check_timeout",
+    "deadline_of",
+    "seconds_of",
+]
 
 RAY_ACTOR_OPTIONS = (
     "accelerator_type",
@@ -104,11 +112,23 @@ def deadline_of(timeout: float | None) -> float | None:
     """When a time limit that begins now is over, by the monotonic clock; one below 0 is over already.
 
     Raises:
+        TypeError, ValueError: see `seconds_of`.
+    """
+    seconds = seconds_of(timeout)
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def seconds_of(timeout: object) -> float | None:
+    """A time limit as a float.
+
+    Raises:
         TypeError: it is neither a number nor None.
+        ValueError: it is no number at all (NaN).
     """
     if timeout is None:
         return None
-    try:
-        return time.monotonic() + timeout
-    except TypeError:
-        raise TypeError(f"timeout is {timeout!r}\n{_TIMEOUT_HINT}") from None
+    if not isinstance(timeout, Real):
+        raise TypeError(f"timeout is {timeout!r}\n{_TIMEOUT_HINT}")
+    if math.isnan(timeout):
+        raise ValueError(f"timeout is {timeout}\n{_TIMEOUT_HINT}")
+    return float(timeout)

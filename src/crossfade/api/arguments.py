@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from crossfade.api.refs import Ref, resolve
@@ -29,7 +30,7 @@ class Splitter:
         self.takes_whole = keys == ["*"] and len(inputs) == 1
         self.takes_nothing = not keys
         self._positions = {int(key[1:-1]) for key in keys if key[0] == "[" and not key.startswith('["')}
-        self._names = {_name(key) for key in keys if _name(key)}
+        self._names = {name for key in keys if (name := _name(key)) is not None}
         self._has_whole = "*" in keys
         self._picks: list[_Pick] = [self._pick(spec.key) for spec in inputs]
 
@@ -69,9 +70,8 @@ class Splitter:
     def _misfit(self, problem: str) -> TypeError:
         takes = []
         if self._has_whole or (self._positions and self._positions != {0}):
-            takes.append(
-                "one positional argument" if self._has_whole else f"{max(self._positions) + 1} positional arguments"
-            )
+            is_one = self._has_whole or min(self._positions) < 0
+            takes.append("one positional argument" if is_one else f"{max(self._positions) + 1} positional arguments")
         elif self._positions:
             takes.append("1 positional argument")
         takes += [f"{name}=" for name in sorted(self._names)]
@@ -83,7 +83,7 @@ class Splitter:
         if key == "*":
             return lambda args, kwargs: args[0]
         name = _name(key)
-        if name:
+        if name is not None:
             return self._pick_name(name, by_attribute=key[0] == ".")
         return self._pick_position(int(key[1:-1]))
 
@@ -101,17 +101,20 @@ class Splitter:
         def pick(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if name in kwargs:
                 return kwargs[name]
-            if len(args) == 1 and isinstance(args[0], Mapping) and name in args[0]:
-                return args[0][name]
-            if len(args) == 1 and by_attribute and hasattr(args[0], name):
-                return getattr(args[0], name)
+            if len(args) == 1:
+                if isinstance(args[0], Mapping) and name in args[0]:
+                    return args[0][name]
+                if by_attribute and hasattr(args[0], name):
+                    return getattr(args[0], name)
+                with suppress(LookupError, TypeError, ValueError):
+                    return args[0][name]
             raise self._misfit(f"is missing the argument {name!r}")
 
         return pick
 
 
-def _name(key: str) -> str:
-    """The name in ``.x`` or ``["x"]``; empty for other keys."""
+def _name(key: str) -> str | None:
+    """The name in ``.x`` or ``["x"]``; None for other keys."""
     if key.startswith("."):
         return key[1:]
-    return str(json.loads(key[1:-1])) if key.startswith('["') else ""
+    return str(json.loads(key[1:-1])) if key.startswith('["') else None

@@ -60,17 +60,22 @@ async def submit(executions: Executions, values: Sequence[Any]) -> Execution:
     """Starts an execution, after those that wait for room in this loop already."""
     watch = _watch(executions.session)
     if watch is None:
-        return _submit_here(executions, values)
+        return await _submit_here(executions, values)
     if watch.is_late():
         await asyncio.sleep(0)
     execution = None if watch.has_queue(executions) else executions.try_submit(values)
     return execution if execution is not None else await watch.queue(executions, values)
 
 
-def _submit_here(executions: Executions, values: Sequence[Any]) -> Execution:
+async def _submit_here(executions: Executions, values: Sequence[Any]) -> Execution:
     """On an engine that does nothing by itself: the oldest results are worked out to make room."""
     while (execution := executions.try_submit(values)) is None:
-        executions.collect(executions.inflight[0], None)
+        try:
+            oldest = executions.inflight[0]
+        except IndexError:  # another thread is at work, and has taken them all
+            await asyncio.sleep(0)
+        else:
+            executions.collect(oldest, None)
     return execution
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from crossfade.api.accepted import deadline_of
+from crossfade.api.accepted import seconds_of
 from crossfade.api.arguments import Splitter
 from crossfade.api.executions import Execution, Executions, Keeper
 from crossfade.api.links import known_links
@@ -62,7 +62,7 @@ class CompiledGraph:
 
     # Executing
 
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
+    def execute(self, /, *args: Any, **kwargs: Any) -> Any:
         """Starts one execution and returns at once.
 
         Args:
@@ -87,7 +87,7 @@ class CompiledGraph:
             return [CompiledRef(self._executions, execution, index, self._keeper) for index in range(self._num_outputs)]
         return CompiledRef(self._executions, execution, 0, self._keeper)
 
-    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
+    async def execute_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """Starts one execution from an event loop, and waits (without blocking the loop) until there is room for it.
 
         Args:
@@ -185,7 +185,7 @@ class CompiledGraph:
         Raises:
             TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
         """
-        deadline_of(timeout)  # refuses what is no number
+        timeout = seconds_of(timeout)
         self._executions.end("the graph was torn down")
         if current() is not self._session:
             return  # the actors went with their session, or are the parent's of this forked process

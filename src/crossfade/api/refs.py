@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from crossfade.api.accepted import deadline_of
+from crossfade.api.accepted import deadline_of, seconds_of
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 
@@ -71,34 +71,26 @@ class Ref:
 class CallRef(Ref):
     """The result of an ordinary call."""
 
-    __slots__ = ("_index", "_label", "_num_returns", "_pending", "_session")
+    __slots__ = ("_index", "_label", "_pending", "_session")
 
-    def __init__(self, session: Session, pending: PendingCall, label: str, index: int | None, num_returns: int) -> None:
+    def __init__(self, session: Session, pending: PendingCall, label: str, index: int | None) -> None:
         self._session = session
         self._pending = pending
         self._label = label
         self._index = index
-        self._num_returns = num_returns
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`."""
         if self._session.pid != os.getpid():
             raise SessionError(f"{self._label} was called in the process that this one was forked from")
-        deadline_of(timeout)  # refuses what is no number
-        if not self._pending.wait(timeout):
+        if not self._pending.wait(seconds_of(timeout)):
             raise GetTimeoutError(
                 f"{self._label} has not returned within {timeout} s", hint="get the same reference again"
             )
         value = self._pending.result()
         if type(value) is Failure:
             raise value.to_error()
-        if self._index is None:
-            return value
-        if len(value) != self._num_returns:
-            raise ValueError(
-                f"{self._label} is declared with num_returns={self._num_returns} and returned {len(value)} values"
-            )
-        return value[self._index]
+        return value if self._index is None else value[self._index]
 
     @property
     def session(self) -> Session | None:

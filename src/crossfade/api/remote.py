@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn, SupportsIndex, overload
 
 from crossfade.api.accepted import RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_names
 from crossfade.api.booking import amounts
@@ -31,14 +32,22 @@ def method(*, num_returns: int = 1) -> Callable[[Callable[..., Any]], Callable[.
         ...     def split(self, x):
         ...         return x[:1], x[1:]
     """
-    if num_returns < 1:
-        raise ValueError(f"num_returns is {num_returns}\nhint: it is 1 or more")
+    num_returns = _checked_number(num_returns)
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         setattr(function, _NUM_RETURNS, num_returns)
         return function
 
     return declare
+
+
+def _checked_number(num_returns: object) -> int:
+    if isinstance(num_returns, bool) or not isinstance(num_returns, SupportsIndex):
+        raise TypeError(f"num_returns is {num_returns!r}\nhint: it is a whole number, 1 or more")
+    number = operator.index(num_returns)
+    if number < 1:
+        raise ValueError(f"num_returns is {number}\nhint: it is 1 or more")
+    return number
 
 
 @overload
@@ -74,7 +83,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
     check_names(options, _OPTIONS, RAY_ACTOR_OPTIONS, "actor option")
     amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
     asked = options.get("name")
-    if asked is not None and not _NAME.match(asked):
+    if asked is not None and not (isinstance(asked, str) and _NAME.match(asked)):
         raise ValueError(
             f"{asked!r} cannot be an actor's name\nhint: letters, digits, _ and -, not starting with a digit"
         )
@@ -112,7 +121,7 @@ class ActorClass:
         _check_options(options)
         return ActorClass(self._cls, {**self._options, **options})
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
         """Starts an actor. The arguments go to the constructor, which runs in the actor's process; this does not wait for it.
 
         Raises:
@@ -208,11 +217,10 @@ class ActorMethod:
             ValueError: ``num_returns`` is not positive.
         """
         check_names(ignored, ("num_returns",), RAY_METHOD_OPTIONS, "option of a method")
-        if num_returns is not None and num_returns < 1:
-            raise ValueError(f"num_returns is {num_returns}\nhint: it is 1 or more")
-        return ActorMethod(self._info, self._name, self._num_returns if num_returns is None else num_returns)
+        number = self._num_returns if num_returns is None else _checked_number(num_returns)
+        return ActorMethod(self._info, self._name, number)
 
-    def bind(self, *args: Any, **kwargs: Any) -> Any:
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
         """A node that calls the method; the arguments may be, or hold in lists, tuples and dicts, other nodes.
 
         Returns:
@@ -220,19 +228,19 @@ class ActorMethod:
         """
         return bind(self._info, self._name, resolve(args), resolve(kwargs), self._num_returns)
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the method now, outside any graph. References among the arguments are waited for.
 
         Returns:
             A reference to the result (`CallRef`); for a method with several returns a list of them.
         """
         session = require_same(self._info.session, f"actor {self._info.id}")
-        pending = session.engine.call(self._info.id, self._name, resolve(args), resolve(kwargs))
         num_returns = self._num_returns or self._info.methods[self._name]
+        pending = session.engine.call(self._info.id, self._name, resolve(args), resolve(kwargs), num_returns)
         label = f"{self._info.id}.{self._name}"
         if num_returns == 1:
-            return CallRef(session, pending, label, None, 1)
-        return [CallRef(session, pending, label, index, num_returns) for index in range(num_returns)]
+            return CallRef(session, pending, label, None)
+        return [CallRef(session, pending, label, index) for index in range(num_returns)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refuses: a method of an actor is called by ``.remote()`` or ``.bind()``."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import math
 import os
 import threading
 import uuid
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from crossfade.api.accepted import RAY_INIT_OPTIONS, check_names
@@ -178,13 +180,15 @@ def init(
     Raises:
         SessionError: there is a session already.
         TypeError: an unknown option.
-        ValueError: no such engine, an address elsewhere, or an amount below 0.
+        ValueError: no such engine, an address elsewhere, or an amount or a time below 0.
     """
     check_names(ignored, _OPTIONS, RAY_INIT_OPTIONS, "option of init")
     if engine not in _ENGINES:
         raise ValueError(f"unknown engine {engine!r}\nhint: one of {', '.join(_ENGINES)}")
     if address not in (None, "local", "auto"):
         raise ValueError(f"the address is {address!r}\nhint: leave it out; actors run on this machine")
+    if not (isinstance(spin_us, Real) and math.isfinite(spin_us) and spin_us >= 0):
+        raise ValueError(f"spin_us is {spin_us!r}\nhint: it is microseconds, 0 or more")
     asked = amounts(num_cpus, num_gpus, resources)
     with _Holder.lock:
         running = current()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from crossfade.api.accepted import check_timeout
+from crossfade.api.accepted import check_timeout, seconds_of
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import current
 
@@ -38,7 +38,7 @@ def wait(
         with ExitStack() as watching:
             for executions in {ref._executions for ref in look.refs if isinstance(ref, CompiledRef)}:
                 watching.enter_context(executions.watched())
-            session.engine.wait_until(look.is_enough, timeout)
+            session.engine.wait_until(look.is_enough, seconds_of(timeout))
     return look.ready(), look.not_ready()
 
 

@@ -34,7 +34,7 @@ from crossfade.host.processes import allow_many_descriptors
 from crossfade.host.sockets import Connection, take_over
 from crossfade.plan.actions import Verb
 from crossfade.plan.plan import Plan
-from crossfade.runtime.bind import bind
+from crossfade.runtime.bind import bind, returns
 from crossfade.runtime.cursor import Cursor, idle_of
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
@@ -210,7 +210,8 @@ class _Actor:
         self._doing = f"runs {label}"
         try:
             args, kwargs = pickle.loads(message.payload)
-            payload = dump_user(getattr(self._instance, message.method)(*args, **kwargs))
+            result = getattr(self._instance, message.method)(*args, **kwargs)
+            payload = dump_user(result if message.num_returns == 1 else returns(result, message.num_returns))
         except SystemExit:
             raise
         except BaseException as error:

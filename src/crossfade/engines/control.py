@@ -62,11 +62,12 @@ class Introduce:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """To the actor: call a method. ``payload`` holds (args, kwargs)."""
+    """To the actor: call a method. ``payload`` holds (args, kwargs). With several returns its value is taken apart there."""
 
     number: int
     method: str
     payload: bytes
+    num_returns: int = 1
 
 
 @dataclass(frozen=True, slots=True)

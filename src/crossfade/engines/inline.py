@@ -1,18 +1,22 @@
 """The inline engine: every actor lives in the driver's thread. Deterministic, and what every other engine is held against.
 
-Values are copied along every edge between two actors, as they would be between processes.
+Values are copied along every edge between two actors, as they would be between processes. Where several threads execute and get,
+one at a time does the work of all actors.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crossfade.channels.codec import decode, message_of
 from crossfade.channels.local import open_local
+from crossfade.engines.control import dump_user
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import ActorState, PartState, State
@@ -20,7 +24,7 @@ from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDe
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
-from crossfade.runtime.bind import Ends, bind
+from crossfade.runtime.bind import Ends, bind, returns
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
 from crossfade.topology import Topology
@@ -34,6 +38,11 @@ def _copied(value: Any) -> Any:
     return decode(
         memoryview(message_of(value, keeps_devices=True).to_bytes()), private=bytearray, shared=memoryview.toreadonly
     )
+
+
+def _own_copy(value: Any) -> Any:
+    """What arrives at the other side of an ordinary call, which may be changed there."""
+    return pickle.loads(dump_user(value))
 
 
 class _DoneCall:
@@ -62,13 +71,17 @@ class InlineEngine:
         self._dead: dict[str, Failure] = {}
         self._plans: list[_InlinePlan] = []
         self._numbers = itertools.count()
+        self._lock = threading.RLock()  # a method may use a graph itself
 
     def start_actor(
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
         """See the protocol."""
+        payload = dump_user((tuple(args), dict(kwargs)))
         try:
-            self._instances[actor] = cls(*_copied(tuple(args)), **_copied(dict(kwargs)))
+            copied_args, copied_kwargs = pickle.loads(payload)
+            with self._lock:
+                self._instances[actor] = cls(*copied_args, **copied_kwargs)
         except Exception as error:
             self._dead[actor] = Failure.capture(error, actor=actor, node=f"{cls.__name__}.__init__")
 
@@ -80,13 +93,20 @@ class InlineEngine:
             raise _dead(actor)
         return self._instances[actor]
 
-    def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _DoneCall:
+    def call(
+        self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
+    ) -> _DoneCall:
         """See the protocol."""
         instance = self._instance(actor)
-        copied_args, copied_kwargs = _copied((tuple(args), dict(kwargs)))
+        payload = dump_user((tuple(args), dict(kwargs)))
         try:
-            return _DoneCall(_copied(getattr(instance, method)(*copied_args, **copied_kwargs)))
-        except Exception as error:
+            copied_args, copied_kwargs = pickle.loads(payload)
+            with self._lock:
+                result = getattr(instance, method)(*copied_args, **copied_kwargs)
+                return _DoneCall(_own_copy(result if num_returns == 1 else returns(result, num_returns)))
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
             return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
 
     def ask_topology(self, actor: str) -> _DoneCall:
@@ -97,14 +117,16 @@ class InlineEngine:
         """See the protocol."""
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
         copies = {node: _copied(call) for node, call in calls.items()}
-        opened = _InlinePlan(next(self._numbers), plan, instances, copies, self._plans, record=record, debug=debug)
+        opened = _InlinePlan(
+            next(self._numbers), plan, instances, copies, self._plans, self._lock, record=record, debug=debug
+        )
         self._plans.append(opened)
         return opened
 
     def kill(self, actor: str) -> None:
         """See the protocol."""
         if self._instances.pop(actor, None) is not None:
-            for plan in self._plans:
+            for plan in list(self._plans):
                 plan.lose(actor)
 
     def disown(self) -> None:
@@ -117,7 +139,8 @@ class InlineEngine:
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
         while not ready():
-            moved = [plan.try_advance() for plan in self._plans]  # all of them, not up to the first
+            with self._lock:
+                moved = [plan.try_advance() for plan in list(self._plans)]  # all of them, not up to the first
             if not any(moved):
                 return bool(ready())
         return True
@@ -164,6 +187,7 @@ class _InlinePlan:
         instances: Mapping[str, Any],
         calls: Mapping[str, Call],
         registry: list[_InlinePlan],
+        lock: threading.RLock,
         *,
         record: bool,
         debug: bool,
@@ -171,6 +195,7 @@ class _InlinePlan:
         self.number = number
         self._plan = plan
         self._registry = registry
+        self._lock = lock
         self._lost = ""
         ends = {party: Ends() for party in plan.programs}
         for spec in plan.channels:
@@ -209,7 +234,8 @@ class _InlinePlan:
 
     def _advance(self) -> bool:
         self.check()
-        moved = [cursor.advance() for cursor in self._cursors.values()]  # all of them, not up to the first
+        with self._lock:
+            moved = [cursor.advance() for cursor in self._cursors.values()]  # all of them, not up to the first
         return any(moved)
 
     def check(self) -> None:
@@ -220,11 +246,13 @@ class _InlinePlan:
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
         self.check()
-        return self._driver.try_submit(values)
+        with self._lock:
+            return self._driver.try_submit(values)
 
     def try_collect(self) -> list[Any] | None:
         """See the protocol."""
-        return self._driver.try_collect()
+        with self._lock:
+            return self._driver.try_collect()
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol. Without an engine of its own that could make progress, standing still is a deadlock."""

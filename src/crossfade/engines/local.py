@@ -76,7 +76,7 @@ class _LocalCall:
     def _unpickled(self, payload: bytes) -> Any:
         try:
             return pickle.loads(payload)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Failure.capture(error, actor=DRIVER, node=f"unpickling what {self._process.name} returned")
 
     def __del__(self) -> None:
@@ -189,11 +189,13 @@ class LocalEngine:
         for plan in list(self._plans.values()):
             plan.lose(process.name, process.error())
 
-    def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _LocalCall:
+    def call(
+        self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
+    ) -> _LocalCall:
         """See the protocol."""
         process = self._process(actor)
         number = next(self._numbers)
-        return self._ask(process, control.Call(number, method, dump_user((tuple(args), dict(kwargs)))))
+        return self._ask(process, control.Call(number, method, dump_user((tuple(args), dict(kwargs))), num_returns))
 
     def ask_topology(self, actor: str) -> _LocalCall:
         """See the protocol."""

@@ -53,6 +53,9 @@ DEVICES = {
 }
 """Devices as users write them."""
 
+_MOST_PARTS = 10**18
+"""Positions that the text of a plan can have."""
+
 _orders = itertools.count()
 
 
@@ -235,6 +238,8 @@ class InputNode(Node):
     def __getattr__(self, name: str) -> InputPart:
         if name.startswith("_"):  # asked for by copy, pickle, inspect and their like
             raise AttributeError(f'an InputNode has no attribute {name!r}\nhint: a part of that name is inp["{name}"]')
+        if not name.isidentifier():
+            raise AttributeError(f"{name!r} is no name of an attribute\nhint: write inp[{name!r}]")
         return self._part(f".{name}")
 
     def __getitem__(self, item: int | str) -> InputPart:
@@ -242,6 +247,8 @@ class InputNode(Node):
             return self._part(f"[{json.dumps(item)}]")
         if isinstance(item, bool) or not hasattr(item, "__index__"):
             raise TypeError(f"inp[{item!r}] is no part of the input\nhint: write inp[0] or inp['x']; slice in a method")
+        if abs(operator.index(item)) >= _MOST_PARTS:
+            raise ValueError(f"inp[{item}]: no argument has so many parts\nhint: write inp['name'] for a part by name")
         return self._part(f"[{operator.index(item)}]")
 
     def _part(self, key: str) -> InputPart:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["SUMMABLE", "check_overlap", "check_tensor", "describe", "kind_of", "part_length"]
+__all__ = ["SUMMABLE", "check_overlap", "check_tensor", "describe", "extent_of", "kind_of", "part_length"]
 
 SUMMABLE = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
 """Element types that can be summed; all types can be moved."""
@@ -42,6 +42,11 @@ def check_overlap(name: str, tensor: torch.Tensor, out: torch.Tensor, place: int
     if not is_apart and distance != place:
         what = "cannot write into its input" if place is None else "can only write into its input in place"
         raise ValueError(f"{name} {what}\nhint: give another tensor as out, or none")
+
+
+def extent_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of a contiguous tensor and behind its last one."""
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.itemsize
 
 
 def kind_of(name: str, tensor: torch.Tensor) -> Kind:

@@ -24,13 +24,24 @@ and rounded once.
 
 from __future__ import annotations
 
+import itertools
+import operator
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers import steps, sums
-from crossfade.peers.arguments import SUMMABLE, check_overlap, check_tensor, describe, kind_of, part_length
+from crossfade.peers.arguments import (
+    SUMMABLE,
+    check_overlap,
+    check_tensor,
+    describe,
+    extent_of,
+    kind_of,
+    part_length,
+)
 from crossfade.peers.group import PeerGroup
 from crossfade.peers.lane import Lane
 from crossfade.peers.tuning import DEFAULT, Tuning
@@ -106,6 +117,7 @@ def broadcast(
 ) -> torch.Tensor:
     """The tensor of rank ``root``; the others give one of that shape and type, which may be ``out``, and nobody reads it."""
     check_tensor(group, "the input of broadcast", tensor)
+    root = operator.index(root)
     if not 0 <= root < group.num_ranks:
         raise ValueError(f"there is no rank {root} to broadcast from\nhint: the group has {group.num_ranks} ranks")
 
@@ -155,7 +167,7 @@ def reduce_scatter_coalesced(
     """
     name = "reduce_scatter"
     items = []
-    for tensor, out in zip(tensors, outs or [None] * len(tensors), strict=True):
+    for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
         check_tensor(group, f"the input of {name}", tensor)
         kind_of(name, tensor)
         shape = (part_length(group, name, tensor), *tensor.shape[1:])
@@ -175,7 +187,7 @@ def all_reduce_coalesced(
     """`all_reduce` of several tensors, several at a time (see `reduce_scatter_coalesced`)."""
     name = "all_reduce"
     items = []
-    for tensor, out in zip(tensors, outs or [None] * len(tensors), strict=True):
+    for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
         check_tensor(group, f"the input of {name}", tensor)
         kind_of(name, tensor)
         items.append(_item(group, name, tensor, out, tuple(tensor.shape), 0))
@@ -203,8 +215,31 @@ def _sum(
         ]
         function(chosen, stream, jobs, tuning)
 
+    _check_apart(name, items)
     numbers = range(group.num_lanes) if lanes is None else lanes
     return _call(group, name, items, list(numbers), tuning, enqueue)
+
+
+def _check_apart(name: str, items: Sequence[_Item]) -> None:
+    """Several at a time are read and written in no order: nothing of one may lie where another is written. What is not contiguous
+    is packed before, and put into place behind.
+    """
+    outs = sorted((*extent_of(item.out), number) for number, item in enumerate(items) if _is_direct(item.out))
+    hint = "hint: give each tensor an out of its own, or none"
+    for (_, end, one), (first, _, other) in itertools.pairwise(outs):
+        if first < end:
+            raise ValueError(f"outs {one} and {other} of {name} overlap\n{hint}")
+    firsts = [first for first, _, _ in outs]
+    for number, item in enumerate(items):
+        if _is_direct(item.tensor):
+            first, end = extent_of(item.tensor)
+            for _, out_end, other in outs[max(0, bisect_right(firsts, first) - 1) : bisect_left(firsts, end)]:
+                if other != number and first < out_end:
+                    raise ValueError(f"tensor {number} of {name} lies in out {other}\n{hint}")
+
+
+def _is_direct(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.numel() > 0
 
 
 @dataclass(slots=True)

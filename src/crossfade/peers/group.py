@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerGroup", "open_group"]
 
+_MOST_BYTES = 1 << 48
+
 
 def open_group(
     process_group: ProcessGroup | None = None,
@@ -76,6 +78,12 @@ def open_group(
             f"buffer_bytes is {buffer_bytes}, num_lanes {num_lanes} and num_streams {num_streams}\n"
             f"hint: at least {least_bytes} bytes, and 1 of each"
         )
+    if heap_bytes < 0 or max(buffer_bytes, heap_bytes) >= _MOST_BYTES:
+        raise ValueError(
+            f"buffer_bytes is {buffer_bytes} and heap_bytes {heap_bytes}\nhint: no GPU has so much, or so little"
+        )
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s is {timeout_s}\nhint: it is seconds, more than 0")
     if where.type in ("cpu", "cuda"):
         agree(
             group,

@@ -42,6 +42,7 @@ class Tuning:
     one_shot_bytes: int = 256 << 10
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "direction", Direction(self.direction))
         if self.num_streams < 1:
             raise ValueError(f"num_streams is {self.num_streams}\nhint: 1 is the caller's stream alone")
         if self.chunk_bytes is not None and (self.chunk_bytes <= 0 or self.chunk_bytes % EDGE_BYTES):

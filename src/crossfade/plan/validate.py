@@ -167,6 +167,9 @@ def _wrong_ends(
 
 def _check_completeness(plan: Plan, book: Book) -> Iterator[Fault]:
     """Both ends of every channel are there, every node is run, and the driver reads every output."""
+    if plan.max_inflight < 1:
+        reason = f"max_inflight is {plan.max_inflight}, so no execution may begin"
+        yield _fault_near("PL-2", reason, DRIVER, _any_step(plan))
     for node in plan.nodes:
         if node.id not in book.runs:
             yield _fault_near("PL-4", f"node {node.id} is never run", node.actor, _consumer(plan, book, node.outputs))

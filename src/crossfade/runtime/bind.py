@@ -21,7 +21,7 @@ from crossfade.runtime.static_shape import StaticShape
 if TYPE_CHECKING:
     from crossfade.runtime.device_record import DeviceRecorder
 
-__all__ = ["Ends", "bind"]
+__all__ = ["Ends", "bind", "returns"]
 
 
 @dataclass(slots=True)
@@ -334,8 +334,8 @@ class _Binder:
         inputs = [self._register(value) for value in node.inputs]
         outputs = [self._register(value) for value in node.outputs]
         label = f"{self._actor}.{node.method} (node {node.id})"
-        simple = call.args == tuple(Hole(i) for i in range(len(inputs))) and not call.kwargs
-        if simple and len(inputs) == len(outputs) == 1:
+        is_simple = len(call.args) == 1 and type(call.args[0]) is Hole and not call.kwargs
+        if is_simple and len(outputs) == 1:
             step = self._run_one(method, inputs[0], outputs[0], label)
         elif len(outputs) == 1 and not call.kwargs and all(map(_is_flat, call.args)):  # so every input is one of them
             step = self._run_flat(method, call.args, inputs, outputs[0], label)
@@ -407,7 +407,7 @@ class _Binder:
                     break
             else:
                 try:
-                    results = _returns(method(*fill(call.args, values), **fill(call.kwargs, values)), len(outputs))
+                    results = returns(method(*fill(call.args, values), **fill(call.kwargs, values)), len(outputs))
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:
@@ -447,7 +447,7 @@ def _is_flat(arg: Any) -> bool:
     return type(arg) not in (list, tuple, dict)
 
 
-def _returns(result: Any, num_returns: int) -> Sequence[Any]:
+def returns(result: Any, num_returns: int) -> Sequence[Any]:
     """The values that a method gave, one for each output."""
     if num_returns == 1:
         return (result,)

@@ -1,0 +1,208 @@
+"""What users do that is rare and right, on both engines: threads, odd arguments, odd errors, calls with several returns."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import crossfade
+from crossfade.api.arguments import Splitter
+from crossfade.plan.plan import InputSpec
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Worker:
+    """Does a little of everything."""
+
+    def __init__(self, start: Any = None) -> None:
+        self._start = start
+        self._is_busy = False
+        self.num_together = 0
+
+    def same(self, value: Any) -> Any:
+        self.num_together += self._is_busy
+        self._is_busy = True
+        time.sleep(0.0005)
+        self._is_busy = False
+        return value
+
+    def together(self) -> int:
+        return self.num_together
+
+    def added(self, weights: Any, value: Any) -> float:
+        return float(weights.sum() + value)
+
+    def grown(self, array: Any) -> Any:
+        array += 1
+        return array
+
+    def start_grown(self) -> Any:
+        return self.grown(self._start)
+
+    def fail_because(self, value: Any) -> None:
+        raise RuntimeError("it failed") from ValueError(value)
+
+    def fail_twice(self, value: Any) -> None:
+        raise ExceptionGroup("both", [ValueError(value), TypeError(value)])
+
+    def cancel(self, value: Any) -> None:
+        raise asyncio.CancelledError(value)
+
+    @crossfade.method(num_returns=2)
+    def two(self, value: Any) -> Any:
+        return value
+
+    @crossfade.method(num_returns=2)
+    def counted(self, value: Any) -> Iterator[Any]:
+        yield value
+        yield value + 1
+
+
+Remote = crossfade.remote(Worker)
+
+
+@pytest.fixture(params=["inline", "local"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    crossfade.init(engine=request.param)
+    yield request.param
+    crossfade.shutdown()
+
+
+def test_threads_that_execute_and_wait_get_their_own_values(engine: str) -> None:
+    first, second = Remote.remote(), Remote.remote()
+    graphs = []
+    for _ in range(3):
+        with crossfade.InputNode() as given:
+            graphs.append(second.same.bind(first.same.bind(given)).compile())
+    wrong: list[Any] = []
+
+    def work(graph: Any, base: int) -> None:
+        for number in range(base, base + 30):
+            ref = graph.execute(number)
+            crossfade.wait([ref])
+            got = ref.get(), first.same.remote(number).get()
+            wrong.extend(each for each in got if each != number)
+
+    threads = [threading.Thread(target=work, args=(graph, 100 * k)) for k, graph in enumerate(graphs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert (first.together.remote().get(), second.together.remote().get()) == (0, 0)
+
+
+def test_a_loop_and_a_thread_share_a_graph_with_room_for_one(engine: str) -> None:
+    worker = Remote.remote()
+    with crossfade.InputNode() as given:
+        graph = worker.same.bind(given).compile(max_inflight=1, submit_timeout=30)
+    got: list[int] = []
+
+    def work() -> None:
+        got.extend(graph.execute(number).get(timeout=30) for number in range(40))
+
+    async def loop() -> list[int]:
+        return [await (await graph.execute_async(number)) for number in range(40)]
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert asyncio.run(loop()) == list(range(40))
+    thread.join()
+    assert got == list(range(40))
+
+
+def test_constants_that_compare_in_their_own_way_stand_before_nodes(engine: str) -> None:
+    worker = Remote.remote()
+    with crossfade.InputNode() as given:
+        graph = worker.added.bind(np.ones(3), given).compile()
+    assert graph.execute(1).get() == 4.0
+
+
+@pytest.mark.parametrize("name", ["fail_because", "fail_twice"])
+def test_errors_with_causes_and_groups_show_the_actor_s_traceback(engine: str, name: str) -> None:
+    with pytest.raises(crossfade.TaskError, match=r"Traceback on the actor:(.|\n)*in " + name):
+        getattr(Remote.remote(), name).remote("x").get()
+
+
+def test_a_cancelled_error_is_a_task_error(engine: str) -> None:
+    with pytest.raises(crossfade.TaskError, match="CancelledError"):
+        Remote.remote().cancel.remote("x").get()
+
+
+def test_calls_with_several_returns_take_values_apart_as_graphs_do(engine: str) -> None:
+    worker = Remote.remote()
+    assert crossfade.get(worker.two.remote({"a": 1, "b": 2})) == ["a", "b"]
+    assert sorted(crossfade.get(worker.two.remote({1, 2}))) == [1, 2]
+    assert crossfade.get(worker.counted.remote(1)) == [1, 2]
+    for value in (None, (1, 2, 3)):
+        with pytest.raises(crossfade.TaskError, match=r"num_returns=2 and returned [13] values"):
+            crossfade.get(worker.two.remote(value))
+
+
+def test_arguments_and_results_of_calls_may_be_changed(engine: str) -> None:
+    given = np.ones(500)
+    worker = Remote.remote(given)
+    result = worker.grown.remote(given).get()
+    result += worker.start_grown.remote().get()
+    assert (result == 4).all()
+    assert (given == 1).all()
+
+
+def test_parts_that_are_items_of_any_object(engine: str) -> None:
+    worker = Remote.remote()
+    with crossfade.InputNode() as given:
+        graph = worker.same.bind(given["x"]).compile()
+    assert graph.execute(np.zeros(3, dtype=[("x", "i4")])).get().tolist() == [0, 0, 0]
+    assert graph.execute(defaultdict(lambda: 7)).get() == 7
+    with pytest.raises(TypeError, match="missing the argument 'x'"):
+        graph.execute([1, 2])
+
+
+def test_odd_names_of_parts(engine: str) -> None:
+    worker = Remote.remote()
+    with crossfade.InputNode() as given:
+        graph = crossfade.MultiOutputNode([worker.same.bind(given[""]), worker.same.bind(given["self"])]).compile()
+    assert crossfade.get(graph.execute({"": 5, "self": 6})) == [5, 6]
+    assert crossfade.get(graph.execute(**{"": 5, "self": 6})) == [5, 6]
+    with pytest.raises(AttributeError, match=r"hint: write inp\['a b'\]"):
+        getattr(given, "a b")
+    with pytest.raises(ValueError, match="no argument has so many parts"):
+        given[10**18]
+
+
+def test_a_part_from_the_end_takes_one_argument() -> None:
+    with pytest.raises(TypeError, match="takes one positional argument"):
+        Splitter([InputSpec("i0", "[-1]")]).split((1, 2), {})
+
+
+def test_time_limits_that_are_numbers_of_other_libraries(engine: str) -> None:
+    ref = Remote.remote().same.remote(1)
+    assert crossfade.wait([ref], timeout=np.float32(20)) == ([ref], [])  # type: ignore[arg-type]
+    assert ref.get(timeout=np.float32(20)) == 1
+    with pytest.raises(ValueError, match="timeout is nan"):
+        crossfade.get(ref, timeout=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"), [("dynamic", TypeError), (2.0, TypeError), (True, TypeError), (0, ValueError)]
+)
+def test_numbers_of_returns_are_whole_numbers(asked: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"num_returns is .*\nhint: it is"):
+        crossfade.method(num_returns=asked)
+
+
+def test_names_and_spins_that_are_none() -> None:
+    with pytest.raises(ValueError, match="3 cannot be an actor's name"):
+        Remote.options(name=3)
+    for spin_us in (float("inf"), float("nan"), -1, "long"):
+        with pytest.raises(ValueError, match=r"spin_us is .*\nhint:"):
+            crossfade.init(spin_us=spin_us)  # type: ignore[arg-type]
+    assert not crossfade.is_initialized()
