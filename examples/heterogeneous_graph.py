@@ -109,6 +109,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Actors with and without GPUs in one graph.")
     parser.add_argument("--steps", type=int, default=12, help="texts to run")
     options = parser.parse_args(arguments)
+    if options.steps < 1:
+        parser.error("--steps is at least 1")
     device, num_gpus = place(2)
     texts = read_texts(options.steps)
     plain = Preprocessor(), Encoder("cpu"), Decoder("cpu")

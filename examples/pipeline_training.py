@@ -172,6 +172,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=20, help="steps of the optimiser")
     parser.add_argument("--stages", type=int, choices=(2, 3, 4), default=2, help="actors")
     options = parser.parse_args(arguments)
+    if options.steps < 1:
+        parser.error("--steps is at least 1")
     device, num_gpus = place(options.stages)
     steps = read_steps(options.steps)
     expected = train_whole(steps, device, num_gpus)

@@ -100,6 +100,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=10, help="steps of training")
     parser.add_argument("--candidate", help="how products and communication are joined, such as 'plain' or 'rounds'")
     options = parser.parse_args(arguments)
+    if options.steps < 1:
+        parser.error("--steps is at least 1")
     with tempfile.TemporaryDirectory() as folder:
         given = options.ranks, options.steps, options.candidate, folder
         torch.multiprocessing.spawn(work, given, nprocs=options.ranks)  # type: ignore[attr-defined,no-untyped-call,unused-ignore]

@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -41,7 +41,12 @@ _VERSION = 1
 def _check(name: str, figure: object, least: float = 0.0) -> None:
     is_number = isinstance(figure, int | float) and not isinstance(figure, bool)
     if not is_number or not math.isfinite(figure) or figure < least:  # type: ignore[arg-type, operator]
-        raise ValueError(f"{name} is {figure!r}\nhint: measured figures are finite and not negative")
+        least_text = f"at least {least:g}" if least >= 1 else "not negative"
+        raise ValueError(f"{name} is {figure!r}\nhint: measured figures are finite and {least_text}")
+
+
+def _no_topology(reason: str) -> ValueError:
+    return ValueError(f"this is no topology: {reason}\nhint: write a new one with `crossfade topology`")
 
 
 class LinkKind(StrEnum):
@@ -85,7 +90,7 @@ class Rate:
     duration_us: float
 
     def __post_init__(self) -> None:
-        _check("Rate.size_bytes", self.size_bytes)
+        _check("Rate.size_bytes", self.size_bytes, 1)
         _check("Rate.duration_us", self.duration_us, 1e-9)
 
     @property
@@ -299,7 +304,11 @@ class Topology:
         Raises:
             ValueError: it is something else.
         """
-        return cls.from_data(json.loads(text))
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise _no_topology(repr(error)) from None
+        return cls.from_data(data)
 
     @classmethod
     def from_data(cls, data: Any) -> Topology:
@@ -311,17 +320,17 @@ class Topology:
         try:
             if data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']}, and this crossfade reads {_VERSION}")
-            return cls(
+            topology = cls(
                 tuple(Device(**each) for each in data["devices"]),
                 tuple(_link(each) for each in data["links"]),
                 tuple(Slowdown(**each) for each in data["slowdowns"]),
                 tuple(_crowd(each) for each in data["crowds"]),
                 tuple(Launch(**each) for each in data["launches"]),
             )
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(
-                f"this is no topology: {error!r}\nhint: write a new one with `crossfade topology`"
-            ) from None
+            _check_parts(topology)
+        except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise _no_topology(repr(error)) from None
+        return topology
 
 
 def _link(data: Mapping[str, Any]) -> Link:
@@ -332,6 +341,52 @@ def _link(data: Mapping[str, Any]) -> Link:
 def _crowd(data: Mapping[str, Any]) -> Crowd:
     transfers = tuple((source, target) for source, target in data["transfers"])
     return Crowd(data["transport"], transfers, data["size_bytes"], data["duration_us"])
+
+
+def _check_parts(topology: Topology) -> None:
+    """Refuses what the classes themselves let pass: names that are no text, or of devices that are not there."""
+    for device in topology.devices:
+        _check_text("Device.uuid", device.uuid)
+        _check_text("Device.name", device.name)
+        _check_whole("Device.num_sms", device.num_sms)
+        _check_whole("Device.memory_bytes", device.memory_bytes)
+    uuids = {device.uuid for device in topology.devices}
+    if len(uuids) < len(topology.devices):
+        raise _no_topology("two devices have one UUID")
+    for link in topology.links:
+        _check_known("Link.source", link.source, uuids)
+        _check_known("Link.target", link.target, uuids)
+        for rate in link.rates:
+            _check_text("Rate.transport", rate.transport)
+            _check_whole("Rate.size_bytes", rate.size_bytes)
+    for slowdown in topology.slowdowns:
+        _check_text("Slowdown.transport", slowdown.transport)
+        _check_text("Slowdown.work", slowdown.work)
+    for crowd in topology.crowds:
+        _check_text("Crowd.transport", crowd.transport)
+        _check_whole("Crowd.size_bytes", crowd.size_bytes)
+        for end in (end for transfer in crowd.transfers for end in transfer):
+            _check_known("an end of Crowd.transfers", end, uuids)
+    for launch in topology.launches:
+        _check_known("Launch.device", launch.device, uuids)
+        _check_text("Launch.operation", launch.operation)
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise _no_topology(f"{name} is {value!r}, which is no text")
+
+
+def _check_known(name: str, uuid: object, uuids: Set[str]) -> None:
+    _check_text(name, uuid)
+    if uuid not in uuids:
+        raise _no_topology(f"{name} is {uuid!r}, which is none of the devices")
+
+
+def _check_whole(name: str, value: object) -> None:
+    _check(name, value)
+    if not isinstance(value, int):
+        raise _no_topology(f"{name} is {value!r}, which is no whole number")
 
 
 def cache_folder() -> Path:
@@ -348,17 +403,25 @@ def cache_folder() -> Path:
 
 
 def topology_path() -> Path:
-    """Where this host's measured topology is kept: in the user's cache folder, under the host's name."""
+    """Where this host's measured topology is kept: in the user's cache folder, under the host's name.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
     return cache_folder() / f"topology-{platform.node() or 'host'}.json"
 
 
 def load_topology(path: Path | None = None) -> Topology | None:
-    """Reads a kept topology; None where there is none. A damaged one is warned of and counts as none.
+    """Reads a kept topology; None where there is none, or no home for one. A damaged one is warned of and counts as none.
 
     Args:
         path: the file; None for `topology_path`.
     """
-    path = topology_path() if path is None else path
+    if path is None:
+        try:
+            path = topology_path()
+        except RuntimeError:
+            return None
     try:
         return Topology.from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -372,28 +435,36 @@ def load_topology(path: Path | None = None) -> Topology | None:
 def save_topology(topology: Topology, path: Path | None = None) -> Path:
     """Writes a topology whole or not at all: who reads the file meanwhile gets the old one or the new one.
 
+    Where the path is a symlink, the file behind it is replaced. What is no regular file, such as a device, is written to.
+
     Args:
         topology: what to keep.
         path: the file; None for `topology_path`, whose folder is made.
 
     Returns:
-        The file.
+        The file, by the path that was given.
 
     Raises:
         OSError: it cannot be written.
+        RuntimeError: no path was given, and this user has no home.
     """
     if path is None:
         path = topology_path()
         path.parent.mkdir(parents=True, exist_ok=True)
-    fd, new = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    text = f"{topology.to_json()}\n"
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return path
+    target = Path(os.path.realpath(path))
+    fd, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(f"{topology.to_json()}\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(new, 0o644)
-        os.replace(new, path)
+        os.replace(new, target)
     except BaseException:
-        os.unlink(new)
+        Path(new).unlink(missing_ok=True)
         raise
     return path

@@ -20,8 +20,8 @@ import pytest
 import crossfade
 from crossfade.api import remote
 from crossfade.cli.actors import Echo
-from crossfade.cli.demo import fold_grid
-from crossfade.cli.exits import WrongResult
+from crossfade.cli.demo import fold_grid, run_demo
+from crossfade.cli.exits import UsersMistake, WrongResult
 from crossfade.cli.fan_in import ON_CPU, Burst, FanIn, Measured, measure
 from crossfade.cli.measure import alone_us, in_flight_us, p99, show_us
 from crossfade.plan.parse import parse_plan
@@ -86,6 +86,9 @@ async def waits():
 
 def raises():
     return {}["missing"]
+
+def lazy():
+    import a_package_that_nobody_has
 
 def exits():
     raise SystemExit("enough")
@@ -215,6 +218,11 @@ MISTAKES: list[tuple[list[str], str, str]] = [
     (["graphs:compiled"], "returned a CompiledGraph", "before .compile()"),
     (["graphs:waits"], "graphs:waits is an async function", "a plain function"),
     (["graphs:raises"], "raised KeyError: 'missing'", "hint:"),
+    (
+        ["graphs:lazy"],
+        "raised ModuleNotFoundError: No module named 'a_package_that_nobody_has'",
+        "install what is missing",
+    ),
     (["graphs:exits"], "raised SystemExit: enough", "hint:"),
     (
         ["graphs:initialises"],
@@ -254,6 +262,44 @@ def test_a_mistake_gives_one_message_and_exit_code_2(mistakes: Ran, arguments: l
     last = done.stderr.splitlines()[-1]
     assert last.startswith("hint: ")
     assert hint in last
+
+
+def test_a_current_folder_that_is_gone_is_a_mistake(folder: Path) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    done = crossfade_command("plan", "graphs:chain", folder=gone, before="import os; os.rmdir(os.getcwd())")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the current folder cannot be found: No such file or directory\nhint: ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [(("plan", "graphs:chain"), ""), (("demo", "--engine", "inline"), "1")]
+)
+def test_output_that_finds_no_room_gives_one_message_and_exit_code_1(
+    folder: Path, arguments: tuple[str, ...], unbuffered: str
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "crossfade", *arguments],
+            cwd=folder,
+            env={**environment(), "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: .*No space left on device.*\nhint: .*\n", done.stderr)
+
+
+@pytest.mark.parametrize("name", ["timeline.svg", "overlap.svg", "predicted.json", "measured.json", "plan.txt"])
+def test_demo_says_at_once_what_it_cannot_write(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(UsersMistake, match=rf"cannot write .*{name}: Is a directory\nhint: "):
+        run_demo(tmp_path, "inline")
+    assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
 def test_an_error_in_the_users_function_is_shown_with_its_place(folder: Path) -> None:

@@ -7,16 +7,18 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import crossfade
+from crossfade.cli.exits import UsersMistake
 from crossfade.cli.topology import bar, run_steps, show_topology
 from crossfade.errors import DeviceError
 from crossfade.profile.steps import steps_for
-from crossfade.topology import load_topology, save_topology
+from crossfade.topology import Launch, Rate, Slowdown, load_topology, save_topology
 from tests.helpers.clocked import ClockedCrew
 from tests.helpers.gpus import num_gpus
 from tests.helpers.made_up import A, B, found, measured
@@ -97,6 +99,46 @@ def test_a_file_that_is_not_there_or_is_something_else_is_the_user_s_mistake(tmp
     assert ran.returncode == 2
     assert "other.json: this is no topology" in ran.stderr
     assert "hint: `crossfade topology --json FILE` writes a new one" in ran.stderr
+
+
+def test_odd_names_and_crowds_of_links_that_are_not_listed_are_shown() -> None:
+    device, *others = measured().devices
+    odd = replace(
+        measured(),
+        devices=(replace(device, name="[/odd] [red]"), *others),
+        links=(replace(measured().link(B, A), rates=(Rate("[/by]", 1, 1.0),)),),
+        slowdowns=(Slowdown("[/by]", "[/work]", 1.0, 1.0),),
+        launches=(Launch(A, "[/launch]", 1.0),),
+    )
+    out = console()
+    show_topology(out, odd)
+    text = text_of(out)
+    for name in ("[/odd] [red]", "[/by]", "[/work]", "[/launch]"):
+        assert name in text
+    assert [row[-1] for row in rows(text, "Several at once")] == ["", "", ""]
+
+
+def test_without_a_home_a_file_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CROSSFADE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(
+        UsersMistake, match=r"home directory.\nhint: name a file with --json, or set CROSSFADE_CACHE_DIR"
+    ):
+        run_steps(console(), found(2), ClockedCrew(2), None, 100.0)
+
+
+def test_what_is_no_regular_file_is_written_to_and_not_read() -> None:
+    reading, writing = os.pipe()
+    try:
+        run_steps(console(), found(1), ClockedCrew(1), Path(f"/proc/self/fd/{writing}"), 100.0)
+        assert os.read(reading, 1 << 16).startswith(b"{")
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 @pytest.mark.skipif(num_gpus() > 0, reason="there are GPUs here, which tests/gpu2 measures")

@@ -30,6 +30,7 @@ REFUSED = {
     "no file": (("no_such_file",), "No such file"),
     "odd heads": ((TEXT, "--heads=3"), "--heads divides --width"),
 }
+NO_STEPS = ("heterogeneous_graph.py", "pipeline_training.py", "tensor_parallel_mlp.py")
 RUNS: dict[str, tuple[str, ...]] = {
     "first program": ("first_program.py",),
     **{name: ("pipeline_inference.py", *SMALL, *options, TEXT) for name, options in PIPELINES.items()},
@@ -39,6 +40,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     **{f"tensor parallel MLP {way}": ("tensor_parallel_mlp.py", "--steps=4", f"--candidate={way}") for way in SPLIT_BY},
     "training": ("pipeline_training.py",),
     "signaled": ("signaled_product.py",),
+    **{f"no steps: {name}": (name, "--steps=0") for name in NO_STEPS},
     "heterogeneous": ("heterogeneous_graph.py", "--steps=5"),
 }
 
@@ -68,6 +70,14 @@ def test_each_example_is_run_here() -> None:
     programs = [path for path in EXAMPLES.glob("*.py") if '"__main__"' in path.read_text(encoding="utf-8")]
     assert len(programs) >= 4
     assert {path.name for path in (*programs, EXAMPLES / "first_program.py")} <= {run[0] for run in RUNS.values()}
+
+
+@pytest.mark.parametrize("name", NO_STEPS)
+def test_no_steps_are_refused(name: str, runs: Ran) -> None:
+    pytest.importorskip("torch")
+    ran = runs[f"no steps: {name}"].result()
+    assert ran.returncode == 2
+    assert "error: --steps is at least 1" in ran.stderr
 
 
 def test_first_program(runs: Ran) -> None:

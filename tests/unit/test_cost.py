@@ -151,6 +151,19 @@ def test_long_tails_do_not_move_the_line() -> None:
     assert b == pytest.approx(40e-6, rel=0.05)
 
 
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, f'{{"gbs": {HUGE}}}', f'{{"num_cores": {HUGE}}}', f'{{"slowdown": {{"compute": {HUGE}}}}}'],
+    ids=["deep", "gbs", "num_cores", "slowdown"],
+)
+def test_text_that_python_chokes_on_is_no_cost_model(text: str) -> None:
+    with pytest.raises(ValueError, match="hint:"):
+        CostModel.from_json(text)
+
+
 def misfit(points: list[tuple[int, int]], a: float, b: float) -> float:
     return sum(abs(a + b * x - y) / y for x, y in points)
 

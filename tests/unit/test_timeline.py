@@ -240,16 +240,22 @@ def test_any_text_gives_well_formed_xml(actor: str, what: str, title: str) -> No
     assert root.tag == f"{SVG}svg"
 
 
+@pytest.mark.parametrize("length_us", [1e-300, 5e-324])
+def test_a_timeline_that_takes_next_to_no_time_is_drawn(length_us: float) -> None:
+    span = Span("A", "cpu", "compute", "n1", "run n1", 0, 0.0, length_us)
+    assert ElementTree.fromstring(draw_timelines([Timeline.of("x", [span])])).tag == f"{SVG}svg"
+
+
 def test_saved_files_are_whole_and_replace_what_was_there(tmp_path: Path) -> None:
-    for name in ("x.json", "x.svg", "y.JSON"):
+    for name in ("x.json", "x.svg", "y.JSON", ".svg"):
         (tmp_path / name).write_text("old")
         EXAMPLE.save(tmp_path / name)
     assert json.loads((tmp_path / "x.json").read_text()) == EXAMPLE.to_chrome()
     assert (tmp_path / "x.svg").read_text(encoding="utf-8") == draw_timelines([EXAMPLE])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.svg", "y.JSON"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".svg", "x.json", "x.svg", "y.JSON"]
 
 
-@pytest.mark.parametrize("name", ["x.png", "x", ".json"])
+@pytest.mark.parametrize("name", ["x.png", "x", "json"])
 def test_other_suffixes_are_refused_with_a_hint(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown suffix(.|\n)*\nhint: \.json is a trace"):
         EXAMPLE.save(tmp_path / name)

@@ -48,8 +48,57 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("CROSSFADE_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_topology() is None
+
+
+def test_a_symlink_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(Path("real", "kept.json"))
+    for topology in (Topology(), measured()):  # the file behind it is made, then replaced
+        assert save_topology(topology, link) == link
+        assert link.is_symlink()
+        assert load_topology(tmp_path / "real" / "kept.json") == topology
+    assert [each.name for each in (tmp_path / "real").iterdir()] == ["kept.json"]
+
+
+def test_a_device_is_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "queue"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert save_topology(measured(), path) == path
+        assert Topology.from_json(os.read(end, 1 << 16).decode()) == measured()
+    finally:
+        os.close(end)
+    assert path.is_fifo()
+
+
 def damaged() -> list[str]:
     good = measured().to_data()
+    device, crowd, launch, slowdown = (good[name][0] for name in ("devices", "crowds", "launches", "slowdowns"))
+    huge = 10**400
+    others = list(good["devices"][1:])
+    wrong_devices: list[dict[str, object]] = [
+        {"uuid": 3},
+        {"uuid": []},
+        {"uuid": B},
+        {"name": None},
+        {"num_sms": True},
+        {"num_sms": 1.5},
+        {"num_sms": -1},
+        {"memory_bytes": "1"},
+        {"memory_bytes": huge},
+    ]
     whole = json.dumps(good)
     rate = {"transport": "copy", "size_bytes": 1, "duration_us": -1.0}
     link = {**good["links"][0], "rates": [rate]}
@@ -63,10 +112,31 @@ def damaged() -> list[str]:
         json.dumps({**good, "links": [{**good["links"][0], "kind": "string"}]}),
         json.dumps({**good, "crowds": [{}]}),
         json.dumps({**good, "launches": 3}),
+        "[" * 100_000,
+        *(json.dumps({**good, "devices": [{**device, **wrong}, *others]}) for wrong in wrong_devices),
+        *(
+            json.dumps({**good, "links": [{**good["links"][0], **wrong}]})
+            for wrong in (
+                {"source": "GPU-z"},
+                {"target": 3},
+                {"signal_us": huge},
+                {"rates": [{**rate, "duration_us": 1.0, "size_bytes": 0}]},
+                {"rates": [{**rate, "duration_us": 1.0, "transport": 3}]},
+            )
+        ),
+        *(json.dumps({**good, "slowdowns": [{**slowdown, name: 3}]}) for name in ("transport", "work")),
+        *(
+            json.dumps({**good, "crowds": [{**crowd, **wrong}]})
+            for wrong in ({"transport": 3}, {"transfers": [[A, "GPU-z"]]}, {"transfers": [[3, B]]})
+        ),
+        *(
+            json.dumps({**good, "launches": [{**launch, **wrong}]})
+            for wrong in ({"device": "GPU-z"}, {"device": 3}, {"operation": 3})
+        ),
     ]
 
 
-@pytest.mark.parametrize("text", damaged())
+@pytest.mark.parametrize("text", damaged(), ids=range(len(damaged())))
 def test_a_damaged_file_is_warned_of_and_ignored(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kept.json"
     path.write_text(text, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import time
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 from rich.console import Console
@@ -26,6 +28,10 @@ from crossfade.plan.timeline import Timeline
 
 __all__ = ["fold_grid", "run_demo"]
 
+REWRITTEN = ("plan.txt", "timeline.svg", "overlap.svg")
+REPLACED = ("predicted.json", "measured.json")
+"""The files: written where they are, and replaced by new ones."""
+
 NUM_BURSTS = 10
 NUM_ROUND_TRIPS = 2000
 NUM_GLOO_BURSTS = 8
@@ -39,7 +45,7 @@ def run_demo(output: Path, engine: str) -> None:
         engine: ``local`` or ``inline``.
 
     Raises:
-        UsersMistake: the folder cannot be made.
+        UsersMistake: the folder cannot be made, or a file in it not be written.
         WrongResult: a result is not what the plain computation gives.
     """
     console = Console(highlight=False)
@@ -105,11 +111,26 @@ def _piece(row: Sequence[str], widths: Sequence[int], columns: Sequence[int]) ->
 def _make_folder(output: Path) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
-        (output / "plan.txt").touch()
+        with NamedTemporaryFile(dir=output):
+            pass
     except OSError as error:
         raise UsersMistake(
             f"cannot write into {output}: {error.strerror}", hint="name another folder with --output"
         ) from None
+    for name in (*REWRITTEN, *REPLACED):
+        _probe(output / name)
+
+
+def _probe(path: Path) -> None:
+    """Tells now, not after all was measured, that a file cannot be written."""
+    try:
+        if path.name in REPLACED:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        elif os.path.lexists(path):
+            path.open("ab").close()
+    except OSError as error:
+        raise UsersMistake(f"cannot write {path}: {error.strerror}", hint="name another folder with --output") from None
 
 
 def _print_head(console: Console, engine: str, parts: Parts) -> None:

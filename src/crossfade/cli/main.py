@@ -14,9 +14,10 @@ However a command ends, its actors are gone before it returns.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +54,9 @@ def _command() -> Iterator[None]:
     try:
         try:
             yield
+            # Or Python would find out at its end that there is no room for what was printed. Of a broken pipe it still does.
+            with suppress(BrokenPipeError):
+                print(end="", flush=True)
         finally:
             crossfade.shutdown()
     except KeyboardInterrupt:
@@ -64,9 +68,25 @@ def _command() -> Iterator[None]:
         raise _failed(mistake, USERS_MISTAKE) from None
     except (CrossfadeError, WrongResult) as error:
         raise _failed(error, PROBLEM) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise _failed(
+            f"{error}\nhint: see that there is room, and a right to write, where the output goes", PROBLEM
+        ) from None
 
 
-def _failed(error: Exception, code: int) -> typer.Exit:
+def _drop_output() -> None:
+    """Lets go of what cannot be printed, or Python tries once more at its end."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        with open(os.devnull, "wb") as nowhere, suppress(OSError):
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _failed(error: Exception | str, code: int) -> typer.Exit:
     print(f"error: {error}", file=sys.stderr)
     return typer.Exit(code)
 

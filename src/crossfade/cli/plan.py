@@ -22,6 +22,8 @@ from crossfade.topology import Topology, load_topology
 
 __all__ = ["load_graph", "show_plan"]
 
+MISSING_HINT = "install what is missing into the environment of this command"
+
 
 def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None) -> None:
     """Prints the plan of the graph that a function returns, and what the simulator expects of it.
@@ -83,10 +85,15 @@ def load_graph(target: str) -> Node | MultiOutputNode:
 
 
 def _import(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
+    try:
+        sys.path.insert(0, str(Path.cwd()))
+    except OSError as error:
+        raise UsersMistake(
+            f"the current folder cannot be found: {error.strerror}", hint="run the command in a folder that exists"
+        ) from None
     importlib.invalidate_caches()
     try:
-        with _UsersCode(f"importing {name}"):
+        with _UsersCode(f"importing {name}", is_import=True):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
@@ -94,9 +101,7 @@ def _import(name: str) -> Any:
                 f"there is no module {error.name!r}",
                 hint="run the command in the folder that holds it, or install its package",
             ) from None
-        raise UsersMistake(
-            f"importing {name} failed: {error}", hint="install what is missing into the environment of this command"
-        ) from None
+        raise UsersMistake(f"importing {name} failed: {error}", hint=MISSING_HINT) from None
 
 
 def _find_function(module: Any, module_name: str, name: str) -> Callable[[], Any]:
@@ -127,18 +132,23 @@ def _find_function(module: Any, module_name: str, name: str) -> Callable[[], Any
 
 
 class _UsersCode:
-    """Around code of the user's: what it raises is told in one line, with the place."""
+    """Around code of the user's: what it raises is told in one line, with the place.
 
-    def __init__(self, what: str) -> None:
+    A module that an import does not find is left to the import's caller.
+    """
+
+    def __init__(self, what: str, *, is_import: bool = False) -> None:
         self._what = what
+        self._is_import = is_import
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None or isinstance(
-            error, ModuleNotFoundError | MissingDependency | KeyboardInterrupt | UsersMistake
-        ):
+        if error is None or isinstance(error, MissingDependency | KeyboardInterrupt | UsersMistake):
+            return
+        is_missing = isinstance(error, ModuleNotFoundError)
+        if is_missing and self._is_import:
             return
         if not isinstance(error, Exception | SystemExit):
             return
@@ -146,6 +156,8 @@ class _UsersCode:
         message, _, hint = str(error).partition("\nhint: ")
         if isinstance(error, crossfade.SessionError) and "initialised already" in message:
             hint = "this command has called crossfade.init() already: leave it to the program's main part"
+        if not hint and is_missing:
+            hint = MISSING_HINT
         raise UsersMistake(
             f"{self._what} raised {name}: {message}{_place(error)}",
             hint=hint or "see whether the function works in a Python shell",

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -51,7 +52,8 @@ def measure_topology(path: Path | None, limit_s: float) -> None:
 
 def run_steps(console: Console, found: Topology, crew: Crew, path: Path | None, limit_s: float) -> None:
     """Runs a calibration with a progress bar; after each step the file has all that was measured so far."""
-    topology, steps = start_from(found, load_topology(path)), steps_for(found)
+    is_device = path is not None and path.exists() and not path.is_file()  # reading from a pipe or terminal may not end
+    topology, steps = start_from(found, None if is_device else load_topology(path)), steps_for(found)
     problems: list[str] = []
     columns = (
         TextColumn("measuring"),
@@ -78,7 +80,7 @@ def run_steps(console: Console, found: Topology, crew: Crew, path: Path | None, 
     if len(problems) == len(steps):
         raise DeviceError("nothing could be measured", hint="the lines above say why")
     show_topology(console, topology)
-    console.print(f"written to {path or topology_path()}", soft_wrap=True)
+    console.print(f"written to {path or topology_path()}", soft_wrap=True, markup=False)
 
 
 def _save(topology: Topology, path: Path | None) -> None:
@@ -87,6 +89,11 @@ def _save(topology: Topology, path: Path | None) -> None:
     except OSError as error:
         raise UsersMistake(
             f"cannot write {path or topology_path()}: {error.strerror}", hint="name another file with --json"
+        ) from None
+    except RuntimeError as error:
+        raise UsersMistake(
+            f"there is no folder to keep the topology in: {error}",
+            hint="name a file with --json, or set CROSSFADE_CACHE_DIR",
         ) from None
 
 
@@ -134,16 +141,17 @@ def show_topology(console: Console, topology: Topology) -> None:
 def _table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
     table = Table(title=title, title_justify="left")
     for name in left:
-        table.add_column(name, no_wrap=True)
+        table.add_column(escape(name), no_wrap=True)
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     return table
 
 
 def _devices(topology: Topology) -> Table:
     table = _table("Devices", ("GPU", "name", "UUID"), ("SMs", "memory GB"))
     for index, device in enumerate(topology.devices):
-        table.add_row(str(index), device.name, device.uuid, str(device.num_sms), f"{device.memory_bytes / 1e9:.0f}")
+        name, uuid, memory = escape(device.name), escape(device.uuid), f"{device.memory_bytes / 1e9:.0f}"
+        table.add_row(str(index), name, uuid, str(device.num_sms), memory)
     return table
 
 
@@ -197,13 +205,15 @@ def _size(size_bytes: int) -> str:
 def _crowds(topology: Topology) -> Table:
     table = _table("Several at once", ("transfers", "by", "size", "GB/s of each"), ("of one alone",))
     most_gbs = max((crowd.rate_gbs for crowd in topology.crowds), default=0.0)
+    links = {(link.source, link.target): link for link in topology.links}
     for crowd in topology.crowds:
-        times_us = [topology.link(*each).duration_us(crowd.transport, crowd.size_bytes) for each in crowd.transfers]
+        known = [links[each] for each in crowd.transfers if each in links]
+        is_known = len(known) == len(crowd.transfers)
+        times_us = [link.duration_us(crowd.transport, crowd.size_bytes) for link in known if is_known]
         alone_us = max((time_us for time_us in times_us if time_us is not None), default=None)
         share = "" if alone_us is None else f"{alone_us / crowd.duration_us:.2f}"
-        table.add_row(
-            _shape(topology, crowd), crowd.transport, _size(crowd.size_bytes), _rate(crowd.rate_gbs, most_gbs), share
-        )
+        by, rate = escape(crowd.transport), _rate(crowd.rate_gbs, most_gbs)
+        table.add_row(_shape(topology, crowd), by, _size(crowd.size_bytes), rate, share)
     return table
 
 
@@ -220,7 +230,7 @@ def _shape(topology: Topology, crowd: Crowd) -> str:
 def _beside(topology: Topology) -> Table:
     table = _table("Side by side: times as long as alone", ("by", "beside"), ("transfer", "work"))
     for each in topology.slowdowns:
-        table.add_row(each.transport, each.work, f"{each.communication:.2f}", f"{each.computation:.2f}")
+        table.add_row(escape(each.transport), escape(each.work), f"{each.communication:.2f}", f"{each.computation:.2f}")
     return table
 
 

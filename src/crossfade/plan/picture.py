@@ -75,7 +75,7 @@ class Axis:
 
     def step_us(self) -> float:
         """The round time, 1, 2 or 5 times a power of ten, that fits 5 to 14 times."""
-        rough = self.length_us / 14
+        rough = max(self.length_us / 14, 1e-12)
         power = 10.0 ** math.floor(math.log10(rough))
         return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * 0.999)
 

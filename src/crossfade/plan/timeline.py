@@ -115,16 +115,16 @@ class Timeline:
             OSError: the folder does not exist or cannot be written.
         """
         path = Path(path)
-        match path.suffix.lower():
-            case ".json":
-                _replace_file(path, chrome_json([self]))
-            case ".svg":
-                _replace_file(path, draw_timelines([self]))
-            case suffix:
-                raise ValueError(
-                    f"a timeline cannot be saved as {path.name!r}: unknown suffix {suffix!r}\n"
-                    "hint: .json is a trace for https://ui.perfetto.dev, .svg a picture"
-                )
+        name = path.name.lower()
+        if name.endswith(".json"):
+            _replace_file(path, chrome_json([self]))
+        elif name.endswith(".svg"):
+            _replace_file(path, draw_timelines([self]))
+        else:
+            raise ValueError(
+                f"a timeline cannot be saved as {path.name!r}: unknown suffix {path.suffix.lower()!r}\n"
+                "hint: .json is a trace for https://ui.perfetto.dev, .svg a picture"
+            )
 
     @cached_property
     def _overlaps(self) -> Mapping[str, Overlap]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
@@ -251,7 +252,7 @@ class CostModel:
 def _parse(text: str) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"this is no cost model: {error}\nhint: give what CostModel.to_json() gave") from error
 
 
@@ -265,6 +266,8 @@ def _figures_of(kind: type[CostModel] | type[Slowdown], where: str, found: objec
             raise ValueError(f"{where} has no figure {name!r}\nhint: the names are {', '.join(names)}")
         if name not in _PARTS and (isinstance(figure, bool) or not isinstance(figure, (int, float))):
             raise ValueError(f"{where}.{name} is {figure!r}\nhint: it is a number")
+        if isinstance(figure, int) and abs(figure) > sys.float_info.max:
+            raise ValueError(f"{where}.{name} is too large a number\nhint: costs are finite and not negative")
     return dict(found)
 
 
