@@ -215,7 +215,8 @@ def _sum(
         ]
         function(chosen, stream, jobs, tuning)
 
-    _check_apart(name, items)
+    if len(items) > 1:
+        _check_apart(name, items)
     numbers = range(group.num_lanes) if lanes is None else lanes
     return _call(group, name, items, list(numbers), tuning, enqueue)
 
