@@ -194,9 +194,16 @@ def test_the_stream_that_is_current_when_a_value_is_given_out_waits_for_it(
     between(writer, lambda: _is_empty(readers[0]))
     assert writer.try_write(torch.arange(5))
     stream = 7
-    value = readers[0].try_read()
     ring = readers[0].lanes[0].ring
-    assert [lease.stream for slots in ring._generations.values() for lease in slots.leases.values()] == [7]
+    wait_for, waiting = ring.expect, []
+
+    def expect(lease: Any) -> None:
+        waiting.append(lease.stream)
+        wait_for(lease)
+
+    monkeypatch.setattr(ring, "expect", expect)
+    value = readers[0].try_read()
+    assert waiting == [7]
     assert ring._streams == {0, 7}
     assert value.tolist() == [0, 1, 2, 3, 4]
 

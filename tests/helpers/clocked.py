@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from crossfade.device.ledger import Ledger
@@ -159,6 +160,9 @@ class ClockedRange:
 
     def peek(self, offset: int) -> int:
         return self._machine.word(self.address + offset)
+
+    def peeker(self, offset: int) -> Callable[[], int]:
+        return partial(self.peek, offset)
 
     def poke(self, offset: int, value: int) -> None:
         self._machine.store(self.address + offset, value, self._machine.now_us)

@@ -43,8 +43,8 @@ class UncomputedSource(RingSender):
 class MissingFree(RingReceiver):
     """Gives the credit back, and enqueues no ``free``."""
 
-    def _end(self, lease: Lease, streams: list[int]) -> None:
-        del self._generations[lease.generation].leases[lease.slot]
+    def _end(self, lease: Lease) -> None:
+        self._generations[lease.generation].leased.remove(lease.slot)
         self.driver.ledger.drop(lease._number)
         self._tell(FreeEnqueued(lease.generation, lease.slot))
 
@@ -52,9 +52,9 @@ class MissingFree(RingReceiver):
 class MissingCredit(RingReceiver):
     """Enqueues ``free``, and tells nobody."""
 
-    def _end(self, lease: Lease, streams: list[int]) -> None:
+    def _end(self, lease: Lease) -> None:
         tell, self._tell = self._tell, lambda record: None
-        super()._end(lease, streams)
+        super()._end(lease)
         self._tell = tell
 
 

@@ -124,13 +124,13 @@ class RingWorld:
             ring.accept(Enqueued(0, 0, 16), uses[0])
         for index, size_bytes in enumerate(self.sizes_bytes):
             record = yield from self._next_value(driver, ring, ahead, index)
-            stream, is_short = uses[index % len(uses)], ring.is_short
+            stream = uses[index % len(uses)]
             lease = ring.accept(record, stream)
             driver.kernel(stream, f"use value {index}", reads=(Range(lease.address, size_bytes),), seen=seen[index])
             if self.side:
                 self._use_aside(driver, lease, stream, side, index)
             kept.append(lease)
-            if is_short and self.num_kept:
+            if lease.is_short and self.num_kept:
                 self.num_copied_out += 1
                 kept.pop().release()
             while len(kept) > self.num_kept:
@@ -380,7 +380,7 @@ def can_collect(driver: FakeDriver, ring: RingReceiver) -> bool:
     word = driver.machine.word
     return ring.is_growing and any(
         slots.num_sent == sum(slots.num_uses)
-        and not slots.leases
+        and not slots.leased
         and all(word(free.address).value >= number for free, number in zip(slots.free, slots.num_uses, strict=True))
         for slots in ring._generations.values()
     )
@@ -388,4 +388,4 @@ def can_collect(driver: FakeDriver, ring: RingReceiver) -> bool:
 
 def has_closed(ring: RingReceiver) -> bool:
     """Whether nothing is missing but to collect."""
-    return all(slots.num_sent is not None and not slots.leases for slots in ring._generations.values())
+    return all(slots.num_sent is not None and not slots.leased for slots in ring._generations.values())

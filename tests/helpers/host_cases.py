@@ -146,9 +146,8 @@ def ring_receives(peers: dict[int, Peer], other: int, num_values: int, num_slots
 
     num_words = lengths(num_values)
     for index in range(num_values):
-        is_short = ring.is_short
         lease = accept(peer, ring)
-        if is_short:
+        if lease.is_short:
             num_copied_out += 1
             kept.append((index, copy_at(lease.address, lease.size_bytes)))
             lease.release()

@@ -12,8 +12,8 @@ from crossfade.channels.device_codec import Make, OpenLanes, join, split
 from crossfade.device.borrowed import tensor_on
 from crossfade.device.driver import HOST
 from crossfade.device.records import Enqueued
-from crossfade.device.ring_receiver import RingReceiver
-from crossfade.device.tensors import Leased, TensorReceiver, TensorSender, current_stream
+from crossfade.device.ring_receiver import Leased, RingReceiver
+from crossfade.device.tensors import TensorReceiver, TensorSender, current_stream
 from tests.helpers.device_pair import Peer
 from tests.helpers.host_cases import PAUSE_S, close_down, open_receiver, open_sender, until
 
@@ -142,9 +142,9 @@ def receives_values(peers: dict[int, Peer], other: int, num: int, num_slots: int
     num_wrong = num_held = num_copied_out = 0
     for index in range(num):
         is_beside, message = _message(peer, ring)
-        is_short = ring.is_short
-        value = join(memoryview(bytearray(message)), _opener(peer, ring), shared=memoryview.toreadonly)
-        if is_short and is_beside:
+        short: list[bool] = []
+        value = join(memoryview(bytearray(message)), _opener(peer, ring, short), shared=memoryview.toreadonly)
+        if is_beside and short == [True]:
             num_copied_out += 1
             value = copy.deepcopy(value)
         num_wrong += not is_equal(value, random_value(index))
@@ -199,13 +199,14 @@ def _see_to(peer: Peer, ring: RingReceiver) -> None:
             ring.on_record(record)
 
 
-def _opener(peer: Peer, ring: RingReceiver) -> OpenLanes:
-    """What makes the tensors of the next value; all of them hold its lease."""
+def _opener(peer: Peer, ring: RingReceiver, short: list[bool]) -> OpenLanes:
+    """What makes the tensors of the next value; all of them hold its lease, of which ``short`` notes whether it is short."""
 
     def opened(notes: memoryview) -> Make:
         until(lambda: bool(_early), "the record of a value", lambda: _see_to(peer, ring))
-        lease = ring.accept(_early.pop(0), current_stream(HOST))
-        keep = Leased(lease)
-        return lambda lane, offset, dtype, shape: tensor_on(lease.address + offset, shape, dtype, HOST, keep=keep)
+        record = _early.pop(0)
+        lease = ring.accept_at(record.generation, record.slot, record.size_bytes, current_stream(HOST), Leased)
+        short.append(lease.is_short)
+        return lambda lane, offset, dtype, shape: tensor_on(lease.address + offset, shape, dtype, HOST, keep=lease)
 
     return opened

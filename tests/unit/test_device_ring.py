@@ -125,6 +125,55 @@ class Ends:
             machine.run(ready[0])
 
 
+def grow(ends: Ends, size_bytes: int) -> None:
+    """Sends a value of this length, of which no byte is copied; the ring gets longer where it has to."""
+    ends.driver.copy = lambda *args: None  # type: ignore[method-assign]
+    block = Pool(ends.driver).take(size_bytes, "source", "test")
+    for _ in range(6):
+        if ends.sender.try_send(block.address, size_bytes):
+            break
+        ends.accept_all()
+        ends.deliver()
+        ends.run()
+    for lease in ends.accept_all():
+        lease.release()
+    ends.run()
+    ends.deliver()
+    ends.sender.collect()
+    ends.accept_all()
+    ends.receiver.collect()
+
+
+def test_values_that_grow_slowly_for_long_do_not_hold_many_times_their_length() -> None:
+    ends, size_bytes = Ends(slot_bytes=16 << 20), 16 << 20
+    while size_bytes < 1 << 30:
+        size_bytes += size_bytes // 50
+        grow(ends, size_bytes)
+    assert ends.receiver.statistics().slot_bytes <= size_bytes * 1.5
+    assert ends.pool.used_bytes + ends.pool.idle_bytes < 2 * size_bytes * 4
+    assert ends.receiver.statistics().num_generations < 15
+
+
+def test_where_memory_is_short_slots_are_only_a_little_longer_than_the_value() -> None:
+    ends = Ends(slot_bytes=16 << 20)
+    grow(ends, 20 << 20)
+    allocate, asked = ends.driver.allocate, []
+
+    def allocate_little(size_bytes: int, label: str) -> int:
+        asked.append(size_bytes)
+        if size_bytes > 60 << 20:
+            raise DeviceError("no memory")
+        return allocate(size_bytes, label)
+
+    ends.driver.allocate = allocate_little  # type: ignore[method-assign]
+    grow(ends, 24 << 20)
+    assert ends.receiver.statistics().slot_bytes == 27 << 20
+    assert asked[-1] == 54 << 20 < max(asked)
+    with pytest.raises(DeviceError, match="no memory"):
+        grow(ends, 40 << 20)
+    assert ends.receiver.statistics().num_generations == 3
+
+
 def test_ch2_closed_and_broken_are_different_errors() -> None:
     ends = Ends()
     ends.sender.break_off("the receiver died")

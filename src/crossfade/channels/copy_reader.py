@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from crossfade.channels.asking import all_of, any_of
 from crossfade.channels.bare import AHEAD, BARE, NOTE, NUMBER, REPLACED, UNUSED, KindTable
@@ -18,9 +18,9 @@ from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, WRITER_GONE, ShmReader
 from crossfade.device.borrowed import TensorMaker, tensor_on
 from crossfade.device.recorded import Recorded, Site
-from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
-from crossfade.device.tensors import Leased, stream_getter
+from crossfade.device.tensors import stream_getter
 from crossfade.errors import ChannelBroken, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
@@ -58,22 +58,10 @@ class _Told(NamedTuple):
     requires_grad: bool
 
 
-class _Prepared(NamedTuple):
-    """A tensor that may be made before its copies are enqueued.
-
-    Attributes:
-        told: its record.
-        lease: on its slot.
-        leased: keeps the lease: a tensor without elements does not.
-        tensor: on which nothing may work yet.
-        is_short: whether it has to be copied out.
-    """
-
-    told: _Told
-    lease: Lease
-    leased: Leased
-    tensor: torch.Tensor
-    is_short: bool
+_Prepared: TypeAlias = "tuple[_Told, Leased, torch.Tensor]"
+"""A tensor on which nothing may work yet, since its copies may not be enqueued: its record, its slot, itself. The lease is named,
+because a tensor without elements does not hold it.
+"""
 
 
 class CopyReader(ShmReader):
@@ -152,7 +140,7 @@ class CopyReader(ShmReader):
         """A tensor whose copies may not be enqueued yet. As long as they are not, its record is put back."""
         prepared = self._prepared
         if prepared is not None:
-            prepared.lease.move_to(prepared.told.stream())  # somebody may have chosen another one meanwhile
+            prepared[1].move_to(prepared[0].stream())  # somebody may have chosen another one meanwhile
         else:
             try:
                 prepared = self._prepared = self._prepare(at, size)
@@ -160,7 +148,7 @@ class CopyReader(ShmReader):
                 raise
             except Exception as error:  # the record may be half replaced
                 return self._put_back_if_replaced(at, error)
-        is_enqueued = prepared.told.is_enqueued
+        is_enqueued = prepared[0].is_enqueued
         for _ in range(_NUM_LOOKS):
             if is_enqueued(False):
                 break
@@ -199,17 +187,14 @@ class CopyReader(ShmReader):
         """Makes the tensor of a record, which nothing may use yet."""
         payload = self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]
         told = self._told.get(payload) or self._find(payload)
-        ring = told.ring
-        is_short = ring.is_short
-        lease = ring.lease_ahead(told.generation, told.slot, told.size_bytes, told.stream())
-        leased = Leased(lease)
-        return _Prepared(told, lease, leased, told.make(lease.address, leased), is_short)
+        lease = told.ring.lease_ahead(told.generation, told.slot, told.size_bytes, told.stream(), Leased)
+        return told, lease, told.make(lease.address, lease)
 
     def _complete(self, prepared: _Prepared) -> torch.Tensor:
         """The tensor, whose copies are enqueued, ready for the stream that is going to use it."""
-        told, lease, _, tensor, is_short = prepared
+        told, lease, tensor = prepared
         told.ring.expect(lease)
-        if is_short:
+        if lease.is_short:
             self._num_tensors_copied_out += 1
             tensor = tensor.clone()
         return tensor.requires_grad_() if told.requires_grad else tensor
@@ -242,21 +227,19 @@ class CopyReader(ShmReader):
 
     def _open_lanes(self, notes: memoryview) -> Make:
         """Lets the compute stream wait for the parts of a value, and leases their slots."""
-        opened: dict[int, tuple[int, int, Leased, bool]] = {}
+        opened: dict[int, Leased] = {}
         for source, lane in enumerate(self.lanes):
             generation, slot, size_bytes = NOTE.unpack_from(notes, (self._first_lane + source) * NOTE.size)
             if generation != UNUSED:
-                is_short = lane.ring.is_short
-                lease = lane.accept(generation, slot, size_bytes)
-                opened[source] = (lease.address, size_bytes, Leased(lease), is_short)
-                self._num_tensors_copied_out += is_short
+                lease = opened[source] = lane.accept(generation, slot, size_bytes)
+                self._num_tensors_copied_out += lease.is_short
 
         def make(source: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-            address, size_bytes, leased, is_short = opened[source]
-            tensor = tensor_on(address + offset, shape, dtype, self._homes[source].device, keep=leased)
-            if offset + tensor.numel() * tensor.itemsize > size_bytes:
-                raise ValueError(f"a tensor at {offset} does not lie within the {size_bytes} bytes of its slot")
-            return tensor.clone() if is_short else tensor
+            lease = opened[source]
+            tensor = tensor_on(lease.address + offset, shape, dtype, self._homes[source].device, keep=lease)
+            if offset + tensor.numel() * tensor.itemsize > lease.size_bytes:
+                raise ValueError(f"a tensor at {offset} does not lie within the {lease.size_bytes} bytes of its slot")
+            return tensor.clone() if lease.is_short else tensor
 
         return make
 

@@ -17,7 +17,7 @@ from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout, Mailbox
 from crossfade.device.records import Announced, Finished, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
-from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import BoardPart, SignalBoard
 from crossfade.errors import DeviceError
@@ -174,15 +174,15 @@ class _ReaderTells:
         self._post = post
         self._freed = freed
         self._on_freed = on_freed
-        self._groups: dict[int, int] = {}  # of each generation
+        self._posts: dict[int, list[Callable[[], None]]] = {}  # of each generation, for each slot
 
     def free(self, generation: int, slot: int) -> None:
-        self._freed[self._groups[generation]][slot]()
+        self._posts[generation][slot]()
         self._on_freed()
 
     def tell(self, record: Record) -> None:
         if isinstance(record, Offer):
-            self._groups[record.generation] = record.group
+            self._posts[record.generation] = self._freed[record.group]
         self._post.put(record)
 
 
@@ -240,9 +240,9 @@ class LaneReader:
             on_free=tells.free,
         )
 
-    def accept(self, generation: int, slot: int, size_bytes: int) -> Lease:
+    def accept(self, generation: int, slot: int, size_bytes: int) -> Leased:
         """`RingReceiver.accept`, on torch's current stream."""
-        return self.ring.accept_at(generation, slot, size_bytes, self._home.compute_stream())
+        return self.ring.accept_at(generation, slot, size_bytes, self._home.compute_stream(), Leased)
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way. Whether it should soon be called again."""

@@ -67,6 +67,7 @@ class DeviceToHostWriter(ShmWriter):
         self.begins: Mapping[int, Begin] = {}
         self._where = (actor, f"{node or f'the value of channel {name}'}, copying it from the GPU to the host,")
         self._distrust = distrust
+        self._jobs = copies.publisher.jobs
         self._pinned = PinnedWriterSlots(heap, self._base, layout, copies.pins, f"slots of {name}")
         self._slots = self._pinned
         self._readers, self._posts = self._posts, []  # so `publish` takes the record, and tells nobody
@@ -85,7 +86,7 @@ class DeviceToHostWriter(ShmWriter):
         """
         if self._distrust is not None and (error := self._distrust()) is not None:
             self.break_off(str(error))
-        if self._copies.is_pending:
+        if self._jobs:
             self._copies.poll()
         while self._unused:
             self._slots.put_back(self._unused.pop())
@@ -127,11 +128,15 @@ class DeviceToHostWriter(ShmWriter):
 
     def publish(self) -> None:
         """Gives what is staged to the readers, behind what is pending. Cannot fail."""
-        at = self._at
-        super().publish()
         if self._num_taken == self._num_told:
-            self._tell()
+            self._posts = self._readers
+            try:
+                super().publish()
+            finally:
+                self._posts = []
         else:
+            at = self._at
+            super().publish()
             self._submit(at, -1, (), ())
 
     def _submit(self, at: int, slot: int, moments: tuple[Moment, ...], tensors: tuple[Placed, ...]) -> None:

@@ -74,12 +74,15 @@ class Publisher:
         bell: this process's own doorbell, rung when the thread has done something.
         spin_us: for how long the process's loop looks for work before it sleeps; the thread takes over a little later.
         enter: the first thing that the thread does.
+
+    Attributes:
+        jobs: what is to be done; for a quick look at whether there is anything.
     """
 
     def __init__(self, bell: Bell, spin_us: float = DEFAULT_SPIN_US, enter: Callable[[], None] = lambda: None) -> None:
         self._bell = bell
         self._enter = enter
-        self._jobs: deque[_Job] = deque()
+        self.jobs: deque[_Job] = deque()
         self._doing = threading.Lock()
         self._timer = Timer(spin_us + _GRACE_US)
         self._is_awake = False  # the thread looks into the list by itself
@@ -90,7 +93,7 @@ class Publisher:
     @property
     def is_pending(self) -> bool:
         """Whether there is something to do, so that the loop has to `poll`."""
-        return bool(self._jobs)
+        return bool(self.jobs)
 
     def submit(self, moments: tuple[Moment, ...], done: Done, keep: Any = None) -> None:
         """Adds a job.
@@ -100,13 +103,13 @@ class Publisher:
             done: what to do; by this thread or another.
             keep: held until it is done, such as memory that the device reads or writes.
         """
-        self._jobs.append(_Job(moments, done, keep))
+        self.jobs.append(_Job(moments, done, keep))
         if not self._is_awake:
             self._timer.start()
 
     def poll(self) -> bool:
         """Does what can be done now, without waiting; whether that was anything."""
-        if not self._jobs or not self._doing.acquire(False):
+        if not self.jobs or not self._doing.acquire(False):
             return False
         try:
             return self._do_due()
@@ -114,7 +117,7 @@ class Publisher:
             self._doing.release()
 
     def _do_due(self) -> bool:
-        jobs, has_done = self._jobs, False
+        jobs, has_done = self.jobs, False
         while jobs and jobs[0].is_due():
             job = jobs[0]
             try:
@@ -147,10 +150,10 @@ class Publisher:
         """The oldest job; None if there is none, and then whoever adds one sets the timer."""
         while True:
             try:
-                return self._jobs[0]
+                return self.jobs[0]
             except IndexError:
                 self._is_awake = False
-                if not self._jobs:
+                if not self.jobs:
                     return None
                 self._is_awake = True  # one came in between, and its timer may not have been set
 
@@ -161,9 +164,9 @@ class Publisher:
             self._timer.ring()
         deadline = time.monotonic() + timeout_s
         self._thread.join(timeout_s)
-        while self._jobs and time.monotonic() < deadline:  # a job came while the thread was on its last way out
+        while self.jobs and time.monotonic() < deadline:  # a job came while the thread was on its last way out
             self.poll()
-        if self._thread.is_alive() or self._jobs:
+        if self._thread.is_alive() or self.jobs:
             return False
         self._timer.close()
         return True

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from crossfade.device.cuda_bindings import Handles, bindings, check, relax_captures
@@ -401,6 +402,10 @@ class CudaHostRange:
     def peek(self, offset: int) -> int:
         """See `HostRange`."""
         return self._words[offset >> 2]
+
+    def peeker(self, offset: int) -> Callable[[], int]:
+        """See `HostRange`."""
+        return partial(self._words.__getitem__, offset >> 2)
 
     def poke(self, offset: int, value: int) -> None:
         """See `HostRange`."""

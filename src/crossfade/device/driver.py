@@ -15,7 +15,7 @@ What a driver may not do: wait for another process, or enqueue an operation that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from crossfade.device.ledger import Ledger
@@ -40,6 +40,9 @@ class HostRange(Protocol):
 
     def peek(self, offset: int) -> int:
         """The 32-bit word at ``offset``, as it is now."""
+
+    def peeker(self, offset: int) -> Callable[[], int]:
+        """`peek` of one word, for who does it often."""
 
     def poke(self, offset: int, value: int) -> None:
         """Stores a 32-bit word; no stream is involved, so this works however many streams wait."""

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 
 from crossfade.device.driver import HOST
@@ -47,6 +48,10 @@ class SharedRange:
     def peek(self, offset: int) -> int:
         """See `HostRange`."""
         return ctypes.c_uint32.from_address(self.address + offset).value
+
+    def peeker(self, offset: int) -> Callable[[], int]:
+        """See `HostRange`."""
+        return partial(getattr, ctypes.c_uint32.from_address(self.address + offset), "value")
 
     def poke(self, offset: int, value: int) -> None:
         """See `HostRange`."""

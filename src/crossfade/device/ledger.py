@@ -12,22 +12,26 @@ class Ledger:
 
     One entry costs a dict insertion and is made only on cold paths and once for each lease. Safe to use from any thread and from
     destructors: each call is one operation on a dict.
+
+    Attributes:
+        entries: (kind, label) of each thing, by number. Who takes a thing for each value does by itself what `take` and `drop` do.
+        numbers: gives those numbers.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[str, str]] = {}
+        self.entries: dict[int, tuple[str, str]] = {}
+        self.numbers = count()
         self._places: dict[tuple[str, int], list[int]] = {}
-        self._numbers = count()
 
     def take(self, kind: str, label: str) -> int:
         """Notes a thing (``"memory"``, ``"lease"``, ...) and gives the number to `drop` it by."""
-        number = next(self._numbers)
-        self._entries[number] = (kind, label)
+        number = next(self.numbers)
+        self.entries[number] = (kind, label)
         return number
 
     def drop(self, number: int) -> bool:
         """The thing was given back. Says whether it was held: of several calls, in any threads, one is told so."""
-        return self._entries.pop(number, None) is not None
+        return self.entries.pop(number, None) is not None
 
     def take_at(self, kind: str, place: int, label: str = "") -> None:
         """Notes a thing that is known by an address or a handle; the same memory may be opened, and noted, more than once."""
@@ -42,5 +46,5 @@ class Ledger:
 
     def held(self, kind: str | None = None) -> list[str]:
         """What is held now, oldest first, as ``kind: label``."""
-        entries = list(self._entries.values())
+        entries = list(self.entries.values())
         return [f"{each}: {label}" for each, label in entries if kind in (None, each)]

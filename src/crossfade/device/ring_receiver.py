@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from copy import copy
+from typing import TypeVar
 
 from crossfade.device.driver import Driver
 from crossfade.device.memory import Block, Pool
@@ -15,9 +17,11 @@ from crossfade.device.signals import Counter, SignalBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import align
 
-__all__ = ["Lease", "RingReceiver"]
+__all__ = ["Lease", "Leased", "RingReceiver"]
 
 _SLOT_ALIGN_BYTES = 512
+_getpid = os.getpid
+_L = TypeVar("_L", bound="Lease")
 
 
 class _Slots:
@@ -27,7 +31,8 @@ class _Slots:
         self.offer = offer
         self.block = block
         self.full, self.free = ring_signals(board, offer, label)
-        self.leases: dict[int, Lease] = {}
+        self.addresses = [block.address + slot * offer.slot_bytes for slot in range(offer.num_slots)]
+        self.leased: set[int] = set()
         self.num_uses = [0] * offer.num_slots
         self.num_sent: int | None = None  # values in all; known once the sender has closed its side
 
@@ -38,7 +43,7 @@ class _Slots:
         enough that this side's streams have done what they were given for this ring, which ``has_ended`` says. (It is asked after
         the leases: a lease is noted there before it is gone here.)
         """
-        if self.leases or self.num_sent is None:
+        if self.leased or self.num_sent is None:
             return False
         if has_ended():
             return True
@@ -53,20 +58,47 @@ class Lease:
     Attributes:
         address, size_bytes: where the value lies.
         generation, slot: which slot it holds.
+        is_short: whether the value should be copied out, and the lease ended at once, so that the ring never stops. So it is when
+            all slots but one were leased before, and when only one more generation could be offered: what is accepted then must not
+            hold its generation, or the ring could not grow any more.
     """
 
-    __slots__ = ("__weakref__", "_number", "_ring", "_streams", "address", "generation", "size_bytes", "slot")
+    __slots__ = (
+        "__weakref__",
+        "_number",
+        "_pid",
+        "_ring",
+        "_slots",
+        "_streams",
+        "address",
+        "generation",
+        "is_short",
+        "size_bytes",
+        "slot",
+    )
 
     def __init__(
-        self, ring: RingReceiver, generation: int, slot: int, size_bytes: int, address: int, stream: int
+        self,
+        ring: RingReceiver,
+        slots: _Slots,
+        generation: int,
+        slot: int,
+        size_bytes: int,
+        stream: int,
+        is_short: bool,
     ) -> None:
         self.generation = generation
         self.slot = slot
         self.size_bytes = size_bytes
-        self.address = address
+        self.address = slots.addresses[slot]
+        self.is_short = is_short
         self._ring = ring
+        self._slots = slots
         self._streams = [stream]
-        self._number = ring.driver.ledger.take("lease", ring.slot_labels[slot])
+        self._pid = _getpid()
+        ledger = ring._ledger
+        number = self._number = next(ledger.numbers)
+        ledger.entries[number] = ring._entries[slot]
 
     @property
     def stream(self) -> int:
@@ -90,7 +122,17 @@ class Lease:
         While one of its streams is captured it is left to the next `RingReceiver.collect`: in the graph it would happen at each
         replay, and not now.
         """
-        self._ring._end(self, self._streams)
+        self._ring._end(self)
+
+
+class Leased(Lease):
+    """A lease that ends when it dies itself: what the tensors of a value hold."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if _getpid() == self._pid:  # a forked child drops copies of tensors: the slot is still its parent's
+            self._ring._end(self)
 
 
 class RingReceiver:
@@ -126,7 +168,8 @@ class RingReceiver:
             )
         self.driver = driver
         self.label = label
-        self.slot_labels = [f"slot {k} of {label}" for k in range(num_slots)]
+        self._ledger = driver.ledger
+        self._entries = [("lease", f"slot {k} of {label}") for k in range(num_slots)]
         self._pool = pool
         self._board = board
         self._tell = tell
@@ -142,7 +185,7 @@ class RingReceiver:
         self._is_marked = False  # once ended: those events stand for all that came before the end
         self._streams: set[int] = set()
         self._ending = threading.RLock()  # of leases; one may end anywhere, also where this thread has it
-        self._postponed: deque[tuple[Lease, list[int]]] = deque()
+        self._postponed: deque[Lease] = deque()
         if slot_bytes:
             self._offer(slot_bytes)
 
@@ -155,7 +198,11 @@ class RingReceiver:
         slot_bytes = align(max(slot_bytes, 1), _SLOT_ALIGN_BYTES)
         generation = self._num_generations
         block = self._pool.take(slot_bytes * self._num_slots, f"slots of {self.label}", self._user(generation))
-        offer = Offer(generation, group, self._num_slots, slot_bytes, block.handle)
+        try:
+            offer = Offer(generation, group, self._num_slots, slot_bytes, block.handle)
+        except DeviceError:
+            block.drop(self._user(generation))
+            raise
         slots = _Slots(offer, block, self._board, self.label)
         for counter in (*slots.full, *slots.free):
             counter.reset()
@@ -198,19 +245,19 @@ class RingReceiver:
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
         """
-        return self.accept_at(record.generation, record.slot, record.size_bytes, stream)
+        return self.accept_at(record.generation, record.slot, record.size_bytes, stream, Lease)
 
-    def accept_at(self, generation: int, slot: int, size_bytes: int, stream: int) -> Lease:
-        """`accept` of a value that was told in another form than `Enqueued`.
+    def accept_at(self, generation: int, slot: int, size_bytes: int, stream: int, of: type[_L]) -> _L:
+        """`accept` of a value that was told in another form than `Enqueued`; ``of`` says which kind of lease it gives.
 
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
         """
-        lease = self.lease_ahead(generation, slot, size_bytes, stream)
+        lease = self.lease_ahead(generation, slot, size_bytes, stream, of)
         self.expect(lease)
         return lease
 
-    def lease_ahead(self, generation: int, slot: int, size_bytes: int, stream: int) -> Lease:
+    def lease_ahead(self, generation: int, slot: int, size_bytes: int, stream: int, of: type[_L]) -> _L:
         """The part of `accept_at` that may come before the value is enqueued: nothing waits for it yet, see `expect`.
 
         Raises:
@@ -218,12 +265,18 @@ class RingReceiver:
         """
         if self._ended is not None:
             raise copy(self._ended)  # one that is kept would keep the frames that it passes, and their leases
-        slots = self._generations[generation]
-        lease = Lease(self, generation, slot, size_bytes, slots.block.address + slot * slots.offer.slot_bytes, stream)
+        if self._postponed:  # a capture may be over
+            self.collect()
+        generations = self._generations
+        slots = generations[generation]
+        newest = generations.get(self._num_generations - 1)
+        is_short = len(generations) >= NUM_GROUPS - 1 or (
+            newest is not None and len(newest.leased) >= self._num_slots - 1
+        )
         self._streams.add(stream)
         slots.num_uses[slot] += 1
-        slots.leases[slot] = lease
-        return lease
+        slots.leased.add(slot)
+        return of(self, slots, generation, slot, size_bytes, stream, is_short)
 
     def expect(self, lease: Lease) -> None:
         """Lets the lease's stream wait for its value, which is enqueued (PL-5).
@@ -233,25 +286,12 @@ class RingReceiver:
         """
         if self._ended is not None:
             raise copy(self._ended)
-        slots, slot = self._generations[lease.generation], lease.slot
+        slots, slot = lease._slots, lease.slot
         full, number = slots.full[slot], slots.num_uses[slot]
         if not full.has(number):  # if it is there already, the stream is saved an operation
-            full.wait(lease.stream, number)
+            full.wait(lease._streams[0], number)
         self._num_values += 1
         self._num_bytes += lease.size_bytes
-
-    @property
-    def is_short(self) -> bool:
-        """Whether a value that is accepted now should be copied out, and its lease ended at once, so that the ring never stops.
-
-        So it is when all slots but one are leased, and when only one more generation could be offered: what is accepted then must
-        not hold its generation, or the ring could not grow any more.
-        """
-        if self._postponed:  # a capture may be over
-            self.collect()
-        slots = self._generations.get(self._num_generations - 1)
-        is_last = len(self._generations) >= NUM_GROUPS - 1
-        return is_last or (slots is not None and len(slots.leases) >= self._num_slots - 1)
 
     @property
     def is_growing(self) -> bool:
@@ -260,21 +300,24 @@ class RingReceiver:
         """
         return self._wanted_bytes > 0
 
-    def _end(self, lease: Lease, streams: list[int]) -> None:
-        if not self.driver.ledger.drop(lease._number):
+    def _end(self, lease: Lease) -> None:
+        if self._ledger.entries.pop(lease._number, None) is None:  # it has ended before
             return
-        if any(map(self.driver.is_capturing, streams)):
-            self._postponed.append((lease, streams))
-        else:
-            self._end_now(lease, streams)
+        is_capturing = self.driver.is_capturing
+        for stream in lease._streams:
+            if is_capturing(stream):
+                self._postponed.append(lease)
+                return
+        self._end_now(lease)
 
-    def _end_now(self, lease: Lease, streams: list[int]) -> None:
+    def _end_now(self, lease: Lease) -> None:
+        streams, slots, slot = lease._streams, lease._slots, lease.slot
         stream = streams[0]
-        for other in streams[1:]:
-            self._join(stream, other)
-        slots = self._generations[lease.generation]
+        if len(streams) > 1:
+            for other in streams[1:]:
+                self._join(stream, other)
         try:
-            slots.free[lease.slot].set(stream, slots.num_uses[lease.slot])
+            slots.free[slot].set(stream, slots.num_uses[slot])
         except DeviceError as error:  # in a destructor, as a rule, where nobody would hear of it
             self.give_up(f"the end of a value's use could not be enqueued: {error}")
         is_running = self._ended is None
@@ -284,9 +327,9 @@ class RingReceiver:
         # slot may come as soon as the credit is back. Between the two nobody may look: slots that were offered anew on the same
         # signals would get a credit that is not theirs.
         with self._ending:
-            del slots.leases[lease.slot]
+            slots.leased.remove(slot)
             if is_running:
-                self._on_free(lease.generation, lease.slot)
+                self._on_free(lease.generation, slot)
 
     def _mark(self, stream: int) -> None:
         """Once this end has ended: notes how far the stream has to come before slots can be given back."""
@@ -306,8 +349,8 @@ class RingReceiver:
 
     def collect(self) -> None:
         """Ends leases that ended within a capture, gives slots back that nobody uses any more, and offers what was asked for."""
-        while self._postponed and not any(map(self.driver.is_capturing, self._postponed[0][1])):
-            self._end_now(*self._postponed.popleft())
+        while self._postponed and not any(map(self.driver.is_capturing, self._postponed[0]._streams)):
+            self._end_now(self._postponed.popleft())
         for generation, slots in list(self._generations.items()):
             with self._ending:
                 is_unused = slots.is_unused(self._has_ended)
@@ -322,12 +365,25 @@ class RingReceiver:
                 self.driver.destroy_event(self._last.popitem()[1])
 
     def _offer_wanted(self, size_bytes: int) -> None:
-        try:
-            if self._offer(size_bytes + size_bytes // 8):  # values that grow a little shall not move every time
-                self._wanted_bytes = 0
-        except DeviceError as error:
-            self._wanted_bytes = 0
-            self._tell(Refused(size_bytes, str(error)))
+        """Offers slots for values of this length and a little longer ones, which shall not move every time.
+
+        Values that grow again and again get slots half as long again as those before, where there is memory for them: the pool keeps
+        outgrown ones, and so they come to no more than twice the last.
+        """
+        little = size_bytes + size_bytes // 8
+        newest = self._generations.get(self._num_generations - 1)
+        is_growing_again = newest is not None and self._num_generations > 1
+        ample = max(little, newest.offer.slot_bytes * 3 // 2) if newest is not None and is_growing_again else little
+        reason = ""
+        for slot_bytes in dict.fromkeys((ample, little)):
+            try:
+                if self._offer(slot_bytes):
+                    self._wanted_bytes = 0
+                return
+            except DeviceError as error:
+                reason = str(error)
+        self._wanted_bytes = 0
+        self._tell(Refused(size_bytes, reason))
 
     def _has_ended(self) -> bool:
         return self._is_marked and all(map(self.driver.has_happened, list(self._last.values())))
@@ -384,7 +440,7 @@ class RingReceiver:
             num_bytes=self._num_bytes,
             num_slots=self._num_slots,
             slot_bytes=slots.offer.slot_bytes if slots else 0,
-            num_leased=sum(len(each.leases) for each in self._generations.values()),
+            num_leased=sum(len(each.leased) for each in self._generations.values()),
             num_credits=0,
             num_generations=self._num_generations,
         )

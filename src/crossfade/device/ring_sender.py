@@ -236,10 +236,10 @@ class RingSender:
 
     def place_of_next(self) -> tuple[int, int]:
         """(generation, slot) that the next value takes, right after `can_send` has said yes."""
-        place = self.next_place
-        if place is None:
+        target = self._target
+        if target is None or not target.credits:
             raise ChannelError(f"{self.label}: there is no free slot: this is a bug in crossfade")
-        return place
+        return target.places[target.credits[0]]
 
     def _enqueue(self, target: _Target, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
         stream, driver = self._stream, self._driver

@@ -238,7 +238,7 @@ class HostBoard:
 
     def peeker(self, index: int) -> Callable[[], int]:
         """See `SignalBoard`."""
-        return partial(self._range.peek, index * WORD_BYTES)
+        return self._range.peeker(index * WORD_BYTES)
 
     def poke(self, index: int, value: int) -> None:
         """See `SignalBoard`."""

@@ -7,7 +7,6 @@ waits for a signal of a host that is busy loading: `load_kernels` does it before
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -15,32 +14,19 @@ from typing import TYPE_CHECKING
 from crossfade.device.borrowed import tensor_on, torch_or_raise
 from crossfade.device.driver import HOST, Driver
 from crossfade.device.records import Enqueued
-from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Leased",
     "TensorReceiver",
     "TensorSender",
     "current_stream",
     "load_kernels",
     "stream_getter",
 ]
-
-
-class Leased:
-    """Ends a lease when it dies itself: what the tensors of a value hold."""
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
-        self._pid = os.getpid()
-
-    def __del__(self) -> None:
-        if os.getpid() == self._pid:  # a forked child drops copies of tensors: the slot is still its parent's
-            self._lease.release()
 
 
 def current_stream(device: int) -> int:
@@ -118,12 +104,12 @@ class TensorReceiver:
     def accept(self, record: Enqueued, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """The tensor, ready for use on torch's current stream. Its slot is free when the last view of it dies."""
         device = self.ring.driver.device
-        is_short = self.ring.is_short
-        lease = self.ring.accept(record, current_stream(device))
-        view = tensor_on(lease.address, shape, dtype, device, keep=Leased(lease))
+        stream = current_stream(device)
+        lease = self.ring.accept_at(record.generation, record.slot, record.size_bytes, stream, Leased)
+        view = tensor_on(lease.address, shape, dtype, device, keep=lease)
         if not view.numel():
             lease.release()
-        if not is_short:
+        if not lease.is_short:
             return view
         self.num_copied_out += 1
         return view.clone()

@@ -233,9 +233,10 @@ class DeviceEnds:
 
     def distrust(self) -> ChannelBroken | None:
         """Why what was computed here cannot be trusted, if so. Any thread may ask."""
-        for (_, reader), link in self._links.items():
-            if link.reason and reader == self._party:  # what had been enqueued of it was let go
-                return ChannelBroken(f"the value may have been made of what did not come: {link.reason}")
+        if self._links:
+            for (_, reader), link in self._links.items():
+                if link.reason and reader == self._party:  # what had been enqueued of it was let go
+                    return ChannelBroken(f"the value may have been made of what did not come: {link.reason}")
         dead = self.alive.check()
         if not dead:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from crossfade.device.fake.clocks import Allocation, Clock, is_before, join
@@ -333,6 +334,10 @@ class FakeHostRange:
     def peek(self, offset: int) -> int:
         """See `HostRange`."""
         return self._driver.peek(self.address + offset)
+
+    def peeker(self, offset: int) -> Callable[[], int]:
+        """See `HostRange`."""
+        return partial(self.peek, offset)
 
     def poke(self, offset: int, value: int) -> None:
         """See `HostRange`."""
