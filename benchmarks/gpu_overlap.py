@@ -10,7 +10,8 @@ receiver's method does besides and what the transfers cost products is measured 
 products with an element read after each, and the same while their tensors come from the senders' GPUs, two slots each. How fast a
 GPU at its power limit multiplies depends on the numbers and on what it did before: products alone are of numbers like those that
 come from senders, their blocks stand among the others, and before each block that same load runs for a second. All sides take
-turns in blocks; Ray's processes are ended before the others go on. Every result is checked twice: against float64, and exactly
+turns in blocks; behind each, the receiver's core is timed at a bit of Python, since cores of a shared machine may be at half their
+speed for seconds. Ray's processes are ended before the others go on. Every result is checked twice: against float64, and exactly
 against those of other executions. Steps are written to ``--out`` as they end.
 """
 
@@ -26,7 +27,17 @@ from typing import Any
 import torch
 
 from benchmarks.common import Table
-from benchmarks.gpu_steps import Book, Side, add_ray, median_of, parser_of, publish, ray_side, spread_of
+from benchmarks.gpu_steps import (
+    Book,
+    Side,
+    add_ray,
+    median_of,
+    on_quick_and_slow_cores,
+    parser_of,
+    publish,
+    ray_side,
+    spread_of,
+)
 
 WANTED_ALONE, WANTED_INFLIGHT = 1.06, 1.05
 MODES = {
@@ -41,6 +52,7 @@ READ, BENEATH = "three products, an element read after each", "the same with thr
 READS = {READ: {"beneath": False}, BENEATH: {"beneath": True}}
 MEASURE_OF = dict.fromkeys(PRODUCTS, "products") | dict.fromkeys(READS, "reads") | dict.fromkeys(MODES, "overlap")
 LIMIT_S, RAY_LIMIT_S = 120.0, 60.0
+QUICK = 1.3
 US_PER_MS = 1e3
 
 
@@ -104,7 +116,23 @@ def tables_of(book: Book) -> tuple[list[Table], dict[str, float]]:
             over = statistics.median(value for block in blocks for value in block) / under_us
             ratios[f"{side}, {name}"] = over
             runs.add(side, name, spread_of(blocks, 1 / US_PER_MS, 3), f"{over:.3f}", str(len(blocks)))
-    return [limits, runs], ratios
+    return [limits, runs, _by_cores(book, limit_us, medians[IN_A_ROW])], ratios
+
+
+def _by_cores(book: Book, limit_us: float, in_a_row_us: float) -> Table:
+    """The same ratios, by how fast the receiver's core was behind the block. What is wanted is of all blocks."""
+    under_us = {BENEATH: in_a_row_us}
+    under_us |= {name: limit_us if mode["inflight"] == 1 else in_a_row_us for name, mode in MODES.items()}
+    hosts_us = [value for name in under_us for block in book.blocks(name, "crossfade", "host_us") for value in block]
+    quickest_us, slowest_us = min(hosts_us, default=0.0), max(hosts_us, default=0.0)
+    table = Table(
+        f"Over the limit, by the receiver's core (a bit of Python took it {quickest_us:.0f} to {slowest_us:.0f} us)",
+        ["what", f"at most {QUICK} x the quickest", "blocks", "slower", "blocks"],
+    )
+    for name, under in under_us.items():
+        quick, slow = on_quick_and_slow_cores(book, name, "crossfade", QUICK * quickest_us)
+        table.add(name, spread_of(quick, 1 / under, 3), str(len(quick)), spread_of(slow, 1 / under, 3), str(len(slow)))
+    return table
 
 
 def verdict(ratios: dict[str, float]) -> tuple[str, bool]:

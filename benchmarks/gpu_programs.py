@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
-from benchmarks.gpu_actors import NUM_FACTORS, Receiver, Sender, Sink, Source, factor, warm_up
+from benchmarks.gpu_actors import NUM_FACTORS, Receiver, Sender, Sink, Source, factor, host_us, warm_up
 from benchmarks.gpu_steps import Request, Result, WrongValue
 
 NUM_SENDERS = 3
@@ -139,7 +139,8 @@ def overlap(state: dict[str, Any], request: Request) -> Result:
     program.alone_us(graph, 3)
     if program.library.device == "cuda":
         warm_up(lambda: run(graph, 2 * MAX_INFLIGHT))
-    return {"samples": run(graph, request["num"])}
+    samples = run(graph, request["num"])
+    return {"samples": samples, "host_us": [program.library.call(program.receiver.host_us)]}
 
 
 def bare(state: dict[str, Any], request: Request) -> Result:
@@ -166,7 +167,8 @@ def reads(state: dict[str, Any], request: Request) -> Result:
     program = program_of(state, request)
     library = program.library
     others = [library.call(sender.device) for sender in program.senders] if request["beneath"] else []
-    return {"samples": [library.call(program.receiver.reads_us, request["num"], others)]}
+    samples = [library.call(program.receiver.reads_us, request["num"], others)]
+    return {"samples": samples, "host_us": [library.call(program.receiver.host_us)]}
 
 
 def hops(state: dict[str, Any], request: Request) -> Result:
@@ -201,9 +203,10 @@ def hops(state: dict[str, Any], request: Request) -> Result:
         trip(number)
         number += 1
     samples = [trip(number + each) for each in range(num)]
+    hosts_us = [host_us(), library.call(source.host_us), library.call(sink.host_us)]
     if library.may_share:
         _check_whole(library, source, sink, graphs)
-    return {"samples": samples}
+    return {"samples": samples, "host_us": hosts_us}
 
 
 def _end_hops(library: Library, actors: Sequence[Any], _: Any, graphs: dict[str, Any]) -> None:

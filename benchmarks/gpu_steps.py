@@ -189,6 +189,15 @@ def spread_of(blocks: Sequence[Sequence[float]], scale: float = 1.0, digits: int
     return f"{whole:.{digits}f} ({min(medians):.{digits}f} to {max(medians):.{digits}f})"
 
 
+def on_quick_and_slow_cores(
+    book: Book, step: str, side: str, most_us: float
+) -> tuple[list[list[float]], list[list[float]]]:
+    """The blocks of a step behind which the slowest of its hosts took at most so long for its bit of Python, and the others."""
+    rows = book.of(step, side)
+    quick = [list(row["samples"]) for row in rows if max(row["host_us"]) <= most_us]
+    return quick, [list(row["samples"]) for row in rows if max(row["host_us"]) > most_us]
+
+
 def machine_in_words() -> tuple[Machine, str]:
     """For the name of the report and for its head."""
     import torch

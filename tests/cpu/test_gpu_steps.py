@@ -80,15 +80,21 @@ def test_verdicts_of_the_overlap_program_and_the_hops(book: Book) -> None:
     book.add(gpu_overlap.ALONE, "crossfade", {"samples": [6000.0]})
     book.add(gpu_overlap.IN_A_ROW, "crossfade", {"samples": [6200.0]})
     book.add(gpu_overlap.READ, "crossfade", {"samples": [6300.0]})
-    book.add(gpu_overlap.BENEATH, "crossfade", {"samples": [6510.0]})
-    book.add("with overlap", "crossfade", {"samples": [7020.0]})
-    book.add("with overlap, 4 in flight", "crossfade", {"samples": [6820.0]})
-    _, ratios = gpu_overlap.tables_of(book)
+    book.add(gpu_overlap.BENEATH, "crossfade", {"samples": [6510.0], "host_us": [26.0]})
+    book.add("with overlap", "crossfade", {"samples": [7020.0], "host_us": [20.0]})
+    book.add("with overlap, 4 in flight", "crossfade", {"samples": [6820.0], "host_us": [27.0]})
+    tables, ratios = gpu_overlap.tables_of(book)
     assert {name: round(over, 3) for name, over in ratios.items()} == {
         gpu_overlap.BENEATH: 1.05,
         "crossfade, with overlap": 1.04,
         "crossfade, with overlap, 4 in flight": 1.1,
     }
+    assert "20 to 27 us" in tables[-1].title
+    assert [list(row[1:]) for row in tables[-1].rows[:2]] == [
+        ["1.050 (1.050 to 1.050)", "1", "-", "0"],
+        ["1.040 (1.040 to 1.040)", "1", "-", "0"],
+    ]
+    assert list(tables[-1].rows[3][1:]) == ["-", "0", "1.100 (1.100 to 1.100)", "1"]
     assert not gpu_overlap.verdict(ratios)[1]
     assert gpu_overlap.verdict({**ratios, "crossfade, with overlap, 4 in flight": 1.05})[1]
     assert gpu_hops.limit_us("128 MB", "last", 340.0) == pytest.approx(449.0)

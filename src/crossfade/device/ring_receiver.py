@@ -367,8 +367,8 @@ class RingReceiver:
     def _offer_wanted(self, size_bytes: int) -> None:
         """Offers slots for values of this length and a little longer ones, which shall not move every time.
 
-        Values that grow again and again get slots half as long again as those before, where there is memory: the pool keeps outgrown
-        ones, which so come to no more than twice the last.
+        Values that grow again and again get slots half as long again as those before, where there is memory: so outgrown ones,
+        which the pool keeps, come to no more than twice the last.
         """
         little = size_bytes + size_bytes // 8
         newest = self._generations.get(self._num_generations - 1)
