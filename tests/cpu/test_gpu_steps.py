@@ -99,3 +99,27 @@ def test_verdicts_of_the_overlap_program_and_the_hops(book: Book) -> None:
     assert gpu_overlap.verdict({**ratios, "crossfade, with overlap, 4 in flight": 1.05})[1]
     assert gpu_hops.limit_us("128 MB", "last", 340.0) == pytest.approx(449.0)
     assert (gpu_hops.limit_us("2 KB", "shape", 5.0), gpu_hops.limit_us("2 MB", "last", 9.0)) == (45.0, 75.0)
+
+
+def test_what_a_transfer_costs_is_told_with_the_clock_of_that_time(book: Book) -> None:
+    pytest.importorskip("torch")
+    from benchmarks.gpu_transfer_cost import AGAIN, NONE, SIDE, WAYS, Clock, table_of
+
+    clock = Clock()
+    for line in (
+        "2026/11/22 13:00:01.500, 1980, 650.5\n",
+        "2026/11/22 13:00:02.000, 1900, 699.5\n",
+        "[N/A], [N/A]",
+        "2026",
+    ):
+        clock.add(line)
+    (first, mhz, _), (second, *_) = clock.samples
+    assert (mhz, second - first) == (1980.0, 0.5)
+    moved = list(WAYS)[1]
+    for kind in ("random", "zeros"):
+        for name, taken_us in ((NONE, 3000.0), (AGAIN, 3000.0), (moved, 3060.0 if kind == "random" else 3000.0)):
+            book.add(f"{kind}: {name}", SIDE, {"samples": [taken_us], "span": (first - 0.1, first + 0.1)})
+    rows = {row[0]: list(row[1:]) for row in table_of(book, clock).rows}
+    assert rows[moved][:4] == ["3060 (3060 to 3060)", "+2.0 %", "1980", "650"]
+    assert rows[moved][5] == "+0.0 %"
+    assert rows["by the receiver's engine"] == ["-"] * 8

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ from crossfade.device.records import (
     unpack,
 )
 from crossfade.device.ring import NUM_GROUPS, num_signals
-from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_receiver import Lease, Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import BoardPart, HostBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
@@ -166,12 +168,57 @@ def test_where_memory_is_short_slots_are_only_a_little_longer_than_the_value() -
         return allocate(size_bytes, label)
 
     ends.driver.allocate = allocate_little  # type: ignore[method-assign]
+    ends.pool.take(1, "something else", "test").drop("test")
+    assert ends.pool.idle_bytes
     grow(ends, 24 << 20)
+    assert ends.pool.idle_bytes, "nobody had to give memory back for a wish"
     assert ends.receiver.statistics().slot_bytes == 27 << 20
     assert asked[-1] == 54 << 20 < max(asked)
     with pytest.raises(DeviceError, match="no memory"):
         grow(ends, 40 << 20)
     assert ends.receiver.statistics().num_generations == 3
+
+
+def test_a_ring_that_ends_as_it_collects_gives_no_lease() -> None:
+    ends = Ends()
+    for _ in range(2):
+        assert ends.sender.try_send(ends.source, 8)
+    first, second = [record for record in ends.to_receiver if isinstance(record, Enqueued)]
+    lease = ends.receiver.accept(first, ends.use)
+    ends.driver.begin_capture(ends.use)
+    lease.release()
+    ends.driver.destroy_graph(ends.driver.end_capture(ends.use))
+
+    def refuse(stream: int, address: int, value: int) -> None:
+        raise DeviceError("the device is gone")
+
+    ends.driver.write_value = refuse  # type: ignore[method-assign]
+    with pytest.raises(ChannelBroken, match="the device is gone"):
+        ends.receiver.accept(second, ends.use)
+    assert ends.receiver.statistics().num_leased == 0
+    assert ends.driver.ledger.held("lease") == []
+
+
+def test_a_lease_dies_before_it_has_a_slot_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unmade(Leased):
+        __slots__ = ()
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            raise KeyboardInterrupt
+
+    unraised: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", unraised.append)
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    (record,) = [record for record in ends.to_receiver if isinstance(record, Enqueued)]
+    with pytest.raises(KeyboardInterrupt):
+        ends.receiver.accept_at(record.generation, record.slot, record.size_bytes, ends.use, Unmade)
+    gc.collect()
+    assert unraised == []
+    assert ends.receiver.statistics().num_leased == 0
+    assert [record for record in ends.to_sender if isinstance(record, FreeEnqueued)] == []
+    ends.accept_all()[0].release()
 
 
 def test_ch2_closed_and_broken_are_different_errors() -> None:
@@ -490,10 +537,10 @@ def test_where_there_is_no_memory_the_value_is_refused_and_the_ring_goes_on(monk
     ends = Ends()
     take = ends.pool.take
 
-    def refuse(size_bytes: int, label: str, user: str) -> Block:
+    def refuse(size_bytes: int, label: str, user: str, *, gives_back: bool) -> Block:
         if size_bytes > 1_000_000:
             raise DeviceError("out of memory")
-        return take(size_bytes, label, user)
+        return take(size_bytes, label, user, gives_back=gives_back)
 
     monkeypatch.setattr(ends.pool, "take", refuse)
     for _ in range(2):

@@ -174,15 +174,15 @@ class _ReaderTells:
         self._post = post
         self._freed = freed
         self._on_freed = on_freed
-        self._posts: dict[int, list[Callable[[], None]]] = {}  # of each generation, for each slot
+        self._freed_of: dict[int, list[Callable[[], None]]] = {}  # by generation
 
     def free(self, generation: int, slot: int) -> None:
-        self._posts[generation][slot]()
+        self._freed_of[generation][slot]()
         self._on_freed()
 
     def tell(self, record: Record) -> None:
         if isinstance(record, Offer):
-            self._posts[record.generation] = self._freed[record.group]
+            self._freed_of[record.generation] = self._freed[record.group]
         self._post.put(record)
 
 

@@ -70,7 +70,7 @@ class DeviceToHostWriter(ShmWriter):
         self._jobs = copies.publisher.jobs
         self._pinned = PinnedWriterSlots(heap, self._base, layout, copies.pins, f"slots of {name}")
         self._slots = self._pinned
-        self._readers, self._posts = self._posts, []  # so `publish` takes the record, and tells nobody
+        self._readers, self._posts = self._posts, []  # so `ShmWriter.publish` takes the record, and tells nobody
         self._num_taken = self._num_told = 0  # values that were pending
         self._unused: list[int] = []  # slots that readers will not free
         if buffer_bytes:

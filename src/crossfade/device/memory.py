@@ -93,12 +93,12 @@ class Pool:
         """Memory that waits for its next user."""
         return sum(size_bytes * len(blocks) for size_bytes, blocks in self._idle.items())
 
-    def take(self, size_bytes: int, label: str, user: str) -> Block:
+    def take(self, size_bytes: int, label: str, user: str, *, gives_back: bool = True) -> Block:
         """A block of at least ``size_bytes``, with its first user.
 
-        Where there is no memory for it, what nobody uses is given back first, here and then by `reclaim`. That may wait for all
-        streams of the device, which may wait for others; but whatever these wait for is enqueued (PL-5), and needs no host of this
-        or of another process, so it comes to an end.
+        Where there is no memory for it, what nobody uses is given back first, here and then by `reclaim`; not so for a block that
+        is only a wish (``gives_back`` is False). That may wait for all streams of the device, which may wait for others; but whatever
+        these wait for is enqueued (PL-5), and needs no host of this or of another process, so it comes to an end.
 
         Raises:
             DeviceError: there is no memory for it even so.
@@ -110,13 +110,13 @@ class Pool:
                 block = idle.pop()
                 block.label = label
             else:
-                block = Block(self, self._allocate(size_bytes, label), size_bytes, label)
+                block = Block(self, self._allocate(size_bytes, label, gives_back), size_bytes, label)
             block.use(user)
             self._used.add(block)
         return block
 
-    def _allocate(self, size_bytes: int, label: str) -> int:
-        for give_back in (self.trim, self._reclaim):
+    def _allocate(self, size_bytes: int, label: str, gives_back: bool) -> int:
+        for give_back in (self.trim, self._reclaim) if gives_back else ():
             try:
                 return self.driver.allocate(size_bytes, label)
             except DeviceError:

@@ -16,8 +16,8 @@ A value that is too long for a slot makes the receiver offer larger ones (a new 
 sender has closed them, no lease is on them and every ``free`` has happened. A receiver may begin without slots; and where it has no
 memory for them, the sender's next try raises, and the ring goes on with shorter values.
 
-When all slots but one are leased, or kept values hold all generations but two, `RingReceiver.is_short` says that the next value
-should be copied out at once. Who does so can keep as many values as it likes, of any lengths, and the ring never stops.
+When all slots but one are leased, or kept values hold all generations but two, `Lease.is_short` says that a value should
+be copied out at once. Who does so can keep as many values as it likes, of any lengths, and the ring never stops.
 """
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ class Lease:
     Attributes:
         address, size_bytes: where the value lies.
         generation, slot: which slot it holds.
-        is_short: whether the value should be copied out, and the lease ended at once, so that the ring never stops. So it is when
-            all slots but one were leased before, and when only one more generation could be offered: what is accepted then must not
-            hold its generation, or the ring could not grow any more.
+        is_short: whether the value should be copied out, and the lease ended at once, so that the ring never stops. So it is where
+            all slots of the newest generation but one were leased before; and where only one more generation could be offered:
+            what is accepted then must not hold its own, or the ring could not grow any more.
     """
 
     __slots__ = (
@@ -87,18 +87,16 @@ class Lease:
         stream: int,
         is_short: bool,
     ) -> None:
+        self._number = -1  # in the ledger, once it is there
+        self._pid = _getpid()
+        self._ring = ring
         self.generation = generation
         self.slot = slot
         self.size_bytes = size_bytes
         self.address = slots.addresses[slot]
         self.is_short = is_short
-        self._ring = ring
         self._slots = slots
         self._streams = [stream]
-        self._pid = _getpid()
-        ledger = ring._ledger
-        number = self._number = next(ledger.numbers)
-        ledger.entries[number] = ring._entries[slot]
 
     @property
     def stream(self) -> int:
@@ -169,7 +167,7 @@ class RingReceiver:
         self.driver = driver
         self.label = label
         self._ledger = driver.ledger
-        self._entries = [("lease", f"slot {k} of {label}") for k in range(num_slots)]
+        self._ledger_entries = [("lease", f"slot {k} of {label}") for k in range(num_slots)]
         self._pool = pool
         self._board = board
         self._tell = tell
@@ -189,25 +187,26 @@ class RingReceiver:
         if slot_bytes:
             self._offer(slot_bytes)
 
-    def _offer(self, slot_bytes: int) -> bool:
-        """Offers slots; False while the signals of all groups are in use."""
+    def _offer(self, slot_bytes: int, *, gives_back: bool = True) -> bool:
+        """Offers slots; False while the signals of all groups are in use. ``gives_back``: see `Pool.take`."""
         used = {slots.offer.group for slots in self._generations.values()}
         group = next((group for group in range(NUM_GROUPS) if group not in used), None)
         if group is None:
             return False
         slot_bytes = align(max(slot_bytes, 1), _SLOT_ALIGN_BYTES)
         generation = self._num_generations
-        block = self._pool.take(slot_bytes * self._num_slots, f"slots of {self.label}", self._user(generation))
+        size_bytes, user = slot_bytes * self._num_slots, self._user(generation)
+        block = self._pool.take(size_bytes, f"slots of {self.label}", user, gives_back=gives_back)
         try:
             offer = Offer(generation, group, self._num_slots, slot_bytes, block.handle)
+            slots = _Slots(offer, block, self._board, self.label)
+            for counter in (*slots.full, *slots.free):
+                counter.reset()
+            for k, address in enumerate(slots.addresses):
+                self.driver.name_range(address, slot_bytes, f"slot {k} of {self.label}")
         except DeviceError:
-            block.drop(self._user(generation))
+            block.drop(user)
             raise
-        slots = _Slots(offer, block, self._board, self.label)
-        for counter in (*slots.full, *slots.free):
-            counter.reset()
-        for k in range(self._num_slots):
-            self.driver.name_range(block.address + k * slot_bytes, slot_bytes, f"slot {k} of {self.label}")
         self._generations[generation] = slots
         self._num_generations += 1
         self._tell(offer)
@@ -263,23 +262,30 @@ class RingReceiver:
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
         """
-        if self._ended is not None:
-            raise copy(self._ended)  # one that is kept would keep the frames that it passes, and their leases
         if self._postponed:  # a capture may be over
             self.collect()
+        if self._ended is not None:
+            raise copy(self._ended)  # one that is kept would keep the frames that it passes, and their leases
         generations = self._generations
         slots = generations[generation]
         newest = generations.get(self._num_generations - 1)
         is_short = len(generations) >= NUM_GROUPS - 1 or (
             newest is not None and len(newest.leased) >= self._num_slots - 1
         )
+        lease = of(self, slots, generation, slot, size_bytes, stream, is_short)
         self._streams.add(stream)
         slots.num_uses[slot] += 1
         slots.leased.add(slot)
-        return of(self, slots, generation, slot, size_bytes, stream, is_short)
+        ledger = self._ledger
+        number = lease._number = next(ledger.numbers)
+        ledger.entries[number] = self._ledger_entries[slot]  # from now on it has an end
+        return lease
 
     def expect(self, lease: Lease) -> None:
         """Lets the lease's stream wait for its value, which is enqueued (PL-5).
+
+        Where that is refused the lease may end without it: ``free`` says then that nobody reads, and not that the value has come.
+        The sender's copies into one slot come one after the other in any case.
 
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.
@@ -367,23 +373,25 @@ class RingReceiver:
     def _offer_wanted(self, size_bytes: int) -> None:
         """Offers slots for values of this length and a little longer ones, which shall not move every time.
 
-        Values that grow again and again get slots half as long again as those before, where there is memory: so outgrown ones,
-        which the pool keeps, come to no more than twice the last.
+        Values that have grown before get slots half as long again as the last ones, where memory is free: so outgrown ones, which
+        the pool keeps, come to no more than twice the last.
         """
         little = size_bytes + size_bytes // 8
         newest = self._generations.get(self._num_generations - 1)
-        is_growing_again = newest is not None and self._num_generations > 1
-        ample = max(little, newest.offer.slot_bytes * 3 // 2) if newest is not None and is_growing_again else little
-        reason = ""
-        for slot_bytes in dict.fromkeys((ample, little)):
-            try:
-                if self._offer(slot_bytes):
-                    self._wanted_bytes = 0
-                return
-            except DeviceError as error:
-                reason = str(error)
-        self._wanted_bytes = 0
-        self._tell(Refused(size_bytes, reason))
+        ample = newest.offer.slot_bytes * 3 // 2 if newest is not None and self._num_generations > 1 else 0
+        try:
+            if (ample > little and self._offers_freely(ample)) or self._offer(little):
+                self._wanted_bytes = 0
+        except DeviceError as error:
+            self._wanted_bytes = 0
+            self._tell(Refused(size_bytes, str(error)))
+
+    def _offers_freely(self, slot_bytes: int) -> bool:
+        """Offers slots if nobody has to give memory back for them."""
+        try:
+            return self._offer(slot_bytes, gives_back=False)
+        except DeviceError:
+            return False
 
     def _has_ended(self) -> bool:
         return self._is_marked and all(map(self.driver.has_happened, list(self._last.values())))
