@@ -97,8 +97,8 @@ class Pool:
         """A block of at least ``size_bytes``, with its first user.
 
         Where there is no memory for it, what nobody uses is given back first, here and then by `reclaim`; not so for a block that
-        is only a wish (``gives_back`` is False). That may wait for all streams of the device, which may wait for others; but whatever
-        these wait for is enqueued (PL-5), and needs no host of this or of another process, so it comes to an end.
+        is only a wish (``gives_back`` is False). That may wait for all streams of the device, which may wait for others; but
+        whatever these wait for is enqueued (PL-5), and needs no host of this or of another process, so it comes to an end.
 
         Raises:
             DeviceError: there is no memory for it even so.

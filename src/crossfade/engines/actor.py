@@ -97,9 +97,10 @@ class _Actor:
             limit_s = _SERVE_S if self._devices is not None and self._devices.is_busy else None
             is_pending = self._devices is not None and self._devices.is_pending
             parts = self._running
-            if len(parts) == 1 and not is_pending:  # as below, with less on the way of each value
-                part = parts[0]
-                wait_until(turn, limit_s, part.cursor.idle(), part.num_parties, part.spin_us)
+            if (
+                len(parts) == 1 and not is_pending
+            ):  # as below, with less on the way of each value; a name would keep the part
+                wait_until(turn, limit_s, parts[0].cursor.idle(), parts[0].num_parties, parts[0].spin_us)
             elif parts and not is_pending:
                 idle = idle_of([part.cursor for part in parts])
                 wait_until(turn, limit_s, idle, parts[0].num_parties, max(part.spin_us for part in parts))
