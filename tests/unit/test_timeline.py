@@ -222,6 +222,17 @@ def test_any_axis_has_a_few_round_ticks(start_us: float, length_us: float) -> No
     assert len(set(ticks)) == len(ticks)
 
 
+def test_kinds_that_take_turns_do_not_make_the_picture_large() -> None:
+    kinds = ("wait", "communicate", "compute")
+    spans = [span(kinds[index % 3], index, index + 0.9, execution=index // 3) for index in range(60_000)]
+    spans.append(span("compute", 70_000, 75_000))
+    picture = draw_timelines([Timeline.of("measured", spans)])
+    bars = [each for each in ElementTree.fromstring(picture).iter(f"{SVG}rect") if each.get("class") in kinds]
+    assert len(bars) <= 3 + 1 + 3  # and the legend's
+    merged = [each for each in bars if "19999 more" in "".join(each.itertext())]
+    assert [each.get("class") for each in merged] == ["wait", "communicate", "compute"], "what waits lies behind"
+
+
 def test_invisibly_narrow_spans_are_merged_so_that_the_picture_stays_small() -> None:
     spans = [span("compute", n, n + 1) for n in range(1, 50_000, 2)]
     svg = draw_timelines(

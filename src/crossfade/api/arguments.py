@@ -54,12 +54,12 @@ class Splitter:
         if unknown:
             raise self._misfit(f"got the unexpected argument {unknown[0]!r}")
         if self.takes_nothing and args:
-            raise self._misfit(f"got {len(args)} positional arguments")
+            raise self._misfit(f"got {len(args)} positional argument{'' if len(args) == 1 else 's'}")
         if self._has_whole and (len(args) != 1 or kwargs):
             raise self._misfit(f"got {len(args)} positional and {len(kwargs)} keyword arguments")
         takes_it_apart = self._has_whole or self._unpacks(args) or (self._names and len(args) == 1 and not kwargs)
         if not takes_it_apart and len(args) > max(self._positions, default=-1) + 1:
-            raise self._misfit(f"got {len(args)} positional arguments")
+            raise self._misfit(f"got {len(args)} positional argument{'' if len(args) == 1 else 's'}")
 
     def _unpacks(self, args: tuple[Any, ...]) -> bool:
         """Whether the only argument is taken apart by position."""

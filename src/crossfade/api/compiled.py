@@ -143,7 +143,8 @@ class CompiledGraph:
             self._measured = Timeline.of("measured", self._opened.spans())
         if self._measured is None:
             raise SessionError(
-                f"the timeline is gone: {self._executions.ended}", hint="call timeline() before teardown()"
+                f"the timeline is gone: {self._executions.ended}",
+                hint="call timeline() or teardown() before crossfade.shutdown()",
             )
         return self._measured
 

@@ -40,6 +40,10 @@ def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
     Returns:
         The text.
     """
+    if file is not None and not hasattr(file, "write"):
+        raise TypeError(
+            f"dump writes to an open file, not to {file!r}\nhint: with open(path, 'w') as file: crossfade.dump(file)"
+        )
     if not _making.acquire(blocking=False):
         return "crossfade: a dump is being made already\n"  # a signal came in the middle of one
     try:

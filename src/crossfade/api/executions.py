@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.api.accepted import deadline_of
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
-from crossfade.errors import CapacityExceeded, ChannelError, ChannelTimeout, GetTimeoutError, SessionError
+from crossfade.errors import (
+    CapacityExceeded,
+    ChannelError,
+    ChannelTimeout,
+    CrossfadeError,
+    GetTimeoutError,
+    SessionError,
+)
 
 if TYPE_CHECKING:
     from crossfade.api.session import Session
@@ -135,19 +142,23 @@ class Executions:
 
     def _submit(self, values: Sequence[Any]) -> Execution:
         execution = Execution(self.num_submitted, self._num_outputs)
-        self.inflight.append(execution)  # before its results can come
         try:
+            self.inflight.append(execution)  # before its results can come
             if not self.opened.try_submit(values):
                 self._submit_slowly(values)
+            self.num_submitted += 1
         except HalfSubmitted as half:
             self.num_submitted += 1
             execution.drop()
             raise half.failure.to_error() from None
         except BaseException as error:
-            self.inflight.pop()
-            self._is_torn = not isinstance(error, Exception)  # some inputs may be written and others not
+            number = execution.number
+            if self.num_submitted == number:  # else it is under way, and nobody has its reference
+                if self.inflight and self.inflight[-1] is execution:
+                    self.inflight.pop()
+                is_error = isinstance(error, Exception)
+                self._is_torn = not is_error or (_may_tear(error) and not self.opened.is_whole(number))
             raise
-        self.num_submitted += 1
         return execution
 
     def _make_room(self) -> None:
@@ -215,7 +226,10 @@ class Executions:
                     raise SessionError(f"execution {execution.number} has no result: {self.ended}")
                 if not self._collect_next():
                     left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    if not self.opened.wait_to_collect(self._collect_next, left_s):
+                    # A signal's handler that gets results in this very thread may take in what is waited for.
+                    if not self.opened.wait_to_collect(
+                        lambda: execution.values is not None or self._collect_next(), left_s
+                    ):
                         raise self._timed_out(execution, timeout)
         finally:
             self._collecting.release()
@@ -293,9 +307,11 @@ class Executions:
             if self.ended:  # another thread has shut the session down
                 raise SessionError(f"the results are gone: {self.ended}") from error
             raise
-        except Exception:
+        except CrossfadeError:
             raise
-        except BaseException:  # an interrupt: a value may be taken and in nobody's hands
+        except (
+            BaseException
+        ):  # an interrupt, or what a signal's handler raised: a value may be taken and in nobody's hands
             self._is_collect_torn = True
             raise
         if self._num_waiting or self._num_watching > num_own:
@@ -386,6 +402,14 @@ class Keeper:
         if not executions.ended:
             executions.end("the graph was dropped")
             executions.session.orphans.append(executions.opened)
+
+
+def _may_tear(error: BaseException) -> bool:
+    """Whether an error may have come in the middle of writing inputs. Most of ours say that nothing goes on, or nothing was done.
+
+    What pickling raises and what a signal's handler raises cannot be told apart by their types.
+    """
+    return isinstance(error, ChannelTimeout) or not isinstance(error, CrossfadeError)
 
 
 def _torn() -> SessionError:

@@ -15,6 +15,7 @@ from crossfade.api.refs import CallRef, resolve
 from crossfade.api.session import current, require, require_same
 from crossfade.errors import SessionError, UnknownActor
 from crossfade.graph.nodes import ActorInfo, bind
+from crossfade.types import DRIVER
 
 __all__ = ["ActorClass", "ActorHandle", "ActorMethod", "get_actor", "kill", "method", "remote"]
 
@@ -85,8 +86,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
     asked = options.get("name")
     if asked is not None and not (isinstance(asked, str) and _NAME.match(asked)):
         raise ValueError(
-            f"{asked!r} cannot be an actor's name\nhint: letters, digits, _ and -, not starting with a digit"
+            f"{asked!r} cannot be an actor's name\nhint: letters of ASCII, digits, _ and -, not starting with a digit"
         )
+    if asked == DRIVER:
+        raise ValueError(f"{asked!r} is the name of the driving process itself\nhint: give the actor another name")
     if options.get("get_if_exists") and asked is None:
         raise ValueError("get_if_exists needs a name\nhint: options(name=..., get_if_exists=True)")
 
@@ -204,6 +207,12 @@ class ActorMethod:
         self._info = info
         self._name = name
         self._num_returns = num_returns
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"the method {self._name} of actor {self._info.id} cannot be sent to another process\nhint: connect actors by "
+            "binding their methods in a graph"
+        )
 
     def options(self, *, num_returns: int | None = None, **ignored: Any) -> ActorMethod:
         """The same method with other options.

@@ -136,9 +136,11 @@ class Session:
             executions.abandon()
         with self.watches_lock:
             watches = list(self.watches.values())
-        for watch in watches:
-            watch.end()
-        self.engine.close()
+        try:
+            self.engine.close()
+        finally:
+            for watch in watches:  # now that everything has its end, so that nobody goes on waiting for it
+                watch.end()
 
 
 class _Holder:

@@ -142,8 +142,7 @@ class _SendLane:
         while (transfer := self.queue.get()) is not None:
             writer = transfer.writer
             try:
-                start_ns = time.monotonic_ns()
-                self._send_message(writer.index, transfer.message)
+                start_ns = self._send_message(writer.index, transfer.message)
                 transfer.is_done = True
                 if writer.on_moved is not None:
                     writer.on_moved(start_ns, time.monotonic_ns())
@@ -155,17 +154,21 @@ class _SendLane:
         except RuntimeError:
             return  # the peer is gone already
 
-    def _send_message(self, index: int, message: Encoded) -> None:
+    def _send_message(self, index: int, message: Encoded) -> int:
+        """When its head had gone out: until then the peer may not have been ready to take one."""
         if message.size_bytes <= _ONE_PART_BYTES:
             whole = bytearray(message.to_bytes())
             self._send(_head(index, len(whole), len(whole)))
+            start_ns = time.monotonic_ns()
             self._send(torch.frombuffer(whole, dtype=torch.uint8))
-            return
+            return start_ns
         self._send(_head(index, len(message.head), message.size_bytes))
+        start_ns = time.monotonic_ns()
         self._send(_as_tensor(memoryview(message.head)))
         for _, data in message.buffers:
             if data.nbytes:
                 self._send(_as_tensor(data))
+        return start_ns
 
     def _send(self, tensor: torch.Tensor) -> None:
         self.group.send([tensor], self.peer, _TAG).wait()

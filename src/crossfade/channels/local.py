@@ -50,10 +50,10 @@ class LocalWriter:
         if max(map(len, ring.queues)) >= ring.depth:
             return False
         data = message_of(value).to_bytes()
+        self._num_values += 1  # first: see `ShmWriter.publish`
+        self._num_bytes += len(data)
         for queue in ring.queues:
             queue.append(data)
-        self._num_values += 1
-        self._num_bytes += len(data)
         return True
 
     def try_flush(self) -> bool:
@@ -105,6 +105,11 @@ class LocalReader:
             return decode(memoryview(message), private=bytearray, shared=memoryview.toreadonly)
         except Exception as error:
             return undecodable(error, self._ring.name)
+
+    @property
+    def num_unread(self) -> int:
+        """Values that were written and not taken yet."""
+        return len(self._queue)
 
     def is_idle(self) -> bool:
         """See the protocol."""

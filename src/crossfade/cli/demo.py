@@ -285,9 +285,8 @@ def _print_gain(console: Console, gain: _Gain, parts: Parts) -> None:
         table.add_row(name, f"{per_execution_ms:.2f}", f"{shares.exposed:.1%}", f"{shares.hidden:.1%}")
     console.print()
     console.print(table)
-    word = "less" if gain.share >= 0 else "more"
-    console.print(
-        f"With overlap an execution takes {abs(gain.share):.0%} {word} time (median of {NUM_GLOO_BURSTS} pairs of bursts in turn)."
-    )
-    if gain.share < 0:
+    share = f"{abs(gain.share):.0%}"
+    takes = "as long" if share == "0%" else f"{share} {'less' if gain.share > 0 else 'more'} time"
+    console.print(f"With overlap an execution takes {takes} (median of {NUM_GLOO_BURSTS} pairs of bursts in turn).")
+    if gain.share < 0 and share != "0%":
         console.print("There may be other work on this machine, which takes the cores that overlap would use.")

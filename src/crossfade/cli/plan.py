@@ -42,7 +42,13 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
         timeline = graph.predicted_timeline(costs=costs, num_executions=min(max_inflight, 3))
         one = graph.predicted_timeline(costs=costs)
         num_actors = len(graph.plan.programs) - 1
-        print(f"\n{len(graph.plan.nodes)} method calls on {num_actors} actors, {len(graph.plan.channels)} channels")
+        counts = [
+            (len(graph.plan.nodes), "method call"),
+            (num_actors, "actor"),
+            (len(graph.plan.channels), "channel"),
+        ]
+        calls, actors, channels = (f"{number} {name}{'' if number == 1 else 's'}" for number, name in counts)
+        print(f"\n{calls} on {actors}, {channels}")
         num_bytes = sum(map(ring_bytes, graph.plan.channels))
         print(f"rings take at least {num_bytes:,} bytes; larger values make larger slots when they come")
         print(f"predicted: {one.makespan_us:.1f} us for one execution, with methods that take no time and small values")

@@ -39,7 +39,8 @@ class DriverEnds:
         # A value that its readers want on different devices goes by several channels.
         inputs = [(i, c.id) for i, spec in enumerate(plan.inputs) for c in written if c.value == spec.value]
         self._inputs = [index for index, _ in inputs]
-        self._writes = [ends.writers[name].try_write for _, name in inputs]
+        self._writers = [ends.writers[name] for _, name in inputs]
+        self._writes = [writer.try_write for writer in self._writers]
         reads = [plan.channel[a.target] for a in program if a.verb is Verb.READ]
         self._reads = [ends.readers[channel.id].try_read for channel in reads]
         self._channels = [channel.id for channel in reads]
@@ -90,6 +91,13 @@ class DriverEnds:
             raise HalfSubmitted(failure)
         return True
 
+    def is_whole(self, num_submitted: int) -> bool:
+        """See the protocol."""
+        return not self._num_written and all(
+            number == num_submitted
+            for number in (self.num_submitted, *(writer.statistics().num_values for writer in self._writers))
+        )
+
     def _check_shapes(self, values: Sequence[Any]) -> None:
         for index, shape in self._static:
             if not self.num_submitted:  # an execution that did not start declared nothing
@@ -105,6 +113,8 @@ class DriverEnds:
             except ChannelError:
                 raise
             except Exception as error:
+                if self._writers[at].statistics().num_values != self.num_submitted:
+                    raise  # it is written: somebody else's error, raised by a signal's handler
                 # Part of the execution is under way: let the rest of it see the error instead of a missing value.
                 self._failure = Failure.capture(error, actor=DRIVER, node="pickling an argument of execute")
                 is_written = write(self._failure)

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crossfade.channels.codec import decode, message_of
-from crossfade.channels.local import open_local
+from crossfade.channels.local import LocalReader, open_local
 from crossfade.engines.control import dump_user
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.protocol import ActorStatistics
-from crossfade.engines.state import ActorState, PartState, State
+from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
 from crossfade.plan.call import Call
-from crossfade.plan.plan import Plan
+from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.timeline import Span
 from crossfade.runtime.bind import Ends, bind, returns
 from crossfade.runtime.guard import Guard
@@ -155,7 +155,7 @@ class InlineEngine:
             ActorState(actor, os.getpid(), "waits", tuple(s for plan in plans for s in plan.part_states(actor)))
             for actor in self._instances
         ]
-        return State(tuple(actors), {})
+        return State(tuple(actors), {plan.number: plan.rings() for plan in plans})
 
     def close(self) -> None:
         """See the protocol."""
@@ -198,11 +198,13 @@ class _InlinePlan:
         self._lock = lock
         self._lost = ""
         ends = {party: Ends() for party in plan.programs}
+        self._rings: list[tuple[ChannelSpec, str, LocalReader]] = []
         for spec in plan.channels:
             writer, readers = open_local(spec.id, spec.depth, len(spec.readers))
             ends[spec.writer].writers[spec.id] = writer
             for name, reader in zip(spec.readers, readers, strict=True):
                 ends[name].readers[spec.id] = reader
+                self._rings.append((spec, name, reader))
         _open_collectives(plan, ends)
         origin_ns = time.monotonic_ns()
         self._recorders = {party: Recorder(party, origin_ns) if record else None for party in plan.programs}
@@ -243,6 +245,10 @@ class _InlinePlan:
         if self._lost:
             raise _dead(self._lost)
 
+    def is_whole(self, num_submitted: int) -> bool:
+        """See the protocol."""
+        return self._driver.is_whole(num_submitted)
+
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
         self.check()
@@ -276,6 +282,12 @@ class _InlinePlan:
             for name, cursor in self._cursors.items()
         }
         return {DRIVER: self._driver.statistics(), **actors}
+
+    def rings(self) -> tuple[RingState, ...]:
+        """What lies in the channels of this plan."""
+        return tuple(
+            RingState(spec.id, spec.writer, name, spec.depth, reader.num_unread) for spec, name, reader in self._rings
+        )
 
     def part_states(self, actor: str) -> list[PartState]:
         """Where an actor stands in this plan."""

@@ -232,7 +232,7 @@ class LocalEngine:
         process = self._processes[actor]
         with self._introducing:  # a thread that finds the peer known must not overtake the one that makes it so
             if peer not in process.known:
-                other = self._processes.get(peer)
+                other = None if peer == DRIVER else self._processes.get(peer)
                 fds = (*self.bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
                 process.send(control.Introduce(peer), fds)
                 process.known.add(peer)
@@ -330,11 +330,14 @@ class LocalEngine:
             process.connection.hang_up()  # a Stop message would wait behind what another thread is sending
             process.bell.announce_mail()
         deadline = time.monotonic() + _GRACE_S
-        for process in alive:
-            if not await_end(process.pidfd, deadline - time.monotonic()):
-                process.popen.kill()
-            process.popen.wait()
-            process.end = process.end or "the session was shut down"
+        with self._ending:  # another thread may find out that they end, and bury them
+            for process in alive:
+                if not process.end:
+                    if not await_end(process.pidfd, deadline - time.monotonic()):
+                        process.popen.kill()
+                    process.popen.wait()
+                    process.end = "the session was shut down"
+        self.doorbell.nudge()
         if self._output is not None:
             self._output.close()
         for process in self._processes.values():

@@ -189,6 +189,10 @@ class LocalPlan:
             self._engine.bury_ending(self._actors)
         return self._lost
 
+    def is_whole(self, num_submitted: int) -> bool:
+        """See the protocol."""
+        return self._driver.is_whole(num_submitted)
+
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
         if self._lost is not None or self._faults:

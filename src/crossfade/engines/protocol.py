@@ -94,6 +94,9 @@ class OpenPlan(Protocol):
 
     number: int
 
+    def is_whole(self, num_submitted: int) -> bool:
+        """Whether so many executions were submitted, and no input of the next one is written, nor half written."""
+
     def try_submit(self, values: Sequence[Any]) -> bool:
         """Writes the inputs of one execution, in the order of ``plan.inputs``; False if there is no room (call it again with
         the same values then).

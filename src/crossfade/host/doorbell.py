@@ -224,7 +224,8 @@ class Doorbell:
         me = threading.get_ident()
         with self._turn:
             # An interrupt may have kept this thread from leaving: it may come again.
-            is_mine = self._sleeper in (0, me)
+            is_nested = self._sleeper == me
+            is_mine = is_nested or not self._sleeper
             if is_mine:
                 self._sleeper = me
                 self.flags[_ASLEEP] = 1  # before anybody else can find out that there is a sleeper, and rely on it
@@ -242,6 +243,8 @@ class Doorbell:
                 self.flags[_ASLEEP] = self._num_loops > 0
                 if self._num_beside:
                     self._turn.notify_all()
+            if is_nested:  # in a signal's handler, which has come between this thread's own sleep and who would wake it
+                os.eventfd_write(self.event_fd, 1)
         if any(fd != self.event_fd for fd, _ in events):
             self.pump()
         return False

@@ -64,6 +64,9 @@ def available_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * PAGE_BYTES
 
 
+_MOST_NAME_BYTES = 249  # of a memory: the system takes no more
+
+
 class Memory:
     """A shared memory, as one process holds it.
 
@@ -80,7 +83,12 @@ class Memory:
 
         It can grow and not shrink: no process that holds it can make what another one has mapped a fault.
         """
-        memory = cls(os.memfd_create(f"crossfade-{label}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        memory = cls(
+            os.memfd_create(
+                f"crossfade-{label}".encode()[:_MOST_NAME_BYTES].decode(errors="ignore"),
+                os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,
+            )
+        )
         if size_bytes:
             os.ftruncate(memory.fd, align(size_bytes, PAGE_BYTES))
         fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)

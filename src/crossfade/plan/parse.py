@@ -57,6 +57,10 @@ def parse_plan(text: str) -> Plan:
     Raises:
         PlanSyntaxError: the text is no plan; the message gives the line and what was expected there.
     """
+    if not isinstance(text, str):
+        raise TypeError(
+            f"parse_plan takes the text of a plan, not {type(text).__name__}\nhint: str(plan) or format_plan(plan) writes it"
+        )
     parser = _Parser()
     for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()

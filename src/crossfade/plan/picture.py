@@ -203,24 +203,26 @@ def _bars(spans: Sequence[Span], axis: Axis, y: float) -> Iterator[str]:
             yield _text((left + right) / 2, y + 15, label, ink, 'text-anchor="middle" pointer-events="none"')
 
 
-def _merged(spans: Sequence[Span], axis: Axis) -> Iterator[tuple[Span, int, bool]]:
-    """Spans as they are drawn, with how many each stands for: invisibly narrow ones join one another, or a wider one before them.
+def _merged(spans: Sequence[Span], axis: Axis) -> list[tuple[Span, int, bool]]:
+    """Spans as they are drawn, what waits behind all else, with how many each stands for: invisibly narrow ones join one another,
+    or a wider one of their kind before them.
 
     The last item says whether the first of them, whose name it has, is visible by itself.
     """
     narrow_us = MERGED_PX / (axis.right - axis.left) * axis.length_us
-    held: Span | None = None
-    count, has_name = 0, False
+    held: dict[str, tuple[Span, int, bool]] = {}  # of each kind, since kinds take turns in most programs
+    drawn = []
     for span in spans:
-        near = held is not None and span.start_us - held.end_us <= narrow_us and span.kind == held.kind
-        if held is not None and near and span.duration_us <= narrow_us:
-            held, count = replace(held, end_us=max(held.end_us, span.end_us)), count + 1
-            continue
-        if held is not None:
-            yield held, count, has_name
-        held, count, has_name = span, 1, span.duration_us > narrow_us
-    if held is not None:
-        yield held, count, has_name
+        before = held.get(span.kind)
+        if before is not None:
+            joined, count, has_name = before
+            if span.start_us - joined.end_us <= narrow_us and span.duration_us <= narrow_us:
+                joined = replace(joined, end_us=max(joined.end_us, span.end_us))
+                held[span.kind] = joined, count + 1, has_name
+                continue
+            drawn.append(before)
+        held[span.kind] = span, 1, span.duration_us > narrow_us
+    return sorted([*drawn, *held.values()], key=lambda each: (each[0].kind != WAIT, each[0].start_us))
 
 
 def _label(span: Span, width: float) -> str:

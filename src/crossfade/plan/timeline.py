@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -136,10 +137,13 @@ class Timeline:
 
 def _replace_file(path: Path, text: str) -> None:
     """Writes beside the file, then moves it over: on one file system this is atomic."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    beside = path.with_name(f".{secrets.token_hex(8)}")
     try:
         with beside.open("x", encoding="utf-8") as file:
             file.write(text)
         beside.replace(path)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None  # of the file that was asked for
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
