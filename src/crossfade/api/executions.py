@@ -156,8 +156,8 @@ class Executions:
             if self.num_submitted == number:  # else it is under way, and nobody has its reference
                 if self.inflight and self.inflight[-1] is execution:
                     self.inflight.pop()
-                is_error = isinstance(error, Exception)
-                self._is_torn = not is_error or (_may_tear(error) and not self.opened.is_whole(number))
+                is_whole = isinstance(error, Exception) and self.opened.is_whole_after(error, number)
+                self._is_torn = not (is_whole or _is_an_end(error))
             raise
         return execution
 
@@ -404,12 +404,9 @@ class Keeper:
             executions.session.orphans.append(executions.opened)
 
 
-def _may_tear(error: BaseException) -> bool:
-    """Whether an error may have come in the middle of writing inputs. Most of ours say that nothing goes on, or nothing was done.
-
-    What pickling raises and what a signal's handler raises cannot be told apart by their types.
-    """
-    return isinstance(error, ChannelTimeout) or not isinstance(error, CrossfadeError)
+def _is_an_end(error: BaseException) -> bool:
+    """Whether an error says that the graph does not go on at all, so that nobody need be kept from trying."""
+    return isinstance(error, CrossfadeError) and not isinstance(error, ChannelTimeout)
 
 
 def _torn() -> SessionError:

@@ -16,7 +16,7 @@ from typing import Any
 from crossfade.channels.layout import Encoded, Pickled, encode, split
 from crossfade.errors import Failure
 
-__all__ = ["PLAIN_TYPES", "decode", "is_plain", "message_of", "prepare", "undecodable"]
+__all__ = ["PLAIN_TYPES", "came_of_pickling", "decode", "is_plain", "message_of", "prepare", "undecodable"]
 
 PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
 """What is pickled as it is: there is nothing in it."""
@@ -132,6 +132,16 @@ def decode(
     if is_array and len(buffers) == 1:
         return _arrays().rebuild_array(bytes(data), buffers[0])
     return pickle.loads(data, buffers=buffers)
+
+
+def came_of_pickling(error: BaseException) -> bool:
+    """Whether an error was raised, by whatever, while a value was pickled: nothing of it is written then."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__") == __name__:
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def undecodable(error: BaseException, channel: str) -> Failure:

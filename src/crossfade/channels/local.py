@@ -50,10 +50,10 @@ class LocalWriter:
         if max(map(len, ring.queues)) >= ring.depth:
             return False
         data = message_of(value).to_bytes()
-        self._num_values += 1  # first: see `ShmWriter.publish`
-        self._num_bytes += len(data)
         for queue in ring.queues:
             queue.append(data)
+        self._num_values += 1
+        self._num_bytes += len(data)
         return True
 
     def try_flush(self) -> bool:

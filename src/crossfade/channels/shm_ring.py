@@ -202,10 +202,10 @@ class ShmWriter(_End):
 
     def publish(self) -> None:
         """Gives what is staged to the readers. Cannot fail."""
-        self._num_values += 1  # first: who is interrupted in here has published, as far as anybody can tell
         at = self._at + RECORD_BYTES
         self._at = self._first if at == self._end else at
         self._num_missing = len(self._credits)
+        self._num_values += 1
         if self._is_wanting:
             self._state[_WANTED] = 0
             self._is_wanting = False

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from crossfade.channels.codec import came_of_pickling
 from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.engines.protocol import ActorStatistics, HalfSubmitted
-from crossfade.errors import ChannelError, Failure
+from crossfade.errors import ChannelError, CrossfadeError, Failure
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
@@ -39,8 +40,7 @@ class DriverEnds:
         # A value that its readers want on different devices goes by several channels.
         inputs = [(i, c.id) for i, spec in enumerate(plan.inputs) for c in written if c.value == spec.value]
         self._inputs = [index for index, _ in inputs]
-        self._writers = [ends.writers[name] for _, name in inputs]
-        self._writes = [writer.try_write for writer in self._writers]
+        self._writes = [ends.writers[name].try_write for _, name in inputs]
         reads = [plan.channel[a.target] for a in program if a.verb is Verb.READ]
         self._reads = [ends.readers[channel.id].try_read for channel in reads]
         self._channels = [channel.id for channel in reads]
@@ -91,12 +91,13 @@ class DriverEnds:
             raise HalfSubmitted(failure)
         return True
 
-    def is_whole(self, num_submitted: int) -> bool:
+    def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
         """See the protocol."""
-        return not self._num_written and all(
-            number == num_submitted
-            for number in (self.num_submitted, *(writer.statistics().num_values for writer in self._writers))
-        )
+        is_refused = (
+            isinstance(error, OSError) and error.errno is not None
+        )  # by the system: there is no memory for a value
+        is_clean = is_refused or isinstance(error, CrossfadeError) or came_of_pickling(error)
+        return is_clean and not self._num_written and self.num_submitted == num_submitted
 
     def _check_shapes(self, values: Sequence[Any]) -> None:
         for index, shape in self._static:
@@ -113,8 +114,8 @@ class DriverEnds:
             except ChannelError:
                 raise
             except Exception as error:
-                if self._writers[at].statistics().num_values != self.num_submitted:
-                    raise  # it is written: somebody else's error, raised by a signal's handler
+                if not came_of_pickling(error):
+                    raise  # somebody else's, by a signal's handler: it may be written, and it may not
                 # Part of the execution is under way: let the rest of it see the error instead of a missing value.
                 self._failure = Failure.capture(error, actor=DRIVER, node="pickling an argument of execute")
                 is_written = write(self._failure)

@@ -189,9 +189,9 @@ class LocalPlan:
             self._engine.bury_ending(self._actors)
         return self._lost
 
-    def is_whole(self, num_submitted: int) -> bool:
+    def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
         """See the protocol."""
-        return self._driver.is_whole(num_submitted)
+        return self._driver.is_whole_after(error, num_submitted)
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""

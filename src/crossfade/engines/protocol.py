@@ -94,8 +94,11 @@ class OpenPlan(Protocol):
 
     number: int
 
-    def is_whole(self, num_submitted: int) -> bool:
-        """Whether so many executions were submitted, and no input of the next one is written, nor half written."""
+    def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
+        """Whether ``try_submit`` raised that without having done anything: so many executions are submitted.
+
+        What pickling a value raises is such an error. What a signal's handler raises may come anywhere.
+        """
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """Writes the inputs of one execution, in the order of ``plan.inputs``; False if there is no room (call it again with
