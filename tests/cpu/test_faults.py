@@ -620,7 +620,7 @@ def test_dump_without_a_session_and_on_the_inline_engine() -> None:
         graph = _graph(Actor.options(name="first").remote(), "echo")
         ref = graph.execute(1)
         text = crossfade.dump(io.StringIO())
-        assert "first, round 0: waits for driver" in text
+        assert "first, round 0: is about to take i0 from driver" in text
         assert "1 in flight" in text
         assert ref.get() == 1
     finally:
