@@ -320,7 +320,7 @@ def _find_forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> GraphEr
         more = f" (nor {len(leaves) - 1} more calls)" if len(leaves) > 1 else ""
         return GraphError(
             f"nothing uses {describe(leaves[0])}{more}, and it is no output of the graph",
-            hint="list it in MultiOutputNode([...]), or drop every reference to it; if another graph has it, use a new InputNode",
+            hint="list it in MultiOutputNode([...]), or drop every reference to it",
         )
     if parts:
         return GraphError(
