@@ -254,6 +254,8 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     graph = CompiledGraph(session, checked, plan, opened, chosen)
     session.graphs.add(graph)
     session.executions.add(graph._executions)
+    if session.is_over:  # another thread has ended it meanwhile, and may not have seen this graph
+        graph._executions.abandon()
     return graph
 
 

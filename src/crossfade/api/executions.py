@@ -158,6 +158,8 @@ class Executions:
                     self.inflight.pop()
                 is_whole = isinstance(error, Exception) and self.opened.is_whole_after(error, number)
                 self._is_torn = not (is_whole or _is_an_end(error))
+            if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
+                raise SessionError(f"the graph cannot be executed: {self.ended}") from error
             raise
         return execution
 

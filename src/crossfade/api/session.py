@@ -59,12 +59,13 @@ class Session:
         self.id = uuid.uuid4().hex[:12]
         self.pid = os.getpid()
         self.engine = engine
+        self.is_over = False
         self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
         self.executions: weakref.WeakSet[Executions] = weakref.WeakSet()
         self.orphans: deque[OpenPlan] = deque()
         self.actors: dict[str, ActorInfo] = {}
         self.watches: weakref.WeakKeyDictionary[AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
-        self.watches_lock = threading.Lock()
+        self.watches_lock = threading.RLock()  # a signal's handler may end the session where its thread has it
         self.links: Topology | None = None
         self._ledger = Ledger(totals or {})
         self._names: set[str] = set()  # ids that were given out
@@ -132,6 +133,7 @@ class Session:
 
     def close(self) -> None:
         """Tears all graphs down and ends all actors."""
+        self.is_over = True
         for executions in list(self.executions):
             executions.abandon()
         with self.watches_lock:

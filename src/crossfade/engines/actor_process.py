@@ -116,14 +116,29 @@ class ActorProcess:
         self._is_overdue = not has_ended
         return has_ended
 
-    def describe_end(self, code: int) -> str:
+    def await_exit(self) -> int | None:
+        """Waits for its end. Its exit status, as ``subprocess`` gives it; None if nobody can say.
+
+        ``Popen.wait`` has a lock, which a signal's handler would wait for where its own thread has it, and leave others waiting.
+        """
+        pid = self.popen.pid
+        try:
+            result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            return self.popen.poll()  # somebody has waited for it already
+        self.popen.poll()
+        if result is None:
+            return None
+        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+
+    def describe_end(self, code: int | None) -> str:
         """How it ended. The kernel's choice of a victim looks like any other SIGKILL, so its counter has to tell."""
         if self.refusal:
             return self.refusal
         if failure := self.side_door.last_words():
             return f"{failure}; its process was ended, for others would have waited for what it had begun there"
         text = describe_exit(code)
-        if -code == signal.SIGKILL and count_oom_kills() > self.num_oom_kills:
+        if code == -signal.SIGKILL and count_oom_kills() > self.num_oom_kills:
             text += " (memory ran out, and the system ended a process)"
         return text
 
@@ -135,12 +150,27 @@ class ActorProcess:
 
     def look(self, timeout_s: float) -> ActorState:
         """What it is doing; it was asked through its side door."""
-        state = self.side_door.answer(timeout_s)
-        if state is not None:
-            return state
-        stacks = self.side_door.stacks_by_signal(self.popen.pid, _SIGNAL_S)
+        try:
+            state = self.side_door.answer(timeout_s)
+            if state is not None:
+                return state
+            stacks = "" if self.end else self.side_door.stacks_by_signal(self.popen.pid, _SIGNAL_S)
+        except (OSError, ValueError):  # another thread has closed the descriptors
+            stacks = ""
+        if self.end:
+            return self.obituary()
         why = "it holds the interpreter lock in a long call" if stacks else "it is starting, stopped or ending"
         return ActorState(self.name, self.popen.pid, f"does not answer: {why}", stacks=stacks)
+
+    def obituary(self) -> ActorState:
+        """What it is doing, once it has ended."""
+        return ActorState(self.name, self.popen.pid, f"is dead: {self.end}")
+
+    def discard(self) -> None:
+        """Ends it at once, and gives its descriptors back."""
+        self.popen.kill()
+        self.await_exit()
+        self.close()
 
     def close(self) -> None:
         """Gives its descriptors back."""

@@ -21,8 +21,8 @@ from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.control import dump_user
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.output import Output, Pipes
-from crossfade.engines.state import ActorState, State
-from crossfade.errors import ActorError, ActorStartError, Failure
+from crossfade.engines.state import State
+from crossfade.errors import ActorError, ActorStartError, Failure, SessionError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.frames import FrameError
 from crossfade.host.loop_bell import LoopBell
@@ -32,6 +32,8 @@ from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
 
 __all__ = ["LocalEngine"]
+
+_SHUT_DOWN = "the session was shut down"
 
 _LAST_STEPS_S = 0.2
 """So long an actor that has hung up may take to exit, so that it is said why it did."""
@@ -51,7 +53,7 @@ class _LocalCall:
         self._number = number
         self._value: Any = None
         self._has_value = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may get the same result where its thread is getting it
 
     def is_done(self) -> bool:
         """See the protocol."""
@@ -66,11 +68,14 @@ class _LocalCall:
         with self._lock:
             if not self._has_value:
                 reply = self._process.replies.get(self._number)
-                if reply is None:
+                if reply is not None:
+                    value = reply.failure if reply.failure is not None else self._unpickled(reply.payload)
+                    if not self._has_value:
+                        self._value = value
+                        self._has_value = True
+                elif not self._has_value:
                     raise self._process.error()
-                self._value = reply.failure if reply.failure is not None else self._unpickled(reply.payload)
-                self._has_value = True
-                self._process.replies.pop(self._number)  # not before: is_done looks for it
+                self._process.replies.pop(self._number, None)  # not before: is_done looks for it
         return self._value
 
     def _unpickled(self, payload: bytes) -> Any:
@@ -116,7 +121,12 @@ class LocalEngine:
         try:
             with Pipes(self._output) as pipes:
                 process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
-                pipes.follow(actor, process.popen.pid, process.pidfd)
+                try:
+                    self._take_on(process, pipes)
+                except BaseException:
+                    self.doorbell.unwatch(process.connection.fileno())
+                    process.discard()
+                    raise
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -124,11 +134,18 @@ class LocalEngine:
                 f"actor {actor} could not be started: {error.strerror}",
                 hint="an actor takes about ten descriptors of its driver: raise the hard limit (ulimit -Hn), or kill actors",
             ) from error
-        self._processes[actor] = process
-        process.on_message = lambda: self._received_early(process)
-        self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
-        self.doorbell.watch(process.pidfd, lambda: self._ended(process))
         process.send(control.Create(actor, self._spin_us, payload, gpus))
+
+    def _take_on(self, process: ActorProcess, pipes: Pipes) -> None:
+        """A process that has just started is one of ours, unless another thread has closed the engine meanwhile."""
+        with self._ending:
+            if self._is_closed:
+                raise SessionError(f"actor {process.name} was not started: {_SHUT_DOWN}")
+            process.on_message = lambda: self._received_early(process)
+            self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
+            pipes.follow(process.name, process.popen.pid, process.pidfd)
+            self.doorbell.watch(process.pidfd, lambda: self._ended(process))
+            self._processes[process.name] = process
 
     def _process(self, actor: str) -> ActorProcess:
         process = self._processes[actor]
@@ -184,7 +201,7 @@ class LocalEngine:
         self._take_replies(process)  # its last words
         self.doorbell.unwatch(process.pidfd)
         self.doorbell.unwatch(process.connection.fileno())
-        process.end = process.describe_end(process.popen.wait())
+        process.end = process.describe_end(process.await_exit())
         process.close()
         for plan in list(self._plans.values()):
             plan.lose(process.name, process.error())
@@ -214,7 +231,10 @@ class LocalEngine:
             self._await_created(name)
         number = next(self._numbers)
         opened = LocalPlan(self, number, plan, record=record, debug=debug)
-        self._plans[number] = opened
+        with self._ending:
+            if self._is_closed:
+                raise SessionError(f"the graph was not compiled: {_SHUT_DOWN}")
+            self._plans[number] = opened
         try:
             opened.open(calls)
         except BaseException:
@@ -294,8 +314,8 @@ class LocalEngine:
             process.side_door.ask()
         deadline = time.monotonic() + timeout_s
         actors = [process.look(max(0.0, deadline - time.monotonic())) for process in asked]
-        ended = [process for process in list(self._processes.values()) if process.end]
-        actors += [ActorState(process.name, process.popen.pid, f"is dead: {process.end}") for process in ended]
+        told = {actor.actor for actor in actors}
+        actors += [p.obituary() for p in list(self._processes.values()) if p.end and p.name not in told]
         return State(tuple(actors), {number: plan.rings() for number, plan in list(self._plans.items())})
 
     def disown(self) -> None:
@@ -314,15 +334,16 @@ class LocalEngine:
         process = self._processes[actor]
         if not process.end:
             process.popen.kill()
-            process.popen.wait()
+            process.await_exit()
             self._ended(process)
             self.doorbell.nudge()  # our taking its descriptors out may have kept them from waking a thread
 
     def close(self) -> None:
         """See the protocol. Actors are asked to stop, and killed if they do not within a second."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._ending:
+            if self._is_closed:
+                return
+            self._is_closed = True
         for plan in list(self._plans.values()):
             plan.abandon()
         alive = [process for process in self._processes.values() if not process.end]
@@ -335,8 +356,8 @@ class LocalEngine:
                 if not process.end:
                     if not await_end(process.pidfd, deadline - time.monotonic()):
                         process.popen.kill()
-                    process.popen.wait()
-                    process.end = "the session was shut down"
+                    process.await_exit()
+                    process.end = _SHUT_DOWN
         self.doorbell.nudge()
         if self._output is not None:
             self._output.close()

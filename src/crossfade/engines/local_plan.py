@@ -6,6 +6,7 @@ import itertools
 import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from crossfade.engines.machine import spin_us_for
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import RingState
 from crossfade.engines.wiring import Wiring
-from crossfade.errors import ActorError, ChannelError, Failure, TeardownTimeout
+from crossfade.errors import ActorError, ChannelError, Failure, SessionError, TeardownTimeout
 from crossfade.host.memory import Memory
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
@@ -83,18 +84,32 @@ class LocalPlan:
             ActorError: an actor died meanwhile.
             CrossfadeError: an actor could not open its channels.
         """
-        plan, engine = self._plan, self._engine
+        plan = self._plan
         payloads = {  # before there is anything to give back: it may raise
             actor: dump_user({node.id: calls[node.id] for node in plan.nodes if node.actor == actor})
             for actor in self._actors
         }
-        board_memory = Memory.create("board", board_size_bytes(plan))
+        with ExitStack() as undo:  # whatever happens, but for what the driver's ends take over
+            self._open(payloads, undo)
+        self._await_opened()
+
+    def _open(self, payloads: Mapping[str, bytes], undo: ExitStack) -> None:
+        plan, engine = self._plan, self._engine
+
+        def create(label: str, size_bytes: int, undo: ExitStack = undo) -> Memory:
+            memory = Memory.create(label, size_bytes)
+            undo.callback(memory.close)
+            return memory
+
+        board_memory = create("board", board_size_bytes(plan))
         board = board_memory.map(board_memory.size_bytes, populate=True)
         format_board(plan, board)
-        heaps = {owner: Memory.create(f"heap-{owner}", 0) for owner in heap_owners(plan)}
+        own = undo.enter_context(ExitStack())
+        kept = heaps_of(plan, DRIVER)
+        heaps = {owner: create(f"heap-{owner}", 0, own if owner in kept else undo) for owner in heap_owners(plan)}
         meeting = meeting_parties(plan)
-        store = Memory.create("store", 0) if meeting else None
-        shared = [Memory.create(name, size_bytes) for name, size_bytes in device_memories(plan).items()]
+        store = create("store", 0) if meeting else None
+        shared = [create(name, size_bytes) for name, size_bytes in device_memories(plan).items()]
         before = predecessors(plan)
         for actor in self._actors:
             for peer in sorted(peers_of(plan, actor, before)):
@@ -117,15 +132,12 @@ class LocalPlan:
                 self._debug,
             )
             engine.send(actor, message, fds)
-        kept = {owner: heaps.pop(owner) for owner in heaps_of(plan, DRIVER)}
-        for memory in (board_memory, *heaps.values(), *shared, *((store,) if store else ())):
-            memory.close()
         self._board = board
         bells = {actor: engine.bell(actor) for actor in self._actors}
-        self._wiring = Wiring(plan, DRIVER, board, kept, bells)
+        self._wiring = Wiring(plan, DRIVER, board, {owner: heaps[owner] for owner in kept}, bells)
+        own.pop_all()
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None
         self._driver = DriverEnds(plan, self._wiring.ends, recorder)
-        self._await_opened()
 
     def _missing(self, kind: type) -> list[str]:
         """The living actors that have not answered yet."""
@@ -135,7 +147,9 @@ class LocalPlan:
     def _await_opened(self) -> None:
         """Waits for every actor, or for the first one that dies, and raises what one could not do."""
         engine = self._engine
-        engine.await_answers(lambda: self._lost is not None or not self._missing(control.Opened))
+        engine.await_answers(lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened))
+        if self._is_closed:
+            raise SessionError("the graph was not compiled: the session was shut down")
         if self._lost is not None:
             raise self._lost
         for actor in self._actors:
@@ -168,8 +182,8 @@ class LocalPlan:
             self._end_if_left()
 
     def _end_if_left(self) -> None:
-        """Closes the driver's side once the last actor has left."""
-        if self._is_leaving and not self._missing(control.Closed):
+        """Closes the driver's side once the last actor has left, or where the session is over."""
+        if self._is_closed or (self._is_leaving and not self._missing(control.Closed)):
             self.abandon()
 
     def check(self) -> None:
@@ -300,13 +314,14 @@ class LocalPlan:
         return ", ".join(f"{actor} {doing.get(actor, 'does not answer')}" for actor in missing)
 
     def abandon(self) -> None:
-        """Closes the driver's side only."""
+        """Closes the driver's side only. Where another thread is still opening it, that one calls this once more."""
         if not self._is_closed:
             self._is_closed = True
             self._engine.forget(self.number)
             self._board = None
-            if self._wiring is not None:
-                self._wiring.close()
+        wiring, self._wiring = self._wiring, None
+        if wiring is not None:
+            wiring.close()
 
 
 def _cannot_go_on(actor: str, text: str) -> ActorError:

@@ -133,7 +133,7 @@ class Output:
         self._ends: dict[int, list[_Stream]] = {}  # by the pidfd of the actor
         self._is_ending = False
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal's handler may end the session where its thread has it
 
     def add(self, pidfd: int, streams: list[_Stream]) -> None:
         """Follows one more actor. The descriptors are this object's from now on."""
@@ -142,7 +142,10 @@ class Output:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="crossfade-output", daemon=True)
                 self._thread.start()
-        os.eventfd_write(self._wake_fd, 1)
+        if self._is_ending:  # a signal's handler has ended the session in the middle of this
+            self._close_fds()
+        else:
+            os.eventfd_write(self._wake_fd, 1)
 
     def _run(self) -> None:
         while not self._is_ending:

@@ -11,8 +11,10 @@ The driver asks over a connection of its own (the *side door*): the control conn
 from __future__ import annotations
 
 import faulthandler
+import linecache
 import os
 import pickle
+import re
 import select
 import signal
 import sys
@@ -33,6 +35,10 @@ __all__ = ["STACKS_SIGNAL", "Sentinel", "SideDoor", "all_stacks"]
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Makes an actor write its stacks into the memory that it shares with the driver, also while it holds the interpreter lock."""
+
+_THREAD = re.compile(r"^(?:Thread|Current thread) 0x([0-9a-f]+)[^\n]*:\n((?:  .*\n)*)", re.MULTILINE)
+_CALL = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+"""What faulthandler writes: a thread, and a call of it."""
 
 _POLL_S = 0.005
 
@@ -210,13 +216,35 @@ class SideDoor:
 
 
 def all_stacks() -> str:
-    """The stack of each thread of this process, the main thread's last."""
+    """The stack of each thread of this process, the main thread's last.
+
+    What other threads are doing is read in one go, in which none of them runs: who follows their frames from Python follows some
+    that are gone meanwhile, which has crashed interpreters.
+    """
+    fd = os.memfd_create("crossfade-own-stacks", os.MFD_CLOEXEC)
+    try:
+        faulthandler.dump_traceback(fd, all_threads=True)
+        text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+    finally:
+        os.close(fd)
+    stacks = [(int(ident, 16), stack) for ident, stack in _THREAD.findall(text)]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main = threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)
-    texts = []
-    for ident, frame in frames:
-        if ident != threading.get_ident() or ident == main:
-            stack = "".join(traceback.format_stack(frame))
-            texts.append(f"thread {names.get(ident, ident)}:\n{stack}")
-    return "".join(texts)
+    main, own = threading.main_thread().ident, threading.get_ident()
+    return "".join(
+        f"thread {names.get(ident, ident)}:\n{_as_tracebacks_show_it(stack)}"
+        for ident, stack in sorted(stacks, key=lambda each: each[0] == main)
+        if ident != own or ident == main
+    )
+
+
+def _as_tracebacks_show_it(stack: str) -> str:
+    """A stack of faulthandler's, the oldest call first and with the text of the lines."""
+    entries = []
+    for line in stack.splitlines():
+        if call := _CALL.fullmatch(line):
+            path, number, name = call.groups()
+            source = linecache.getline(path, int(number)).strip()
+            entries.append(f'  File "{path}", line {number}, in {name}\n' + (f"    {source}\n" if source else ""))
+        elif line.strip():
+            entries.append(f"{line}\n")
+    return "".join(reversed(entries))

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from crossfade.errors import SessionError
 from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.host.semaphore import full_fence
 
@@ -82,7 +83,8 @@ class Doorbell:
         memory_fd, event_fd: descriptors made by `create_fds`, owned by this object from now on.
         spin_us: how long to look for work, yielding the core in between, before sleeping. 0 sleeps at once.
 
-    Several threads may wait: one of them sleeps on the descriptors, the others on a condition that it notifies.
+    Several threads may wait: one of them sleeps on the descriptors, the others on a condition that it notifies. The descriptors
+    live until the last thread that uses them has left, so any thread may close the doorbell, also in a signal's handler.
     """
 
     def __init__(self, memory_fd: int, event_fd: int, *, spin_us: float = DEFAULT_SPIN_US) -> None:
@@ -95,13 +97,17 @@ class Doorbell:
         self._num_cores = len(os.sched_getaffinity(0))
         self._fence = full_fence()
         self._watched = select.epoll()  # the descriptors that have handlers
-        self._poller = self.new_poller()
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._turn = threading.Condition(threading.Lock())
+        self._turn = (
+            threading.Condition()
+        )  # with a reentrant lock: a signal's handler may come while its own thread holds it
         self._sleeper = 0  # the thread that sleeps on the descriptors
         self._num_beside = 0  # threads that sleep until that one wakes
         self._num_wakes = 0  # of the sleeper, and nudges
         self._num_loops = 0  # event loops that sleep on pollers of their own
+        self._num_users = 0  # of the descriptors, now
+        self._is_closing = False
+        self._poller = self.new_poller()
 
     @staticmethod
     def create_fds(label: str) -> tuple[int, int]:
@@ -113,14 +119,22 @@ class Doorbell:
         return Bell(Memory(os.dup(self.memory_fd)), os.dup(self.event_fd))
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
-        """Calls ``handler`` (which must not block or raise) in a waiting thread when ``fd`` is readable or hung up."""
-        self._handlers[fd] = handler
-        self._watched.register(fd, select.EPOLLIN)
+        """Calls ``handler`` (which must not block or raise) in a waiting thread when ``fd`` is readable or hung up.
+
+        Raises:
+            SessionError: the doorbell is closed.
+        """
+        with self._turn:
+            if self._is_closing:
+                raise _closed()
+            self._watched.register(fd, select.EPOLLIN)
+            self._handlers[fd] = handler
 
     def unwatch(self, fd: int) -> None:
         """Undoes `watch`."""
-        if self._handlers.pop(fd, None) is not None:
-            self._watched.unregister(fd)
+        with self._turn:
+            if self._handlers.pop(fd, None) is not None and not self._watched.closed:
+                self._watched.unregister(fd)
 
     def take_mail_flag(self) -> bool:
         """Whether somebody announced a message since the last call."""
@@ -134,11 +148,17 @@ class Doorbell:
 
         Each sleeper has one of its own, so that none takes a ring away from another. The rings are edge-triggered: each wakes
         once, also when the count before it was never read.
+
+        Raises:
+            SessionError: the doorbell is closed.
         """
-        poller = select.epoll()
-        poller.register(self.event_fd, select.EPOLLIN | select.EPOLLET)
-        poller.register(self._watched.fileno(), select.EPOLLIN)
-        return poller
+        with self._turn:
+            if self._is_closing:
+                raise _closed()
+            poller = select.epoll()
+            poller.register(self.event_fd, select.EPOLLIN | select.EPOLLET)
+            poller.register(self._watched.fileno(), select.EPOLLIN)
+            return poller
 
     def enter_loop(self) -> None:
         """An event loop is going to sleep on a poller of its own, and is rung from now on. It has to look once more first."""
@@ -154,12 +174,20 @@ class Doorbell:
             self.flags[_ASLEEP] = bool(self._sleeper or self._num_loops)
 
     def pump(self) -> None:
-        """Calls the handlers of the descriptors that are ready, without waiting."""
+        """Calls the handlers of the descriptors that are ready, without waiting. Does nothing once the doorbell is closed."""
+        with self._turn:
+            if self._is_closing:
+                return
+            self._num_users += 1
         has_handled = False
-        for fd, _ in self._watched.poll(0):
-            if handler := self._handlers.get(fd):
-                has_handled = True
-                handler()
+        try:
+            for fd, _ in self._watched.poll(0):
+                if handler := self._handlers.get(fd):
+                    has_handled = True
+                    handler()
+        finally:
+            with self._turn:
+                self._leave()
         if has_handled:  # others may have looked before the handlers ran
             self.nudge()
 
@@ -184,6 +212,9 @@ class Doorbell:
 
         Returns:
             False if the time passed without it.
+
+        Raises:
+            SessionError: another thread, or a signal's handler, has closed the doorbell.
         """
         if self._spin(ready, idle, num_parties, spin_us):
             return True
@@ -223,12 +254,18 @@ class Doorbell:
         left_s = None if deadline is None else min(max(0.0, deadline - time.monotonic()), _LONGEST_S)
         me = threading.get_ident()
         with self._turn:
+            is_closing = self._is_closing
             # An interrupt may have kept this thread from leaving: it may come again.
             is_nested = self._sleeper == me
-            is_mine = is_nested or not self._sleeper
+            is_mine = (is_nested or not self._sleeper) and not is_closing
             if is_mine:
                 self._sleeper = me
+                self._num_users += 1
                 self.flags[_ASLEEP] = 1  # before anybody else can find out that there is a sleeper, and rely on it
+        if is_closing:
+            if ready():
+                return True
+            raise _closed()
         if not is_mine:
             return self._sleep_beside(ready, left_s)
         try:
@@ -243,8 +280,11 @@ class Doorbell:
                 self.flags[_ASLEEP] = self._num_loops > 0
                 if self._num_beside:
                     self._turn.notify_all()
-            if is_nested:  # in a signal's handler, which has come between this thread's own sleep and who would wake it
-                os.eventfd_write(self.event_fd, 1)
+                if (
+                    is_nested
+                ):  # in a signal's handler, which has come between this thread's own sleep and who would wake it
+                    os.eventfd_write(self.event_fd, 1)
+                self._leave()
         if any(fd != self.event_fd for fd, _ in events):
             self.pump()
         return False
@@ -259,7 +299,7 @@ class Doorbell:
             if ready():  # not with the lock: what is found out here may have to be told, by a nudge
                 return True
             with self._turn:
-                if self._sleeper and self._num_wakes == num_wakes:
+                if self._sleeper and self._num_wakes == num_wakes and not self._is_closing:
                     self._turn.wait(left_s)
             return False
         finally:
@@ -268,19 +308,38 @@ class Doorbell:
 
     def nudge(self) -> None:
         """Makes the threads that wait look again: something that they may wait for was found out by this one."""
-        os.eventfd_write(self.event_fd, 1)
         with self._turn:
+            if self.event_fd >= 0:
+                os.eventfd_write(self.event_fd, 1)
             self._num_wakes += 1
             self._turn.notify_all()
 
     def close(self) -> None:
-        """Gives all descriptors back."""
-        if self.event_fd >= 0:
+        """Gives all descriptors back, or leaves that to the threads that still use them, and wakes those.
+
+        Waiting is over for all of them: who has no reason of its own to return gets a `SessionError`.
+        """
+        with self._turn:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._num_users += 1
+            self.nudge()
+            self._leave()
+
+    def _leave(self) -> None:
+        """The calling thread, which holds the lock, uses the descriptors no more."""
+        self._num_users -= 1
+        if self._is_closing and not self._num_users:
             self._poller.close()
             self._watched.close()
             os.close(self.event_fd)
             os.close(self.memory_fd)
             self.event_fd = self.memory_fd = -1
+
+
+def _closed() -> SessionError:
+    return SessionError("the session was shut down", hint="make actors and graphs anew after crossfade.shutdown()")
 
 
 def _never() -> bool:

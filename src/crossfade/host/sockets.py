@@ -86,7 +86,7 @@ class Connection:
         self._fds: deque[int] = deque()
         self._inbox: deque[Message] = deque()
         self._send_lock = threading.Lock()
-        self._receive_lock = threading.Lock()
+        self._receive_lock = threading.RLock()  # a signal's handler may close the connection where its thread has it
         self._sent: list[int] = []  # of the frame under way: what each call took of it
         self._frame = (0, 0)  # its number and length
         self.is_closed = False
@@ -208,6 +208,8 @@ class Connection:
                     self._opener.error = FrameError("descriptors were lost: the limit of open files may be reached")
                 if not data or self._opener.error is not None:
                     self._end()
+            if self._fds:  # closed meanwhile, by a signal's handler
+                self._end()
 
     def _end(self) -> None:
         """Nothing more is taken in; descriptors that belong to no message are closed."""

@@ -1,0 +1,158 @@
+"""Sessions that end while other threads are in the middle of using them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import crossfade
+from tests.helpers.footprint import footprint
+
+__all__ = ["USES", "end_in_the_middle", "num_held"]
+
+_LIMIT_S = 60.0
+
+
+class Worker:
+    def same(self, value: object) -> object:
+        return value
+
+    def slow(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+
+Remote = crossfade.remote(Worker)
+
+
+class Program:
+    """What the threads share.
+
+    Attributes:
+        one, other: two actors.
+        graph: goes through both.
+    """
+
+    def __init__(self) -> None:
+        self.one, self.other = Remote.remote(), Remote.remote()
+        self.graph = self.compile(record=True)
+        assert self.graph.execute(1).get(_LIMIT_S) == 1
+
+    def compile(self, **options: object) -> crossfade.CompiledGraph:
+        """Another graph on both."""
+        with crossfade.InputNode() as inp:
+            graph: crossfade.CompiledGraph = self.other.same.bind(self.one.same.bind(inp)).compile(**options)
+        return graph
+
+
+def _execute(program: Program) -> None:
+    assert program.graph.execute(3).get(_LIMIT_S) == 3
+
+
+def _get(program: Program) -> None:
+    crossfade.get(program.one.slow.remote(0.01), timeout=_LIMIT_S)
+
+
+def _wait(program: Program) -> None:
+    crossfade.wait([program.other.same.remote(1)], timeout=_LIMIT_S)
+
+
+def _await(program: Program) -> None:
+    async def calls() -> None:
+        for _ in range(100):
+            await program.other.same.remote(3)
+
+    asyncio.run(asyncio.wait_for(calls(), _LIMIT_S))
+
+
+def _compile(program: Program) -> None:
+    graph = program.compile()
+    assert graph.execute(b"x" * 100_000).get(_LIMIT_S) == b"x" * 100_000
+    graph.teardown()
+
+
+def _start(program: Program) -> None:
+    actor = Remote.remote()
+    actor.same.remote(3)
+    crossfade.kill(actor)
+
+
+def _dump(program: Program) -> None:
+    crossfade.dump(io.StringIO())
+
+
+def _ask(program: Program) -> None:
+    program.graph.statistics()
+    program.graph.timeline()
+
+
+USES: dict[str, Callable[[Program], None]] = {
+    "execute": _execute,
+    "get": _get,
+    "wait": _wait,
+    "await": _await,
+    "compile": _compile,
+    "start": _start,
+    "dump": _dump,
+    "ask": _ask,
+}
+"""What a thread does with a session, by name."""
+
+
+def num_held() -> int:
+    """Descriptors of this process."""
+    gc.collect()
+    return footprint(os.getpid()).num_descriptors
+
+
+def end_in_the_middle(seed: int, uses: tuple[str, ...], *, by_signal: bool = False) -> None:
+    """Starts a session that several threads use, and ends it at a random moment.
+
+    Args:
+        seed: of the moment.
+        uses: what each thread does, again and again.
+        by_signal: the session is ended in a signal's handler, which comes while the main thread does the first of ``uses``.
+
+    Raises:
+        AssertionError: a thread hangs, or got another error than one of crossfade's.
+    """
+    errors: list[BaseException] = []
+
+    def use(name: str) -> None:
+        try:
+            while crossfade.is_initialized():
+                USES[name](program)
+        except BaseException as error:
+            errors.append(error)
+
+    crossfade.init(num_cpus=1000)
+    program = Program()
+    threads = [threading.Thread(target=use, args=(name,), daemon=True) for name in uses[by_signal:]]
+    for thread in threads:
+        thread.start()
+    delay_s = random.Random(seed).uniform(0.001, 0.25)
+    if by_signal:
+        before = signal.signal(signal.SIGUSR2, lambda *_: crossfade.shutdown())
+        timer = threading.Timer(delay_s, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
+        timer.start()
+        try:
+            use(uses[0])
+            timer.join()
+        finally:
+            signal.signal(signal.SIGUSR2, before)
+    else:
+        time.sleep(delay_s)
+        crossfade.shutdown()
+    for thread in threads:
+        thread.join(_LIMIT_S)
+        assert not thread.is_alive(), "a thread waits on"
+    crossfade.shutdown()  # one that saw a session may have started the next one, as its first actor does
+    for error in errors:
+        assert isinstance(error, crossfade.CrossfadeError), repr(error)

@@ -1,0 +1,134 @@
+"""A doorbell may be closed by any thread while others wait at it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from crossfade.errors import SessionError
+from crossfade.host.doorbell import Doorbell
+
+pytestmark = pytest.mark.timeout(30)
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def doorbell() -> Iterator[Doorbell]:
+    made = Doorbell(*Doorbell.create_fds("test"), spin_us=0)
+    yield made
+    made.close()
+
+
+def in_thread(act: Callable[[], object]) -> Callable[[], BaseException | None]:
+    """Does something in a thread. What is returned waits for its end, and gives what it raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def join() -> BaseException | None:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+        return errors[0] if errors else None
+
+    return join
+
+
+def num_open(fds: tuple[int, ...]) -> int:
+    num = 0
+    for fd in fds:
+        with suppress(OSError):
+            os.fstat(fd)
+            num += 1
+    return num
+
+
+def looked(num: int) -> tuple[Callable[[], bool], threading.Event]:
+    """Something that is never ready, and an event that is set once it was looked at so many times."""
+    looks, event = [0], threading.Event()
+
+    def ready() -> bool:
+        looks[0] += 1
+        if looks[0] >= num:
+            event.set()
+        return False
+
+    return ready, event
+
+
+@pytest.mark.parametrize("num_waiting", [1, 2, 4])
+def test_whoever_waits_when_it_is_closed_is_told(doorbell: Doorbell, num_waiting: int) -> None:
+    fds = doorbell.event_fd, doorbell.memory_fd
+    joins = []
+    for _ in range(num_waiting):
+        ready, is_looking = looked(1)
+        joins.append(in_thread(lambda ready=ready: doorbell.wait_until(ready)))  # type: ignore[misc]
+        assert is_looking.wait(LIMIT_S)
+    doorbell.close()
+    assert all(isinstance(join(), SessionError) for join in joins)
+    assert num_open(fds) == 0
+    with pytest.raises(SessionError):
+        doorbell.wait_until(lambda: False)
+    with pytest.raises(SessionError):
+        doorbell.new_poller()
+    assert doorbell.wait_until(lambda: True)
+    doorbell.nudge()
+    doorbell.pump()
+    doorbell.close()
+
+
+def test_the_descriptors_live_until_a_handler_is_done(doorbell: Doorbell) -> None:
+    fds = doorbell.event_fd, doorbell.memory_fd
+    is_handling, may_end = threading.Event(), threading.Event()
+    read_fd, write_fd = os.pipe()
+
+    def handle() -> None:
+        is_handling.set()
+        assert may_end.wait(LIMIT_S)
+        doorbell.unwatch(read_fd)
+
+    doorbell.watch(read_fd, handle)
+    join = in_thread(lambda: doorbell.wait_until(may_end.is_set))
+    os.write(write_fd, b"x")
+    assert is_handling.wait(LIMIT_S)
+    doorbell.close()
+    assert num_open(fds) == 2
+    may_end.set()
+    assert join() is None  # what it waited for has come
+    assert num_open(fds) == 0
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_a_signal_s_handler_may_close_it(doorbell: Doorbell) -> None:
+    fds = doorbell.event_fd, doorbell.memory_fd
+    before = signal.signal(signal.SIGUSR2, lambda *_: doorbell.close())
+    timer = threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
+    timer.start()
+    try:
+        with pytest.raises(SessionError, match="shut down"):
+            doorbell.wait_until(lambda: False)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert num_open(fds) == 0
+
+
+def test_a_signal_s_handler_may_nudge_while_its_own_thread_holds_the_lock(doorbell: Doorbell) -> None:
+    before = signal.signal(signal.SIGUSR2, lambda *_: doorbell.nudge())
+    try:
+        with doorbell._turn:
+            signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
