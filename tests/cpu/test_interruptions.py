@@ -92,6 +92,21 @@ def once_after(move: Callable[..., Any], unless: object = False) -> Callable[...
     return moved
 
 
+def with_a_handler(move: Callable[..., Any], act: Callable[[], object]) -> Callable[..., Any]:
+    """Does it, and then once what a signal's handler does there."""
+    is_due = True
+
+    def moved(*args: Any) -> Any:
+        nonlocal is_due
+        result = move(*args)
+        if is_due:
+            is_due = False
+            act()
+        return result
+
+    return moved
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_an_error_that_comes_behind_an_input_that_is_written_ends_the_graph_and_mixes_no_executions(
     engine: str, index: int
@@ -178,10 +193,11 @@ def test_a_handler_may_get_a_result_while_the_program_waits_for_one(session: Non
     with crossfade.InputNode() as inp:
         other = graph if is_same else Remote.remote().slow.bind(inp).compile()
     other.execute(0.01).get()
-    got = []
+    got, begin_s = [], time.monotonic()
     with handler(lambda: got.append(other.execute(0.02).get()), 0.1):
         assert graph.execute(0.4).get(timeout=30) == 0.4
     assert got == [0.02]
+    assert time.monotonic() - begin_s < 15  # it was woken: what it waits for came while the handler waited
     graph.teardown()
     other.teardown()
 
@@ -222,6 +238,60 @@ def test_a_session_that_another_thread_ends_while_one_waits_gives_everything_bac
         num_before.append(len(os.listdir("/proc/self/fd")))
     assert errors == []
     assert num_before[-1] <= num_before[0] + 2
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_handler_that_executes_the_graph_in_the_middle_of_its_execute_is_refused(engine: str, index: int) -> None:
+    graph, refused = pairs(), []
+
+    def execute() -> None:
+        with pytest.raises(crossfade.SessionError, match="in the middle of its own execute") as caught:
+            graph.execute(2, 2)
+        refused.append(caught.value)
+        with pytest.raises(crossfade.SessionError, match="in the middle of its own execute"):
+            asyncio.run(execute_async(graph))
+
+    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
+    driver._writes[index] = with_a_handler(driver._writes[index], execute)
+    assert graph.execute(1, 1).get() == (1, 1)
+    assert len(refused) == 1
+    assert graph.execute(3, 3).get() == (3, 3)
+    graph.teardown()
+
+
+async def execute_async(graph: crossfade.CompiledGraph) -> object:
+    return await (await graph.execute_async(2, 2))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_handler_may_tear_the_graph_down_in_the_middle_of_its_execute(engine: str, index: int) -> None:
+    graph = pairs()
+    first = graph.execute(1, 1)
+    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
+    driver._writes[index] = with_a_handler(driver._writes[index], graph.teardown)
+    try:
+        late = graph.execute(2, 2)
+    except crossfade.SessionError:
+        pass
+    else:
+        with pytest.raises(crossfade.SessionError, match="torn down"):
+            late.get(timeout=20)
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        first.get(timeout=20)
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        graph.execute(3, 3)
+    again = pairs()
+    assert again.execute(1, 1).get(timeout=20) == (1, 1)
+    again.teardown()
+
+
+def test_a_handler_may_tear_the_graph_down_while_the_program_waits_for_it(session: None) -> None:
+    with crossfade.InputNode() as inp:
+        graph = Remote.remote().slow.bind(inp).compile()
+    graph.execute(0.01).get()
+    ref = graph.execute(0.3)
+    with handler(graph.teardown, 0.1), pytest.raises(crossfade.SessionError, match="torn down"):
+        ref.get(timeout=20)
 
 
 # Names, words, files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -132,3 +133,46 @@ def test_a_signal_s_handler_may_nudge_while_its_own_thread_holds_the_lock(doorbe
             signal.raise_signal(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_wait_within_a_handler_takes_no_wake_up_away(doorbell: Doorbell, is_beside: bool) -> None:
+    """The handler waits through several rings, and what its thread waits for comes with one of them."""
+    num_rings, is_looking, may_end = 0, threading.Event(), threading.Event()
+    bell = doorbell.bell()
+
+    def ring() -> None:
+        nonlocal num_rings
+        for _ in range(5):
+            assert is_looking.wait(LIMIT_S)
+            is_looking.clear()
+            num_rings += 1
+            bell.ring_if_asleep()
+
+    def handle() -> None:
+        join = in_thread(ring)
+        assert doorbell.wait_until(look, LIMIT_S)
+        assert join() is None
+
+    def look() -> bool:
+        is_looking.set()
+        return num_rings == 5
+
+    join_other = None
+    if is_beside:
+        ready, has_looked = looked(1)
+        join_other = in_thread(lambda: doorbell.wait_until(lambda: ready() or may_end.is_set(), LIMIT_S))
+        assert has_looked.wait(LIMIT_S)
+    before = signal.signal(signal.SIGUSR2, lambda *_: handle())
+    timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
+    timer.start()
+    try:
+        begin_s = time.monotonic()
+        assert doorbell.wait_until(lambda: num_rings >= 3, LIMIT_S)
+        assert time.monotonic() - begin_s < LIMIT_S / 2
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    may_end.set()
+    doorbell.nudge()
+    assert join_other is None or join_other() is None
+    bell.close()

@@ -92,8 +92,10 @@ class Executions:
         self._make_locks()
 
     def _make_locks(self) -> None:
-        self._submitting = threading.Lock()
-        # Reentrant, since an interrupt between taking and holding it must not lock its own thread out.
+        # Reentrant, since an interrupt between taking and holding one must not lock its own thread out, and so that a signal's
+        # handler may tear the graph down wherever it comes.
+        self._submitting = threading.RLock()
+        self._is_submitting = False
         self._collecting = threading.RLock()
         self._collected = threading.Condition()  # for threads that wait while another one collects
         self._num_waiting = 0
@@ -110,11 +112,15 @@ class Executions:
         """
         try:
             with self._submitting:
-                if self.ended or self._is_torn or self._is_collect_torn:
+                if self.ended or self._is_submitting or self._is_torn or self._is_collect_torn:
                     self._refuse()
-                if len(self.inflight) >= self._max_inflight:
-                    self._make_room()
-                return self._submit(values)
+                self._is_submitting = True
+                try:
+                    if len(self.inflight) >= self._max_inflight:
+                        self._make_room()
+                    return self._submit(values)
+                finally:
+                    self._is_submitting = False
         finally:
             if self._is_missed:
                 self._tell_missed()
@@ -124,13 +130,17 @@ class Executions:
         if not self._try_lock(self._submitting):
             return None
         try:
-            if self.ended or self._is_torn or self._is_collect_torn:
+            if self.ended or self._is_submitting or self._is_torn or self._is_collect_torn:
                 self._refuse()
-            if len(self.inflight) >= self._max_inflight:
-                self.take_in(num_own)
+            self._is_submitting = True
+            try:
                 if len(self.inflight) >= self._max_inflight:
-                    return None
-            return self._submit(values)
+                    self.take_in(num_own)
+                    if len(self.inflight) >= self._max_inflight:
+                        return None
+                return self._submit(values)
+            finally:
+                self._is_submitting = False
         finally:
             self._submitting.release()
             self._tell_missed()
@@ -138,6 +148,11 @@ class Executions:
     def _refuse(self) -> NoReturn:
         if self.ended:
             raise SessionError(f"the graph cannot be executed: {self.ended}")
+        if self._is_submitting:
+            raise SessionError(
+                "the graph cannot be executed in the middle of its own execute",
+                hint="a signal's handler or a destructor came in between: let it take a note, and execute afterwards",
+            )
         raise _torn()
 
     def _submit(self, values: Sequence[Any]) -> Execution:

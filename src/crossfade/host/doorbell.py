@@ -102,6 +102,7 @@ class Doorbell:
             threading.Condition()
         )  # with a reentrant lock: a signal's handler may come while its own thread holds it
         self._sleeper = 0  # the thread that sleeps on the descriptors
+        self._waiting: set[int] = set()  # threads
         self._num_beside = 0  # threads that sleep until that one wakes
         self._num_wakes = 0  # of the sleeper, and nudges
         self._num_loops = 0  # event loops that sleep on pollers of their own
@@ -219,12 +220,44 @@ class Doorbell:
         if self._spin(ready, idle, num_parties, spin_us):
             return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._sleep(ready, idle, deadline):
-            if ready():
-                return True
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-        return True
+        me = threading.get_ident()
+        if me in self._waiting:
+            return self._wait_within(ready, deadline)
+        self._waiting.add(me)
+        try:
+            while not self._sleep(ready, idle, deadline):
+                if ready():
+                    return True
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+            return True
+        finally:
+            self._waiting.discard(me)
+
+    def _wait_within(self, ready: Callable[[], object], deadline: float | None) -> bool:
+        """Waits in a signal's handler, which has come while its thread was waiting here: as an event loop does, so that it takes
+        no wake-up away from the thread. That looks again afterwards, for what it waits for may have been done here.
+        """
+        with self._turn:
+            poller = self.new_poller()
+            self._num_users += 1
+        self.enter_loop()
+        try:
+            while not ready():
+                left_s = _left_s(deadline)
+                if left_s == 0:
+                    return False
+                if self._is_closing:
+                    raise _closed()
+                if any(fd != self.event_fd for fd, _ in poller.poll(left_s)):
+                    self.pump()
+            return True
+        finally:
+            poller.close()
+            self.leave_loop()
+            self.nudge()
+            with self._turn:
+                self._leave()
 
     def _spin(
         self, ready: Callable[[], object], idle: Callable[[], bool] | None, num_parties: int, spin_us: float
@@ -251,13 +284,12 @@ class Doorbell:
 
     def _sleep(self, ready: Callable[[], object], idle: Callable[[], bool] | None, deadline: float | None) -> bool:
         """One sleep: True if ``ready()`` was true before it."""
-        left_s = None if deadline is None else min(max(0.0, deadline - time.monotonic()), _LONGEST_S)
+        left_s = _left_s(deadline)
         me = threading.get_ident()
         with self._turn:
             is_closing = self._is_closing
             # An interrupt may have kept this thread from leaving: it may come again.
-            is_nested = self._sleeper == me
-            is_mine = (is_nested or not self._sleeper) and not is_closing
+            is_mine = self._sleeper in (0, me) and not is_closing
             if is_mine:
                 self._sleeper = me
                 self._num_users += 1
@@ -280,10 +312,6 @@ class Doorbell:
                 self.flags[_ASLEEP] = self._num_loops > 0
                 if self._num_beside:
                     self._turn.notify_all()
-                if (
-                    is_nested
-                ):  # in a signal's handler, which has come between this thread's own sleep and who would wake it
-                    os.eventfd_write(self.event_fd, 1)
                 self._leave()
         if any(fd != self.event_fd for fd, _ in events):
             self.pump()
@@ -336,6 +364,10 @@ class Doorbell:
             os.close(self.event_fd)
             os.close(self.memory_fd)
             self.event_fd = self.memory_fd = -1
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else min(max(0.0, deadline - time.monotonic()), _LONGEST_S)
 
 
 def _closed() -> SessionError:
