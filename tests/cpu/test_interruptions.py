@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 import crossfade
+from crossfade.api import session as sessions
 from crossfade.channels.protocol import EMPTY
 from crossfade.plan.parse import parse_plan
+from crossfade.runtime.record import Recorder
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -292,6 +294,142 @@ def test_a_handler_may_tear_the_graph_down_while_the_program_waits_for_it(sessio
     ref = graph.execute(0.3)
     with handler(graph.teardown, 0.1), pytest.raises(crossfade.SessionError, match="torn down"):
         ref.get(timeout=20)
+
+
+@pytest.mark.parametrize("is_caught", [True, False])
+def test_a_handler_that_gets_in_the_middle_of_a_get_is_refused_and_swaps_no_results(
+    engine: str, is_caught: bool
+) -> None:
+    graph = pairs()
+    first, second = graph.execute(1, 1), graph.execute(2, 2)
+    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
+
+    def get() -> None:
+        if is_caught:
+            with pytest.raises(crossfade.SessionError, match="in the middle of taking in"):
+                second.get(timeout=20)
+        else:
+            second.get(timeout=20)
+
+    driver._reads[0] = with_a_handler(driver._reads[0], get)
+    if is_caught:
+        assert (first.get(timeout=20), second.get(timeout=20)) == ((1, 1), (2, 2))
+    else:
+        with pytest.raises(crossfade.SessionError, match="in the middle of taking in"):
+            first.get(timeout=20)
+        with pytest.raises(crossfade.SessionError, match="interrupted in the middle"):
+            second.get(timeout=20)
+    graph.teardown()
+
+
+def test_a_handler_may_wait_for_what_another_thread_gets_beside_its_own(session: None) -> None:
+    graphs = []
+    for _ in range(2):
+        with crossfade.InputNode() as inp:
+            graphs.append(Remote.remote().slow.bind(inp).compile())
+        graphs[-1].execute(0).get()
+    ref, other = graphs[0].execute(1.0), graphs[1].execute(0.6)
+    got: list[float] = []
+    thread = threading.Thread(target=lambda: got.append(other.get(timeout=20)))
+    timer = threading.Timer(0.1, thread.start)
+    timer.start()
+    with handler(lambda: got.append(other.get(timeout=20)), 0.3):
+        begin_s = time.monotonic()
+        assert ref.get(timeout=20) == 1.0
+        assert time.monotonic() - begin_s < 10
+    timer.join()
+    thread.join()
+    assert got == [0.6, 0.6]
+
+
+def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itself(session: None) -> None:
+    actor = Remote.remote()
+    with crossfade.InputNode() as inp:
+        graph = actor.same.bind(inp).compile()
+    assert graph.execute(1).get() == 1
+    busy = actor.slow.remote(0.6)
+    seen: list[str] = []
+
+    def tear_down() -> None:
+        with pytest.raises(crossfade.TeardownTimeout, match="in the middle of sending"):
+            graph.teardown()
+        with pytest.raises(crossfade.SessionError, match="in the middle of sending"):
+            actor.same.remote(3)
+        seen.append("handler")
+
+    with handler(tear_down, 0.2):
+        large = actor.same.remote(b"x" * (20 << 20))  # waits for room, for the actor is busy
+    assert seen == ["handler"]
+    graph.teardown()
+    assert busy.get(timeout=20) == 0.6
+    assert len(large.get(timeout=20)) == 20 << 20
+    with crossfade.InputNode() as inp:
+        again = actor.same.bind(inp).compile()
+    assert again.execute(2).get() == 2
+    again.teardown()
+
+
+def test_a_handler_that_comes_while_messages_are_taken_in_breaks_nothing(session: None) -> None:
+    actor, other = Remote.remote(), Remote.remote()
+    assert crossfade.get([actor.same.remote(1), other.same.remote(1)]) == [1, 1]
+    engine: Any = sessions.require().engine
+    connection = next(iter(engine._processes.values())).connection
+    refused: list[object] = []
+
+    def get() -> None:
+        with pytest.raises(crossfade.SessionError, match="taking in what the same actor"):
+            actor.same.remote(5).get(timeout=20)
+        refused.append(1)
+
+    connection._opener.take = with_a_handler(connection._opener.take, get)
+    assert actor.same.remote(b"x" * 3_000_000).get(timeout=20) == b"x" * 3_000_000
+    assert refused == [1]
+    assert actor.same.remote(7).get(timeout=20) == 7
+
+
+def behind(act: Callable[..., Any], then: Callable[[], None], num: int = 1) -> Callable[..., Any]:
+    """Does it, and something else right behind the ``num``-th time."""
+    num_done = 0
+
+    def acting(*args: Any) -> Any:
+        nonlocal num_done
+        result = act(*args)
+        num_done += 1
+        if num_done == num:
+            then()
+        return result
+
+    return acting
+
+
+def children() -> list[str]:
+    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+
+
+def test_a_session_that_a_handler_ends_while_an_actor_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    for num in (1, 2):
+        crossfade.init()
+        if num == 1:  # the thread that shows what actors print
+            monkeypatch.setattr(threading.Thread, "start", behind(start, crossfade.shutdown))
+        else:
+            doorbell: Any = sessions.require().engine.doorbell  # type: ignore[attr-defined]
+            monkeypatch.setattr(doorbell, "watch", behind(doorbell.watch, crossfade.shutdown, num=2))
+        with pytest.raises(crossfade.SessionError, match="shut down"):
+            Remote.remote()
+        monkeypatch.undo()
+        assert children() == []
+        assert not crossfade.is_initialized()
+
+
+def test_a_session_that_ends_while_a_graph_is_opened_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    crossfade.init()
+    with crossfade.InputNode() as inp:
+        node = Remote.remote().same.bind(inp)
+    monkeypatch.setattr("crossfade.engines.local_plan.Recorder", behind(Recorder, crossfade.shutdown))
+    with pytest.raises(crossfade.SessionError, match="shut down"):
+        node.compile(record=True)
+    assert children() == []
 
 
 # Names, words, files

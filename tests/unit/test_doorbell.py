@@ -129,7 +129,7 @@ def test_a_signal_s_handler_may_close_it(doorbell: Doorbell) -> None:
 def test_a_signal_s_handler_may_nudge_while_its_own_thread_holds_the_lock(doorbell: Doorbell) -> None:
     before = signal.signal(signal.SIGUSR2, lambda *_: doorbell.nudge())
     try:
-        with doorbell._turn:
+        with doorbell._lock:
             signal.raise_signal(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -176,3 +176,56 @@ def test_a_wait_within_a_handler_takes_no_wake_up_away(doorbell: Doorbell, is_be
     doorbell.nudge()
     assert join_other is None or join_other() is None
     bell.close()
+
+
+def test_a_thread_beside_is_woken_though_the_sleeper_s_handler_waits(doorbell: Doorbell) -> None:
+    """The handler waits for what a thread does that relies on the handler's thread to be woken."""
+    bell, has_value, is_done = doorbell.bell(), threading.Event(), threading.Event()
+    is_beside = threading.Event()
+
+    def look() -> bool:
+        is_beside.set()
+        return has_value.is_set()
+
+    def post() -> None:
+        has_value.set()
+        bell.ring_if_asleep()
+
+    def beside() -> None:
+        assert doorbell.wait_until(look, LIMIT_S)
+        is_done.set()
+        doorbell.nudge()
+
+    def handle() -> None:
+        join = in_thread(beside)
+        assert is_beside.wait(LIMIT_S)
+        timer = threading.Timer(0.05, post)
+        timer.start()
+        begin_s = time.monotonic()
+        assert doorbell.wait_until(is_done.is_set, LIMIT_S)
+        assert time.monotonic() - begin_s < LIMIT_S / 2
+        assert join() is None
+
+    before = signal.signal(signal.SIGUSR2, lambda *_: handle())
+    timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
+    timer.start()
+    try:
+        assert doorbell.wait_until(is_done.is_set, LIMIT_S)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    bell.close()
+
+
+def test_a_handler_s_wait_at_a_closed_doorbell_ends_well_where_it_is_over(doorbell: Doorbell) -> None:
+    def handle() -> None:
+        doorbell.close()
+        assert doorbell.wait_until(lambda: True)
+
+    before = signal.signal(signal.SIGUSR2, lambda *_: handle())
+    timer = threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
+    timer.start()
+    try:
+        with pytest.raises(SessionError):
+            doorbell.wait_until(lambda: False)
+    finally:
+        signal.signal(signal.SIGUSR2, before)

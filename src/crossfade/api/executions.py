@@ -18,6 +18,7 @@ from crossfade.errors import (
     CrossfadeError,
     GetTimeoutError,
     SessionError,
+    passed_through_others,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Executions:
         self._submitting = threading.RLock()
         self._is_submitting = False
         self._collecting = threading.RLock()
+        self._is_collecting = False
         self._collected = threading.Condition()  # for threads that wait while another one collects
         self._num_waiting = 0
         self._num_watching = 0
@@ -284,6 +286,8 @@ class Executions:
 
     def _await_turn(self, execution: Execution, deadline: float | None) -> bool:
         """Waits while another thread collects: True once this one may, False if that is not needed or the time is up."""
+        if self.opened.is_waiting_here():
+            return self._await_turn_within(execution, deadline)
         with self._collected:
             self._num_waiting += 1
             try:
@@ -297,6 +301,19 @@ class Executions:
                 return False
             finally:
                 self._num_waiting -= 1
+
+    def _await_turn_within(self, execution: Execution, deadline: float | None) -> bool:
+        """In a signal's handler, whose thread others may count on to be woken: waits where that one does."""
+        has_turn = False
+
+        def ready() -> bool:
+            nonlocal has_turn
+            has_turn = execution.values is None and self._collecting.acquire(False)
+            return has_turn or execution.values is not None
+
+        with self.watched():
+            self.opened.wait_until(ready, None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return has_turn
 
     def _notify(self, num_own: int = 0) -> None:
         self._pass_turn()
@@ -314,23 +331,26 @@ class Executions:
             raise SessionError(f"there is no result: {self.ended}")
         if self._is_collect_torn:
             raise _torn()
+        if self._is_collecting:
+            raise SessionError(
+                "no result can be got in the middle of taking in one of the same graph",
+                hint="a signal's handler or a destructor came in between: let it take a note, and get it afterwards",
+            )
+        self._is_collecting = True
         try:
             values = self.opened.try_collect()
             if values is None:
                 return False
             self.inflight.popleft().values = values
             self.num_collected += 1
-        except ChannelError as error:
-            if self.ended:  # another thread has shut the session down
+        except BaseException as error:
+            if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise SessionError(f"the results are gone: {self.ended}") from error
+            # An interrupt, or what a signal's handler raised: a value may be taken and in nobody's hands.
+            self._is_collect_torn |= not isinstance(error, CrossfadeError) or passed_through_others(error)
             raise
-        except CrossfadeError:
-            raise
-        except (
-            BaseException
-        ):  # an interrupt, or what a signal's handler raised: a value may be taken and in nobody's hands
-            self._is_collect_torn = True
-            raise
+        finally:
+            self._is_collecting = False
         if self._num_waiting or self._num_watching > num_own:
             self._notify(num_own)
         return True
@@ -423,7 +443,8 @@ class Keeper:
 
 def _is_an_end(error: BaseException) -> bool:
     """Whether an error says that the graph does not go on at all, so that nobody need be kept from trying."""
-    return isinstance(error, CrossfadeError) and not isinstance(error, ChannelTimeout)
+    is_ours = isinstance(error, CrossfadeError) and not passed_through_others(error)
+    return is_ours and not isinstance(error, ChannelTimeout)
 
 
 def _torn() -> SessionError:

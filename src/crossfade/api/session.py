@@ -134,15 +134,23 @@ class Session:
     def close(self) -> None:
         """Tears all graphs down and ends all actors."""
         self.is_over = True
-        for executions in list(self.executions):
-            executions.abandon()
-        with self.watches_lock:
-            watches = list(self.watches.values())
+        watches: list[LoopWatch] = []
         try:
+            for executions in self._all_executions():
+                executions.abandon()
+            with self.watches_lock:
+                watches = list(self.watches.values())
             self.engine.close()
         finally:
             for watch in watches:  # now that everything has its end, so that nobody goes on waiting for it
                 watch.end()
+
+    def _all_executions(self) -> list[Executions]:
+        while True:
+            try:
+                return list(self.executions)
+            except RuntimeError:  # another thread has compiled a graph in the middle of this
+                continue
 
 
 class _Holder:

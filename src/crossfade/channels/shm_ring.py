@@ -311,6 +311,8 @@ class ShmReader(_End):
         except ChannelError:
             raise
         except Exception as error:
+            if self._is_closed:
+                self._raise_if_ended()  # another thread has closed it meanwhile
             value = undecodable(error, self.name)
         if value is EMPTY:  # a subclass has seen the record, and has put it back
             return EMPTY

@@ -339,9 +339,12 @@ class _Actor:
             if part.guard is not None:
                 part.guard.close()
         if self._devices is not None:
-            self._devices.leave(number, lambda: send(self._connection, control.Closed(number)), message.absent)
+            self._devices.leave(number, lambda: self._say_closed(number), message.absent)
         else:
-            send(self._connection, control.Closed(number))
+            self._say_closed(number)
+
+    def _say_closed(self, number: int) -> None:
+        send(self._connection, control.Closed(number))
 
     def _report(self, message: control.Report) -> None:
         part = self._parts.get(message.number)

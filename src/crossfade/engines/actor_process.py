@@ -79,15 +79,16 @@ class ActorProcess:
             self.pidfd = open_pidfd(self.popen.pid)
             undo.pop_all()
 
-    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
-        """Sends a message, also to an actor that is too busy to look at its socket."""
+    def send(self, message: Any, fds: tuple[int, ...] = ()) -> bool:
+        """Sends a message, also to an actor that is too busy to look at its socket. False if it is sent afterwards."""
         try:
-            send(self.connection, message, fds)
+            is_sent = send(self.connection, message, fds)
         except (ConnectionError, OSError):
-            return  # it is gone; its pidfd tells how
+            return True  # it is gone; its pidfd tells how
         self.bell.announce_mail()
         if self.connection.has_message:
             self.on_message()
+        return is_sent
 
     def break_off(self, error: FrameError) -> None:
         """Somebody without the key has written to its control connection: it cannot be talked to any more, and is killed."""
@@ -121,9 +122,10 @@ class ActorProcess:
 
         ``Popen.wait`` has a lock, which a signal's handler would wait for where its own thread has it, and leave others waiting.
         """
-        pid = self.popen.pid
+        if self.popen.returncode is not None:
+            return self.popen.returncode
         try:
-            result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            result = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
             return self.popen.poll()  # somebody has waited for it already
         self.popen.poll()

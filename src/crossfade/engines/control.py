@@ -158,9 +158,9 @@ class Stop:
     """To the actor: exit."""
 
 
-def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:
-    """Sends one message."""
-    connection.send(pickle.dumps(message, 5), fds)
+def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> bool:
+    """Sends one message. False if it is sent afterwards (see `Connection.send`), which nobody but who closes a plan may ask for."""
+    return connection.send(pickle.dumps(message, 5), fds, may_postpone=isinstance(message, ClosePlan))
 
 
 def dump_user(value: Any) -> bytes:

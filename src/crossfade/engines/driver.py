@@ -10,7 +10,7 @@ from typing import Any
 from crossfade.channels.codec import came_of_pickling
 from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.engines.protocol import ActorStatistics, HalfSubmitted
-from crossfade.errors import ChannelError, CrossfadeError, Failure
+from crossfade.errors import ChannelError, CrossfadeError, Failure, passed_through_others
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span
@@ -96,7 +96,8 @@ class DriverEnds:
         is_refused = (
             isinstance(error, OSError) and error.errno is not None
         )  # by the system: there is no memory for a value
-        is_clean = is_refused or isinstance(error, CrossfadeError) or came_of_pickling(error)
+        is_ours = (is_refused or isinstance(error, CrossfadeError)) and not passed_through_others(error)
+        is_clean = is_ours or came_of_pickling(error)
         return is_clean and not self._num_written and self.num_submitted == num_submitted
 
     def _check_shapes(self, values: Sequence[Any]) -> None:

@@ -298,6 +298,10 @@ class _InlinePlan:
         """See the protocol."""
         return self._driver.awaited()
 
+    def is_waiting_here(self) -> bool:
+        """See the protocol. Whoever waits is at work."""
+        return False
+
     def nudge(self) -> None:
         """See the protocol. Nobody waits."""
 

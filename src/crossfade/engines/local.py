@@ -124,7 +124,9 @@ class LocalEngine:
                 try:
                     self._take_on(process, pipes)
                 except BaseException:
-                    self.doorbell.unwatch(process.connection.fileno())
+                    self._processes.pop(actor, None)
+                    for fd in (process.connection.fileno(), process.pidfd):
+                        self.doorbell.unwatch(fd)
                     process.discard()
                     raise
         except OSError as error:
@@ -139,13 +141,17 @@ class LocalEngine:
     def _take_on(self, process: ActorProcess, pipes: Pipes) -> None:
         """A process that has just started is one of ours, unless another thread has closed the engine meanwhile."""
         with self._ending:
-            if self._is_closed:
-                raise SessionError(f"actor {process.name} was not started: {_SHUT_DOWN}")
+            self._refuse_if_closed(process)
             process.on_message = lambda: self._received_early(process)
             self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
             pipes.follow(process.name, process.popen.pid, process.pidfd)
             self.doorbell.watch(process.pidfd, lambda: self._ended(process))
             self._processes[process.name] = process
+            self._refuse_if_closed(process)  # a signal's handler may have closed it in the middle of this
+
+    def _refuse_if_closed(self, process: ActorProcess) -> None:
+        if self._is_closed:
+            raise SessionError(f"actor {process.name} was not started: {_SHUT_DOWN}")
 
     def _process(self, actor: str) -> ActorProcess:
         process = self._processes[actor]
@@ -257,9 +263,9 @@ class LocalEngine:
                 process.send(control.Introduce(peer), fds)
                 process.known.add(peer)
 
-    def send(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> None:
-        """Sends a control message to an actor."""
-        self._processes[actor].send(message, fds)
+    def send(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> bool:
+        """Sends a control message to an actor. False if it is sent afterwards."""
+        return self._processes[actor].send(message, fds)
 
     def bell(self, actor: str) -> Bell:
         """An actor's doorbell."""
@@ -302,6 +308,10 @@ class LocalEngine:
     def await_answers(self, is_complete: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until answers have come in; False if the time passed."""
         return self.doorbell.wait_until(is_complete, timeout_s)
+
+    def is_waiting_here(self) -> bool:
+        """Whether the calling thread waits already: a signal's handler has come in the middle of that."""
+        return self.doorbell.is_waiting_here()
 
     def loop_bell(self) -> LoopBell:
         """See the protocol."""
@@ -359,9 +369,11 @@ class LocalEngine:
                     process.await_exit()
                     process.end = _SHUT_DOWN
         self.doorbell.nudge()
-        if self._output is not None:
-            self._output.close()
-        for process in self._processes.values():
-            process.close()
-        self.doorbell.close()
-        os.close(self.pidfd)
+        try:
+            if self._output is not None:
+                self._output.close()
+        finally:
+            for process in list(self._processes.values()):
+                process.close()
+            self.doorbell.close()
+            os.close(self.pidfd)

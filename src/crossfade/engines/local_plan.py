@@ -73,6 +73,7 @@ class LocalPlan:
         self._spin_us = spin_us_for(plan)
         self._is_closed = False
         self._is_leaving = False  # the actors were told to leave the plan
+        self._is_postponed = False  # one of them is told when this thread goes on
         self._wiring: Wiring | None = None
         self._board: mmap.mmap | None = None
         self._driver: DriverEnds  # from `open` on
@@ -134,10 +135,10 @@ class LocalPlan:
             engine.send(actor, message, fds)
         self._board = board
         bells = {actor: engine.bell(actor) for actor in self._actors}
-        self._wiring = Wiring(plan, DRIVER, board, {owner: heaps[owner] for owner in kept}, bells)
+        wiring = self._wiring = Wiring(plan, DRIVER, board, {owner: heaps[owner] for owner in kept}, bells)
         own.pop_all()
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None
-        self._driver = DriverEnds(plan, self._wiring.ends, recorder)
+        self._driver = DriverEnds(plan, wiring.ends, recorder)
 
     def _missing(self, kind: type) -> list[str]:
         """The living actors that have not answered yet."""
@@ -238,6 +239,10 @@ class LocalPlan:
         idle, num_parties = self._driver.idle(), len(self._plan.programs)
         return self._engine.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
 
+    def is_waiting_here(self) -> bool:
+        """See the protocol."""
+        return self._engine.is_waiting_here()
+
     def _query(self, timeout_s: float | None = None) -> dict[str, control.Reported]:
         number = next(self._queries)
         answers: dict[str, control.Reported] = {}
@@ -297,11 +302,17 @@ class LocalPlan:
         absent = tuple(actor for actor, answer in answers.items() if answer is not None and answer.failure is not None)
         for actor in self._actors:
             if self._engine.is_alive(actor):
-                self._engine.send(actor, control.ClosePlan(self.number, absent))
+                self._is_postponed |= not self._engine.send(actor, control.ClosePlan(self.number, absent))
 
     def close(self, timeout_s: float | None = None) -> None:
         """See the protocol."""
+        self._is_postponed = False
         self.leave()
+        if self._is_postponed:
+            raise TeardownTimeout(
+                "the graph is about to be taken from its actors: a signal's handler has come in the middle of sending to one",
+                hint="call teardown() again after the handler to wait for that, or teardown(kill_actors=True) to end the actors",
+            )
         if not self._engine.await_answers(lambda: self._is_closed, timeout_s):
             raise TeardownTimeout(
                 f"the graph could not be taken from its actors within {timeout_s} s: {self._why_not_closed()}",

@@ -132,6 +132,7 @@ class Output:
         self._streams: dict[int, _Stream] = {}
         self._ends: dict[int, list[_Stream]] = {}  # by the pidfd of the actor
         self._is_ending = False
+        self._is_starting = False
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # a signal's handler may end the session where its thread has it
 
@@ -139,11 +140,16 @@ class Output:
         """Follows one more actor. The descriptors are this object's from now on."""
         self._new.append((pidfd, streams))
         with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="crossfade-output", daemon=True)
-                self._thread.start()
+            if self._thread is None and not self._is_ending:
+                self._is_starting = True
+                try:
+                    thread = threading.Thread(target=self._run, name="crossfade-output", daemon=True)
+                    thread.start()
+                    self._thread = thread
+                finally:
+                    self._is_starting = False
         if self._is_ending:  # a signal's handler has ended the session in the middle of this
-            self._close_fds()
+            self.close()
         else:
             os.eventfd_write(self._wake_fd, 1)
 
@@ -211,6 +217,8 @@ class Output:
         """Shows what is left and ends the thread. Idempotent. Waits as long as ``sys.stdout`` takes to accept it."""
         with self._starting:
             self._is_ending = True
+            if self._is_starting:  # in a signal's handler, in the middle of `add`: that closes it
+                return
             thread, self._thread = self._thread, None
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)

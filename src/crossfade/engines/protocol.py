@@ -126,6 +126,9 @@ class OpenPlan(Protocol):
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """Waits until ``ready()``, which calls `try_collect`, is true; False if the time passed."""
 
+    def is_waiting_here(self) -> bool:
+        """Whether the calling thread waits already: a signal's handler has come in the middle of that."""
+
     def spans(self, timeout_s: float | None = None) -> list[Span]:
         """What all parties have recorded, those that answer in time."""
 

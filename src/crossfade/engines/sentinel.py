@@ -38,7 +38,8 @@ STACKS_SIGNAL = signal.SIGRTMAX - 1
 
 _THREAD = re.compile(r"^(?:Thread|Current thread) 0x([0-9a-f]+)[^\n]*:\n((?:  .*\n)*)", re.MULTILINE)
 _CALL = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-"""What faulthandler writes: a thread, and a call of it."""
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
+"""What faulthandler writes: a thread, a call of it, and a letter that is not ASCII."""
 
 _POLL_S = 0.005
 
@@ -227,14 +228,21 @@ def all_stacks() -> str:
         text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
     finally:
         os.close(fd)
-    stacks = [(int(ident, 16), stack) for ident, stack in _THREAD.findall(text)]
+    linecache.checkcache()
+    stacks = {int(ident, 16): _as_tracebacks_show_it(stack) for ident, stack in _THREAD.findall(text)}
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
+    if main is not None and main not in stacks:  # it is the oldest, and was left out: there are more than a hundred
+        stacks[main] = "".join(traceback.format_stack(sys._current_frames().get(main)))
     return "".join(
-        f"thread {names.get(ident, ident)}:\n{_as_tracebacks_show_it(stack)}"
-        for ident, stack in sorted(stacks, key=lambda each: each[0] == main)
+        f"thread {names.get(ident, ident)}:\n{stack}"
+        for ident, stack in sorted(stacks.items(), key=lambda each: each[0] == main)
         if ident != own or ident == main
     )
+
+
+def _character(escaped: re.Match[str]) -> str:
+    return chr(int(escaped[0][2:], 16))
 
 
 def _as_tracebacks_show_it(stack: str) -> str:
@@ -242,7 +250,7 @@ def _as_tracebacks_show_it(stack: str) -> str:
     entries = []
     for line in stack.splitlines():
         if call := _CALL.fullmatch(line):
-            path, number, name = call.groups()
+            path, number, name = (_ESCAPED.sub(_character, part) for part in call.groups())
             source = linecache.getline(path, int(number)).strip()
             entries.append(f'  File "{path}", line {number}, in {name}\n' + (f"    {source}\n" if source else ""))
         elif line.strip():

@@ -18,6 +18,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from crossfade.errors import SessionError
 from crossfade.host.memory import PAGE_BYTES, Memory
@@ -98,9 +99,8 @@ class Doorbell:
         self._fence = full_fence()
         self._watched = select.epoll()  # the descriptors that have handlers
         self._handlers: dict[int, Callable[[], None]] = {}
-        self._turn = (
-            threading.Condition()
-        )  # with a reentrant lock: a signal's handler may come while its own thread holds it
+        self._lock = threading.RLock()  # reentrant: a signal's handler may come while its own thread holds it
+        self._turn = threading.Condition(self._lock)
         self._sleeper = 0  # the thread that sleeps on the descriptors
         self._waiting: set[int] = set()  # threads
         self._num_beside = 0  # threads that sleep until that one wakes
@@ -125,7 +125,7 @@ class Doorbell:
         Raises:
             SessionError: the doorbell is closed.
         """
-        with self._turn:
+        with self._lock:
             if self._is_closing:
                 raise _closed()
             self._watched.register(fd, select.EPOLLIN)
@@ -133,7 +133,7 @@ class Doorbell:
 
     def unwatch(self, fd: int) -> None:
         """Undoes `watch`."""
-        with self._turn:
+        with self._lock:
             if self._handlers.pop(fd, None) is not None and not self._watched.closed:
                 self._watched.unregister(fd)
 
@@ -153,7 +153,7 @@ class Doorbell:
         Raises:
             SessionError: the doorbell is closed.
         """
-        with self._turn:
+        with self._lock:
             if self._is_closing:
                 raise _closed()
             poller = select.epoll()
@@ -163,20 +163,20 @@ class Doorbell:
 
     def enter_loop(self) -> None:
         """An event loop is going to sleep on a poller of its own, and is rung from now on. It has to look once more first."""
-        with self._turn:
+        with self._lock:
             self._num_loops += 1
             self.flags[_ASLEEP] = 1
         self._fence()
 
     def leave_loop(self) -> None:
         """Undoes `enter_loop`."""
-        with self._turn:
+        with self._lock:
             self._num_loops -= 1
             self.flags[_ASLEEP] = bool(self._sleeper or self._num_loops)
 
     def pump(self) -> None:
         """Calls the handlers of the descriptors that are ready, without waiting. Does nothing once the doorbell is closed."""
-        with self._turn:
+        with self._lock:
             if self._is_closing:
                 return
             self._num_users += 1
@@ -187,8 +187,7 @@ class Doorbell:
                     has_handled = True
                     handler()
         finally:
-            with self._turn:
-                self._leave()
+            self._leave()
         if has_handled:  # others may have looked before the handlers ran
             self.nudge()
 
@@ -223,8 +222,8 @@ class Doorbell:
         me = threading.get_ident()
         if me in self._waiting:
             return self._wait_within(ready, deadline)
-        self._waiting.add(me)
         try:
+            self._waiting.add(me)
             while not self._sleep(ready, idle, deadline):
                 if ready():
                     return True
@@ -234,30 +233,37 @@ class Doorbell:
         finally:
             self._waiting.discard(me)
 
+    def is_waiting_here(self) -> bool:
+        """Whether the calling thread waits already: a signal's handler has come in the middle of that."""
+        return threading.get_ident() in self._waiting
+
     def _wait_within(self, ready: Callable[[], object], deadline: float | None) -> bool:
         """Waits in a signal's handler, which has come while its thread was waiting here: as an event loop does, so that it takes
         no wake-up away from the thread. That looks again afterwards, for what it waits for may have been done here.
         """
-        with self._turn:
-            poller = self.new_poller()
-            self._num_users += 1
-        self.enter_loop()
-        try:
+        if ready():
+            return True
+        with ExitStack() as undo:
+            with self._lock:
+                poller = undo.enter_context(self.new_poller())
+                self._num_users += 1
+                undo.callback(self._leave)
+            undo.callback(self.nudge)
+            undo.callback(self.leave_loop)
+            self.enter_loop()
             while not ready():
                 left_s = _left_s(deadline)
                 if left_s == 0:
                     return False
                 if self._is_closing:
                     raise _closed()
-                if any(fd != self.event_fd for fd, _ in poller.poll(left_s)):
+                events = poller.poll(left_s)
+                with self._lock:  # the thread that this one has come in stands still, and wakes nobody
+                    self._num_wakes += 1
+                    self._turn.notify_all()
+                if any(fd != self.event_fd for fd, _ in events):
                     self.pump()
             return True
-        finally:
-            poller.close()
-            self.leave_loop()
-            self.nudge()
-            with self._turn:
-                self._leave()
 
     def _spin(
         self, ready: Callable[[], object], idle: Callable[[], bool] | None, num_parties: int, spin_us: float
@@ -286,13 +292,13 @@ class Doorbell:
         """One sleep: True if ``ready()`` was true before it."""
         left_s = _left_s(deadline)
         me = threading.get_ident()
-        with self._turn:
+        with self._lock:
             is_closing = self._is_closing
             # An interrupt may have kept this thread from leaving: it may come again.
             is_mine = self._sleeper in (0, me) and not is_closing
             if is_mine:
+                self._num_users += self._sleeper != me
                 self._sleeper = me
-                self._num_users += 1
                 self.flags[_ASLEEP] = 1  # before anybody else can find out that there is a sleeper, and rely on it
         if is_closing:
             if ready():
@@ -306,7 +312,7 @@ class Doorbell:
                 return True
             events = self._poller.poll(left_s)
         finally:
-            with self._turn:
+            with self._lock:
                 self._sleeper = 0
                 self._num_wakes += 1
                 self.flags[_ASLEEP] = self._num_loops > 0
@@ -319,24 +325,24 @@ class Doorbell:
 
     def _sleep_beside(self, ready: Callable[[], object], left_s: float | None) -> bool:
         """Sleeps until the thread that sleeps on the descriptors has woken, or somebody nudges."""
-        with self._turn:
+        with self._lock:
             self._num_beside += 1
             num_wakes = self._num_wakes
         try:
             self._fence()
             if ready():  # not with the lock: what is found out here may have to be told, by a nudge
                 return True
-            with self._turn:
+            with self._lock:
                 if self._sleeper and self._num_wakes == num_wakes and not self._is_closing:
                     self._turn.wait(left_s)
             return False
         finally:
-            with self._turn:
+            with self._lock:
                 self._num_beside -= 1
 
     def nudge(self) -> None:
         """Makes the threads that wait look again: something that they may wait for was found out by this one."""
-        with self._turn:
+        with self._lock:
             if self.event_fd >= 0:
                 os.eventfd_write(self.event_fd, 1)
             self._num_wakes += 1
@@ -347,7 +353,7 @@ class Doorbell:
 
         Waiting is over for all of them: who has no reason of its own to return gets a `SessionError`.
         """
-        with self._turn:
+        with self._lock:
             if self._is_closing:
                 return
             self._is_closing = True
@@ -356,14 +362,15 @@ class Doorbell:
             self._leave()
 
     def _leave(self) -> None:
-        """The calling thread, which holds the lock, uses the descriptors no more."""
-        self._num_users -= 1
-        if self._is_closing and not self._num_users:
-            self._poller.close()
-            self._watched.close()
-            os.close(self.event_fd)
-            os.close(self.memory_fd)
-            self.event_fd = self.memory_fd = -1
+        """The calling thread uses the descriptors no more."""
+        with self._lock:
+            self._num_users -= 1
+            if self._is_closing and not self._num_users:
+                self._poller.close()
+                self._watched.close()
+                os.close(self.event_fd)
+                os.close(self.memory_fd)
+                self.event_fd = self.memory_fd = -1
 
 
 def _left_s(deadline: float | None) -> float | None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from crossfade.errors import SessionError
 from crossfade.host.frames import FrameError, Opener, Role, Sealer
 
 __all__ = ["Connection", "Message", "hand_over", "take_over"]
@@ -85,8 +86,13 @@ class Connection:
         self._opener = Opener(key, role)
         self._fds: deque[int] = deque()
         self._inbox: deque[Message] = deque()
-        self._send_lock = threading.Lock()
-        self._receive_lock = threading.RLock()  # a signal's handler may close the connection where its thread has it
+        # Both reentrant: a signal's handler may come where its own thread has one. It must not wait for that, nor go on with what
+        # its thread was in the middle of.
+        self._send_lock = threading.RLock()
+        self._is_sending = False
+        self._postponed: deque[bytes] = deque()
+        self._receive_lock = threading.RLock()
+        self._is_receiving = False
         self._sent: list[int] = []  # of the frame under way: what each call took of it
         self._frame = (0, 0)  # its number and length
         self.is_closed = False
@@ -101,27 +107,51 @@ class Connection:
         """The descriptor, for waiting."""
         return self._socket.fileno()
 
-    def send(self, payload: bytes, fds: Sequence[int] = ()) -> None:
+    def send(self, payload: bytes, fds: Sequence[int] = (), *, may_postpone: bool = False) -> bool:
         """Sends a message whole. While the other side does not take it, what it sends is taken in, so two sides that
         send to each other at once do not block each other.
 
+        Args:
+            payload: the message's bytes.
+            fds: descriptors that go with it.
+            may_postpone: in a signal's handler that has come while its thread sends another message here, have it sent after that.
+
+        Returns:
+            False if it was postponed.
+
         Raises:
             ConnectionError: the other side is gone (FrameError: or it is not who it should be).
+            SessionError: this is such a handler.
             ValueError: the message is larger than any may be.
         """
         if self.is_closed:
             self._raise_refusal()
             raise BrokenPipeError("the connection is closed")
         with self._send_lock:
-            self._settle()
-            head, tail = self._sealer.seal(payload, len(fds))
-            size_bytes = len(head) + len(payload) + len(tail)
-            self._frame = (self._sealer.number, size_bytes)
-            parts = (head, payload, tail) if size_bytes > _CHUNK_BYTES else (b"".join((head, payload, tail)),)
+            if self._is_sending:
+                if may_postpone and not fds:
+                    self._postponed.append(payload)
+                    return False
+                raise in_the_middle("sending to the same actor")
+            self._is_sending = True
             try:
-                self._send_parts([memoryview(part) for part in parts], fds)
+                self._send(payload, fds)
+                while self._postponed:
+                    self._send(self._postponed.popleft(), ())
             finally:
-                self._settle()
+                self._is_sending = False
+        return True
+
+    def _send(self, payload: bytes, fds: Sequence[int]) -> None:
+        self._settle()
+        head, tail = self._sealer.seal(payload, len(fds))
+        size_bytes = len(head) + len(payload) + len(tail)
+        self._frame = (self._sealer.number, size_bytes)
+        parts = (head, payload, tail) if size_bytes > _CHUNK_BYTES else (b"".join((head, payload, tail)),)
+        try:
+            self._send_parts([memoryview(part) for part in parts], fds)
+        finally:
+            self._settle()
 
     def _settle(self) -> None:
         """Counts the frame under way if all of it was sent. If only some was, the other side would take what follows for its
@@ -152,6 +182,8 @@ class Connection:
                 self._sent.extend(map(self._socket.sendmsg, ([data],), (ancillary,)))
                 return self._sent[-1]
             except BlockingIOError:
+                if self.is_closed:
+                    raise BrokenPipeError("the connection is closed") from None
                 poller = select.poll()
                 poller.register(self._socket, select.POLLIN | select.POLLOUT)
                 if any(event & select.POLLIN for _, event in poller.poll()):
@@ -190,26 +222,35 @@ class Connection:
     def _receive(self) -> None:
         """Takes in all that is there."""
         with self._receive_lock:
-            while not self.is_closed:
-                try:
-                    data, ancillary, flags, _ = self._socket.recvmsg(
-                        _CHUNK_BYTES, socket.CMSG_SPACE(_MAX_FDS_A_CALL * 4), socket.MSG_CMSG_CLOEXEC
-                    )
-                except BlockingIOError:
-                    return
-                except (ConnectionError, OSError):
-                    data, ancillary, flags = b"", [], 0
-                received = _descriptors(ancillary)
-                self._fds.extend(received)
-                for frame in self._opener.take(data, len(received)):
-                    fds = tuple(self._fds.popleft() for _ in range(frame.num_fds))
-                    self._inbox.append(Message(frame.payload, fds))
-                if flags & socket.MSG_CTRUNC and self._opener.error is None:
-                    self._opener.error = FrameError("descriptors were lost: the limit of open files may be reached")
-                if not data or self._opener.error is not None:
-                    self._end()
-            if self._fds:  # closed meanwhile, by a signal's handler
+            if self._is_receiving:
+                raise in_the_middle("taking in what the same actor has sent")
+            self._is_receiving = True
+            try:
+                self._receive_all()
+            finally:
+                self._is_receiving = False
+
+    def _receive_all(self) -> None:
+        while not self.is_closed:
+            try:
+                data, ancillary, flags, _ = self._socket.recvmsg(
+                    _CHUNK_BYTES, socket.CMSG_SPACE(_MAX_FDS_A_CALL * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            except (ConnectionError, OSError):
+                data, ancillary, flags = b"", [], 0
+            received = _descriptors(ancillary)
+            self._fds.extend(received)
+            for frame in self._opener.take(data, len(received)):
+                fds = tuple(self._fds.popleft() for _ in range(frame.num_fds))
+                self._inbox.append(Message(frame.payload, fds))
+            if flags & socket.MSG_CTRUNC and self._opener.error is None:
+                self._opener.error = FrameError("descriptors were lost: the limit of open files may be reached")
+            if not data or self._opener.error is not None:
                 self._end()
+        if self._fds:  # closed meanwhile, by a signal's handler
+            self._end()
 
     def _end(self) -> None:
         """Nothing more is taken in; descriptors that belong to no message are closed."""
@@ -235,6 +276,14 @@ class Connection:
             while self._inbox:
                 for fd in self._inbox.popleft().fds:
                     os.close(fd)
+
+
+def in_the_middle(doing: str) -> SessionError:
+    """Of a signal's handler that has come where its own thread would have to go on first."""
+    return SessionError(
+        f"a signal's handler has come in the middle of {doing}",
+        hint="let the handler take a note, and do it afterwards",
+    )
 
 
 def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
