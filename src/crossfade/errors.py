@@ -31,7 +31,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import traceback
 from dataclasses import dataclass
 from typing import Any, Self
@@ -63,22 +62,7 @@ __all__ = [
     "TimedOut",
     "UnknownActor",
     "UnknownTransport",
-    "passed_through_others",
 ]
-
-
-_OWN_PACKAGES = frozenset({"crossfade", *sys.stdlib_module_names})
-
-
-def passed_through_others(error: BaseException) -> bool:
-    """Whether an error came through code that is neither ours nor Python's own: a signal's handler came in between."""
-    trace = error.__traceback__
-    while trace is not None:
-        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _OWN_PACKAGES:
-            return True
-        trace = trace.tb_next
-    return False
 
 
 class CrossfadeError(Exception):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.api.accepted import deadline_of
+from crossfade.engines.interrupted import passed_through_others
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
 from crossfade.errors import (
     CapacityExceeded,
@@ -18,7 +19,6 @@ from crossfade.errors import (
     CrossfadeError,
     GetTimeoutError,
     SessionError,
-    passed_through_others,
 )
 
 if TYPE_CHECKING:
