@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import gc
+import itertools
 import os
 import pickle
 import signal
@@ -306,7 +307,7 @@ def test_a_handler_that_gets_in_the_middle_of_a_get_is_refused_and_swaps_no_resu
 
     def get() -> None:
         if is_caught:
-            with pytest.raises(crossfade.SessionError, match="in the middle of taking in"):
+            with pytest.raises(crossfade.SessionError, match="in the middle of taking in one"):
                 second.get(timeout=20)
         else:
             second.get(timeout=20)
@@ -315,7 +316,7 @@ def test_a_handler_that_gets_in_the_middle_of_a_get_is_refused_and_swaps_no_resu
     if is_caught:
         assert (first.get(timeout=20), second.get(timeout=20)) == ((1, 1), (2, 2))
     else:
-        with pytest.raises(crossfade.SessionError, match="in the middle of taking in"):
+        with pytest.raises(crossfade.SessionError, match="in the middle of taking in one"):
             first.get(timeout=20)
         with pytest.raises(crossfade.SessionError, match="interrupted in the middle"):
             second.get(timeout=20)
@@ -375,16 +376,48 @@ def test_a_handler_that_comes_while_messages_are_taken_in_breaks_nothing(session
     engine: Any = sessions.require().engine
     connection = next(iter(engine._processes.values())).connection
     refused: list[object] = []
+    early = actor.same.remote(4)
 
     def get() -> None:
-        with pytest.raises(crossfade.SessionError, match="taking in what the same actor"):
-            actor.same.remote(5).get(timeout=20)
+        with pytest.raises(crossfade.SessionError, match="of taking in what it has sent"):
+            actor.same.remote(5)
+        with pytest.raises(crossfade.SessionError, match="of taking in what it has sent"):
+            early.get(timeout=20)
         refused.append(1)
 
     connection._opener.take = with_a_handler(connection._opener.take, get)
     assert actor.same.remote(b"x" * 3_000_000).get(timeout=20) == b"x" * 3_000_000
     assert refused == [1]
     assert actor.same.remote(7).get(timeout=20) == 7
+    assert early.get(timeout=20) == 4
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, crossfade.GetTimeoutError, Late])
+def test_what_a_handler_raises_while_a_call_is_sent_or_its_result_taken_in_arrives(
+    session: None, kind: type[Exception]
+) -> None:
+    def late() -> None:
+        raise kind("the handler's")
+
+    actor = Remote.remote()
+    assert actor.same.remote(1).get() == 1
+    refs = [actor.slow.remote(1.2)]
+    with handler(late, 0.4), pytest.raises(kind, match="the handler's"):
+        refs.extend(actor.same.remote(bytes(3000)) for _ in itertools.count())  # until there is no room
+    assert refs[0].get(timeout=20) == 1.2
+    assert len(refs[-1].get(timeout=20)) == 3000
+    engine: Any = sessions.require().engine
+    connection = next(iter(engine._processes.values())).connection
+    ref, take_in = actor.same.remote(b"y" * 100_000), connection._take_in
+
+    def interrupted(*args: Any) -> None:
+        connection._take_in = take_in
+        late()
+
+    connection._take_in = interrupted  # as if it came right behind what is received
+    with pytest.raises(kind, match="the handler's"):
+        ref.get(timeout=20)
+    assert ref.get(timeout=20) == b"y" * 100_000
 
 
 def behind(act: Callable[..., Any], then: Callable[[], None], num: int = 1) -> Callable[..., Any]:
@@ -407,7 +440,7 @@ def children() -> list[str]:
 
 
 def test_a_session_that_a_handler_ends_while_an_actor_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = threading.Thread.start
+    start, before = threading.Thread.start, children()
     for num in (1, 2):
         crossfade.init()
         if num == 1:  # the thread that shows what actors print
@@ -418,18 +451,19 @@ def test_a_session_that_a_handler_ends_while_an_actor_starts_leaves_nothing(monk
         with pytest.raises(crossfade.SessionError, match="shut down"):
             Remote.remote()
         monkeypatch.undo()
-        assert children() == []
+        assert children() == before
         assert not crossfade.is_initialized()
 
 
 def test_a_session_that_ends_while_a_graph_is_opened_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
     crossfade.init()
     with crossfade.InputNode() as inp:
         node = Remote.remote().same.bind(inp)
     monkeypatch.setattr("crossfade.engines.local_plan.Recorder", behind(Recorder, crossfade.shutdown))
     with pytest.raises(crossfade.SessionError, match="shut down"):
         node.compile(record=True)
-    assert children() == []
+    assert children() == before
 
 
 # Names, words, files

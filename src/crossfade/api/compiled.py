@@ -197,7 +197,10 @@ class CompiledGraph:
                 if self._options.record and self._measured is None:
                     self._measured = Timeline.of("measured", self._opened.spans(grace_s))
                 self._opened.close(grace_s)
-            except TeardownTimeout:
+            except (
+                TeardownTimeout,
+                SessionError,
+            ):  # the latter in a signal's handler that has come in the middle of a message
                 if not kill_actors:
                     raise
         if kill_actors:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.api.accepted import deadline_of
-from crossfade.engines.interrupted import passed_through_others
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
 from crossfade.errors import (
     CapacityExceeded,
@@ -20,6 +19,7 @@ from crossfade.errors import (
     GetTimeoutError,
     SessionError,
 )
+from crossfade.interrupted import passed_through_others
 
 if TYPE_CHECKING:
     from crossfade.api.session import Session
@@ -98,7 +98,7 @@ class Executions:
         self._submitting = threading.RLock()
         self._is_submitting = False
         self._collecting = threading.RLock()
-        self._is_collecting = False
+        self._collector = 0  # the thread that takes a result in
         self._collected = threading.Condition()  # for threads that wait while another one collects
         self._num_waiting = 0
         self._num_watching = 0
@@ -116,6 +116,8 @@ class Executions:
             with self._submitting:
                 if self.ended or self._is_submitting or self._is_torn or self._is_collect_torn:
                     self._refuse()
+                if self._collector:
+                    self._refuse_within_collect()
                 self._is_submitting = True
                 try:
                     if len(self.inflight) >= self._max_inflight:
@@ -134,6 +136,8 @@ class Executions:
         try:
             if self.ended or self._is_submitting or self._is_torn or self._is_collect_torn:
                 self._refuse()
+            if self._collector:
+                self._refuse_within_collect()
             self._is_submitting = True
             try:
                 if len(self.inflight) >= self._max_inflight:
@@ -156,6 +160,14 @@ class Executions:
                 hint="a signal's handler or a destructor came in between: let it take a note, and execute afterwards",
             )
         raise _torn()
+
+    def _refuse_within_collect(self) -> None:
+        """Raises where this thread, and not another one, is in the middle of taking a result in."""
+        if self._collector == threading.get_ident():
+            raise SessionError(
+                "the graph cannot be used in the middle of taking in one of its results",
+                hint="a signal's handler or a destructor came in between: let it take a note, and do it afterwards",
+            )
 
     def _submit(self, values: Sequence[Any]) -> Execution:
         execution = Execution(self.num_submitted, self._num_outputs)
@@ -257,6 +269,8 @@ class Executions:
 
     def is_over(self, execution: Execution) -> bool:
         """Whether a get of the execution's results would not wait. Takes results in, unless another thread does."""
+        if self._collector:
+            self._refuse_within_collect()
         if self._try_lock(self._collecting):
             try:
                 while execution.values is None:
@@ -331,12 +345,9 @@ class Executions:
             raise SessionError(f"there is no result: {self.ended}")
         if self._is_collect_torn:
             raise _torn()
-        if self._is_collecting:
-            raise SessionError(
-                "no result can be got in the middle of taking in one of the same graph",
-                hint="a signal's handler or a destructor came in between: let it take a note, and get it afterwards",
-            )
-        self._is_collecting = True
+        if self._collector:
+            self._refuse_within_collect()
+        self._collector = threading.get_ident()
         try:
             values = self.opened.try_collect()
             if values is None:
@@ -350,7 +361,7 @@ class Executions:
             self._is_collect_torn |= not isinstance(error, CrossfadeError) or passed_through_others(error)
             raise
         finally:
-            self._is_collecting = False
+            self._collector = 0
         if self._num_waiting or self._num_watching > num_own:
             self._notify(num_own)
         return True

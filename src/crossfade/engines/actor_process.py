@@ -21,6 +21,7 @@ from crossfade.host.frames import FrameError, new_key
 from crossfade.host.memory import Memory
 from crossfade.host.processes import await_end, count_oom_kills, describe_exit, is_ending, open_pidfd
 from crossfade.host.sockets import Connection, hand_over
+from crossfade.interrupted import passed_through_others
 
 __all__ = ["ActorProcess"]
 
@@ -83,11 +84,24 @@ class ActorProcess:
         """Sends a message, also to an actor that is too busy to look at its socket. False if it is sent afterwards."""
         try:
             is_sent = send(self.connection, message, fds)
-        except (ConnectionError, OSError):
+        except OSError as error:
+            if passed_through_others(error):
+                raise
             return True  # it is gone; its pidfd tells how
         self.bell.announce_mail()
         if self.connection.has_message:
             self.on_message()
+        return is_sent
+
+    def flush(self) -> bool:
+        """Sends what `send` has left for afterwards. False if that cannot be yet."""
+        try:
+            is_sent = self.connection.flush()
+        except OSError as error:
+            if passed_through_others(error):
+                raise
+            return True
+        self.bell.announce_mail()
         return is_sent
 
     def break_off(self, error: FrameError) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from crossfade.channels.codec import came_of_pickling
 from crossfade.channels.protocol import EMPTY, Reader, Writer
-from crossfade.engines.interrupted import passed_through_others
 from crossfade.engines.protocol import ActorStatistics, HalfSubmitted
 from crossfade.errors import ChannelError, CrossfadeError, Failure
+from crossfade.interrupted import passed_through_others
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span

@@ -61,7 +61,13 @@ class _LocalCall:
 
     def wait(self, timeout_s: float | None) -> bool:
         """See the protocol."""
-        return self.is_done() or self._engine.doorbell.wait_until(self.is_done, timeout_s)
+        if self.is_done():
+            return True
+        connection = self._process.connection
+        connection.refuse_to_wait()
+        if connection.has_message:
+            self._engine.catch_up([self._process])
+        return self._engine.doorbell.wait_until(self.is_done, timeout_s)
 
     def result(self) -> Any:
         """See the protocol."""
@@ -197,6 +203,12 @@ class LocalEngine:
         self._receive(process)
         self.doorbell.nudge()
 
+    def catch_up(self, processes: Sequence[ActorProcess]) -> None:
+        """Takes in what was received when a signal's handler raised, of which no descriptor tells any more."""
+        for process in processes:
+            if process.connection.has_message:
+                self._receive(process)
+
     def _ended(self, process: ActorProcess) -> None:
         """An actor's process has ended."""
         with self._ending:
@@ -267,6 +279,10 @@ class LocalEngine:
         """Sends a control message to an actor. False if it is sent afterwards."""
         return self._processes[actor].send(message, fds)
 
+    def flush(self, actor: str) -> bool:
+        """Sends what `send` has left for afterwards. False if that cannot be yet."""
+        return self._processes[actor].flush()
+
     def bell(self, actor: str) -> Bell:
         """An actor's doorbell."""
         return self._processes[actor].bell
@@ -307,6 +323,7 @@ class LocalEngine:
 
     def await_answers(self, is_complete: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until answers have come in; False if the time passed."""
+        self.catch_up(list(self._processes.values()))
         return self.doorbell.wait_until(is_complete, timeout_s)
 
     def is_waiting_here(self) -> bool:

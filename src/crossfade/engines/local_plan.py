@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -73,7 +74,10 @@ class LocalPlan:
         self._spin_us = spin_us_for(plan)
         self._is_closed = False
         self._is_leaving = False  # the actors were told to leave the plan
-        self._is_postponed = False  # one of them is told when this thread goes on
+        self._is_postponed = (
+            False  # one of them is told when the thread goes on in which a signal's handler has told it
+        )
+        self._teller = 0  # the thread that is telling them
         self._wiring: Wiring | None = None
         self._board: mmap.mmap | None = None
         self._driver: DriverEnds  # from `open` on
@@ -300,15 +304,21 @@ class LocalPlan:
     def _tell_to_leave(self) -> None:
         answers = {actor: self._answers.get((control.Opened, actor)) for actor in self._actors}
         absent = tuple(actor for actor, answer in answers.items() if answer is not None and answer.failure is not None)
-        for actor in self._actors:
-            if self._engine.is_alive(actor):
-                self._is_postponed |= not self._engine.send(actor, control.ClosePlan(self.number, absent))
+        before, self._teller = self._teller, threading.get_ident()
+        try:
+            for actor in self._actors:
+                if self._engine.is_alive(actor):
+                    self._is_postponed |= not self._engine.send(actor, control.ClosePlan(self.number, absent))
+        finally:
+            self._teller = before
 
     def close(self, timeout_s: float | None = None) -> None:
         """See the protocol."""
-        self._is_postponed = False
         self.leave()
         if self._is_postponed:
+            are_sent = [self._engine.flush(actor) for actor in self._actors if self._engine.is_alive(actor)]
+            self._is_postponed = not all(are_sent)
+        if self._is_postponed or self._teller == threading.get_ident():
             raise TeardownTimeout(
                 "the graph is about to be taken from its actors: a signal's handler has come in the middle of sending to one",
                 hint="call teardown() again after the handler to wait for that, or teardown(kill_actors=True) to end the actors",

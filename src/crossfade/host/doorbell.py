@@ -249,8 +249,8 @@ class Doorbell:
                 self._num_users += 1
                 undo.callback(self._leave)
             undo.callback(self.nudge)
-            undo.callback(self.leave_loop)
             self.enter_loop()
+            undo.callback(self.leave_loop)
             while not ready():
                 left_s = _left_s(deadline)
                 if left_s == 0:

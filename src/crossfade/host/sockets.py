@@ -16,14 +16,17 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from crossfade.errors import SessionError
 from crossfade.host.frames import FrameError, Opener, Role, Sealer
+from crossfade.interrupted import passed_through_others
 
 __all__ = ["Connection", "Message", "hand_over", "take_over"]
 
 _MAX_FDS_A_CALL = 250  # the kernel takes 253
 _CHUNK_BYTES = 1 << 18
+_RECEIVING = ((_CHUNK_BYTES,), (socket.CMSG_SPACE(_MAX_FDS_A_CALL * 4),), (socket.MSG_CMSG_CLOEXEC,))
 _FD = array.array("i")
 
 
@@ -89,10 +92,11 @@ class Connection:
         # Both reentrant: a signal's handler may come where its own thread has one. It must not wait for that, nor go on with what
         # its thread was in the middle of.
         self._send_lock = threading.RLock()
-        self._is_sending = False
+        self._sender = 0  # the thread that sends
         self._postponed: deque[bytes] = deque()
         self._receive_lock = threading.RLock()
-        self._is_receiving = False
+        self._receiver = 0  # the thread that takes in
+        self._arrived: deque[Any] = deque()  # what `recvmsg` has given and is not taken in
         self._sent: list[int] = []  # of the frame under way: what each call took of it
         self._frame = (0, 0)  # its number and length
         self.is_closed = False
@@ -128,19 +132,44 @@ class Connection:
             self._raise_refusal()
             raise BrokenPipeError("the connection is closed")
         with self._send_lock:
-            if self._is_sending:
+            if self._sender or self._receiver == threading.get_ident():
                 if may_postpone and not fds:
                     self._postponed.append(payload)
                     return False
-                raise in_the_middle("sending to the same actor")
-            self._is_sending = True
+                raise in_the_middle("sending to the same actor, or of taking in what it has sent")
+            self._sender = threading.get_ident()
             try:
                 self._send(payload, fds)
-                while self._postponed:
-                    self._send(self._postponed.popleft(), ())
+                self._send_postponed()
             finally:
-                self._is_sending = False
+                self._sender = 0
         return True
+
+    def flush(self) -> bool:
+        """Sends what was postponed and is not sent yet. False if that cannot be, in a signal's handler.
+
+        Raises:
+            ConnectionError: the other side is gone.
+        """
+        with self._send_lock:
+            if self._sender or self._receiver == threading.get_ident():
+                return not self._postponed
+            self._sender = threading.get_ident()
+            try:
+                self._send_postponed()
+            finally:
+                self._sender = 0
+        return True
+
+    def refuse_to_wait(self) -> None:
+        """Raises a `SessionError` where nothing would come: in a signal's handler whose own thread sends or takes in here."""
+        if threading.get_ident() in (self._sender, self._receiver):
+            raise in_the_middle("sending to the same actor, or of taking in what it has sent")
+
+    def _send_postponed(self) -> None:
+        while self._postponed:
+            self._send(self._postponed[0], ())
+            self._postponed.popleft()
 
     def _send(self, payload: bytes, fds: Sequence[int]) -> None:
         self._settle()
@@ -209,8 +238,8 @@ class Connection:
 
     @property
     def has_message(self) -> bool:
-        """Whether a message was taken in (by a send that had to wait) and nobody has taken it: no descriptor tells."""
-        return bool(self._inbox)
+        """Whether something was received, by a send that had to wait or was interrupted, that nobody took: no descriptor tells."""
+        return bool(self._inbox or self._arrived)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Blocks until something may have arrived, for at most ``timeout_s`` seconds."""
@@ -222,24 +251,33 @@ class Connection:
     def _receive(self) -> None:
         """Takes in all that is there."""
         with self._receive_lock:
-            if self._is_receiving:
+            if self._receiver:
                 raise in_the_middle("taking in what the same actor has sent")
-            self._is_receiving = True
+            self._receiver = threading.get_ident()
             try:
                 self._receive_all()
             finally:
-                self._is_receiving = False
+                self._receiver = 0
 
     def _receive_all(self) -> None:
         while not self.is_closed:
-            try:
-                data, ancillary, flags, _ = self._socket.recvmsg(
-                    _CHUNK_BYTES, socket.CMSG_SPACE(_MAX_FDS_A_CALL * 4), socket.MSG_CMSG_CLOEXEC
-                )
-            except BlockingIOError:
-                return
-            except (ConnectionError, OSError):
-                data, ancillary, flags = b"", [], 0
+            if not self._arrived:
+                try:
+                    # One step of the interpreter, as in `_send_some`: what an interrupt comes behind is noted, and not lost.
+                    self._arrived.extend(map(self._socket.recvmsg, *_RECEIVING))
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    if passed_through_others(error):
+                        raise
+                    self._arrived.append((b"", [], 0, None))
+            self._take_in(*self._arrived[0])
+        if self._fds:  # closed meanwhile, by a signal's handler
+            self._end()
+
+    def _take_in(self, data: bytes, ancillary: Sequence[tuple[int, int, bytes]], flags: int, _: object) -> None:
+        """Takes in what has arrived last. Interrupted in the middle of that, nothing more can be."""
+        try:
             received = _descriptors(ancillary)
             self._fds.extend(received)
             for frame in self._opener.take(data, len(received)):
@@ -247,10 +285,13 @@ class Connection:
                 self._inbox.append(Message(frame.payload, fds))
             if flags & socket.MSG_CTRUNC and self._opener.error is None:
                 self._opener.error = FrameError("descriptors were lost: the limit of open files may be reached")
+        except BaseException:
+            self._opener.error = self._opener.error or FrameError("taking in a message was interrupted")
+            raise
+        finally:
+            self._arrived.clear()
             if not data or self._opener.error is not None:
                 self._end()
-        if self._fds:  # closed meanwhile, by a signal's handler
-            self._end()
 
     def _end(self) -> None:
         """Nothing more is taken in; descriptors that belong to no message are closed."""
