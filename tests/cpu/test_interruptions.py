@@ -189,6 +189,29 @@ def test_a_real_deadline_gives_right_values_or_an_error(session: None) -> None:
     graph.teardown()
 
 
+def test_what_a_handler_got_right_before_a_wait_is_found(session: None) -> None:
+    with crossfade.InputNode() as inp:
+        graph = Remote.remote().slow.bind(inp).compile()
+    graph.execute(0.01).get()
+    executions: Any = graph._executions
+    ref, later = graph.execute(0.01), graph.execute(0.02)
+    look = executions._collect_next
+    got = []
+
+    def looking(*args: Any) -> bool:
+        executions._collect_next = look
+        has_come = look(*args)
+        got.append(later.get(timeout=20))  # as a handler that comes behind the look, and takes both in
+        return bool(has_come)
+
+    executions._collect_next = looking
+    begin_s = time.monotonic()
+    assert ref.get(timeout=20) == 0.01
+    assert time.monotonic() - begin_s < 10
+    assert got == [0.02]
+    graph.teardown()
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_handler_may_get_a_result_while_the_program_waits_for_one(session: None, is_same: bool) -> None:
     with crossfade.InputNode() as inp:

@@ -229,3 +229,12 @@ def test_a_handler_s_wait_at_a_closed_doorbell_ends_well_where_it_is_over(doorbe
             doorbell.wait_until(lambda: False)
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.parametrize("spin_us", [0.0, 60.0])
+def test_what_a_handler_took_in_is_found_before_sleeping_though_nothing_more_comes(spin_us: float) -> None:
+    doorbell = Doorbell(*Doorbell.create_fds("test"), spin_us=spin_us)
+    begin_s = time.monotonic()
+    assert doorbell.wait_until(lambda: True, LIMIT_S, idle=lambda: True)
+    assert time.monotonic() - begin_s < LIMIT_S / 2
+    doorbell.close()

@@ -204,8 +204,8 @@ class Doorbell:
         Args:
             ready: looked at again and again; it may do the work that it finds.
             timeout_s: the longest wait in seconds; None for ever.
-            idle: a cheap look, taken instead of ``ready()`` while spinning and before sleeping. It must not be true when
-                ``ready()`` would be, unless whoever made it so also rings, nudges or makes a watched descriptor readable.
+            idle: a cheap look, taken instead of ``ready()`` while spinning. It may be true though ``ready()`` would be, where a
+                signal's handler has taken in what is waited for: that is found out before sleeping.
             num_parties: how many processes take part in what is waited for; where each can have a core, the first microseconds
                 are spent looking without yielding. 0 if unknown.
             spin_us: the shortest time to look for work before sleeping, where this doorbell does so at all.
@@ -224,7 +224,7 @@ class Doorbell:
             return self._wait_within(ready, deadline)
         try:
             self._waiting.add(me)
-            while not self._sleep(ready, idle, deadline):
+            while not self._sleep(ready, deadline):
                 if ready():
                     return True
                 if deadline is not None and time.monotonic() >= deadline:
@@ -288,7 +288,7 @@ class Doorbell:
                 return True
         return False
 
-    def _sleep(self, ready: Callable[[], object], idle: Callable[[], bool] | None, deadline: float | None) -> bool:
+    def _sleep(self, ready: Callable[[], object], deadline: float | None) -> bool:
         """One sleep: True if ``ready()`` was true before it."""
         left_s = _left_s(deadline)
         me = threading.get_ident()
@@ -308,7 +308,7 @@ class Doorbell:
             return self._sleep_beside(ready, left_s)
         try:
             self._fence()
-            if (idle is None or not idle()) and ready():
+            if ready():  # not a cheap look: a signal's handler may have done here, in this thread, what is waited for
                 return True
             events = self._poller.poll(left_s)
         finally:
