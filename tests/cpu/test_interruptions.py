@@ -1,19 +1,15 @@
-"""What comes in between: handlers of signals that raise or wait in the middle of a call, and sessions that another thread ends."""
+"""What comes in between: handlers of signals that raise, wait, tear down or shut down in the middle of a call."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import gc
 import itertools
-import os
-import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +17,6 @@ import pytest
 import crossfade
 from crossfade.api import session as sessions
 from crossfade.channels.protocol import EMPTY
-from crossfade.plan.parse import parse_plan
-from crossfade.runtime.record import Recorder
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -228,44 +222,6 @@ def test_a_handler_may_get_a_result_while_the_program_waits_for_one(session: Non
     other.teardown()
 
 
-def test_a_session_that_another_thread_ends_tells_who_awaits_a_call() -> None:
-    crossfade.init()
-    call = Remote.remote().slow.remote(1.0)
-
-    async def wait() -> Any:
-        return await call
-
-    timer = threading.Timer(0.1, crossfade.shutdown)
-    timer.start()
-    with pytest.raises(crossfade.CrossfadeError):
-        asyncio.run(asyncio.wait_for(wait(), 20))
-    timer.join()
-
-
-def test_a_session_that_another_thread_ends_while_one_waits_gives_everything_back() -> None:
-    num_before, errors = [], []
-
-    def end() -> None:
-        try:
-            crossfade.shutdown()
-        except BaseException as error:
-            errors.append(error)
-
-    for _ in range(4):
-        crossfade.init()
-        call = Remote.remote().slow.remote(1.0)
-        timer = threading.Timer(0.05, end)
-        timer.start()
-        with pytest.raises(crossfade.CrossfadeError):
-            call.get(timeout=20)
-        timer.join()
-        del call
-        gc.collect()
-        num_before.append(len(os.listdir("/proc/self/fd")))
-    assert errors == []
-    assert num_before[-1] <= num_before[0] + 2
-
-
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_handler_that_executes_the_graph_in_the_middle_of_its_execute_is_refused(engine: str, index: int) -> None:
     graph, refused = pairs(), []
@@ -441,86 +397,3 @@ def test_what_a_handler_raises_while_a_call_is_sent_or_its_result_taken_in_arriv
     with pytest.raises(kind, match="the handler's"):
         ref.get(timeout=20)
     assert ref.get(timeout=20) == b"y" * 100_000
-
-
-def behind(act: Callable[..., Any], then: Callable[[], None], num: int = 1) -> Callable[..., Any]:
-    """Does it, and something else right behind the ``num``-th time."""
-    num_done = 0
-
-    def acting(*args: Any) -> Any:
-        nonlocal num_done
-        result = act(*args)
-        num_done += 1
-        if num_done == num:
-            then()
-        return result
-
-    return acting
-
-
-def children() -> list[str]:
-    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-
-
-def test_a_session_that_a_handler_ends_while_an_actor_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    start, before = threading.Thread.start, children()
-    for num in (1, 2):
-        crossfade.init()
-        if num == 1:  # the thread that shows what actors print
-            monkeypatch.setattr(threading.Thread, "start", behind(start, crossfade.shutdown))
-        else:
-            doorbell: Any = sessions.require().engine.doorbell  # type: ignore[attr-defined]
-            monkeypatch.setattr(doorbell, "watch", behind(doorbell.watch, crossfade.shutdown, num=2))
-        with pytest.raises(crossfade.SessionError, match="shut down"):
-            Remote.remote()
-        monkeypatch.undo()
-        assert children() == before
-        assert not crossfade.is_initialized()
-
-
-def test_a_session_that_ends_while_a_graph_is_opened_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = children()
-    crossfade.init()
-    with crossfade.InputNode() as inp:
-        node = Remote.remote().same.bind(inp)
-    monkeypatch.setattr("crossfade.engines.local_plan.Recorder", behind(Recorder, crossfade.shutdown))
-    with pytest.raises(crossfade.SessionError, match="shut down"):
-        node.compile(record=True)
-    assert children() == before
-
-
-# Names, words, files
-
-
-def test_an_actor_does_not_get_the_driver_s_name(engine: str) -> None:
-    with pytest.raises(ValueError, match="driving process"):
-        Remote.options(name="driver")
-    long = Remote.options(name="x" * 400).remote()
-    assert crossfade.get(long.same.remote(3)) == 3
-
-
-def test_a_method_of_an_actor_cannot_be_sent(session: None) -> None:
-    actor = Remote.remote()
-    with pytest.raises(TypeError, match=r"method same of actor .* cannot be sent"):
-        pickle.dumps(actor.same)
-
-
-def test_the_inline_engine_says_what_lies_in_its_rings(capsys: pytest.CaptureFixture[str]) -> None:
-    crossfade.init(engine="inline")
-    graph = pairs()
-    ref = graph.execute(1, 2)
-    text = crossfade.dump(stacks=False)
-    assert "is about to take" in text
-    assert "1 of" in text
-    assert ref.get() == (1, 2)
-    crossfade.shutdown()
-
-
-def test_what_is_no_file_and_no_plan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="open file"):
-        crossfade.dump("somewhere.txt")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="text of a plan"):
-        parse_plan(None)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match=r"missing/a\.svg"):
-        crossfade.Timeline("measured", ()).save(tmp_path / "missing" / "a.svg")
-    crossfade.Timeline("measured", ()).save(tmp_path / ("a" * 250 + ".json"))

@@ -1,13 +1,15 @@
-"""What users do that is rare and right, on both engines: threads, odd arguments, odd errors, calls with several returns."""
+"""What users do that is rare, on both engines: threads, odd arguments, errors, names and files, calls with several returns."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 
 import crossfade
 from crossfade.api.arguments import Splitter
+from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import InputSpec
 
 pytestmark = pytest.mark.timeout(120)
@@ -215,3 +218,39 @@ def test_names_and_spins_that_are_none() -> None:
         with pytest.raises(ValueError, match=r"spin_us is .*\nhint:"):
             crossfade.init(spin_us=spin_us)  # type: ignore[arg-type]
     assert not crossfade.is_initialized()
+
+
+def test_an_actor_does_not_get_the_driver_s_name(engine: str) -> None:
+    with pytest.raises(ValueError, match="driving process"):
+        Remote.options(name="driver")
+    long = Remote.options(name="x" * 400).remote()
+    assert crossfade.get(long.same.remote(3)) == 3
+
+
+def test_a_method_of_an_actor_cannot_be_sent(engine: str) -> None:
+    actor = Remote.remote()
+    with pytest.raises(TypeError, match=r"method same of actor .* cannot be sent"):
+        pickle.dumps(actor.same)
+
+
+def test_the_inline_engine_says_what_lies_in_its_rings(capsys: pytest.CaptureFixture[str]) -> None:
+    crossfade.init(engine="inline")
+    one, other = Remote.remote(), Remote.remote()
+    with crossfade.InputNode() as inp:
+        graph = other.same.bind(one.same.bind(inp)).compile()
+    ref = graph.execute(1)
+    text = crossfade.dump(stacks=False)
+    assert "is about to take" in text
+    assert "1 of" in text
+    assert ref.get() == 1
+    crossfade.shutdown()
+
+
+def test_what_is_no_file_and_no_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="open file"):
+        crossfade.dump("somewhere.txt")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="text of a plan"):
+        parse_plan(None)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"missing/a\.svg"):
+        crossfade.Timeline("measured", ()).save(tmp_path / "missing" / "a.svg")
+    crossfade.Timeline("measured", ()).save(tmp_path / ("a" * 250 + ".json"))

@@ -102,7 +102,8 @@ def test_torch_finds_nothing_wrong_with_exchanges(group: PeerGroup) -> None:
 def test_by_inductor(group: PeerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     inputs = inputs_for("all_gather_matmul", group, SIZES, "float32", layout="columns", has_bias=True)
-    hold("all_gather_matmul", group, inputs, (True, True, True), "inductor")
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}):
+        hold("all_gather_matmul", group, inputs, (True, True, True), "inductor")
 
 
 def test_keys_of_groups(world: None) -> None:

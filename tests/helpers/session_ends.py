@@ -15,7 +15,7 @@ from collections.abc import Callable
 import crossfade
 from tests.helpers.footprint import footprint
 
-__all__ = ["USES", "end_in_the_middle", "num_held"]
+__all__ = ["USES", "Remote", "end_in_the_middle", "num_held"]
 
 _LIMIT_S = 60.0
 

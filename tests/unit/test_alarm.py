@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from crossfade.engines.alarm import Alarm
 from crossfade.host.doorbell import Doorbell
 
 LIMIT_S = 10.0
 NUM_ROUNDS = 20
-
-
-@pytest.fixture
-def doorbell() -> Iterator[Doorbell]:
-    made = Doorbell(*Doorbell.create_fds("test"), spin_us=0)
-    yield made
-    made.close()
 
 
 def test_it_wakes_again_and_again_for_who_asks_while_it_waits(doorbell: Doorbell) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -17,13 +17,6 @@ from crossfade.host.doorbell import Doorbell
 pytestmark = pytest.mark.timeout(30)
 
 LIMIT_S = 20.0
-
-
-@pytest.fixture
-def doorbell() -> Iterator[Doorbell]:
-    made = Doorbell(*Doorbell.create_fds("test"), spin_us=0)
-    yield made
-    made.close()
 
 
 def in_thread(act: Callable[[], object]) -> Callable[[], BaseException | None]:
