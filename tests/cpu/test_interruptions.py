@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +37,11 @@ class Worker:
     def slow(self, seconds: float) -> float:
         time.sleep(seconds)
         return seconds
+
+    def until(self, fifo: str) -> None:
+        """Returns when somebody writes to it."""
+        with open(fifo):
+            pass
 
 
 Remote = crossfade.remote(Worker)
@@ -72,6 +79,27 @@ def handler(act: Callable[[], object], after_s: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def handler_once(act: Callable[[], object], is_so: Callable[[], object]) -> Iterator[None]:
+    """Does something in the main thread when it has come to where something is so, and stays there."""
+    before, is_over = signal.signal(signal.SIGUSR2, lambda *_: act()), threading.Event()
+
+    def look() -> None:
+        while not is_so():
+            if is_over.wait(0.001):
+                return
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR2, before)
 
 
 def once_after(move: Callable[..., Any], unless: object = False) -> Callable[..., Any]:
@@ -271,7 +299,7 @@ def test_a_handler_may_tear_the_graph_down_while_the_program_waits_for_it(sessio
     with crossfade.InputNode() as inp:
         graph = Remote.remote().slow.bind(inp).compile()
     graph.execute(0.01).get()
-    ref = graph.execute(0.3)
+    ref = graph.execute(0.6)
     with handler(graph.teardown, 0.1), pytest.raises(crossfade.SessionError, match="torn down"):
         ref.get(timeout=20)
 
@@ -322,12 +350,18 @@ def test_a_handler_may_wait_for_what_another_thread_gets_beside_its_own(session:
     assert got == [0.6, 0.6]
 
 
-def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itself(session: None) -> None:
+def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itself(
+    session: None, tmp_path: Path
+) -> None:
     actor = Remote.remote()
     with crossfade.InputNode() as inp:
         graph = actor.same.bind(inp).compile()
     assert graph.execute(1).get() == 1
-    busy = actor.slow.remote(0.6)
+    engine: Any = sessions.require().engine
+    connection = next(iter(engine._processes.values())).connection
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    busy = actor.until.remote(fifo)
     seen: list[str] = []
 
     def tear_down() -> None:
@@ -336,12 +370,13 @@ def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itse
         with pytest.raises(crossfade.SessionError, match="in the middle of sending"):
             actor.same.remote(3)
         seen.append("handler")
+        os.close(os.open(fifo, os.O_WRONLY))
 
-    with handler(tear_down, 0.2):
+    with handler_once(tear_down, lambda: len(connection._sent) > 1):  # beyond its head
         large = actor.same.remote(b"x" * (20 << 20))  # waits for room, for the actor is busy
     assert seen == ["handler"]
     graph.teardown()
-    assert busy.get(timeout=20) == 0.6
+    assert busy.get(timeout=20) is None
     assert len(large.get(timeout=20)) == 20 << 20
     with crossfade.InputNode() as inp:
         again = actor.same.bind(inp).compile()
