@@ -11,10 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.plan.plan import NodeSpec
+from crossfade.plan.plan import InputSpec, NodeSpec, Plan
 from crossfade.schedule.cost import CostModel, Slowdown, Workload, fit_line
 
 NODE = NodeSpec("n3", "Sender0", "make", (), ("n3",))
+CHAIN = Plan(
+    inputs=(InputSpec("i0", "*"),),
+    nodes=(NodeSpec("n0", "A", "make", ("i0",), ("n0",)), NodeSpec("n1", "B", "take", ("n0",), ("n1",))),
+    channels=(),
+    programs={},
+    outputs=("n1",),
+    returns_list=False,
+    max_inflight=1,
+)
 figures = st.floats(0, 1e6, allow_nan=False)
 
 
@@ -110,6 +119,32 @@ def test_a_method_s_time_is_found_by_node_then_actor_then_method(compute_us: dic
 def test_a_value_s_size_is_found_by_its_id() -> None:
     work = Workload(value_bytes={"n3": 100}, default_value_bytes=7)
     assert (work.size_bytes("n3"), work.size_bytes("n4")) == (100, 7)
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (
+            Workload({"maek": 1.0}),
+            r"compute_us .* 'maek'.*\nhint: did you mean 'make'\? the graph has n0, A\.make, make, n1",
+        ),
+        (Workload(device_us={"A.take": 1.0}), r"device_us .* 'A\.take'.*\nhint: did you mean 'B\.take'\?"),
+        (Workload(synchronous=["n7"]), r"synchronous .* 'n7'"),
+        (
+            Workload(value_bytes={"i1": 8}),
+            r"value_bytes .* 'i1'.*\nhint: the graph has i0, n0, n1: print",
+        ),
+    ],
+)
+def test_names_that_the_graph_does_not_have_are_refused(work: Workload, said: str) -> None:
+    Workload({"n0": 1.0, "B.take": 1.0, "make": 1.0}, {"i0": 8, "n1": 8}, synchronous=["take"]).check_names(CHAIN)
+    with pytest.raises(ValueError, match=said):
+        work.check_names(CHAIN)
+
+
+def test_synchronous_methods_are_several_names() -> None:
+    with pytest.raises(TypeError, match=r"synchronous is 'make'\nhint: .*\['make'\]"):
+        Workload(synchronous="make")
 
 
 @pytest.mark.parametrize(

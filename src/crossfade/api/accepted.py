@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Iterable, Sequence
 from numbers import Real
+
+from crossfade.hints import nearest
 
 __all__ = [
     "RAY_ACTOR_OPTIONS",
@@ -84,9 +85,8 @@ def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[st
     for name in given:
         if name in known or name in ignored:
             continue
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(known)}"
-        raise TypeError(f"unknown {what} {name!r}\nhint: {_INSTEAD.get(name, meant)}")
+        meant = _INSTEAD.get(name) or nearest(name, known) or f"one of {', '.join(known)}"
+        raise TypeError(f"unknown {what} {name!r}\nhint: {meant}")
 
 
 def check_timeout(timeout: object, name: str = "timeout") -> None:

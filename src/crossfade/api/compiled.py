@@ -123,11 +123,16 @@ class CompiledGraph:
             workload: how long methods compute and how large values are; the default knows neither.
             costs: what moving values costs on this machine; see `crossfade.calibrate`.
             num_executions: how many executions, ``max_inflight`` at a time.
+
+        Raises:
+            ValueError: the workload names a method or a value that the graph does not have.
         """
         from crossfade.schedule.cost import CostModel, Workload
         from crossfade.schedule.simulate import simulate
 
-        return simulate(self.plan, workload or Workload(), costs or CostModel(), num_executions)
+        workload = workload or Workload()
+        workload.check_names(self.plan)
+        return simulate(self.plan, workload, costs or CostModel(), num_executions)
 
     def timeline(self) -> Timeline:
         """What has run when, on all actors, since the graph was compiled. Waits for actors that are in the middle of a method.

@@ -6,7 +6,6 @@ bound and forgot. Nothing here recurses along the graph, and the time grows with
 
 from __future__ import annotations
 
-import difflib
 import gc
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from crossfade.graph.nodes import (
     unknown_method,
 )
 from crossfade.graph.walk import inputs_of, parts_of, walk
+from crossfade.hints import nearest
 from crossfade.types import DRIVER
 
 __all__ = ["CheckedGraph", "check"]
@@ -255,9 +255,7 @@ def _check_transport(node: Node, asked: str, transports: Collection[str]) -> Non
     if asked in transports:
         return
     names = sorted(transports)
-    close = difflib.get_close_matches(asked.lower(), names, n=1)
-    valid = f"the transports are {', '.join(names)}"
-    hint = f"did you mean {close[0]!r}? {valid}" if close else valid
+    hint = nearest(asked.lower(), names, f"the transports are {', '.join(names)}")
     raise UnknownTransport(f"{describe(node)} asks for the transport {asked!r}, which does not exist", hint=hint)
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -24,6 +23,7 @@ from crossfade.graph.nodes import (
     label_of,
     transport_name,
 )
+from crossfade.hints import nearest
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 
 __all__ = ["CollectiveNode", "CollectiveOutput", "bind_collective"]
@@ -171,9 +171,8 @@ def _reduction(kind: CollectiveKind, op: Any) -> ReduceOp:
     if isinstance(name, str) and name.lower() in set(ReduceOp):
         return ReduceOp(name.lower())
     names = [each.name for each in ReduceOp]
-    close = difflib.get_close_matches(str(name).upper(), names, n=1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    raise ValueError(f"{kind}.bind: there is no reduction {op!r}\nhint: {meant}the reductions are {', '.join(names)}")
+    hint = nearest(str(name).upper(), names, f"the reductions are {', '.join(names)}")
+    raise ValueError(f"{kind}.bind: there is no reduction {op!r}\nhint: {hint}")
 
 
 def _checked_transport(kind: CollectiveKind, transport: Any) -> str:

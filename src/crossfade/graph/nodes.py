@@ -15,7 +15,6 @@ A node refers to the nodes that it uses, and these refer weakly to it: a node th
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 import operator
@@ -28,6 +27,7 @@ from weakref import WeakSet
 from crossfade.errors import GraphError
 from crossfade.graph.arguments import brief, find_hidden, leaves, snapshot
 from crossfade.graph.hook import compiler
+from crossfade.hints import nearest
 from crossfade.types import TargetDevice, Transport
 
 __all__ = [
@@ -408,10 +408,8 @@ def describe(node: Node) -> str:
 def unknown_method(actor: ActorInfo, method: str) -> tuple[str, str]:
     """What to say about a method that the actor does not have: the problem and the hint."""
     public = [name for name in actor.methods if not name.startswith("_")]
-    close = difflib.get_close_matches(method, public, n=1)
     has = f"{actor.id} has {', '.join(public)}" if public else f"{actor.id} has no methods"
-    hint = f"did you mean {close[0]!r}? {has}" if close else has
-    return f"actor {actor.id} ({actor.class_name}) has no method {method!r}", hint
+    return f"actor {actor.id} ({actor.class_name}) has no method {method!r}", nearest(method, public, has)
 
 
 def _name_of(leaf: Any) -> str | None:

@@ -11,10 +11,11 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
-from crossfade.plan.plan import NodeSpec
+from crossfade.hints import nearest
+from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.schedule import links
 from crossfade.topology import Topology
 from crossfade.types import CollectiveKind, Transport
@@ -27,6 +28,8 @@ LARGE_BYTES = 1_000
 """About the largest value that fits into a record of a ring."""
 _PARTS = ("slowdown", "topology")
 """Fields of a cost model that are no figures."""
+NUM_NAMED = 6
+"""How many of a graph's names an error shows."""
 NEGLIGIBLE_US = 1e-3
 """Under the clock's resolution: differences of this size between measurements mean nothing."""
 
@@ -276,6 +279,7 @@ class Workload:
     """How long a graph's methods run and how large its values are.
 
     Raises:
+        TypeError: ``synchronous`` is one name.
         ValueError: a time or a size is negative, or a time is not finite.
     """
 
@@ -295,12 +299,37 @@ class Workload:
     """Methods, named likewise, that return only when their kernels have run, since they look at a result (``.item()``)."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.synchronous, str):
+            raise TypeError(
+                f"synchronous is {self.synchronous!r}\nhint: it is a collection of names: [{self.synchronous!r}]"
+            )
         times: dict[str, float] = {**self.compute_us, "default_compute_us": self.default_compute_us}
         sizes: dict[str, float] = {**self.value_bytes, "default_value_bytes": self.default_value_bytes}
         for what, figures in (("time", times), ("device time", self.device_us), ("size", sizes)):
             for name, figure in figures.items():
                 if not (math.isfinite(figure) and figure >= 0):
                     raise ValueError(f"the {what} of {name} is {figure!r}\nhint: it is finite and not negative")
+
+    def check_names(self, plan: Plan) -> None:
+        """Refuses names that the plan does not have: what they stand for would be left out, and the prediction wrong.
+
+        Raises:
+            ValueError: with the nearest name.
+        """
+        calls = {name: None for node in plan.nodes for name in _names(node)}
+        values = {given.value: None for given in plan.inputs}
+        values |= {value: None for node in plan.nodes for value in node.outputs}
+        values |= {value: None for each in plan.collectives for outputs in each.outputs for value in outputs}
+        for what, given, known in (
+            ("compute_us", self.compute_us, calls),
+            ("device_us", self.device_us, calls),
+            ("synchronous", self.synchronous, calls),
+            ("value_bytes", self.value_bytes, values),
+        ):
+            for name in given:
+                if name not in known:
+                    hint = nearest(name, known, f"the graph has {_some(known)}: print(graph.plan) shows them all")
+                    raise ValueError(f"{what} of the workload has {name!r}, which is not in the graph\nhint: {hint}")
 
     def time_us(self, node: NodeSpec) -> float:
         """How long the node's method runs."""
@@ -324,6 +353,11 @@ class Workload:
 def _names(node: NodeSpec) -> tuple[str, str, str]:
     """What a workload may call a node, from the exact to the general."""
     return node.id, f"{node.actor}.{node.method}", node.method
+
+
+def _some(names: Iterable[str]) -> str:
+    few = [*islice(names, NUM_NAMED + 1)]
+    return ", ".join(few[:NUM_NAMED]) + (", ..." if len(few) > NUM_NAMED else "")
 
 
 def fit_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
