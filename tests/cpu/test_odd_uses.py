@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import threading
@@ -218,6 +219,27 @@ def test_names_and_spins_that_are_none() -> None:
         with pytest.raises(ValueError, match=r"spin_us is .*\nhint:"):
             crossfade.init(spin_us=spin_us)  # type: ignore[arg-type]
     assert not crossfade.is_initialized()
+
+
+def test_several_graphs_begin_at_one_input(engine: str) -> None:
+    one, other = Remote.remote(), Remote.remote()
+    with crossfade.InputNode() as inp:
+        other.same.bind(inp.x).compile()
+        gc.collect()  # the part is still there
+        middle, forgotten = one.same.bind(inp[0]), other.same.bind(inp[0])
+        with pytest.raises(crossfade.GraphError, match="nothing uses"):
+            middle.compile()
+        del forgotten
+        first = other.same.bind(middle).compile()
+        value, _ = one.two.bind(inp[1])
+        second = crossfade.MultiOutputNode([value, one.same.bind(middle)]).compile()
+        third = other.together.bind().compile()
+    assert first.execute(3).get() == 3
+    assert crossfade.get(second.execute(4, (5, 6))) == [5, 4]
+    first.teardown()
+    assert crossfade.get(second.execute(7, (8, 9))) == [8, 7]
+    assert first.plan.outputs != second.plan.outputs
+    assert third.execute().get() == 0
 
 
 def test_an_actor_does_not_get_the_driver_s_name(engine: str) -> None:

@@ -260,6 +260,8 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     session.bury_orphans()
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
     graph = CompiledGraph(session, checked, plan, opened, chosen)
+    for each in (*checked.outputs, *checked.input_parts):
+        each._is_compiled = True
     session.graphs.add(graph)
     session.executions.add(graph._executions)
     if session.is_over:  # another thread has ended it meanwhile, and may not have seen this graph

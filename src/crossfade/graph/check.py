@@ -329,7 +329,9 @@ def _find_forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> GraphEr
 
 
 def _forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> list[Node]:
-    """Calls that nothing uses and parts of the input that nothing uses, in the order of their creation."""
+    """Calls that nothing uses and parts of the input that nothing uses, in the order of their creation. What other graphs were
+    compiled of is used: several may be made of one input, one after the other.
+    """
     wanted = set(outputs)
     seen = dict.fromkeys(nodes)
     pending = list(seen)
@@ -337,7 +339,7 @@ def _forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> list[Node]:
     while pending:
         node = pending.pop()
         followers = _followers(node)
-        is_used = any(each._users or each in wanted for each in (node, *_values(node)))
+        is_used = any(each._users or each._is_compiled or each in wanted for each in (node, *_values(node)))
         if not is_used and isinstance(node, MethodNode | CollectiveNode | InputPart):
             forgotten.append(node)
         pending += [each for each in followers if each not in seen]

@@ -87,6 +87,7 @@ class Node:
 
     - ``_order``: the position in the order of creation, which is topological: what a node uses was created before it.
     - ``_users``: the method calls that take this node, as far as they are still alive.
+    - ``_is_compiled``: a graph was compiled of which this is an output, or a part of the input.
     - ``_transport``: how the value should move; ``auto`` leaves it to crossfade.
     - ``_transport_to``: how it should move to some of its readers, by the id of the actor, where that differs.
     - ``_target_device``: where readers want the tensors in it.
@@ -98,6 +99,7 @@ class Node:
     def __init__(self) -> None:
         self._order = next(_orders)
         self._users: WeakSet[Node] = WeakSet()
+        self._is_compiled = False
         self._transport = "auto"
         self._transport_to: dict[str, str] = {}
         self._target_device = TargetDevice.DEFAULT
