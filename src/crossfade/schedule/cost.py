@@ -328,7 +328,7 @@ class Workload:
         ):
             for name in given:
                 if name not in known:
-                    hint = nearest(name, known, f"the graph has {_some(known)}: print(graph.plan) shows them all")
+                    hint = nearest(str(name), known, f"the graph has {_some(known)}: print(graph.plan) shows them all")
                     raise ValueError(f"{what} of the workload has {name!r}, which is not in the graph\nhint: {hint}")
 
     def time_us(self, node: NodeSpec) -> float:
