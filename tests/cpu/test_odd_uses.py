@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import pickle
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -38,6 +39,10 @@ class Worker:
         time.sleep(0.0005)
         self._is_busy = False
         return value
+
+    def slow(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
 
     def together(self) -> int:
         return self.num_together
@@ -72,6 +77,40 @@ class Worker:
 
 
 Remote = crossfade.remote(Worker)
+
+
+@crossfade.remote
+class Leaver:
+    def __init__(self, is_short: bool = False) -> None:
+        if is_short:
+            sys.exit("not even begun")
+
+    def leave_at(self, number: int) -> int:
+        if number == 1:
+            sys.exit(3)
+        return number
+
+
+@crossfade.remote
+class Outer:
+    """Has a graph of its own."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+
+    def doubled(self, value: int) -> tuple[int, int]:
+        self._num_calls += 1
+        with crossfade.InputNode() as inp:
+            graph = Inner.remote().double.bind(inp).compile()
+        ref = graph.execute(value)
+        assert crossfade.wait([ref]) == ([ref], [])
+        return ref.get(), self._num_calls
+
+
+@crossfade.remote
+class Inner:
+    def double(self, value: int) -> int:
+        return 2 * value
 
 
 @pytest.fixture(params=["inline", "local"])
@@ -240,6 +279,45 @@ def test_several_graphs_begin_at_one_input(engine: str) -> None:
     assert crossfade.get(second.execute(7, (8, 9))) == [8, 7]
     assert first.plan.outputs != second.plan.outputs
     assert third.execute().get() == 0
+
+
+def test_a_method_that_exits_ends_its_actor(engine: str) -> None:
+    leaver, calls = Leaver.remote(), Leaver.remote()
+    with crossfade.InputNode() as inp:
+        graph = leaver.leave_at.bind(inp).compile()
+    refs = [graph.execute(number) for number in range(2)]
+    assert refs[0].get() == 0
+    for _ in range(2):
+        with pytest.raises(crossfade.ActorDiedError, match="exited with code 3"):
+            refs[1].get()
+    with pytest.raises(crossfade.ActorDiedError, match="exited with code 3"):
+        leaver.leave_at.remote(0).get()
+    for _ in range(2):
+        with pytest.raises(crossfade.ActorDiedError, match="exited with code 3"):
+            calls.leave_at.remote(1).get()
+    with pytest.raises(crossfade.ActorStartError):
+        Leaver.remote(is_short=True).leave_at.remote(0).get()
+
+
+def test_a_method_of_a_graph_may_wait_for_another_graph(engine: str) -> None:
+    outer = Outer.remote()
+    with crossfade.InputNode() as inp:
+        graph = outer.doubled.bind(inp).compile()
+    assert [graph.execute(number).get(timeout=60) for number in (1, 2)] == [(2, 1), (4, 2)]
+    graph.teardown()
+
+
+@pytest.mark.parametrize("engine", ["local"], indirect=True)
+def test_a_time_limit_of_several_is_named_whole(engine: str) -> None:
+    quick, slow = Remote.remote(), Remote.remote()
+    with crossfade.InputNode() as inp:
+        graph = slow.slow.bind(inp).compile()
+    assert graph.execute(0.0).get() == 0.0
+    for start in (slow.slow.remote, graph.execute):
+        refs = [quick.slow.remote(0.1), start(0.7)]
+        with pytest.raises(crossfade.GetTimeoutError, match=r"within 0\.3 s"):
+            crossfade.get(refs, timeout=0.3)
+        assert crossfade.get(refs, timeout=60.0) == [0.1, 0.7]
 
 
 def test_an_actor_does_not_get_the_driver_s_name(engine: str) -> None:

@@ -244,12 +244,12 @@ class Executions:
 
     # Collecting
 
-    def collect(self, execution: Execution, timeout: float | None) -> None:
-        """Takes results in until those of ``execution`` are there."""
+    def collect(self, execution: Execution, timeout: float | None, whole: float | None = None) -> None:
+        """Takes results in until those of ``execution`` are there. ``whole`` is the time limit of which ``timeout`` is left."""
         deadline = deadline_of(timeout)
         if not self._collecting.acquire(False) and not self._await_turn(execution, deadline):
             if execution.values is None:
-                raise self._timed_out(execution, timeout)
+                raise self._timed_out(execution, timeout if whole is None else whole)
             return  # another thread has collected it
         try:
             while execution.values is None:
@@ -261,7 +261,7 @@ class Executions:
                     if not self.opened.wait_to_collect(
                         lambda: execution.values is not None or self._collect_next(), left_s
                     ):
-                        raise self._timed_out(execution, timeout)
+                        raise self._timed_out(execution, timeout if whole is None else whole)
         finally:
             self._collecting.release()
             if self._num_waiting or self._num_watching:

@@ -49,6 +49,10 @@ class Ref:
         """
         raise NotImplementedError
 
+    def get_within(self, left_s: float, timeout: float | None) -> Any:
+        """`get`, where ``left_s`` seconds are left of a time limit that several have together."""
+        raise NotImplementedError
+
     def is_ready(self) -> bool:
         """Whether `get` would return, or raise, without waiting."""
         raise NotImplementedError
@@ -81,9 +85,13 @@ class CallRef(Ref):
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`."""
+        return self.get_within(seconds_of(timeout), timeout)
+
+    def get_within(self, left_s: float | None, timeout: float | None) -> Any:
+        """See `Ref.get_within`; without an end if it is None."""
         if self._session.pid != os.getpid():
             raise SessionError(f"{self._label} was called in the process that this one was forked from")
-        if not self._pending.wait(seconds_of(timeout)):
+        if not self._pending.wait(left_s):
             raise GetTimeoutError(
                 f"{self._label} has not returned within {timeout} s", hint="get the same reference again"
             )
@@ -115,6 +123,10 @@ class StoredRef(Ref):
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`. The value is there at once, and is a new one each time."""
+        return self._stored.load()
+
+    def get_within(self, left_s: float, timeout: float | None) -> Any:
+        """See `Ref.get_within`."""
         return self._stored.load()
 
     def is_ready(self) -> bool:
@@ -161,6 +173,12 @@ class CompiledRef(Ref):
             raise value.to_error()
         return value
 
+    def get_within(self, left_s: float, timeout: float | None) -> Any:
+        """See `Ref.get_within`."""
+        if self._execution.values is None:
+            self._executions.collect(self._execution, left_s, timeout)
+        return self.get()
+
     def is_ready(self) -> bool:
         """See `Ref.is_ready`."""
         return self._execution.values is not None or self._executions.is_over(self._execution)
@@ -180,14 +198,14 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         GetTimeoutError, TaskError, ActorDiedError: see `Ref.get`.
         TypeError: something else was passed.
     """
-    return _get(refs, deadline_of(timeout))
+    return _get(refs, deadline_of(timeout), timeout)
 
 
-def _get(refs: Any, deadline: float | None) -> Any:
+def _get(refs: Any, deadline: float | None, timeout: float | None) -> Any:
     if isinstance(refs, Ref):
-        return refs.get(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return refs.get() if deadline is None else refs.get_within(max(0.0, deadline - time.monotonic()), timeout)
     if isinstance(refs, Sequence) and not isinstance(refs, str | bytes):
-        return [_get(ref, deadline) for ref in refs]
+        return [_get(ref, deadline, timeout) for ref in refs]
     raise TypeError(
         f"cannot get {refs!r}\nhint: pass a reference that execute() or .remote() returned, or a list of them"
     )

@@ -158,6 +158,7 @@ class _Holder:
 
     session: Session | None = None
     lock = threading.RLock()
+    parents: frozenset[str] = frozenset()  # sessions of the processes that this one was forked from
 
 
 def init(
@@ -253,6 +254,10 @@ def require_same(session_id: str, what: str) -> Session:
     """
     session = current()
     if session is None or session.id != session_id:
+        if session_id in _Holder.parents:
+            raise SessionError(
+                f"{what} belongs to the process that this one was forked from", hint="make actors and graphs anew here"
+            )
         raise SessionError(
             f"{what} belongs to a session that is over", hint="make actors and graphs anew after crossfade.shutdown()"
         )
@@ -273,6 +278,7 @@ def _disown() -> None:
     session, _Holder.session = _Holder.session, None
     _Holder.lock = threading.RLock()
     if session is not None:
+        _Holder.parents |= {session.id}
         for executions in list(session.executions):
             executions.disown()
         session.engine.disown()

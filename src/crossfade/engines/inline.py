@@ -21,6 +21,7 @@ from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
+from crossfade.host.processes import describe_exit
 from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.timeline import Span
@@ -31,6 +32,8 @@ from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
 __all__ = ["InlineEngine"]
+
+KILLED = "it was killed"
 
 
 def _copied(value: Any) -> Any:
@@ -46,10 +49,11 @@ def _own_copy(value: Any) -> Any:
 
 
 class _DoneCall:
-    """A call that has run: they run when they are made."""
+    """A call that has run: they run when they are made. Or one in which its actor ended."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, error: ActorDiedError | None = None) -> None:
         self._value = value
+        self._error = error
 
     def is_done(self) -> bool:
         return True
@@ -58,6 +62,8 @@ class _DoneCall:
         return True
 
     def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
         return self._value
 
 
@@ -69,6 +75,7 @@ class InlineEngine:
     def __init__(self) -> None:
         self._instances: dict[str, Any] = {}
         self._dead: dict[str, Failure] = {}
+        self._ends: dict[str, str] = {}  # how actors ended
         self._plans: list[_InlinePlan] = []
         self._numbers = itertools.count()
         self._lock = threading.RLock()  # a method may use a graph itself
@@ -82,7 +89,7 @@ class InlineEngine:
             copied_args, copied_kwargs = pickle.loads(payload)
             with self._lock:
                 self._instances[actor] = cls(*copied_args, **copied_kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._dead[actor] = Failure.capture(error, actor=actor, node=f"{cls.__name__}.__init__")
 
     def _instance(self, actor: str) -> Any:
@@ -90,7 +97,7 @@ class InlineEngine:
             cause = self._dead[actor].to_error()
             raise ActorStartError(f"actor {actor} could not be started: {cause}") from cause
         if actor not in self._instances:
-            raise _dead(actor)
+            raise _dead(actor, self._ends.get(actor, KILLED))
         return self._instances[actor]
 
     def call(
@@ -104,8 +111,11 @@ class InlineEngine:
             with self._lock:
                 result = getattr(instance, method)(*copied_args, **copied_kwargs)
                 return _DoneCall(_own_copy(result if num_returns == 1 else returns(result, num_returns)))
-        except (SystemExit, KeyboardInterrupt):
+        except KeyboardInterrupt:
             raise
+        except SystemExit as error:
+            self._end(actor, _how(error))
+            return _DoneCall(None, _dead(actor, _how(error)))
         except BaseException as error:
             return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
 
@@ -118,16 +128,20 @@ class InlineEngine:
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
         copies = {node: _copied(call) for node, call in calls.items()}
         opened = _InlinePlan(
-            next(self._numbers), plan, instances, copies, self._plans, self._lock, record=record, debug=debug
+            next(self._numbers), plan, instances, copies, self._plans, self._lock, self._end, record=record, debug=debug
         )
         self._plans.append(opened)
         return opened
 
     def kill(self, actor: str) -> None:
         """See the protocol."""
+        self._end(actor, KILLED)
+
+    def _end(self, actor: str, how: str) -> None:
         if self._instances.pop(actor, None) is not None:
+            self._ends[actor] = how
             for plan in list(self._plans):
-                plan.lose(actor)
+                plan.lose(actor, how)
 
     def disown(self) -> None:
         """See the protocol. The child has copies of them."""
@@ -188,6 +202,7 @@ class _InlinePlan:
         calls: Mapping[str, Call],
         registry: list[_InlinePlan],
         lock: threading.RLock,
+        end: Callable[[str, str], None],
         *,
         record: bool,
         debug: bool,
@@ -196,7 +211,9 @@ class _InlinePlan:
         self._plan = plan
         self._registry = registry
         self._lock = lock
-        self._lost = ""
+        self._end = end
+        self._lost: tuple[str, str] | None = None  # an actor, and how it ended
+        self._busy: set[str] = set()  # actors in the middle of a step, which may wait for another graph
         ends = {party: Ends() for party in plan.programs}
         self._rings: list[tuple[ChannelSpec, str, LocalReader]] = []
         for spec in plan.channels:
@@ -225,25 +242,37 @@ class _InlinePlan:
             for actor in instances
         }
 
-    def lose(self, actor: str) -> None:
-        """One of the actors was killed."""
+    def lose(self, actor: str, how: str) -> None:
+        """One of the actors has ended."""
         if actor in self._cursors:
-            self._lost = actor
+            self._lost = self._lost or (actor, how)
 
     def try_advance(self) -> bool:
         """Does what can be done now; False if that is nothing."""
-        return not self._lost and self._advance()
+        return self._lost is None and self._advance()
 
     def _advance(self) -> bool:
         self.check()
         with self._lock:
-            moved = [cursor.advance() for cursor in self._cursors.values()]  # all of them, not up to the first
+            moved = [self._advance_one(actor) for actor in self._cursors]  # all of them, not up to the first
         return any(moved)
+
+    def _advance_one(self, actor: str) -> bool:
+        if actor in self._busy or self._lost is not None:
+            return False
+        self._busy.add(actor)
+        try:
+            return self._cursors[actor].advance()
+        except SystemExit as error:
+            self._end(actor, _how(error))
+            return True
+        finally:
+            self._busy.discard(actor)
 
     def check(self) -> None:
         """See the protocol."""
-        if self._lost:
-            raise _dead(self._lost)
+        if self._lost is not None:
+            raise _dead(*self._lost)
 
     def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
         """See the protocol."""
@@ -318,7 +347,13 @@ class _InlinePlan:
                 guard.close()
 
 
-def _dead(actor: str) -> ActorDiedError:
-    error = ActorDiedError(f"actor {actor} is dead: it was killed")
+def _how(error: SystemExit) -> str:
+    """What becomes of a process in which nobody catches it."""
+    code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    return describe_exit(code & 0xFF)
+
+
+def _dead(actor: str, how: str) -> ActorDiedError:
+    error = ActorDiedError(f"actor {actor} is dead: {how}")
     error.actor = actor
     return error

@@ -452,5 +452,5 @@ def _check_hidden(node: MethodNode) -> None:
         source, place = hidden
         raise GraphError(
             f"{node.label} is given the node {describe(source)} {place}, where it cannot be found",
-            hint="pass nodes at the top level, in lists and tuples, or as the values of dicts",
+            hint="pass nodes at the top level, in plain lists and tuples, or as the values of plain dicts (no subclasses)",
         )
