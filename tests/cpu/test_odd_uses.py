@@ -79,7 +79,6 @@ class Worker:
 Remote = crossfade.remote(Worker)
 
 
-@crossfade.remote
 class Leaver:
     def __init__(self, is_short: bool = False) -> None:
         if is_short:
@@ -91,7 +90,6 @@ class Leaver:
         return number
 
 
-@crossfade.remote
 class Outer:
     """Has a graph of its own."""
 
@@ -101,13 +99,21 @@ class Outer:
     def doubled(self, value: int) -> tuple[int, int]:
         self._num_calls += 1
         with crossfade.InputNode() as inp:
-            graph = Inner.remote().double.bind(inp).compile()
+            graph = crossfade.remote(Inner).remote().double.bind(inp).compile()
         ref = graph.execute(value)
         assert crossfade.wait([ref]) == ([ref], [])
         return ref.get(), self._num_calls
 
 
-@crossfade.remote
+def not_made() -> None:
+    raise ZeroDivisionError("as it does here")
+
+
+class NotMade:
+    def __reduce__(self) -> Any:
+        return not_made, ()
+
+
 class Inner:
     def double(self, value: int) -> int:
         return 2 * value
@@ -282,7 +288,8 @@ def test_several_graphs_begin_at_one_input(engine: str) -> None:
 
 
 def test_a_method_that_exits_ends_its_actor(engine: str) -> None:
-    leaver, calls = Leaver.remote(), Leaver.remote()
+    leavers = crossfade.remote(Leaver)
+    leaver, calls = leavers.remote(), leavers.remote()
     with crossfade.InputNode() as inp:
         graph = leaver.leave_at.bind(inp).compile()
     refs = [graph.execute(number) for number in range(2)]
@@ -296,11 +303,35 @@ def test_a_method_that_exits_ends_its_actor(engine: str) -> None:
         with pytest.raises(crossfade.ActorDiedError, match="exited with code 3"):
             calls.leave_at.remote(1).get()
     with pytest.raises(crossfade.ActorStartError):
-        Leaver.remote(is_short=True).leave_at.remote(0).get()
+        leavers.remote(is_short=True).leave_at.remote(0).get()
+
+
+@pytest.mark.parametrize("num", [5, 50_000])
+def test_arrays_that_are_bound_are_read_only(engine: str, num: int) -> None:
+    adder = Remote.remote()
+    nodes = [adder.grown.bind(np.zeros(num)), adder.grown.bind([np.zeros(num)][0])]
+    graph = crossfade.MultiOutputNode(nodes).compile()
+    for _ in range(2):
+        for ref in graph.execute():
+            with pytest.raises(ValueError, match="read-only"):
+                ref.get()
+    with crossfade.InputNode() as inp:
+        added = adder.added.bind(np.ones((num, 2), order="F"), inp).compile()
+    assert added.execute(0.5).get() == 2 * num + 0.5
+
+
+@pytest.mark.parametrize("engine", ["local"], indirect=True)
+def test_what_is_bound_and_cannot_be_made_at_its_actor_is_said(engine: str) -> None:
+    actor = Remote.remote()
+    with crossfade.InputNode() as inp:
+        node = actor.added.bind(NotMade(), inp)
+    with pytest.raises(ZeroDivisionError, match="unpickling what was bound to its methods on actor"):
+        node.compile()
+    assert crossfade.get(actor.same.remote(3)) == 3
 
 
 def test_a_method_of_a_graph_may_wait_for_another_graph(engine: str) -> None:
-    outer = Outer.remote()
+    outer = crossfade.remote(Outer).remote()
     with crossfade.InputNode() as inp:
         graph = outer.doubled.bind(inp).compile()
     assert [graph.execute(number).get(timeout=60) for number in (1, 2)] == [(2, 1), (4, 2)]

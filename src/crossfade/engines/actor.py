@@ -51,6 +51,10 @@ _ALL_TURNS = 32
 """In every so many turns all parts are looked at, also those that seem to have nothing to do: their channels may have ended."""
 
 
+class _NotUnpickled(Exception):
+    """What was bound to an actor's methods cannot be made there. The cause says why."""
+
+
 @dataclass(slots=True)
 class _Part:
     """This actor's part of an open plan."""
@@ -271,6 +275,9 @@ class _Actor:
             self._parts[message.number] = part = self._part(message, list(fds))
             self._running.append(part)
             failure = None
+        except _NotUnpickled as error:
+            cause = error.__cause__ or error
+            failure = Failure.capture(cause, actor=self._name, node="unpickling what was bound to its methods")
         except Exception as error:
             failure = Failure.capture(error, actor=self._name, node="opening its channels")
         send(self._connection, control.Opened(message.number, failure))
@@ -302,7 +309,10 @@ class _Actor:
         shared: dict[str, Memory] | None,
     ) -> _Part:
         plan = message.plan
-        calls = pickle.loads(message.calls)  # first of all, since it may raise
+        try:
+            calls = message.calls.load()  # first of all, since it may raise
+        except Exception as error:
+            raise _NotUnpickled from error
         device_ends = None
         if shared is not None:
             device_ends = self._own_devices().open(message.number, plan, self._name, shared, self._pidfds)

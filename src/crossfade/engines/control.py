@@ -87,6 +87,27 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
+class Constants:
+    """What the user bound, pickled. Arrays in it arrive read-only, as those do that go through a channel."""
+
+    data: bytes
+    buffers: tuple[bytes, ...]
+
+    @staticmethod
+    def of(value: Any) -> Constants:
+        """Raises what pickling it raises."""
+        import cloudpickle
+
+        buffers: list[pickle.PickleBuffer] = []
+        data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        return Constants(data, tuple(bytes(buffer.raw()) for buffer in buffers))
+
+    def load(self) -> Any:
+        """The value, made anew."""
+        return pickle.loads(self.data, buffers=self.buffers)
+
+
+@dataclass(frozen=True, slots=True)
 class OpenPlan:
     """To the actor: take part in a plan. ``calls`` holds the arguments of its nodes, by node id.
 
@@ -96,7 +117,7 @@ class OpenPlan:
 
     number: int
     plan: Plan
-    calls: bytes
+    calls: Constants
     heaps: tuple[str, ...]
     has_store: bool
     record: bool

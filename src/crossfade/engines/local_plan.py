@@ -23,7 +23,6 @@ from crossfade.engines.board import (
     ring_states,
     uses_devices,
 )
-from crossfade.engines.control import dump_user
 from crossfade.engines.driver import DriverEnds
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.protocol import ActorStatistics
@@ -91,14 +90,14 @@ class LocalPlan:
         """
         plan = self._plan
         payloads = {  # before there is anything to give back: it may raise
-            actor: dump_user({node.id: calls[node.id] for node in plan.nodes if node.actor == actor})
+            actor: control.Constants.of({node.id: calls[node.id] for node in plan.nodes if node.actor == actor})
             for actor in self._actors
         }
         with ExitStack() as undo:  # whatever happens, but for what the driver's ends take over
             self._open(payloads, undo)
         self._await_opened()
 
-    def _open(self, payloads: Mapping[str, bytes], undo: ExitStack) -> None:
+    def _open(self, payloads: Mapping[str, control.Constants], undo: ExitStack) -> None:
         plan, engine = self._plan, self._engine
 
         def create(label: str, size_bytes: int, undo: ExitStack = undo) -> Memory:
