@@ -309,7 +309,7 @@ def test_a_method_that_exits_ends_its_actor(engine: str) -> None:
 @pytest.mark.parametrize("num", [5, 50_000])
 def test_arrays_that_are_bound_are_read_only(engine: str, num: int) -> None:
     adder = Remote.remote()
-    nodes = [adder.grown.bind(np.zeros(num)), adder.grown.bind([np.zeros(num)][0])]
+    nodes = [adder.grown.bind(np.zeros(num)), adder.grown.bind(np.ones((num, 2)))]
     graph = crossfade.MultiOutputNode(nodes).compile()
     for _ in range(2):
         for ref in graph.execute():
