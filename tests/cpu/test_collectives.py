@@ -535,7 +535,7 @@ def comparable(value: Any) -> Any:
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(drawn=draws())
 def test_pl4_random_graphs_with_collectives_give_the_same_in_one_thread(both: tuple[Bench, Bench], drawn: Draw) -> None:
     check_random(both, drawn)

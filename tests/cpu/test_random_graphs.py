@@ -20,7 +20,7 @@ from tests.helpers.graphs import (
     open_benches,
 )
 
-FEWER = settings(max_examples=60)  # `make soak` has thousands
+FEWER = settings(max_examples=30)  # `make soak` has thousands
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def tensor_benches() -> Iterator[Benches]:
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(draw=graph_draws(kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4))
 def test_pl4_random_graphs_of_tensors_give_the_same_on_both_engines(tensor_benches: Benches, draw: GraphDraw) -> None:
     check_engines_agree(tensor_benches, [draw])
