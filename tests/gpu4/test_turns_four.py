@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
 
 import pytest
 
-torch: Any = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import crossfade  # noqa: E402
-from crossfade.plan.turns import predecessors  # noqa: E402
-
-SIZE_BYTES = 200_000_000
-NUM_EXECUTIONS = 20
-CLOCKS_US = 50.0
-"""How far clocks of different GPUs may be apart in a timeline; a push takes 550."""
-
-
-class Worker:
-    def make(self, number: int) -> Any:
-        return torch.full((SIZE_BYTES // 4,), number, dtype=torch.int32, device="cuda")
-
-    def both_ends(self, *values: Any) -> Any:
-        return torch.stack([value[place] for value in values for place in (0, -1)]).cpu()
+import crossfade
+from tests.helpers.turn_gpu_cases import check_one_after_the_other
 
 
 @pytest.fixture
@@ -37,19 +22,4 @@ def session() -> Iterator[None]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_large_tensors_come_one_after_the_other(session: None, overlap: bool) -> None:
-    *senders, receiver = (crossfade.remote(num_gpus=1)(Worker).remote() for _ in range(4))
-    with crossfade.InputNode() as number:
-        graph = receiver.both_ends.bind(*(each.make.bind(number) for each in senders)).compile(
-            overlap=overlap, record=True
-        )
-    assert len(predecessors(graph.plan)) == 2
-    for execution in range(NUM_EXECUTIONS):
-        assert graph.execute(execution).get(timeout=60).tolist() == [execution] * 6
-    spans = [span for span in graph.timeline().spans if span.stream == "push"]
-    num_in_order = 0
-    for execution in range(2, NUM_EXECUTIONS):
-        pushes = sorted((span for span in spans if span.execution == execution), key=lambda span: span.label)
-        assert len(pushes) == 3
-        num_in_order += all(later.start_us >= before.end_us - CLOCKS_US for before, later in pairwise(pushes))
-    assert num_in_order >= 0.8 * (NUM_EXECUTIONS - 2)  # a host that is late by more than a push loses its turn
-    graph.teardown()
+    check_one_after_the_other(1.0, overlap=overlap)
