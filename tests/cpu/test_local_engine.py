@@ -452,6 +452,17 @@ def test_the_timeline_has_every_action(actors: Any) -> None:
         silent.timeline()
 
 
+def test_a_method_that_an_error_passes_by_has_not_computed(actors: Any) -> None:
+    a, b = actors
+    with crossfade.InputNode() as inp:
+        dag = b.add.bind(a.fail.bind(inp), b=1)
+    with dag.compile(record=True) as graph:
+        with pytest.raises(FileNotFoundError):
+            graph.execute(0).get()
+        computed = [span.what for span in graph.timeline().spans if span.kind == "compute" and "run" in span.label]
+    assert [what.split(".")[1] for what in computed] == ["fail"]
+
+
 def test_statistics(actors: Any) -> None:
     actor = actors[0]
     with _graph(actor, "echo") as graph:

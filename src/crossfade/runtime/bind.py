@@ -17,6 +17,7 @@ from crossfade.runtime.guard import Guard
 from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
 from crossfade.runtime.static_shape import StaticShape
+from crossfade.runtime.wrapped import behind, inside, unless
 
 if TYPE_CHECKING:
     from crossfade.runtime.device_record import DeviceRecorder
@@ -79,7 +80,13 @@ def bind(
     def wrapped(bounds: Sequence[_Bound]) -> list[Step]:
         if recorder is None:
             return [bound.step for bound in bounds]
-        return [recorder.wrap(on_devices(bound), bound.action, _what(plan, bound.action)) for bound in bounds]
+        return [recorded(recorder, bound) for bound in bounds]
+
+    def recorded(recorder: Recorder, bound: _Bound) -> Step:
+        step = recorder.wrap(on_devices(bound), bound.action, _what(plan, bound.action))
+        if bound.action.verb is not Verb.RUN:
+            return step
+        return unless(binder.is_passed_by(plan.node[bound.action.target]), bound.step, step)
 
     def on_devices(bound: _Bound) -> Step:
         step = bound.step
@@ -162,6 +169,11 @@ class _Binder:
                 found.update(dict.fromkeys(outputs, around))
         return found
 
+    def is_passed_by(self, node: NodeSpec) -> Callable[[], bool]:
+        """Whether the method is not going to run, since something that it needs is an error."""
+        registers, inputs = self._registers, [self._register(value) for value in node.inputs]
+        return lambda: any(type(registers[register]) is Failure for register in inputs)
+
     def steps(self, action: Action) -> list[_Bound]:
         """The steps of one action: waits for received values that it is the first to use, then the action itself."""
         waits = [self._bound_wait(self._pending[value]) for value in self._used_by(action) if value in self._pending]
@@ -203,7 +215,7 @@ class _Binder:
                 start = self._ends.readers[action.target].try_start
                 return [start, self._read(action.target)] if action.stream == MAIN else [start]
             case Verb.RUN:
-                return [_behind(self._before_run, self._run(self._plan.node[action.target]))]
+                return [behind(self._before_run, self._run(self._plan.node[action.target]))]
             case Verb.WRITE:
                 return [self._write(action.target)]
             case Verb.SEND:
@@ -248,7 +260,7 @@ class _Binder:
                 return try_write(Failure.capture(error, actor=actor, node=label))
 
         around = self._around_writes.get(self._plan.channel[channel].value)
-        write = write_here if around is None else _inside(around, write_here)
+        write = write_here if around is None else inside(around, write_here)
         if self._guard is None:
             return write
         writer, is_ordered = self._ends.writers[channel], self._plan.channel[channel].is_ordered
@@ -417,29 +429,6 @@ class _Binder:
             return True
 
         return run
-
-
-def _behind(before: Sequence[Callable[[], None]], step: Step) -> Step:
-    """A step before which something is to be done."""
-    if not before:
-        return step
-
-    def behind() -> bool:
-        for each in before:
-            each()
-        return step()
-
-    return behind
-
-
-def _inside(around: Callable[[], AbstractContextManager[None]], step: Step) -> Step:
-    """A step that is done inside of something."""
-
-    def inside() -> bool:
-        with around():
-            return step()
-
-    return inside
 
 
 def _is_flat(arg: Any) -> bool:
