@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Doer:
     def pid(self) -> int:
         return os.getpid()
 
-    def read(self, path: str) -> str:
+    def read(self, path: Path) -> str:
         """Returns once somebody has written to a named pipe and closed it."""
         with open(path) as pipe:
             return pipe.read()
@@ -97,21 +98,13 @@ def own(request: pytest.FixtureRequest) -> Iterator[None]:
     crossfade.shutdown()
 
 
-@pytest.fixture
-def pipe(tmp_path: Any) -> str:
-    """A named pipe."""
-    path = str(tmp_path / "pipe")
-    os.mkfifo(path)
-    return path
-
-
 def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
     with crossfade.InputNode() as inp:
         graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)
     return graph
 
 
-def _write(path: str, text: str = "") -> None:
+def _write(path: Path, text: str = "") -> None:
     with open(path, "w") as file:
         file.write(text)
 
@@ -154,7 +147,7 @@ def test_refs_of_plain_executions_and_calls_can_be_awaited(actors: Any) -> None:
     _run(work())
 
 
-def test_a_reference_as_an_argument_is_awaited(processes: Any, pipe: str) -> None:
+def test_a_reference_as_an_argument_is_awaited(processes: Any, pipe: Path) -> None:
     first, second = processes
 
     async def main() -> None:
@@ -226,7 +219,7 @@ def test_a_thousand_started_and_awaited_afterwards(actors: Any) -> None:
     _run(work())
 
 
-def test_room_is_given_in_the_order_of_asking(processes: Any, pipe: str) -> None:
+def test_room_is_given_in_the_order_of_asking(processes: Any, pipe: Path) -> None:
     actor = processes[0]
     with crossfade.InputNode() as inp:
         graph = actor.read.bind(inp).compile(max_inflight=1)
@@ -276,7 +269,7 @@ def test_other_tasks_have_their_turns(actors: Any) -> None:
 # Cancelling
 
 
-def test_a_cancelled_wait_loses_nothing(processes: Any, pipe: str) -> None:
+def test_a_cancelled_wait_loses_nothing(processes: Any, pipe: Path) -> None:
     graph = _graph(processes[0], "read", max_inflight=2)
 
     async def work() -> None:
@@ -293,7 +286,7 @@ async def _await(future: Any) -> Any:
     return await future
 
 
-def test_a_cancelled_wait_for_room_starts_nothing_that_somebody_has_to_get(processes: Any, pipe: str) -> None:
+def test_a_cancelled_wait_for_room_starts_nothing_that_somebody_has_to_get(processes: Any, pipe: Path) -> None:
     graph = _graph(processes[0], "read", max_inflight=1)
 
     async def work() -> None:
@@ -369,7 +362,7 @@ def test_loops_in_threads_and_threads_that_block_share_a_graph(processes: Any) -
     assert failures == []
 
 
-def test_a_loop_is_told_what_another_thread_took_in(processes: Any, pipe: str) -> None:
+def test_a_loop_is_told_what_another_thread_took_in(processes: Any, pipe: Path) -> None:
     actor = processes[0]
     graph = _graph(actor, "read")
 
@@ -434,7 +427,7 @@ def test_a_result_that_another_thread_takes_in_just_before_it_is_awaited(
     _run(work())
 
 
-def test_a_look_that_finds_the_lock_taken_is_made_up_for(processes: Any, pipe: str) -> None:
+def test_a_look_that_finds_the_lock_taken_is_made_up_for(processes: Any, pipe: Path) -> None:
     """A thread looks, the value comes and rings, the loop finds the lock taken; only then the thread lets go of it."""
     graph = _graph(processes[0], "read")
 
@@ -463,7 +456,7 @@ def test_a_look_that_finds_the_lock_taken_is_made_up_for(processes: Any, pipe: s
     _run(work())
 
 
-def test_waits_that_timed_out_leave_nothing(processes: Any, pipe: str) -> None:
+def test_waits_that_timed_out_leave_nothing(processes: Any, pipe: Path) -> None:
     graph = _graph(processes[0], "read")
 
     async def work() -> None:
@@ -482,7 +475,7 @@ def test_waits_that_timed_out_leave_nothing(processes: Any, pipe: str) -> None:
     _run(work())
 
 
-def test_a_loop_that_ends_while_something_is_awaited_is_not_rung_any_more(processes: Any, pipe: str) -> None:
+def test_a_loop_that_ends_while_something_is_awaited_is_not_rung_any_more(processes: Any, pipe: Path) -> None:
     graph = _graph(processes[0], "read")
 
     async def work() -> Any:
@@ -501,7 +494,7 @@ def test_a_loop_that_ends_while_something_is_awaited_is_not_rung_any_more(proces
 # The end of something
 
 
-def test_an_actor_that_dies_while_it_is_awaited(processes: Any, pipe: str) -> None:
+def test_an_actor_that_dies_while_it_is_awaited(processes: Any, pipe: Path) -> None:
     actor, other = Actor.options(name="first").remote(), processes[0]
     graph, apart = _graph(actor, "read", max_inflight=1), _graph(other, "echo")
     pid = actor.pid.remote().get()
@@ -525,7 +518,7 @@ def test_an_actor_that_dies_while_it_is_awaited(processes: Any, pipe: str) -> No
 
 
 @pytest.mark.parametrize("how", ["shutdown", "teardown"])
-def test_the_end_while_something_is_awaited(own: None, pipe: str, how: str) -> None:
+def test_the_end_while_something_is_awaited(own: None, pipe: Path, how: str) -> None:
     graph = _graph(Actor.remote(), "read", max_inflight=1)
 
     async def work() -> None:
@@ -544,7 +537,7 @@ def test_the_end_while_something_is_awaited(own: None, pipe: str, how: str) -> N
 # What it costs
 
 
-def test_a_loop_that_waits_uses_no_core(processes: Any, pipe: str) -> None:
+def test_a_loop_that_waits_uses_no_core(processes: Any, pipe: Path) -> None:
     graph, quick = _graph(processes[0], "read"), _graph(processes[1], "echo")
 
     async def work() -> None:

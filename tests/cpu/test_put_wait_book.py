@@ -63,14 +63,6 @@ def local() -> Iterator[None]:
     crossfade.shutdown()
 
 
-@pytest.fixture
-def pipe(tmp_path: Path) -> Path:
-    """A named pipe."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    return path
-
-
 def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
     with crossfade.InputNode() as inp:
         graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)

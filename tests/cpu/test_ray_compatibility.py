@@ -75,7 +75,7 @@ ELSEWHERE = {
     "several graphs on an actor, a graph compiled again": (
         "cpu/test_local_engine.py::test_several_graphs_share_actors_and_one_graph_compiles_again"
     ),
-    "teardown says what it waits for": "cpu/test_faults.py::test_teardown_says_what_it_waits_for",
+    "teardown says what it waits for": "cpu/test_teardown.py::test_teardown_says_what_it_waits_for",
     "an actor killed while idle": (
         "cpu/test_faults.py::test_an_actor_killed_while_idle_is_named_with_its_signal_and_who_waited"
     ),
