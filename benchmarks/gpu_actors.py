@@ -41,6 +41,13 @@ def host_us() -> float:
     return statistics.median(steps_us() for _ in range(15))
 
 
+def gpus_for(device: str, num_actors: int) -> float:
+    """What each actor books; two share a GPU where there are too few."""
+    if device != "cuda":
+        return 0
+    return 1 if torch.cuda.device_count() >= num_actors else 0.5
+
+
 def factor(execution: int) -> float:
     return float(2 ** (execution % NUM_FACTORS))
 

@@ -19,7 +19,7 @@ import torch
 
 import crossfade
 from benchmarks.cost_model import predicted_steady_us
-from benchmarks.gpu_actors import device_us, synchronise
+from benchmarks.gpu_actors import device_us, gpus_for, synchronise
 from benchmarks.gpu_steps import Request, Result, WrongValue, own_replies, serve
 
 NUM_ARGUMENTS = 4
@@ -196,8 +196,8 @@ class State:
 
     def start(self) -> None:
         """Starts the actors."""
-        booked = {"num_gpus": 1} if self.device == "cuda" else {}
-        self.actors = [crossfade.remote(**booked)(Worker).remote(self.device, self.size) for _ in range(NUM_ACTORS)]
+        remote = crossfade.remote(num_gpus=gpus_for(self.device, NUM_ACTORS))(Worker)
+        self.actors = [remote.remote(self.device, self.size) for _ in range(NUM_ACTORS)]
 
     def on(self, node: Any) -> Any:
         return node.with_tensor_transport(self.transport, static_shape=True, direct_return=True)

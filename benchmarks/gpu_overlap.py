@@ -2,7 +2,8 @@
 
 Run ``python -m benchmarks.gpu_overlap`` from the root of the repository: ``--report`` to write the Markdown report, ``--quick`` for
 a trial with small tensors, also without GPUs, ``--ray`` to run Ray beside it. Three senders make a tensor of 10000 x 10000 fp16
-each, one receiver multiplies each with itself and reads one element of the product; static shapes, direct return. Random data.
+each, one receiver multiplies each with itself and reads one element of the product; static shapes, direct return. Random data. What
+is wanted is wanted of four GPUs; where there are two or three, the senders share one.
 
 *Limit*: three products, one tensor made and one transfer, each measured alone in the same processes, on the devices' clocks, with
 nothing of crossfade around them; *three in a row* are the receiver's products alone, one after another without a pause. What the
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import Table
+from benchmarks.gpu_programs import NUM_SENDERS
 from benchmarks.gpu_steps import (
     Book,
     Side,
@@ -157,7 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num", type=int, default=30, help="executions in a block")
     parser.add_argument("--size", type=int, default=10_000, help="rows and columns of a tensor")
     options = parser.parse_args(arguments)
-    device = "cuda" if torch.cuda.device_count() >= 4 else "cpu"
+    num_gpus = torch.cuda.device_count()
+    if options.ray and 0 < num_gpus <= NUM_SENDERS:
+        parser.error(f"Ray's actors have a GPU each, and there are {num_gpus}")
+    device = "cuda" if num_gpus >= 2 else "cpu"
     if options.quick:
         options.rounds, options.ray_rounds, options.num = 2, 1, 5
     if options.quick or device == "cpu":

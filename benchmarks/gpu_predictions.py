@@ -5,6 +5,7 @@ Run ``python -m benchmarks.gpu_predictions`` from the root of the repository: ``
 host's steps cost; ``--topology`` takes a file that was measured before. Then every method is timed alone on an idle GPU, its
 kernels on the device's clock and what the host takes to enqueue them, and five graphs of four actors are predicted; only
 afterwards are they measured, in turn. No figure is fitted to them. Each result is compared with what indexing gives on the CPU.
+What is wanted is wanted of four GPUs; where there are two or three, two actors share each.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=8192, help="rows and columns of a tensor")
     parser.add_argument("--topology", type=Path, help="a file of crossfade topology; measured now without it")
     options = parser.parse_args(arguments)
-    device = "cuda" if torch.cuda.device_count() >= NUM_ACTORS else "cpu"
+    device = "cuda" if 2 * torch.cuda.device_count() >= NUM_ACTORS else "cpu"
     if options.quick:
         options.rounds = 2
     if device == "cpu":

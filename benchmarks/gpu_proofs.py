@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import crossfade
+from benchmarks.gpu_actors import gpus_for
 from benchmarks.gpu_steps import Request, Result, WrongValue, own_replies, serve
 from tests.helpers.graphs import (
     NUM_ACTORS,
@@ -32,13 +33,6 @@ NUM_INFLIGHT = 4
 ERROR_LIMIT_S, END_LIMIT_S = 10.0, 10.0
 SLACK_BYTES = 64 << 20
 """Free memory of a GPU is not exact to the byte."""
-
-
-def gpus_for(device: str, num_actors: int) -> float:
-    """What each actor books; two share a GPU where there are too few."""
-    if device != "cuda":
-        return 0
-    return 1 if torch.cuda.device_count() >= num_actors else 0.5
 
 
 # random graphs

@@ -6,8 +6,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 import crossfade
-from benchmarks.gpu_programs import MAX_INFLIGHT, MEASURES
+from benchmarks.gpu_actors import Sender
+from benchmarks.gpu_programs import MAX_INFLIGHT, MEASURES, NUM_SENDERS
 from benchmarks.gpu_steps import own_replies, serve
 
 
@@ -22,7 +25,13 @@ class Crossfade:
         crossfade.init()
 
     def new_actor(self, cls: type, *args: Any) -> Any:
-        return crossfade.remote(num_gpus=1 if self.device == "cuda" else 0)(cls).remote(*args)
+        return crossfade.remote(num_gpus=self._gpus_for(cls))(cls).remote(*args)
+
+    def _gpus_for(self, cls: type) -> float:
+        """One each; the senders share one where there are too few."""
+        if self.device != "cuda":
+            return 0
+        return 0.3 if cls is Sender and torch.cuda.device_count() <= NUM_SENDERS else 1
 
     def call(self, method: Any, *args: Any) -> Any:
         return crossfade.get(method.remote(*args))
