@@ -174,11 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "num_batches": options.batches,
         "num_calls": options.calls,
     }
+    if options.only_candidates and not request["candidates"]:
+        raise SystemExit("--only-candidates measures those of --candidates, and there are none")
     crew = Crew(options.ranks, options.device, first)
     begin = time.monotonic()
     kind = f", {options.label}" if options.label else ", baselines" if options.only_baselines else ""
-    if options.only_candidates and not request["candidates"]:
-        raise SystemExit("--only-candidates measures those of --candidates, and there are none")
     try:
         run(book, rows, crew, request, seconds=options.seconds, limit_s=options.limit, kind=kind)
     finally:

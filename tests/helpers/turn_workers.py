@@ -17,14 +17,18 @@ LINK_GBS = 0.04
 
 
 class CountedTurns(Turns):
-    """Notes which values were held."""
+    """Counts the values that were held; each once, however often it was asked for."""
 
-    held: set[tuple[int, int]]
+    num_held = 0
+    """Of all of this process."""
+
+    _last_held = -1
 
     def must_hold(self, number: int, lane_bytes: Any) -> bool:
         is_held = super().must_hold(number, lane_bytes)
-        if is_held:
-            self.held.add((id(self), number))
+        if is_held and number != self._last_held:
+            self._last_held = number  # values are asked for in their order
+            CountedTurns.num_held += 1
         return is_held
 
 
@@ -32,13 +36,12 @@ class TurnWorker(TensorWorker):
     """As its base; all that it pushes waits for its turn."""
 
     def __init__(self) -> None:
-        CountedTurns.held = set()
         vars(device_turns).update(_RULES=TurnRules(1, LINK_GBS), Turns=CountedTurns)
         super().__init__()
 
     def num_held(self) -> int:
         """How many of its values were held until now."""
-        return len(CountedTurns.held)
+        return CountedTurns.num_held
 
     def pid(self) -> int:
         return os.getpid()
