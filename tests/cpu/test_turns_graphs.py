@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,15 +78,13 @@ def actors(session: None) -> list[Any]:
     return [Remote.remote() for _ in range(4)]
 
 
-def fan_in(
-    actors: list[Any], *, pauses_s: tuple[float, ...] = (0.0, 0.0, 0.0), size: int = 5_000, **options: Any
-) -> Any:
-    """The last actor uses what the others make, in their order."""
+def fan_in(actors: list[Any], *, size: int = 5_000, pipe: str = "", **options: Any) -> Any:
+    """The last actor uses what the others make, in their order; the first of them waits for the pipe."""
     *senders, receiver = actors
     with crossfade.InputNode() as number:
         made = [
-            sender.fill.bind(number, size, pause_s).with_tensor_transport("copy")
-            for sender, pause_s in zip(senders, pauses_s, strict=True)
+            sender.fill.bind(number, size, pipe if sender is senders[0] else "").with_tensor_transport("copy")
+            for sender in senders
         ]
         return receiver.firsts.bind(*made).compile(**options)
 
@@ -108,15 +107,21 @@ def test_orders_of_turns_that_cross_in_two_graphs(actors: list[Any], options: di
 
 
 @pytest.mark.timeout(120)
-def test_who_is_late_holds_the_others_up_for_their_own_time_only(actors: list[Any]) -> None:
-    """The first is 50 ms late; the second is held for the 8 ms that 320 KB take here, and goes though nobody rings."""
-    before = crossfade.get(actors[1].num_held.remote())
-    graph = fan_in(actors, pauses_s=(0.05, 0.0, 0.0), size=40_000, record=True)
-    for number in range(5):
-        assert graph.execute(number).get(timeout=30) == [number] * 3
-    ends = {span.label: span.end_us for span in graph.timeline().spans if span.execution == 4 and "write" in span.label}
-    assert max(ends["write n1"], ends["write n2"]) < ends["write n0"]
-    assert crossfade.get(actors[1].num_held.remote()) - before == 5
+def test_who_is_late_holds_the_others_up_for_their_own_time_only(actors: list[Any], pipe: Path) -> None:
+    """The first waits until both others went: they are held for the 8 ms that 320 KB take here, and go though nobody rings."""
+
+    def counts(name: str) -> Any:
+        return crossfade.get([getattr(actor, name).remote() for actor in actors[1:3]])
+
+    held, told = counts("num_held"), counts("num_told")
+    graph = fan_in(actors, size=40_000, pipe=str(pipe))
+    for number in range(1, 6):
+        ref = graph.execute(number)
+        while counts("num_told") != [each + number for each in told]:
+            pass
+        pipe.write_text("")
+        assert ref.get(timeout=30) == [number] * 3
+    assert counts("num_held") == [each + 5 for each in held]
     graph.teardown(timeout=30)
 
 
@@ -173,6 +178,6 @@ def test_a_death_among_those_who_take_turns_ends_the_graph_and_nobody_else(actor
         get_all(graph, refs)
     assert time.monotonic() - begin < 5
     graph.teardown(timeout=30)
-    again = fan_in(left, pauses_s=(0.0, 0.0))
+    again = fan_in(left)
     assert again.execute(2).get(timeout=30) == [2] * 2
     again.teardown(timeout=30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import torch
@@ -17,12 +16,11 @@ LINK_GBS = 0.04
 
 
 class CountedTurns(Turns):
-    """Counts the values that were held; each once, however often it was asked for."""
+    """Counts the values of this process: those that were held, each once however often it was tried, and those that went."""
 
-    num_held = 0
-    """Of all of this process."""
+    num_held = num_told = 0
 
-    _last_held = -1
+    _last_held = 0
 
     def must_hold(self, number: int, lane_bytes: Any) -> bool:
         is_held = super().must_hold(number, lane_bytes)
@@ -30,6 +28,10 @@ class CountedTurns(Turns):
             self._last_held = number  # values are asked for in their order
             CountedTurns.num_held += 1
         return is_held
+
+    def tell(self, number: int) -> None:
+        super().tell(number)
+        CountedTurns.num_told += 1
 
 
 class TurnWorker(TensorWorker):
@@ -43,11 +45,18 @@ class TurnWorker(TensorWorker):
         """How many of its values were held until now."""
         return CountedTurns.num_held
 
+    def num_told(self) -> int:
+        """How many of its values went until now."""
+        return CountedTurns.num_told
+
     def pid(self) -> int:
         return os.getpid()
 
-    def fill(self, number: int, size: int = 5_000, pause_s: float = 0.0) -> Any:
-        time.sleep(pause_s)
+    def fill(self, number: int, size: int = 5_000, pipe: str = "") -> Any:
+        """Many times one number; once somebody has opened and closed the named pipe, if there is one."""
+        if pipe:
+            with open(pipe) as file:
+                file.read()
         return torch.full((size,), number)
 
     def pass_on(self, value: Any) -> Any:
