@@ -16,7 +16,7 @@ from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
 from crossfade.plan.plan import Plan
-from crossfade.plan.timeline import Span
+from crossfade.plan.spans import Span
 from crossfade.runtime.device_record import DeviceRecorder
 from crossfade.runtime.record import Recorder
 

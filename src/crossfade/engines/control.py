@@ -14,7 +14,7 @@ from crossfade.engines.protocol import ActorStatistics
 from crossfade.errors import Failure
 from crossfade.host.sockets import Connection
 from crossfade.plan.plan import Plan
-from crossfade.plan.timeline import Span
+from crossfade.plan.spans import Span
 
 __all__ = [
     "AskTopology",

@@ -14,7 +14,7 @@ from crossfade.errors import ChannelError, CrossfadeError, Failure
 from crossfade.interrupted import passed_through_others
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
-from crossfade.plan.timeline import Span
+from crossfade.plan.spans import Span
 from crossfade.runtime.bind import Ends
 from crossfade.runtime.record import Recorder
 from crossfade.runtime.static_shape import StaticShape

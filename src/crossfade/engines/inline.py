@@ -24,7 +24,7 @@ from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDe
 from crossfade.host.processes import describe_exit
 from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, Plan
-from crossfade.plan.timeline import Span
+from crossfade.plan.spans import Span
 from crossfade.runtime.bind import Ends, bind, returns
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder

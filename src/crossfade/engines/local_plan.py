@@ -32,7 +32,7 @@ from crossfade.errors import ActorError, ChannelError, Failure, SessionError, Te
 from crossfade.host.memory import Memory
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
-from crossfade.plan.timeline import Span
+from crossfade.plan.spans import Span
 from crossfade.plan.turns import predecessors
 from crossfade.runtime.record import Recorder
 from crossfade.types import DRIVER

@@ -12,7 +12,7 @@ from crossfade.host.doorbell import DEFAULT_SPIN_US
 from crossfade.host.loop_bell import LoopBell
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
-from crossfade.plan.timeline import Span
+from crossfade.plan.spans import Span
 
 __all__ = [
     "DEFAULT_SPIN_US",

@@ -6,10 +6,10 @@ one process to another are drawn as solid dark lines, those that stay in one as 
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from xml.sax.saxutils import escape
 
 from crossfade.graph.check import CheckedGraph
 from crossfade.graph.layout import Box, Edge, Layout, Picture, lay_out, picture_of, place
@@ -210,4 +210,4 @@ def _shorten(text: str) -> str:
 
 def _clean(text: str) -> str:
     """Text for XML: escaped, and without what XML cannot hold."""
-    return escape(NOT_IN_XML.sub("\ufffd", text), {'"': "&quot;"})
+    return html.escape(NOT_IN_XML.sub("\ufffd", text))

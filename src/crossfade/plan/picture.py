@@ -7,11 +7,11 @@ the same kind, so that the picture's size is bounded by its width and not by the
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from xml.sax.saxutils import escape
 
 from crossfade.plan.spans import COMMUNICATE, COMPUTE, WAIT, NamedSpans, Overlap, Span, lanes_of
 
@@ -264,4 +264,4 @@ def _shorten(text: str, num_letters: int) -> str:
 
 def _clean(text: str) -> str:
     """Text for XML: escaped, and without what XML cannot hold."""
-    return escape(NOT_IN_XML.sub("\ufffd", text), {'"': "&quot;"})
+    return html.escape(NOT_IN_XML.sub("\ufffd", text))

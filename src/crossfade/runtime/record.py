@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from crossfade.plan.actions import COLL_STREAM, MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
-from crossfade.plan.timeline import Span
+from crossfade.plan.spans import Span
 from crossfade.runtime.cursor import Round, Step
 
 __all__ = ["MAX_SPANS", "Recorder"]
