@@ -1,4 +1,4 @@
-"""What tests of faults share: a session on processes, and a pipe to stop an actor at."""
+"""What tests with processes share: how their classes travel, a session on processes, and a pipe to stop an actor at."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 import crossfade
+
+
+@pytest.fixture(autouse=True, scope="module")
+def classes_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As those of a user's script do: actors need not import pytest, hypothesis and all else that a module of tests imports."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
 
 
 @pytest.fixture
