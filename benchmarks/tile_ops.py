@@ -159,6 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.shapes:
         sizes = [tuple(map(int, each.split(","))) for each in options.shapes]
         rows = [Row(operator, m, n, k, options.ranks) for operator in operators for m, n, k in sizes]
+    candidates = [each.strip() for each in options.candidates.split(";") if each.strip()]
+    if options.only_candidates and not candidates:
+        raise SystemExit("--only-candidates measures those of --candidates, and there are none")
     book = Book(path)
     first = {
         "measure": "join",
@@ -166,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "heap_bytes": max((row.out_bytes for row in rows if row.operator == AR), default=0),
     }
     request = {
-        "candidates": [each.strip() for each in options.candidates.split(";") if each.strip()],
+        "candidates": candidates,
         "only_baselines": options.only_baselines,
         "only_candidates": options.only_candidates,
         "modes": options.modes.split(","),
@@ -174,8 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "num_batches": options.batches,
         "num_calls": options.calls,
     }
-    if options.only_candidates and not request["candidates"]:
-        raise SystemExit("--only-candidates measures those of --candidates, and there are none")
     crew = Crew(options.ranks, options.device, first)
     begin = time.monotonic()
     kind = f", {options.label}" if options.label else ", baselines" if options.only_baselines else ""

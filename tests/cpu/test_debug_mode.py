@@ -177,6 +177,18 @@ def test_values_that_nobody_changes_are_left_alone(actors: Any, kind: str) -> No
             assert one == other
 
 
+def test_a_method_that_does_not_run_since_its_value_was_changed_has_no_span(actors: Any) -> None:
+    actor, _ = actors
+    with crossfade.InputNode() as inp:
+        made = actor.make.bind(inp)
+        output = actor.both.bind(made, actor.change.bind(made))
+    with output.compile(debug=True, record=True) as graph:
+        with pytest.raises(crossfade.MutatedValueError):
+            graph.execute("list").get()
+        spans = graph.timeline().spans
+    assert [span.what.split(".")[1] for span in spans if span.label.startswith("run ")] == ["make", "change"]
+
+
 def test_a_value_that_cannot_be_pickled_may_stay_on_its_actor(actors: Any) -> None:
     actor = actors[0]
     with actor.take_one.bind(actor.unpicklable.bind(crossfade.InputNode())).compile(debug=True) as graph:

@@ -107,21 +107,26 @@ def test_orders_of_turns_that_cross_in_two_graphs(actors: list[Any], options: di
 
 
 @pytest.mark.timeout(120)
-def test_who_is_late_holds_the_others_up_for_their_own_time_only(actors: list[Any], pipe: Path) -> None:
-    """The first waits until both others went: they are held for the 8 ms that 320 KB take here, and go though nobody rings."""
-
-    def counts(name: str) -> Any:
-        return crossfade.get([getattr(actor, name).remote() for actor in actors[1:3]])
-
-    held, told = counts("num_held"), counts("num_told")
+def test_who_is_late_holds_the_others_up_for_their_own_time_only(actors: list[Any], pipe: Path, tmp_path: Path) -> None:
+    """The first waits until both others went: the second is held for the 8 ms that 320 KB take here, and goes though nobody
+    rings; the third is held until then, or comes after it.
+    """
+    books = [tmp_path / "second", tmp_path / "third"]
+    for actor, book in zip(actors[1:3], books, strict=True):
+        book.touch()
+        crossfade.get(actor.keep_book.remote(str(book)))
+    before = crossfade.get(actors[1].num_held.remote())
     graph = fan_in(actors, size=40_000, pipe=str(pipe))
     for number in range(1, 6):
         ref = graph.execute(number)
-        while counts("num_told") != [each + number for each in told]:
-            pass
+        while any(book.stat().st_size < number for book in books):
+            time.sleep(0.001)
         pipe.write_text("")
         assert ref.get(timeout=30) == [number] * 3
-    assert counts("num_held") == [each + 5 for each in held]
+    assert crossfade.get(actors[1].num_held.remote()) - before == 5
+    assert [book.stat().st_size for book in books] == [5, 5]
+    for actor in actors[1:3]:
+        crossfade.get(actor.keep_book.remote(""))
     graph.teardown(timeout=30)
 
 

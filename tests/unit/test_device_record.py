@@ -277,6 +277,29 @@ def test_a_device_that_is_too_busy_for_a_reading_is_placed_by_the_first_one() ->
     assert bench.driver.machine.now_us - before_us < 50_000
 
 
+@pytest.mark.parametrize("num_before", [1, 20])
+def test_a_reading_stays_though_a_later_try_for_it_does_not_come_in_time(num_before: int) -> None:
+    """Others have the device all the time: 20 tries leave it as wrong as their turns are long, as one does."""
+    driver = SkewedDriver()
+    driver.others_tries = 1_000
+    record_event, num = driver.record_event, 0
+
+    def stall(event: int, stream: int) -> None:
+        nonlocal num
+        num += 1
+        driver.late = {event} if num > num_before else set()
+        record_event(event, stream)
+
+    driver.record_event = stall  # type: ignore[method-assign]
+    clock = DeviceClock(driver, driver.now_ns)
+    driver.late = set(clock._timers)
+    reading = clock.read()
+    assert num == num_before + 2
+    assert reading is not None
+    assert WANTED_NS < reading.error_ns < 250_000
+    assert abs(reading.host_ns / 1e3 - (driver._marks[reading.timer].time_us or 0.0)) < 250
+
+
 def test_a_device_of_which_no_reading_was_had_gives_no_spans() -> None:
     driver = SkewedDriver()
     has_happened = driver.has_happened

@@ -36,11 +36,12 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A step, with the action that it came from."""
+    """A step, with the action that it came from, and with what is done each time before it, which is no part of the action."""
 
     step: Step
     action: Action
     idle: Idle | None = None
+    before: Sequence[Callable[[], None]] = ()
 
 
 def bind(
@@ -78,9 +79,8 @@ def bind(
     round_.number = -max_ahead
 
     def wrapped(bounds: Sequence[_Bound]) -> list[Step]:
-        if recorder is None:
-            return [bound.step for bound in bounds]
-        return [recorded(recorder, bound) for bound in bounds]
+        steps = [bound.step if recorder is None else recorded(recorder, bound) for bound in bounds]
+        return [behind(bound.before, step) for bound, step in zip(bounds, steps, strict=True)]
 
     def recorded(recorder: Recorder, bound: _Bound) -> Step:
         step = recorder.wrap(on_devices(bound), bound.action, _what(plan, bound.action))
@@ -181,7 +181,8 @@ class _Binder:
             return [*waits, self._bound_read(action.target)]
         if action.verb is Verb.COLL and action.stream == MAIN:
             return [*waits, _Bound(self._start(action.target), action), self._bound_wait(action)]
-        return waits + [_Bound(step, action) for step in self._steps_of(action)]
+        before = self._looks(self._plan.node[action.target]) if action.verb is Verb.RUN else ()
+        return waits + [_Bound(step, action, before=before) for step in self._steps_of(action)]
 
     def _bound_wait(self, started: Action) -> _Bound:
         """Waits for what was started; nobody has to after that."""
@@ -309,7 +310,9 @@ class _Binder:
         if self._guard is None:
             return started
         label = f"{self._plan.collective[collective].kind} (collective {collective})"
-        return self._guard.run(started, registers, list(zip(inputs, values, strict=True)), [], label, collective)
+        given = list(zip(inputs, values, strict=True))
+        looks = [self._guard.look(registers, given, label)]
+        return behind(looks, self._guard.run(started, registers, given, [], label, collective))
 
     def _finish(self, collective: str) -> Step:
         registers, try_finish = self._registers, self._ends.collectives[collective].try_finish
@@ -345,7 +348,7 @@ class _Binder:
         method, call = self._methods[node.id], self._calls[node.id]
         inputs = [self._register(value) for value in node.inputs]
         outputs = [self._register(value) for value in node.outputs]
-        label = f"{self._actor}.{node.method} (node {node.id})"
+        label = self._label(node)
         is_simple = len(call.args) == 1 and type(call.args[0]) is Hole and not call.kwargs
         if is_simple and len(outputs) == 1:
             step = self._run_one(method, inputs[0], outputs[0], label)
@@ -358,8 +361,19 @@ class _Binder:
             step = self._ranges.wrap(step, label)
         if self._guard is None:
             return step
-        given = list(zip(inputs, node.inputs, strict=True))
-        return self._guard.run(step, self._registers, given, outputs, label, node.id)
+        return self._guard.run(step, self._registers, self._given(node), outputs, label, node.id)
+
+    def _looks(self, node: NodeSpec) -> Sequence[Callable[[], None]]:
+        """What a guard does before a method: whether it runs at all hangs on it."""
+        guard = self._guard
+        return () if guard is None else (guard.look(self._registers, self._given(node), self._label(node)),)
+
+    def _given(self, node: NodeSpec) -> list[tuple[int, str]]:
+        """(register, value id) of a method's inputs."""
+        return [(self._register(value), value) for value in node.inputs]
+
+    def _label(self, node: NodeSpec) -> str:
+        return f"{self._actor}.{node.method} (node {node.id})"
 
     def _run_one(self, method: Callable[..., Any], source: int, target: int, label: str) -> Step:
         """One value in, as the only argument, and one out: what most nodes are."""

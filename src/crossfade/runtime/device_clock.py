@@ -66,24 +66,29 @@ class DeviceClock:
         self._origin = self._meet(self._first)
 
     def _meet(self, moment: int) -> Reading | None:
-        """The moment at which this timer is recorded, now; None where the device has not come to an event in time."""
-        driver, now_ns = self._driver, self._now_ns
+        """The moment at which this timer is recorded, now; None where the device does not come to that in time."""
         earliest, latest = float("-inf"), float("inf")
-        begin_ns, num_tries = now_ns(), 0
-        while num_tries < NUM_TRIES or (latest - earliest > 2 * WANTED_NS and now_ns() < begin_ns + _PATIENCE_NS):
+        begin_ns, num_tries = self._now_ns(), 0
+        while num_tries < NUM_TRIES or (latest - earliest > 2 * WANTED_NS and self._now_ns() < begin_ns + _PATIENCE_NS):
             if num_tries >= NUM_TRIES:
                 time.sleep(self._random.uniform(0, _PAUSE_S))
             timer = self._again if num_tries else moment
-            before_ns = now_ns()
-            driver.record_event(timer, self._stream)
-            while not driver.has_happened(timer):
-                if now_ns() > before_ns + _LIMIT_NS:
-                    return None
-            after_ns = now_ns()
-            since_ns = driver.elapsed_us(moment, timer) * 1e3 if num_tries else 0.0
-            earliest, latest = max(earliest, before_ns - since_ns), min(latest, after_ns - since_ns)
+            bracket = self._bracket(timer)
+            if bracket is None:
+                break  # what is known is right, if not as narrow as it could be
+            since_ns = self._driver.elapsed_us(moment, timer) * 1e3 if num_tries else 0.0
+            earliest, latest = max(earliest, bracket[0] - since_ns), min(latest, bracket[1] - since_ns)
             num_tries += 1
-        return Reading(moment, (earliest + latest) / 2, abs(latest - earliest) / 2)
+        return Reading(moment, (earliest + latest) / 2, abs(latest - earliest) / 2) if num_tries else None
+
+    def _bracket(self, timer: int) -> tuple[int, int] | None:
+        """Records an event: the host's time before it, and when it was seen; None where it does not come in time."""
+        before_ns = self._now_ns()
+        self._driver.record_event(timer, self._stream)
+        while not self._driver.has_happened(timer):
+            if self._now_ns() > before_ns + _LIMIT_NS:
+                return None
+        return before_ns, self._now_ns()
 
     def read(self) -> Reading | None:
         """Both clocks as they are now; the first reading where the device is too busy, None where it was so then as well."""

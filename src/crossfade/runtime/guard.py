@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,15 @@ class Guard:
 
     # Steps: each is given, with the registers it works on, as bind made it
 
+    def look(self, registers: list[Any], inputs: Sequence[tuple[int, str]], label: str) -> Callable[[], None]:
+        """What comes before a method, or what stands for one: (register, value id) of all that it is given is compared."""
+
+        def compare() -> None:
+            for register, value in inputs:
+                self._compare(registers, register, value, f"the start of {label}")
+
+        return compare
+
     def run(
         self,
         step: Step,
@@ -101,12 +110,10 @@ class Guard:
         label: str,
         node: str,
     ) -> Step:
-        """A method: (register, value id) of what it is given, registers of what it makes."""
+        """A method, behind that look: (register, value id) of what it is given, registers of what it makes."""
         released = [each for each in inputs if each[1] in self._released.get(node, ())]
 
         def guarded() -> bool:
-            for register, value in inputs:
-                self._compare(registers, register, value, f"the start of {label}")
             if any(type(registers[register]) is Failure for register, _ in inputs):
                 return step()  # the method is not run
             self._forget_sent()
