@@ -15,12 +15,15 @@ from hypothesis import HealthCheck, settings
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Several tests run at a time, with several processes each: threads of torch's would only wait for each other's cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Examples start processes and move megabytes: how long one takes says nothing about whether it is right.
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 settings.register_profile(
     "default",
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     print_blob=True,
     suppress_health_check=_SLOW_IS_FINE,

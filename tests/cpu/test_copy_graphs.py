@@ -258,7 +258,7 @@ def test_a_reader_asks_for_memory_while_its_program_stands_elsewhere(actors: lis
         assert graph.execute(size).get(timeout=30) == 3 * (size * (size - 1) // 2)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "transport"), [(0, "copy"), (1, "staged")])
 def test_a_killed_actor_is_named_and_the_others_go_on(actors: list[Any], victim: int, transport: str) -> None:
     mortal, left = Remote.options(name=f"{transport}{victim}").remote(), actors[:2]
     graph = chain([*left[:victim], mortal, *left[victim:]], transport)
@@ -521,10 +521,14 @@ def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(gpu_acto
     assert run(chain([*both, both[0]], "copy"), 3) == expected(3)
 
 
+@pytest.fixture(scope="module")
+def members(session: None) -> list[Any]:
+    return [crossfade.remote(Member).options(num_gpus=1, name=f"m{rank}").remote() for rank in range(2)]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_measured_timeline_has_the_collectives_that_the_prediction_has(session: None, overlap: bool) -> None:
-    members = [crossfade.remote(Member).options(num_gpus=1, name=f"m{rank}").remote() for rank in range(2)]
+def test_a_measured_timeline_has_the_collectives_that_the_prediction_has(members: list[Any], overlap: bool) -> None:
     graph, sizes = all_kinds(members, record=True, overlap=overlap), [1000, 40, 60_000]
     assert {spec.transport for spec in graph.plan.collectives} == {"copy"}
     refs = [graph.execute(size) for size in sizes]
@@ -534,5 +538,3 @@ def test_a_measured_timeline_has_the_collectives_that_the_prediction_has(session
     parties = ", ".join(f"{name} (GPU {gpus[0]})" for name, gpus in graph.plan.devices.items())
     assert f"# c0: {parties} by copy: on the stream coll of each\n" in str(graph.plan)
     graph.teardown()
-    for member in members:
-        crossfade.kill(member)

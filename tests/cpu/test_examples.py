@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
 TEXT = "text.bin"
-PIPELINES = {"shm": (), "inline": ("--engine=inline",), "gloo": ("--transport=gloo",)}
+PIPELINES = {"shm": (TEXT,), "inline": ("--engine=inline",), "gloo": ("--transport=gloo", TEXT)}
 SPLIT_BY = ("plain", "rounds")
 PIPELINE = "pipeline_inference.py"
 REFUSED = {
@@ -38,8 +38,7 @@ REFUSED = {
 }
 RUNS: dict[str, tuple[str, ...]] = {
     "first program": ("first_program.py",),
-    **{name: (PIPELINE, *SMALL, *options, TEXT) for name, options in PIPELINES.items()},
-    "documentation": (PIPELINE, *SMALL, "--engine=inline"),
+    **{name: (PIPELINE, *SMALL, *options) for name, options in PIPELINES.items()},
     "tensor parallel": ("tensor_parallel_inference.py", "--steps=2"),
     **{f"tensor parallel MLP {way}": ("tensor_parallel_mlp.py", "--steps=4", f"--candidate={way}") for way in SPLIT_BY},
     "training": ("pipeline_training.py",),
@@ -99,7 +98,7 @@ def test_pipeline_equals_the_unsplit_model(name: str, runs: Ran) -> None:
 
 def test_pipeline_reads_the_documentation_by_default(runs: Ran) -> None:
     pytest.importorskip("torch")
-    ran = runs["documentation"].result()
+    ran = runs["inline"].result()
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("5 batches of 2 windows of 16 bytes")
 

@@ -20,6 +20,6 @@ def test_a_killed_process_is_named_and_nothing_stays(seed: int) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="gloo is torch's")
-@pytest.mark.parametrize("seed", range(1000, 1002))
+@pytest.mark.parametrize("seed", [1000])
 def test_a_killed_process_is_named_and_nothing_stays_over_gloo(seed: int) -> None:
     kill_once(seed, transport="gloo")
