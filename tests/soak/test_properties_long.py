@@ -1,4 +1,4 @@
-"""The properties of ``make test``, each with twenty times as many examples; the validator against thousands of plans."""
+"""The properties of ``make test``, each with thirty times as many examples; the validator against thousands of plans."""
 
 from __future__ import annotations
 
