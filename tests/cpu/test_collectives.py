@@ -20,6 +20,7 @@ import crossfade
 from crossfade.api import session as sessions
 from crossfade.collective import ReduceOp, allgather, allreduce, broadcast, reducescatter
 from crossfade.types import Transport
+from tests.helpers.calm import calm_s
 from tests.helpers.graphs import session_of
 
 torch = pytest.importorskip("torch", reason="collectives need torch")
@@ -385,16 +386,16 @@ def test_ch3_when_a_party_dies_the_others_are_told(local: Bench, overlap: bool, 
         refs = graph.execute(30.0)
         with pytest.raises(crossfade.GetTimeoutError):
             refs[1].get(timeout=0.3)
-        start_s = time.monotonic()
+        start_s = calm_s()
         crossfade.kill(mortal)
         with pytest.raises(crossfade.ActorDiedError, match=mortal._info.id):
             refs[1].get(timeout=30)
-        assert time.monotonic() - start_s < 2.0
+        assert calm_s() - start_s < 2.0
         graph.teardown()
         nodes = [actor.make.bind(1, (4,), "float32") for actor in rest]
         with crossfade.MultiOutputNode(allreduce.bind(nodes)).compile() as again:
             assert len([ref.get(timeout=30) for ref in again.execute()]) == 2
-        assert time.monotonic() - start_s < 15.0
+        assert calm_s() - start_s < 15.0
 
 
 @pytest.mark.timeout(60)
@@ -410,9 +411,9 @@ def test_a_graph_is_torn_down_while_its_parties_wait_for_each_other(local: Bench
 
         graph = compiled()
         refs = [graph.execute(0.3) for _ in range(3)]
-        start_s = time.monotonic()
+        start_s = calm_s()
         graph.teardown()
-        assert time.monotonic() - start_s < 4.0
+        assert calm_s() - start_s < 4.0
         del refs
         with compiled() as again:
             assert len([ref.get(timeout=30) for ref in again.execute(0.0)]) == 3

@@ -19,6 +19,7 @@ from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.engines import actor_process, local  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
+from tests.helpers.calm import calm_s  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -135,24 +136,27 @@ def pair(writer: Any, reader: Any, transport: Any, **options: Any) -> crossfade.
 
 
 @pytest.mark.parametrize("buffer_bytes", [0, 10_000])
-def test_ch3_a_death_wins_over_the_fault_that_it_led_to(session: None, buffer_bytes: int) -> None:
+def test_ch3_a_death_wins_over_the_fault_that_it_led_to(
+    session: None, buffer_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The writer finds closed what the reader has offered; nobody knows yet that the reader is dead, and it takes its time to end.
     It is found when a value is written, or between two, when slots come at once.
     """
+    monkeypatch.setattr(local, "_ENDING_S", 10.0)  # on a busy machine it may take longer than usual
     name = f"mortal{buffer_bytes}"
     writer, reader = Remote.remote(), Remote.options(name=name).remote()
-    crossfade.get([reader.hold.remote(500 << 20), writer.kill_who_offers.remote()])
-    begin = time.monotonic()
+    crossfade.get([reader.hold.remote(200 << 20), writer.kill_who_offers.remote()])
+    begin = calm_s()
     with pytest.raises(crossfade.ActorDiedError, match=f"{name} is dead: it was killed by SIGKILL"):
         use(pair(writer, reader, "copy", buffer_bytes=buffer_bytes))
-    assert time.monotonic() - begin < _LIMIT_S
+    assert calm_s() - begin < _LIMIT_S
     assert crossfade.get(pair(writer, writer, "copy").execute(100)) == 4950
 
 
 def test_ch3_a_death_wins_over_what_could_not_be_opened_for_it(session: None) -> None:
     writer, reader = Remote.remote(), Remote.options(name="early").remote()
     crossfade.get(
-        [reader.hold.remote(500 << 20), writer.cannot_write_when_dead.remote(crossfade.get(reader.pid.remote()))]
+        [reader.hold.remote(200 << 20), writer.cannot_write_when_dead.remote(crossfade.get(reader.pid.remote()))]
     )
     with pytest.raises(crossfade.ActorDiedError, match="early is dead: it was killed by SIGKILL"):
         pair(writer, reader, "copy")
@@ -166,10 +170,11 @@ def test_a_fault_is_held_back_for_an_actor_that_does_not_come_to_its_end_and_not
     pid = crossfade.get(maker.refuse.remote("copy", 0))
     monkeypatch.setattr(actor_process, "is_ending", lambda each: each != pid)  # the taker seems to
     for least_s, most_s in ((local._ENDING_S, 2 * local._ENDING_S), (0.0, local._ENDING_S / 2)):
-        begin = time.monotonic()
+        begin, calm_begin = time.monotonic(), calm_s()
         with pytest.raises(crossfade.ActorError, match="maker cannot go on"):
             graph.execute(100).get(timeout=30)
-        assert least_s <= time.monotonic() - begin < most_s
+        assert least_s <= time.monotonic() - begin
+        assert calm_s() - calm_begin < most_s
     monkeypatch.undo()
     assert_mended(graph, actors, maker, "staged", pid)
 
@@ -201,11 +206,11 @@ def test_a_copy_that_cannot_be_enqueued_is_told_with_its_node_and_its_edge(
     pid = crossfade.get(maker.refuse.remote(refused, num_before))
     refs = [graph.execute(size) for _ in range(2)]
     edge = r"at send n0[^,]*, the value of maker\.make \(node n0\) on its way to taker"
-    begin = time.monotonic()
+    begin = calm_s()
     for use in (*(ref.get for ref in refs), lambda timeout: graph.execute(size)):
         with pytest.raises(crossfade.ActorError, match=rf"maker cannot go on .*an illegal address \({edge}\)"):
             use(timeout=30)
-    assert time.monotonic() - begin < _LIMIT_S
+    assert calm_s() - begin < _LIMIT_S
     assert_mended(graph, actors, maker, transport, pid)
 
 
@@ -218,12 +223,12 @@ def test_a_reader_whose_device_refuses_tells_of_the_edge(
     graph = pair(maker, taker, crossfade.Transport(transport))
     pid = crossfade.get(taker.refuse.remote(refused, num_before))
     refs = [graph.execute(size) for _ in range(3)]
-    begin = time.monotonic()
+    begin = calm_s()
     with pytest.raises(crossfade.ActorError, match=r"taker cannot go on .*make \(node n0\) on its way to taker"):
         refs[-1].get(timeout=30)
     with pytest.raises((crossfade.ActorError, DeviceError), match="an illegal address"):
         crossfade.get(refs, timeout=30)
-    assert time.monotonic() - begin < _LIMIT_S
+    assert calm_s() - begin < _LIMIT_S
     assert_mended(graph, actors, taker, transport, pid)
 
 

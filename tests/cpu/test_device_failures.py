@@ -19,6 +19,7 @@ import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
+from tests.helpers.calm import calm_s  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -108,10 +109,10 @@ def test_who_waits_for_its_values_is_told(actors: list[Any], transport: str, siz
     graph = edge(failing, other, transport)
     assert graph.execute(100).get(timeout=30) == 4950
     crossfade.get(failing.lose_device.remote())
-    begin = time.monotonic()
+    begin = calm_s()
     with pytest.raises(crossfade.ActorDiedError, match=_WORDS):
         graph.execute(size).get(timeout=30)
-    assert time.monotonic() - begin < _LIMIT_S
+    assert calm_s() - begin < _LIMIT_S
     graph.teardown(timeout=30)
     assert edge(third, other, transport).execute(100).get(timeout=30) == 4950
 
@@ -121,10 +122,10 @@ def test_the_other_members_of_a_collective_are_told(actors: list[Any]) -> None:
     graph = sums(failing, other)
     assert graph.execute(100).get(timeout=30) == 2 * 4950
     crossfade.get(failing.lose_device.remote())
-    begin = time.monotonic()
+    begin = calm_s()
     with pytest.raises(crossfade.ActorDiedError, match=_WORDS):
         graph.execute(100).get(timeout=30)
-    assert time.monotonic() - begin < _LIMIT_S
+    assert calm_s() - begin < _LIMIT_S
     graph.teardown(timeout=30)
     assert sums(third, other).execute(100).get(timeout=30) == 2 * 4950
 

@@ -171,10 +171,11 @@ def _end(ending: str, is_tensor: bool) -> subprocess.CompletedProcess[str]:
     code = AT_EXIT.format(torch="import torch" if is_tensor else "", value=value, ending=ending)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=110, check=False
     )
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("is_tensor", "endings"), [(False, ENDINGS), (True, ["", "graph.teardown()"])])
 def test_views_at_the_end_of_the_interpreter(is_tensor: bool, endings: list[str]) -> None:
     if is_tensor:

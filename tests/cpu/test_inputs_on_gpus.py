@@ -16,7 +16,7 @@ import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
 from crossfade.errors import GraphError, TaskError  # noqa: E402
 from crossfade.types import DRIVER  # noqa: E402
-from tests.helpers.footprint import footprint, growth  # noqa: E402
+from tests.helpers.footprint import footprint, settled_growth  # noqa: E402
 from tests.helpers.input_workers import (  # noqa: E402
     CPU,
     GPU,
@@ -271,7 +271,7 @@ def test_graphs_that_come_and_go_leave_nothing(on: list[Any]) -> None:
     before = [footprint(pid) for pid in pids]
     cycle(20)
     for first, pid in zip(before, pids, strict=True):
-        grown = growth(first, footprint(pid))
+        grown = settled_growth(first, pid)
         assert grown.pop("private_bytes", 0) < 4 << 20, grown
         assert grown.pop("shared_bytes", 0) < 1 << 20
         assert grown.pop("ring_bytes", 0) < 1 << 16

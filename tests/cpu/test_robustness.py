@@ -198,9 +198,13 @@ def test_an_interrupted_wait_may_be_repeated(doer: Any, tmp_path: Path) -> None:
     with _graph(doer, "read") as graph:
         ref = graph.execute(str(pipe))
         timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+
+        def get() -> None:
+            timer.start()  # here, so that on a busy machine it does not come before the wait
             ref.get(timeout=30)
+
+        with pytest.raises(KeyboardInterrupt):
+            get()
         timer.join()
         pipe.write_text("there")
         assert ref.get(timeout=30) == "there"

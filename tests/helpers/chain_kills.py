@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken
 from crossfade.host.processes import open_pidfd
 from crossfade.runtime.alive import Alive
+from tests.helpers.calm import calm_s
 from tests.helpers.device_pair import Peer
 from tests.helpers.footprint import footprint
 from tests.helpers.host_cases import (
@@ -47,6 +47,7 @@ class Party:
 
     def __init__(self, peers: dict[int, Peer], rings: Sequence[tuple[int, End, RingSender | RingReceiver]]) -> None:
         self.told: dict[int, float] = {}
+        self.broken_off: list[int] = []
         self.reports: list[DeathReport] = []
         self._rings = [(other, ring) for other, _, ring in rings]
         self._pidfds = {number: open_pidfd(peer.pid) for number, peer in peers.items()}
@@ -61,10 +62,11 @@ class Party:
 
     def _told(self, peer: Peer, number: int) -> Callable[[], None]:
         def break_off() -> None:
+            self.told[number] = calm_s()  # before anybody can see what follows
             for other, ring in self._rings:
                 end = ring.break_off if other == number else ring.give_up
                 end(f"{peer.name} died")
-            self.told[number] = time.monotonic()
+            self.broken_off.append(number)
 
         return break_off
 
@@ -83,7 +85,7 @@ class Party:
             text = "no error"
         except ChannelBroken as error:
             text = str(error)
-        raised = time.monotonic()
+        raised = calm_s()
         dead = self.alive.check()
         result = {
             "error": text,
@@ -244,7 +246,7 @@ def relays_ahead(peers: dict[int, Peer]) -> dict[str, Any]:
     party = Party(peers, [(0, end_in, ring_in), (2, end_out, ring_out)])
     peers[0].put("die")
     driver.launch(waits, STREAM)
-    is_told = list(party.told)
+    is_told = list(party.broken_off)
     out.launch(copies, STREAM)
     until(lambda: bool(party.reports), "the report")
     peers[2].get()

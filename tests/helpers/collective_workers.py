@@ -23,6 +23,7 @@ from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 from crossfade.types import CollectiveKind, ReduceOp
+from tests.helpers.calm import calm_s
 from tests.helpers.collective_cases import Party, Peers, Ring, draw_meeting, failure_of, name, names, random_calls
 from tests.helpers.device_pair import die
 from tests.helpers.footprint import footprint, growth
@@ -283,7 +284,7 @@ def dies(peers: Peers, rank: int, moment: str, delay_s: float) -> dict[str, Any]
             assert total[0] == total[-1] == num_parties, "a wrong result was given"
     except ChannelBroken as error:
         said = str(error)
-    told_s = time.monotonic() - peers[num_parties - 1].get()
+    told_s = calm_s() - peers[num_parties - 1].get()
     party.close()
     for pidfd in watched:
         ring.doorbell.unwatch(pidfd)
@@ -299,7 +300,7 @@ def dies(peers: Peers, rank: int, moment: str, delay_s: float) -> dict[str, Any]
 
 def _die(peers: Peers) -> None:
     for peer in peers.values():
-        peer.put(time.monotonic())
+        peer.put(calm_s())
     die()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 import crossfade
 from crossfade.channels import shm_ring
+from tests.helpers.calm import calm_s
 
 __all__ = ["Actor", "Doer", "await_end", "graph_of", "script"]
 
@@ -107,6 +108,8 @@ def await_end(pid: int, timeout_s: float) -> None:
     try:
         poller = select.poll()
         poller.register(watch, select.POLLIN)
-        assert poller.poll(timeout_s * 1000), f"process {pid} is still there"
+        begin = calm_s()
+        while not poller.poll(50):
+            assert calm_s() - begin < timeout_s, f"process {pid} is still there"
     finally:
         os.close(watch)

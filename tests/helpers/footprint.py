@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass, fields
 
-__all__ = ["Footprint", "footprint", "growth"]
+__all__ = ["Footprint", "footprint", "growth", "settled_growth"]
+
+_COUNTED = {"num_descriptors", "num_threads", "num_ring_mappings", "num_watched"}
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,13 @@ def growth(before: Footprint, after: Footprint) -> dict[str, int]:
     """What has grown, by how much."""
     differences = {each.name: getattr(after, each.name) - getattr(before, each.name) for each in fields(Footprint)}
     return {name: difference for name, difference in differences.items() if difference > 0}
+
+
+def settled_growth(before: Footprint, pid: int) -> dict[str, int]:
+    """As `growth`, once what is given back behind the scenes is: a thread that was joined is still counted for a moment."""
+    end_s = time.monotonic() + 10.0
+    while True:
+        grown = growth(before, footprint(pid))
+        if _COUNTED.isdisjoint(grown) or time.monotonic() > end_s:
+            return grown
+        time.sleep(0.01)

@@ -10,12 +10,12 @@ import json
 import random
 import sys
 import threading
-import time
 from typing import Any
 
 import numpy as np
 
 import crossfade
+from tests.helpers.calm import calm_s
 
 _lock = threading.Lock()
 
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 def say(kind: str, **what: Any) -> None:
     """One line to the test."""
     with _lock:
-        print(json.dumps({"kind": kind, "at": time.monotonic(), **what}), flush=True)
+        print(json.dumps({"kind": kind, "at": calm_s(), **what}), flush=True)
 
 
 class Worker:

@@ -23,6 +23,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.peers.collectives import all_gather, all_reduce
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import Direction, Tuning
+from tests.helpers.calm import calm_s
 from tests.helpers.footprint import footprint
 from tests.helpers.peer_cases import held_more, join_world, random_calls
 
@@ -65,7 +66,7 @@ def _rank(rank: int, num_ranks: int, victim: int, store: str, moment: str, seed:
     try:
         _run(group, moment, seed, rank == victim, ready)
     except ChannelBroken as error:
-        noticed, text = time.monotonic(), str(error)
+        noticed, text = calm_s(), str(error)
     names = [report.peer for report in group.reports]
     group.close()
     group.close()
@@ -110,7 +111,7 @@ def kill_once(seed: int, folder: Path) -> dict[str, Any]:
         os.read(ready_read, 1)
     os.close(ready_read)
     time.sleep(draw.uniform(0, 0.02 if moment == "in a wait" else 0.1))  # a random moment
-    killed = time.monotonic()
+    killed = calm_s()
     os.kill(pids[victim], signal.SIGKILL)
     answers: dict[int, Any] = {}
     for rank, (pid, end) in enumerate(zip(pids, ends, strict=True)):

@@ -107,10 +107,15 @@ USES: dict[str, Callable[[Program], None]] = {
 """What a thread does with a session, by name."""
 
 
-def num_held() -> int:
-    """Descriptors of this process."""
-    gc.collect()
-    return footprint(os.getpid()).num_descriptors
+def num_held(wanted: int = 0) -> int:
+    """Descriptors of this process; where more are held than wanted, what threads are giving back is waited for."""
+    end_s = time.monotonic() + 10.0
+    while True:
+        gc.collect()
+        num = footprint(os.getpid()).num_descriptors
+        if not wanted or num <= wanted or time.monotonic() > end_s:
+            return num
+        time.sleep(0.01)
 
 
 def end_in_the_middle(seed: int, uses: tuple[str, ...], *, by_signal: bool = False) -> None:

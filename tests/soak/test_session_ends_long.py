@@ -17,4 +17,4 @@ def test_sessions_end_in_the_middle_of_anything(by_signal: bool) -> None:
     for seed in range(1, 300):
         uses = random.Random(seed).choices(sorted(USES), k=3)
         end_in_the_middle(seed, tuple(uses), by_signal=by_signal)
-        assert num_held() <= num_before, f"after seed {seed}"
+        assert num_held(num_before) <= num_before, f"after seed {seed}"

@@ -41,6 +41,9 @@ _CALL = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 """What faulthandler writes: a thread, a call of it, and a letter that is not ASCII."""
 
+_LAST_LINES = (b" in <module>\n", b"  ...\n")
+"""How it ends: with the outermost call of the main thread, or with what stands for those outside of the hundredth."""
+
 _POLL_S = 0.005
 
 _ASK_S = 0.2
@@ -194,21 +197,27 @@ class SideDoor:
         return self._last_words
 
     def stacks_by_signal(self, pid: int, timeout_s: float) -> str:
-        """The stacks of an actor that does not answer: it writes them without taking the interpreter lock."""
+        """The stacks of an actor that does not answer: it writes them without taking the interpreter lock.
+
+        Empty if it has written nothing in that time.
+        """
         before = os.lseek(self._stacks.fd, 0, os.SEEK_CUR)  # the two processes share the position
         try:
             os.kill(pid, STACKS_SIGNAL)
         except ProcessLookupError:
             return ""
         deadline = time.monotonic() + timeout_s
-        size_bytes = 0
-        while time.monotonic() < deadline:  # nothing tells when the handler is done: until it has stopped growing
+        text = b""
+        while (
+            time.monotonic() < deadline
+        ):  # nothing tells when the handler is done; it writes line by line, and may be held up
             time.sleep(_POLL_S)
-            grown_bytes = os.lseek(self._stacks.fd, 0, os.SEEK_CUR) - before
-            if grown_bytes and grown_bytes == size_bytes:
+            last, text = text, os.pread(self._stacks.fd, os.lseek(self._stacks.fd, 0, os.SEEK_CUR) - before, before)
+            if text != last:
+                deadline = time.monotonic() + timeout_s
+            elif text.endswith(_LAST_LINES):
                 break
-            size_bytes = grown_bytes
-        return os.pread(self._stacks.fd, size_bytes, before).decode(errors="replace")
+        return text.decode(errors="replace")
 
     def close(self) -> None:
         """Gives its descriptors back."""
