@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from crossfade.engines.sentinel import all_stacks
+import pytest
+
+from crossfade.engines.sentinel import SideDoor, all_stacks
 
 
 def test_the_main_thread_is_there_however_many_others_there_are() -> None:
@@ -31,3 +37,30 @@ def test_a_stack_has_its_lines_the_oldest_call_first_in_any_alphabet(tmp_path: P
     text = names["ausgeführt"](all_stacks)  # type: ignore[operator]
     assert f'  File "{path}", line 2, in ausgeführt\n    return call()  # ümlaut\n' in text
     assert text.index("ausgeführt") < text.index("in all_stacks")
+
+
+@pytest.mark.parametrize("last", ['  File "<string>", line 1 in <module>\n', "  ...\n"])
+def test_stacks_whose_writer_is_held_up_come_whole(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    """Longer than between two looks, shorter than anybody waits for the next line."""
+    lines = [
+        "Thread 0x1 (most recent call first):\n",
+        '  File "a.py", line 2 in run\n',
+        "\nCurrent thread 0x2:\n",
+        last,
+    ]
+    fd = os.memfd_create("stacks")
+
+    def write(*_: object) -> None:
+        for line in lines:
+            time.sleep(0.05)
+            os.write(fd, line.encode())
+
+    door: Any = SideDoor.__new__(SideDoor)
+    door._stacks = SimpleNamespace(fd=fd)
+    writer = threading.Thread(target=write)
+    monkeypatch.setattr(os, "kill", lambda *_: writer.start())
+    try:
+        assert door.stacks_by_signal(1, timeout_s=5.0) == "".join(lines)
+    finally:
+        writer.join()
+        os.close(fd)
