@@ -7,7 +7,8 @@ TWO_AT_A_TIME := --numprocesses=2 --max-worker-restart=0 --dist=loadfile --no-lo
 
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+# Byte code is made when a module is first imported: of torch's thousands, which take pip a minute, few ever are.
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt
 CREATED := $(VENV)/.stamp-created
 CORE := $(VENV)/.stamp-core
