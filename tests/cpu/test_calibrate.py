@@ -74,7 +74,11 @@ def test_it_is_refused_while_a_session_is_running_and_leaves_that_alone() -> Non
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="gloo needs torch")
-def test_a_collective_takes_longer_than_a_write_and_is_no_guess(costs: CostModel) -> None:
-    """No hop is held against it: that is measured at another moment, and both hang on the cores that are free then."""
-    assert costs.write_us < costs.collective_us < 1e6
+def test_a_collective_takes_longer_than_a_hop_and_is_no_guess(costs: CostModel) -> None:
+    """They are measured one after the other, and others may take a core in one of these moments: again then, two times at most."""
+    for _ in range(2):
+        if costs.hop_us < costs.collective_us:
+            break
+        costs = calibrate()
+    assert costs.hop_us < costs.collective_us < 1e6
     assert costs.collective_us != CostModel().collective_us

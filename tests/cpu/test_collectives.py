@@ -370,7 +370,7 @@ def test_without_torch_the_extra_is_named() -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("local", "overlap", "victim"), [("local", False, 2), ("copy", True, 0)], indirect=["local"])
+@pytest.mark.parametrize(("overlap", "victim"), [(False, 2), (True, 0)])
 def test_ch3_when_a_party_dies_the_others_are_told(local: Bench, overlap: bool, victim: int) -> None:
     """Everybody waits for one that is in the middle of a method; that one is killed."""
     with local.compiling():

@@ -259,7 +259,7 @@ def test_a_reader_asks_for_memory_while_its_program_stands_elsewhere(actors: lis
         assert graph.execute(size).get(timeout=30) == 3 * (size * (size - 1) // 2)
 
 
-@pytest.mark.parametrize(("victim", "transport"), [(0, "copy"), (1, "staged")])
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_actor_is_named_and_the_others_go_on(actors: list[Any], victim: int, transport: str) -> None:
     mortal, left = Remote.options(name=f"{transport}{victim}").remote(), actors[:2]
     graph = chain([*left[:victim], mortal, *left[victim:]], transport)

@@ -172,7 +172,7 @@ def get_all(graph: Any, refs: list[Any]) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("victim", [1, 3])
+@pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_death_among_those_who_take_turns_ends_the_graph_and_nobody_else(actors: list[Any], victim: int) -> None:
     mortal, left = Remote.options(name=f"turn{victim}").remote(), actors[:3]
     graph = fan_in([*left[:victim], mortal, *left[victim:]], size=100_000)
