@@ -1,4 +1,4 @@
-"""What tests with processes share: how their classes travel, a session on processes, and a pipe to stop an actor at."""
+"""What tests with processes share: how their classes travel, a session on each engine, and a pipe to stop an actor at."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def classes_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
 def local() -> Iterator[None]:
     """A session on the local engine."""
     crossfade.init()
+    yield
+    crossfade.shutdown()
+
+
+@pytest.fixture
+def inline() -> Iterator[None]:
+    """A session on the inline engine."""
+    crossfade.init(engine="inline")
     yield
     crossfade.shutdown()
 

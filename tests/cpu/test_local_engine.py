@@ -1,11 +1,8 @@
-"""What is particular to actors that are processes."""
+"""Executions on actors that are processes, and in one thread: refs, room, errors, values, several graphs, what is recorded."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -16,9 +13,8 @@ import numpy as np
 import pytest
 
 import crossfade
-from crossfade.api.session import Session
-from tests.helpers.calm import calm_s
-from tests.helpers.graphs import kept_session, session_of
+from tests.helpers.doers import graph_of
+from tests.helpers.kept_actors import ENGINES, Kept, open_pairs, pair_of
 
 
 class Doer:
@@ -56,65 +52,25 @@ class Doer:
         with open(path) as pipe:
             return pipe.read()
 
-    def pid(self) -> int:
-        return os.getpid()
-
 
 Actor = crossfade.remote(Doer)
 
 
-class BadConstructor:
-    """Cannot be made."""
-
-    def __init__(self) -> None:
-        raise LookupError("nothing here")
-
-    def work(self, value: Any) -> Any:
-        return value
-
-
-Kept = tuple[Session, tuple[Any, Any]]
-
-
 @pytest.fixture(scope="module")
 def kept() -> Iterator[dict[str, Kept]]:
-    """A session with two actors on each engine."""
-    with kept_session() as local, kept_session(engine="inline") as inline:
-        made: dict[str, Kept] = {}
-        for name, session in (("local", local), ("inline", inline)):
-            with session_of(session):
-                made[name] = session, (Actor.remote("good day"), Actor.remote())
-        yield made
+    yield from open_pairs(ENGINES, lambda: (Actor.remote("good day"), Actor.remote()))
 
 
 @pytest.fixture(params=["local", "inline"])
 def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
     """Two actors on each engine in turn, whose session is the program's."""
-    session, both = kept[request.param]
-    with session_of(session):
-        yield both
+    yield from pair_of(kept[request.param])
 
 
 @pytest.fixture
 def processes(kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
     """Two actors that are processes, whose session is the program's."""
-    session, both = kept["local"]
-    with session_of(session):
-        yield both
-
-
-@pytest.fixture(params=["local", "inline"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A session on each engine in turn that a test may end."""
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
-
-
-def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
-    with crossfade.InputNode() as inp:
-        graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)
-    return graph
+    yield from pair_of(kept["local"])
 
 
 def test_ordinary_calls(actors: Any) -> None:
@@ -132,13 +88,13 @@ def test_ordinary_calls(actors: Any) -> None:
 
 def test_methods_run_on_the_main_thread(processes: Any) -> None:
     actor = processes[0]
-    with _graph(actor, "on_constructor_thread") as graph:
+    with graph_of(actor, "on_constructor_thread") as graph:
         assert graph.execute(0).get() is True
     assert actor.on_constructor_thread.remote(0).get() is True
 
 
 def test_refs_in_any_order_and_more_than_once(actors: Any) -> None:
-    with _graph(actors[0], "echo", max_inflight=5) as graph:
+    with graph_of(actors[0], "echo", max_inflight=5) as graph:
         refs = [graph.execute(number) for number in range(5)]
         assert [ref.get() for ref in reversed(refs)] == [4, 3, 2, 1, 0]
         assert crossfade.get(refs) == [0, 1, 2, 3, 4]
@@ -146,7 +102,7 @@ def test_refs_in_any_order_and_more_than_once(actors: Any) -> None:
 
 
 def test_capacity(actors: Any) -> None:
-    with _graph(actors[0], "echo", max_inflight=2) as graph:
+    with graph_of(actors[0], "echo", max_inflight=2) as graph:
         refs = [graph.execute(0), graph.execute(1)]
         with pytest.raises(crossfade.CapacityExceeded, match="max_inflight is 2"):
             graph.execute(2)
@@ -160,7 +116,7 @@ def test_capacity(actors: Any) -> None:
 def test_a_get_that_timed_out_may_be_repeated(processes: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with _graph(processes[0], "wait_for") as graph:
+    with graph_of(processes[0], "wait_for") as graph:
         ref = graph.execute(str(pipe))
         for _ in range(2):
             with pytest.raises(crossfade.GetTimeoutError):
@@ -172,7 +128,7 @@ def test_a_get_that_timed_out_may_be_repeated(processes: Any, tmp_path: Path) ->
 def test_submit_timeout(processes: Any, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with _graph(processes[0], "wait_for", max_inflight=1, submit_timeout=0.05) as graph:
+    with graph_of(processes[0], "wait_for", max_inflight=1, submit_timeout=0.05) as graph:
         graph.execute(str(pipe))
         with pytest.raises(crossfade.ChannelTimeout, match=r"0\.05 s"):
             graph.execute(str(pipe))
@@ -219,7 +175,7 @@ def test_an_argument_that_cannot_be_pickled_is_refused(actors: Any) -> None:
 
 
 def test_arrays_arrive_as_read_only_views_and_may_be_kept(processes: Any) -> None:
-    with _graph(processes[0], "echo", max_inflight=2) as graph:
+    with graph_of(processes[0], "echo", max_inflight=2) as graph:
         kept = [graph.execute(np.full(100_000, number)).get() for number in range(12)]
         for number, array in enumerate(kept):
             assert not array.flags.writeable
@@ -230,7 +186,7 @@ def test_tensors(processes: Any) -> None:
     torch = pytest.importorskip("torch", reason="tensors need torch")
     tensors = [torch.randn(300, 400), torch.randn(5, dtype=torch.bfloat16), torch.empty(0, 3), torch.tensor(7)]
     tensors += [torch.randn(40, 50).t(), torch.randn(3, requires_grad=True), torch.randn(2000, 100) > 0]
-    with _graph(processes[0], "echo") as graph:
+    with graph_of(processes[0], "echo") as graph:
         for tensor in tensors:
             got = graph.execute({"tensor": tensor}).get()["tensor"]
             assert got.dtype == tensor.dtype
@@ -275,164 +231,6 @@ def test_a_time_limit_that_is_no_number_is_refused(actors: Any) -> None:
     graph.teardown()
 
 
-def test_constructor_error(actors: Any) -> None:
-    actor = crossfade.remote(BadConstructor).remote()
-    with pytest.raises(crossfade.ActorStartError, match="nothing here"):
-        _graph(actor, "work")
-    with pytest.raises(crossfade.ActorStartError, match="nothing here"):
-        crossfade.get(actor.work.remote(1))
-
-
-def _use_until_it_fails(graph: crossfade.CompiledGraph) -> None:
-    for _ in range(100):
-        graph.execute(2).get(timeout=5)
-
-
-def test_a_dead_actor_is_named(processes: Any) -> None:
-    a, b = Actor.remote(), Actor.remote()
-    with crossfade.InputNode() as inp:
-        dag = b.echo.bind(a.echo.bind(inp))
-    graph = dag.compile()
-    pid = a.pid.remote().get()
-    assert graph.execute(1).get() == 1
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(crossfade.ActorDiedError, match=r"Doer\d+ is dead: it was killed by SIGKILL"):
-        _use_until_it_fails(graph)
-    graph.teardown()
-    assert b.echo.remote("alive").get() == "alive"
-    crossfade.kill(b)
-    with pytest.raises(crossfade.ActorDiedError, match="SIGKILL"):
-        b.echo.remote(1).get()
-
-
-def test_executing_after_teardown_and_shutdown(engine: str) -> None:
-    actor = Actor.remote()
-    graph = _graph(actor, "echo")
-    pending = graph.execute(1)
-    graph.teardown()
-    with pytest.raises(crossfade.SessionError, match="torn down"):
-        graph.execute(1)
-    with pytest.raises(crossfade.SessionError, match="torn down"):
-        pending.get()
-    crossfade.shutdown()
-    with pytest.raises(crossfade.SessionError, match="session that is over"):
-        actor.echo.remote(1)
-
-
-def test_graphs_from_several_threads(processes: Any) -> None:
-    actor = processes[0]
-    failures: list[BaseException] = []
-
-    def use() -> None:
-        try:
-            with _graph(actor, "echo") as graph:
-                for number in range(200):
-                    assert graph.execute(number).get(timeout=60) == number
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
-def test_one_graph_from_several_threads(processes: Any) -> None:
-    with _graph(processes[0], "echo", max_inflight=8) as graph:
-        failures: list[BaseException] = []
-
-        def use(base: int) -> None:
-            try:
-                for number in range(base, base + 200):
-                    assert graph.execute(number).get(timeout=60) == number
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=use, args=(1000 * index,)) for index in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
-
-
-SCRIPT = """
-import crossfade
-
-class Point:
-    def __init__(self, x):
-        self.x = x
-
-@crossfade.remote
-class Mover:
-    def move(self, point):
-        return Point(point.x + 1)
-
-first, second = Mover.remote(), Mover.remote()
-with crossfade.InputNode() as inp:
-    dag = second.move.bind(first.move.bind(inp))
-graph = dag.compile()
-result = graph.execute(Point(40)).get()
-assert type(result) is Point, type(result)
-print("answer", result.x)
-"""
-
-
-@pytest.mark.parametrize("form", ["file", "-c", "stdin"])
-def test_scripts_without_a_main_guard(form: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    file = tmp_path / "script.py"
-    file.write_text(SCRIPT)
-    command = {"file": [str(file)], "-c": ["-c", SCRIPT], "stdin": ["-"]}[form]
-    done = subprocess.run(
-        [sys.executable, *command],
-        input=SCRIPT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout == "answer 42\n", done.stderr
-
-
-def _alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_actors_die_with_a_killed_driver(tmp_path: Path) -> None:
-    code = (
-        "import crossfade, sys\n@crossfade.remote\nclass A:\n"
-        "    def pid(self, _):\n        import os; return os.getpid()\n"
-        "    def spin(self, _):\n        while True: pass\n"
-        "a, b = A.remote(), A.remote()\nprint(a.pid.remote(0).get(), b.pid.remote(0).get(), flush=True)\n"
-        "b.spin.remote(0).get()\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as driver:
-        assert driver.stdout is not None
-        pids = [int(word) for word in driver.stdout.readline().split()]
-        watches = [os.pidfd_open(pid) for pid in pids]
-        driver.kill()
-        driver.wait()
-        start = calm_s()
-        for watch in watches:
-            import select
-
-            poller = select.poll()
-            poller.register(watch, select.POLLIN)
-            assert poller.poll(5000), "an actor outlives its driver"
-            os.close(watch)
-        assert calm_s() - start < 1.0
-    assert not any(_alive(pid) for pid in pids)
-
-
 def test_the_timeline_has_every_action(actors: Any) -> None:
     a, b = actors
     with crossfade.InputNode() as inp:
@@ -448,7 +246,7 @@ def test_the_timeline_has_every_action(actors: Any) -> None:
             if party != "driver" or action.verb != "free":
                 for execution in range(5):
                     assert (party, str(action), execution) in done
-    with _graph(a, "echo") as silent, pytest.raises(crossfade.GraphError, match="record=True"):
+    with graph_of(a, "echo") as silent, pytest.raises(crossfade.GraphError, match="record=True"):
         silent.timeline()
 
 
@@ -465,7 +263,7 @@ def test_a_method_that_an_error_passes_by_has_not_computed(actors: Any) -> None:
 
 def test_statistics(actors: Any) -> None:
     actor = actors[0]
-    with _graph(actor, "echo") as graph:
+    with graph_of(actor, "echo") as graph:
         refs = [graph.execute(number) for number in range(3)]
         crossfade.get(refs)
         statistics = graph.statistics()

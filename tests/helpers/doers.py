@@ -1,4 +1,4 @@
-"""An actor that does what tests of faults need of one, its graphs, and programs that are started to end."""
+"""An actor that does what tests of faults and of event loops need of one, its graphs, and programs that are started to end."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ class Doer:
 
     def echo(self, value: Any) -> Any:
         return value
+
+    def add(self, one: Any, other: Any) -> Any:
+        return one + other
+
+    @crossfade.method(num_returns=2)
+    def both(self, value: Any) -> Any:
+        return value, -value
+
+    def fail(self, value: Any) -> Any:
+        raise KeyError(value)
 
     def array(self, num_bytes: int) -> Any:
         return np.zeros(num_bytes, np.uint8)

@@ -1,22 +1,21 @@
-"""Random plans: sound ones, the same with one thing changed, and arbitrary ones that only have to print.
+"""Sound plans: random ones, and long chains.
 
-A sound plan comes from one global sequence: each step gets a moment, such that whatever it waits for within a round has
+A random one comes from one global sequence: each step gets a moment, such that whatever it waits for within a round has
 an earlier one, and each party does its steps in the order of their moments. Nothing can wait in a circle then.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from random import Random
 
 from crossfade.plan.actions import COLL_STREAM, MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
-from crossfade.types import DRIVER, CollectiveKind, ReduceOp, TargetDevice, Transport
+from crossfade.types import DRIVER, CollectiveKind, ReduceOp, Transport
 
-__all__ = ["MUTATIONS", "Size", "any_plan", "chain_plan", "mutated", "sound_plan"]
+__all__ = ["Size", "chain_plan", "sound_plan"]
 
 START, END = -2.0, 100.0
 """Moments before and after all runs; node number i runs at i + 0.5."""
@@ -246,196 +245,6 @@ class _Draft:
         if on_main:
             return (sent_at + TICK if stream == MAIN else rng.uniform(sent_at, bound)), True
         return rng.uniform(START - 1.0, min(bound, sent_at) if stream == MAIN else bound), False
-
-
-# Plans with one thing changed
-
-
-def mutated(plan: Plan, kind: str, rng: Random) -> Plan | None:
-    """The plan with a random change of one of the kinds of ``MUTATIONS``, or None where it has nothing to change so."""
-    return MUTATIONS[kind](plan, rng)
-
-
-def _places(plan: Plan, *verbs: Verb) -> list[tuple[str, int]]:
-    return [
-        (actor, index)
-        for actor, actions in plan.programs.items()
-        for index, action in enumerate(actions)
-        if action.verb in verbs
-    ]
-
-
-def _with(plan: Plan, actor: str, actions: list[Action]) -> Plan:
-    return replace(plan, programs={**plan.programs, actor: tuple(actions)})
-
-
-def _swapped(plan: Plan, rng: Random, verb: Verb) -> Plan | None:
-    pairs = [(a, b) for a in _places(plan, verb) for b in _places(plan, verb) if a[0] == b[0] and a[1] < b[1]]
-    if not pairs:
-        return None
-    (actor, i), (_, j) = rng.choice(pairs)
-    actions = list(plan.programs[actor])
-    actions[i], actions[j] = actions[j], actions[i]
-    return _with(plan, actor, actions)
-
-
-def _swap_adjacent(plan: Plan, rng: Random) -> Plan | None:
-    places = [place for place in _places(plan, *Verb) if place[1]]
-    if not places:
-        return None
-    actor, i = rng.choice(places)
-    actions = list(plan.programs[actor])
-    actions[i - 1], actions[i] = actions[i], actions[i - 1]
-    return _with(plan, actor, actions)
-
-
-def _cross(plan: Plan, rng: Random) -> Plan | None:
-    """A step goes to another place in its program."""
-    actor, i = rng.choice(_places(plan, *Verb))
-    actions = list(plan.programs[actor])
-    action = actions.pop(i)
-    actions.insert(rng.randint(0, len(actions)), action)
-    return _with(plan, actor, actions)
-
-
-def _changed(plan: Plan, rng: Random, change: Callable[[Action], list[Action]], *verbs: Verb) -> Plan | None:
-    """One step with one of the verbs becomes what ``change`` says."""
-    places = _places(plan, *verbs)
-    if not places:
-        return None
-    actor, i = rng.choice(places)
-    actions = list(plan.programs[actor])
-    actions[i : i + 1] = change(actions[i])
-    return _with(plan, actor, actions)
-
-
-def _to_main(plan: Plan, rng: Random) -> Plan | None:
-    verb = rng.choice([Verb.SEND, Verb.RECV, Verb.COLL])
-    return _changed(plan, rng, lambda action: [replace(action, stream=MAIN)], verb)
-
-
-def _other_party(plan: Plan, rng: Random) -> Plan | None:
-    """A collective has one party more, or one fewer, and no step for it is added or removed."""
-    if not plan.collectives:
-        return None
-    place = rng.randrange(len(plan.collectives))
-    old = plan.collectives[place]
-    absent = [actor for actor in plan.programs if actor not in old.parties]
-    if absent and rng.random() < 0.5:
-        new = replace(
-            old,
-            parties=(*old.parties, rng.choice(absent)),
-            inputs=(*old.inputs, ()),
-            outputs=(*old.outputs, (f"{old.id}.extra",)),
-        )
-    else:
-        new = replace(old, parties=old.parties[1:], inputs=old.inputs[1:], outputs=old.outputs[1:])
-    return replace(plan, collectives=(*plan.collectives[:place], new, *plan.collectives[place + 1 :]))
-
-
-def _depth_one(plan: Plan, rng: Random) -> Plan | None:
-    channels = (replace(channel, depth=1, slots=min(channel.slots, 1)) for channel in plan.channels)
-    return replace(plan, channels=tuple(channels))
-
-
-def _further_ahead(plan: Plan, rng: Random) -> Plan | None:
-    by = rng.randint(1, 2)
-    return _changed(plan, rng, lambda action: [replace(action, ahead=action.ahead + by)], Verb.RECV)
-
-
-MUTATIONS: Mapping[str, Callable[[Plan, Random], Plan | None]] = {
-    "swapped sends": lambda plan, rng: _swapped(plan, rng, Verb.SEND),
-    "swapped recvs": lambda plan, rng: _swapped(plan, rng, Verb.RECV),
-    "swapped neighbours": _swap_adjacent,
-    "missing free": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.FREE),
-    "free twice": lambda plan, rng: _changed(plan, rng, lambda action: [action, action], Verb.FREE),
-    "missing write": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.WRITE, Verb.SEND),
-    "missing read": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.READ, Verb.RECV),
-    "missing run": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.RUN),
-    "any step twice": lambda plan, rng: _changed(plan, rng, lambda action: [action, action], *Verb),
-    "crossed order": _cross,
-    "depth 1": _depth_one,
-    "further ahead": _further_ahead,
-    "on main": _to_main,
-    "swapped colls": lambda plan, rng: _swapped(plan, rng, Verb.COLL),
-    "missing coll": lambda plan, rng: _changed(plan, rng, lambda action: [], Verb.COLL),
-    "coll started only": lambda plan, rng: _changed(
-        plan, rng, lambda action: [replace(action, stream=COLL_STREAM)], Verb.COLL
-    ),
-    "other party": _other_party,
-}
-"""What can be changed: by name, a function from a plan to a changed one, or to None where the plan has no such step."""
-
-
-# Plans that only have to print
-
-
-def any_plan(rng: Random) -> Plan:
-    """Any values in all fields, sound or not, as far as the notation goes."""
-    names = [DRIVER, "node", "plan", "Actor_1", "a-b", "output", "_", "Größe0", "कक्षा0"]
-    ids = ["n0", "n1", "n2.0", "n10~gloo", "i0", "input", "run", "größe.0", "ア~é"]
-    few = [rng.sample(ids, rng.randint(0, 3)) for _ in range(4)]
-    actors = rng.sample(names, rng.randint(0, 5))
-    return Plan(
-        inputs=tuple(InputSpec(rng.choice(ids), _any_key(rng)) for _ in few[0]),
-        nodes=tuple(
-            NodeSpec(
-                node,
-                rng.choice(names),
-                rng.choice(["größe", "विधि_1"]),
-                tuple(few[2]),
-                tuple(rng.sample(ids, rng.randint(0, 2))),
-            )
-            for node in few[1]
-        ),
-        channels=tuple(
-            ChannelSpec(
-                id=channel,
-                value=rng.choice([channel, "n7"]),
-                writer=rng.choice(names),
-                readers=tuple(rng.sample(names, rng.randint(0, 3))),
-                transport=rng.choice(list(Transport)),
-                depth=rng.randint(-1, 9),
-                buffer_bytes=rng.choice([0, 1, 10**6, 10**17]),
-                device=rng.choice(list(TargetDevice)),
-                slots=rng.choice([0, 2, 10**6, -1]),
-                turn=rng.choice([0, 0, 1, 700]),
-            )
-            for channel in few[3]
-        ),
-        programs={actor: tuple(_any_action(rng, ids) for _ in range(rng.randint(0, 6))) for actor in actors},
-        outputs=tuple(few[0]),
-        returns_list=rng.random() < 0.5,
-        max_inflight=rng.randint(-1, 1000),
-        collectives=tuple(_any_collective(rng, names, ids) for _ in range(rng.randint(0, 2))),
-        devices={name: rng.choice([(0,), (3, 1), (), (0, 1, 2, 77)]) for name in rng.sample(names, rng.randint(0, 2))},
-    )
-
-
-def _any_collective(rng: Random, names: list[str], ids: list[str]) -> CollectiveSpec:
-    kind = rng.choice(list(CollectiveKind))
-    parties = rng.sample(names, rng.randint(0, 3))
-    return CollectiveSpec(
-        id=rng.choice(ids),
-        kind=kind,
-        op=rng.choice(list(ReduceOp)) if kind.reduces else None,
-        root=rng.randint(-1, 3) if kind is CollectiveKind.BROADCAST else 0,
-        transport=rng.choice(list(Transport)),
-        parties=tuple(parties),
-        inputs=tuple(tuple(rng.sample(ids, rng.randint(0, 2))) for _ in parties),
-        outputs=tuple(tuple(rng.sample(ids, rng.randint(0, 2))) for _ in parties),
-    )
-
-
-def _any_action(rng: Random, ids: list[str]) -> Action:
-    stream = rng.choice([MAIN, MAIN, SEND_STREAM, RECV_STREAM, "other-1"])
-    return Action(rng.choice(list(Verb)), rng.choice(ids), stream, rng.choice([0, 0, 1, 12, -1]))
-
-
-def _any_key(rng: Random) -> str:
-    words = ["x", 'a "quoted" | key', "] = * #\n\\", "\x85\u2028\ud800", "", "x" * 100]
-    quoted = json.dumps(rng.choice(words), ensure_ascii=rng.random() < 0.5)
-    return rng.choice(["*", "go", "[0]", "[-1]", ".name", ".ä", f"[{quoted}]"])
 
 
 def chain_plan(num_nodes: int, num_actors: int = 4, transport: Transport = Transport.SHM) -> Plan:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 
 pytest.importorskip("torch", reason="collectives need torch")
 
-from tests.cpu.test_collectives import Bench, Draw, both, check_random, draws
+from tests.cpu.test_collectives_random import Draw, both, check_random, draws
+from tests.helpers.collective_bench import Bench
 
 __all__ = ["both"]
 

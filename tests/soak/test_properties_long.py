@@ -22,7 +22,7 @@ from tests.unit.test_plan_text import (
     test_garbage_is_refused,
     test_random_plans_parse_back,
 )
-from tests.unit.test_plan_validate import check_growth, check_verdicts, test_the_verdict_after_several_changes
+from tests.unit.test_plan_validate_proof import check_growth, check_verdicts, test_the_verdict_after_several_changes
 from tests.unit.test_schedule import (
     test_every_plan_is_sound_by_the_exhaustive_search_too,
     test_overlap_changes_no_node_and_no_value,

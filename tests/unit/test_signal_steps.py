@@ -19,19 +19,7 @@ from crossfade.host.processes import open_pidfd
 from crossfade.peers.lane import Epoch, Lane
 from tests.helpers.peer_deaths import LooseMachine
 from tests.helpers.peer_worlds import Call, Collective, PeerWorld
-
-
-class RunningDriver(FakeDriver):
-    """A fake whose device runs whenever it is looked at."""
-
-    def is_idle(self, stream: int) -> bool:
-        run(self.machine)
-        return super().is_idle(stream)
-
-
-def run(machine: Machine) -> None:
-    while ready := [name for name, queue in machine.queues.items() if queue and machine.can_run(queue[0])]:
-        machine.run(ready[0])
+from tests.helpers.running_driver import RunningDriver, run, running_driver
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +31,7 @@ def _no_search_for_races(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def driver() -> RunningDriver:
-    return RunningDriver(Machine(is_strict=False), "process")
+    return running_driver()
 
 
 @pytest.fixture

@@ -1,0 +1,233 @@
+"""Graphs over copy and staged channels whose actors are killed, whose devices refuse, or that are torn down: who hears of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import crossfade  # noqa: E402
+from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.engines.actor_devices import ActorDevices  # noqa: E402
+from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
+from crossfade.errors import ActorError, DeviceError  # noqa: E402
+from tests.helpers.calm import calm_s  # noqa: E402
+from tests.helpers.copy_graphs import Worker, chain, expected, open_session, run, tear_down_graphs  # noqa: E402
+from tests.helpers.footprint import footprint, settled_growth  # noqa: E402
+
+
+class Refusing(Worker):
+    """Refuses in the ways that devices may, or is late."""
+
+    def make_on_a_broken_device(self, size: int) -> Any:
+        def refuse(*args: Any) -> None:
+            raise DeviceError("cuMemcpyAsync failed: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+        HostDriver.copy = refuse  # type: ignore[method-assign, assignment]
+        return torch.arange(size)
+
+    def cannot_write(self) -> None:
+        def refuse(*args: Any) -> Any:
+            raise DeviceError("pinning failed")
+
+        DeviceEnds.writer = refuse  # type: ignore[method-assign, assignment]
+
+    def num_settling(self) -> int:
+        """Plans that were left and are not done with; the garbage collector knows the object that has them."""
+        (devices,) = (each for each in gc.get_objects() if type(each) is ActorDevices)
+        return len(devices._open) + len(devices._settling)
+
+    def touch(self, value: Any, path: str) -> int:
+        Path(path).touch()
+        return len(value)
+
+    def break_device(self, name: str) -> None:
+        """From now on it refuses this."""
+
+        def refuse(*args: Any) -> Any:
+            raise DeviceError("an illegal address")
+
+        setattr(HostDriver, name, refuse)
+
+    def wait(self, value: Any, path: str) -> Any:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return value
+
+    def name(self) -> str:
+        return str(torch.get_num_threads())
+
+
+Remote = crossfade.remote(Refusing)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    yield from open_session()
+
+
+@pytest.fixture(autouse=True)
+def torn_down(session: None) -> Iterator[None]:
+    yield from tear_down_graphs()
+
+
+@pytest.fixture(scope="module")
+def actors(session: None) -> list[Any]:
+    return [Remote.remote() for _ in range(3)]
+
+
+@pytest.fixture(params=["copy", "staged"])
+def transport(request: Any) -> str:
+    return str(request.param)
+
+
+def wait_for_all(graph: crossfade.CompiledGraph, refs: list[Any]) -> None:
+    for ref in [*refs, graph.execute(1)]:
+        crossfade.get(ref, timeout=30)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_actor_is_named_and_the_others_go_on(actors: list[Any], victim: int, transport: str) -> None:
+    mortal, left = Remote.options(name=f"{transport}{victim}").remote(), actors[:2]
+    graph = chain([*left[:victim], mortal, *left[victim:]], transport)
+    assert run(graph, 100) == expected(100)
+    refs = [graph.execute(3_000_000) for _ in range(5)]
+    os.kill(crossfade.get(mortal.pid.remote()), signal.SIGKILL)
+    begin = calm_s()
+    with pytest.raises(crossfade.ActorDiedError, match=f"{transport}{victim}"):
+        wait_for_all(graph, refs)
+    assert calm_s() - begin < 2
+    graph.teardown()
+    again = chain([left[0], left[1], left[0]], transport)
+    assert run(again, 100) == expected(100)
+
+
+@pytest.mark.timeout(60)
+def test_a_copy_that_cannot_be_enqueued_is_the_value_s_error_and_the_graph_s_end(actors: list[Any]) -> None:
+    maker, reader = Remote.options(name="maker").remote(), actors[0]
+    with crossfade.InputNode() as given:
+        made = maker.make_on_a_broken_device.bind(given).with_tensor_transport("copy")
+        graph = reader.total.bind(made).compile()
+    with pytest.raises(DeviceError, match=r"maker\.make_on_a_broken_device \(node n0\).*ILLEGAL_ADDRESS"):
+        run(graph, 7)
+    with pytest.raises(
+        ActorError, match=f"actor maker cannot go on .*ILLEGAL_ADDRESS.* on its way to {reader._info.id}"
+    ):
+        run(graph, 5)
+    with pytest.raises(ActorError, match="actor maker cannot go on"):
+        graph.execute(5)
+    graph.teardown(timeout=30)
+    with crossfade.InputNode() as given:
+        again = maker.total.bind(reader.make.bind(given).with_tensor_transport("copy")).compile()
+    assert run(again, 100) == 4950
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_that_dies_when_its_reader_has_left_the_plan(actors: list[Any], tmp_path: Path) -> None:
+    """The reader waits for the writer to say that it has finished, which the writer, busy in a method, never does."""
+    maker, reader = Remote.remote(), actors[0]
+    pid = crossfade.get(maker.pid.remote())
+    arrived = tmp_path / "arrived"
+    with crossfade.InputNode() as given:
+        made = maker.make.bind(given).with_tensor_transport("copy")
+        outputs = [reader.touch.bind(made, str(arrived)), maker.wait.bind(given, str(tmp_path / "never"))]
+        graph = crossfade.MultiOutputNode(outputs).compile()
+    ref = graph.execute(1000)
+    while not arrived.exists():
+        time.sleep(0.01)
+    with pytest.raises(crossfade.TeardownTimeout):
+        graph.teardown(timeout=0.5)
+    os.kill(pid, signal.SIGKILL)
+    graph.teardown(timeout=20)
+    del ref
+    assert crossfade.get(reader.drop.remote(), timeout=20)
+
+
+@pytest.fixture(scope="module")
+def without_memory(session: None) -> list[Any]:
+    """Two actors that cannot open an end to write to."""
+    both = [Remote.remote() for _ in range(2)]
+    crossfade.get([actor.cannot_write.remote() for actor in both])
+    return both
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("options", [{}, {"buffer_bytes": 100_000}], ids=str)
+def test_where_one_cannot_open_its_ends_nobody_waits_for_it(
+    actors: list[Any], without_memory: list[Any], options: dict[str, Any]
+) -> None:
+    """Neither those who read from it and have set memory aside, nor it itself, which reads from others and from such as it."""
+    first, (second, third) = actors[0], without_memory
+    with crossfade.InputNode() as given:
+        made = first.make.bind(given).with_tensor_transport("copy")
+        doubled = second.double.bind(made).with_tensor_transport("copy")
+        again = third.double.bind(doubled).with_tensor_transport("copy")
+        total = first.total.bind(doubled, again)
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="pinning failed"):
+                total.compile(**options)
+    for actor in (first, second, third):
+        assert until(lambda actor=actor: crossfade.get(actor.num_settling.remote()) == 0)
+
+
+def until(is_so: Any) -> bool:
+    deadline = time.monotonic() + 10
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("refused", "by"), [("is_idle", "copy"), ("is_idle", "staged"), ("open_handle", "copy")])
+def test_a_device_that_refuses_ends_a_plan_and_not_its_actor(actors: list[Any], refused: str, by: str) -> None:
+    """When it is asked to close slots, or whether it is done; or to open slots that come when no step waits for them."""
+    maker, reader = Remote.options(name=f"maker_{refused}_{by}").remote(), actors[0]
+    with crossfade.InputNode() as given:
+        made = maker.make.bind(given).with_tensor_transport(by)
+        graph = crossfade.MultiOutputNode([reader.total.bind(made), maker.name.bind()]).compile()
+    assert run(graph, 7)[0] == 21
+    crossfade.get(maker.break_device.remote(refused))
+    if refused == "open_handle":
+        with pytest.raises((ActorError, DeviceError), match="an illegal address"):
+            run(graph, 100_000)
+    graph.teardown(timeout=20)
+    assert crossfade.get([actor.drop.remote() for actor in (maker, reader)], timeout=20)
+    assert until(lambda: crossfade.get(reader.num_settling.remote()) == 0)
+
+
+def test_teardown_with_executions_in_flight(actors: list[Any], transport: str) -> None:
+    for _ in range(5):
+        graph = chain(actors, transport)
+        refs = [graph.execute(10_000) for _ in range(5)]
+        graph.teardown(timeout=30)
+        del refs
+    assert run(chain(actors, transport), 3) == expected(3)
+
+
+def test_graphs_that_come_and_go_leave_nothing(actors: list[Any], transport: str) -> None:
+    def cycle(num: int) -> None:
+        for _ in range(num):
+            graph = chain(actors, transport)
+            assert run(graph, 1000) == expected(1000)
+            graph.teardown(timeout=30)
+
+    pids = [os.getpid(), *(crossfade.get(actor.pid.remote()) for actor in actors)]
+    cycle(5)
+    before = [footprint(pid) for pid in pids]
+    cycle(20)
+    for first, pid in zip(before, pids, strict=True):
+        grown = settled_growth(first, pid)
+        assert grown.pop("private_bytes", 0) < 4 << 20, grown
+        assert grown.pop("shared_bytes", 0) < 1 << 20
+        assert grown.pop("ring_bytes", 0) < 1 << 16, (pid, pids, grown)
+        assert grown == {}

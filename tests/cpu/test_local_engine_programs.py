@@ -1,0 +1,212 @@
+"""Programs whose actors are processes: constructors that raise, who ends before whom, threads, scripts without a main guard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import crossfade
+from tests.helpers.calm import calm_s
+from tests.helpers.doers import Actor, graph_of
+from tests.helpers.kept_actors import ENGINES, Kept, open_pairs, pair_of
+
+
+class BadConstructor:
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise LookupError("nothing here")
+
+    def work(self, value: Any) -> Any:
+        return value
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[dict[str, Kept]]:
+    yield from open_pairs(ENGINES, lambda: (Actor.remote(), Actor.remote()))
+
+
+@pytest.fixture(params=["local", "inline"])
+def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
+    """Two actors on each engine in turn, whose session is the program's."""
+    yield from pair_of(kept[request.param])
+
+
+@pytest.fixture
+def processes(kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
+    """Two actors that are processes, whose session is the program's."""
+    yield from pair_of(kept["local"])
+
+
+@pytest.fixture(params=["local", "inline"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A session on each engine in turn that a test may end."""
+    crossfade.init(engine=request.param)
+    yield request.param
+    crossfade.shutdown()
+
+
+def test_constructor_error(actors: Any) -> None:
+    actor = crossfade.remote(BadConstructor).remote()
+    with pytest.raises(crossfade.ActorStartError, match="nothing here"):
+        graph_of(actor, "work")
+    with pytest.raises(crossfade.ActorStartError, match="nothing here"):
+        crossfade.get(actor.work.remote(1))
+
+
+def _use_until_it_fails(graph: crossfade.CompiledGraph) -> None:
+    for _ in range(100):
+        graph.execute(2).get(timeout=5)
+
+
+def test_a_dead_actor_is_named(processes: Any) -> None:
+    a, b = Actor.remote(), Actor.remote()
+    with crossfade.InputNode() as inp:
+        dag = b.echo.bind(a.echo.bind(inp))
+    graph = dag.compile()
+    pid = a.pid.remote().get()
+    assert graph.execute(1).get() == 1
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(crossfade.ActorDiedError, match=r"Doer\d+ is dead: it was killed by SIGKILL"):
+        _use_until_it_fails(graph)
+    graph.teardown()
+    assert b.echo.remote("alive").get() == "alive"
+    crossfade.kill(b)
+    with pytest.raises(crossfade.ActorDiedError, match="SIGKILL"):
+        b.echo.remote(1).get()
+
+
+def test_executing_after_teardown_and_shutdown(engine: str) -> None:
+    actor = Actor.remote()
+    graph = graph_of(actor, "echo")
+    pending = graph.execute(1)
+    graph.teardown()
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        graph.execute(1)
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        pending.get()
+    crossfade.shutdown()
+    with pytest.raises(crossfade.SessionError, match="session that is over"):
+        actor.echo.remote(1)
+
+
+def test_graphs_from_several_threads(processes: Any) -> None:
+    actor = processes[0]
+    failures: list[BaseException] = []
+
+    def use() -> None:
+        try:
+            with graph_of(actor, "echo") as graph:
+                for number in range(200):
+                    assert graph.execute(number).get(timeout=60) == number
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_one_graph_from_several_threads(processes: Any) -> None:
+    with graph_of(processes[0], "echo", max_inflight=8) as graph:
+        failures: list[BaseException] = []
+
+        def use(base: int) -> None:
+            try:
+                for number in range(base, base + 200):
+                    assert graph.execute(number).get(timeout=60) == number
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=use, args=(1000 * index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+SCRIPT = """
+import crossfade
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+@crossfade.remote
+class Mover:
+    def move(self, point):
+        return Point(point.x + 1)
+
+first, second = Mover.remote(), Mover.remote()
+with crossfade.InputNode() as inp:
+    dag = second.move.bind(first.move.bind(inp))
+graph = dag.compile()
+result = graph.execute(Point(40)).get()
+assert type(result) is Point, type(result)
+print("answer", result.x)
+"""
+
+
+@pytest.mark.parametrize("form", ["file", "-c", "stdin"])
+def test_scripts_without_a_main_guard(form: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    command = {"file": [str(file)], "-c": ["-c", SCRIPT], "stdin": ["-"]}[form]
+    done = subprocess.run(
+        [sys.executable, *command],
+        input=SCRIPT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "answer 42\n", done.stderr
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_actors_die_with_a_killed_driver(tmp_path: Path) -> None:
+    code = (
+        "import crossfade, sys\n@crossfade.remote\nclass A:\n"
+        "    def pid(self, _):\n        import os; return os.getpid()\n"
+        "    def spin(self, _):\n        while True: pass\n"
+        "a, b = A.remote(), A.remote()\nprint(a.pid.remote(0).get(), b.pid.remote(0).get(), flush=True)\n"
+        "b.spin.remote(0).get()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+        assert driver.stdout is not None
+        pids = [int(word) for word in driver.stdout.readline().split()]
+        watches = [os.pidfd_open(pid) for pid in pids]
+        driver.kill()
+        driver.wait()
+        start = calm_s()
+        for watch in watches:
+            import select
+
+            poller = select.poll()
+            poller.register(watch, select.POLLIN)
+            assert poller.poll(5000), "an actor outlives its driver"
+            os.close(watch)
+        assert calm_s() - start < 1.0
+    assert not any(_alive(pid) for pid in pids)

@@ -1,0 +1,37 @@
+"""Two actors in each of several sessions, which all tests of a file share; a session is the program's only while a test has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from crossfade.api.session import Session
+from tests.helpers.graphs import kept_session, session_of
+
+__all__ = ["ENGINES", "Kept", "open_pairs", "pair_of"]
+
+Kept = tuple[Session, tuple[Any, Any]]
+
+ENGINES: Mapping[str, Mapping[str, Any]] = {"local": {}, "inline": {"engine": "inline"}}
+"""One session on each engine."""
+
+
+def open_pairs(
+    sessions: Mapping[str, Mapping[str, Any]], make: Callable[[], tuple[Any, Any]]
+) -> Iterator[dict[str, Kept]]:
+    """Sessions by their name, each with what ``make`` made in it, until the generator goes on."""
+    with ExitStack() as stack:
+        made: dict[str, Kept] = {}
+        for name, options in sessions.items():
+            session = stack.enter_context(kept_session(**options))
+            with session_of(session):
+                made[name] = session, make()
+        yield made
+
+
+def pair_of(kept: Kept) -> Iterator[tuple[Any, Any]]:
+    """The two actors, whose session is the program's until the generator goes on."""
+    session, both = kept
+    with session_of(session):
+        yield both

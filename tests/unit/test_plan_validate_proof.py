@@ -1,0 +1,153 @@
+"""The validator's verdict against that of an exhaustive search of interleavings, and how its work grows."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crossfade.plan.parse import parse_plan
+from crossfade.plan.plan import Plan
+from crossfade.plan.validate import find_fault
+from crossfade.types import Transport
+from tests.helpers.changed_plans import MUTATIONS, mutated
+from tests.helpers.edited_plans import CHAIN, QUEUE, edited
+from tests.helpers.explore import explore
+from tests.helpers.plans import Size, chain_plan, sound_plan
+
+NUM_SEEDS = 320
+CHANGES_PER_PLAN = 3
+RARE = ("coll started only", "swapped colls")
+"""What is tried wherever a plan has such steps, since few have."""
+
+
+def changed_plans(rng: Random, plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The plan with one change, of several kinds; then with a receive that is moved ahead, on main, or both."""
+    kinds = list(MUTATIONS)
+    rng.shuffle(kinds)
+    changes = [(kind, changed) for kind in kinds if (changed := mutated(plan, kind, rng)) is not None]
+    yield from changes[:CHANGES_PER_PLAN]
+    yield from (change for change in changes[CHANGES_PER_PLAN:] if change[0] in RARE)
+    on_main = mutated(plan, "on main", rng)
+    if on_main is not None and rng.random() < 0.5:
+        for kind in ("further ahead", "swapped neighbours"):
+            twice = mutated(on_main, kind, rng)
+            if twice is not None:
+                yield f"on main, {kind}", twice
+
+
+def check_verdict(plan: Plan) -> str:
+    """The validator's verdict, which must be the machine's, and which names a step."""
+    fault = find_fault(plan)
+    explored = explore(plan)
+    assert (fault is None) == (explored.verdict == "ok"), f"{fault}, but {explored}\n{plan}"
+    if fault is None:
+        return "ok"
+    assert fault.index is not None
+    assert 0 <= fault.index < len(plan.programs[fault.actor])
+    return fault.invariant
+
+
+def test_pl1_to_pl4_the_verdict_is_that_of_all_interleavings() -> None:
+    check_verdicts(NUM_SEEDS)
+
+
+def check_verdicts(num_seeds: int) -> None:
+    """On every plan. And the comparison means something: all kinds of change, all invariants, harmless changes."""
+    tally: Counter[tuple[str, str]] = Counter()
+    for seed in range(num_seeds):
+        rng = Random(seed)
+        size = Size(nodes=3, actors=2) if seed % 3 else Size(nodes=4, actors=3, depth=3)
+        plan = sound_plan(rng, size)
+        assert check_verdict(plan) == "ok", f"seed {seed}"
+        tally["unchanged", "ok"] += 1
+        for kind, changed in changed_plans(rng, plan):
+            tally[kind, check_verdict(changed)] += 1
+    refusals: Counter[str] = Counter()
+    harmless: Counter[str] = Counter()
+    invariants: Counter[str] = Counter()
+    for (kind, invariant), number in tally.items():
+        (harmless if invariant == "ok" else refusals)[kind] += number
+        invariants[invariant] += number
+    assert tally.total() > 3.75 * num_seeds
+    assert all(80 * refusals[kind] >= num_seeds for kind in MUTATIONS), refusals
+    assert min(refusals.total(), harmless.total()) > 1.25 * num_seeds
+    assert 2 * sum(number for kind, number in harmless.items() if kind != "unchanged") > num_seeds
+    assert all(16 * invariants[f"PL-{number}"] > num_seeds for number in (1, 2, 3, 4)), invariants
+    assert 40 * min(refusals["on main, further ahead"], harmless["on main, further ahead"]) > num_seeds
+
+
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(sorted(MUTATIONS)), max_size=3))
+def test_the_verdict_after_several_changes(seed: int, kinds: list[str]) -> None:
+    rng = Random(seed)
+    plan = sound_plan(rng, Size(nodes=3, actors=2))
+    for kind in kinds:
+        plan = mutated(plan, kind, rng) or plan
+    if any(plan.programs.values()):
+        check_verdict(plan)
+
+
+def test_the_machine_sees_each_kind_of_failure() -> None:
+    """The machine is no better than its own tests: what it calls each failure, on plans where that is plain."""
+    assert explore(edited(CHAIN, ("| send n0 @send ", ""))).verdict == "deadlock"
+    assert explore(edited(CHAIN, ("| free n0", ""))).verdict == "deadlock"
+    assert explore(edited(CHAIN, ("read i0 | run n0", "run n0 | read i0"))).verdict == "bad-use"
+    in_other_order = ("recv n0 @recv | recv n1 @recv", "recv n1 @recv | recv n0 @recv")
+    assert explore(edited(QUEUE, in_other_order)).verdict == "mismatch"
+    assert explore(edited(CHAIN, ("write i0", "write i0 | write i0"))).verdict == "overwrite"
+    assert explore(edited(CHAIN, ("read i0", "read i0 | free i0 | read i0"))).verdict != "ok"
+
+
+def test_the_machine_tries_all_orders() -> None:
+    """Two parties with nothing in common, a and b steps long: (a + 1) (b + 1) states."""
+    plan = parse_plan(
+        "plan max_inflight=1 returns=list\n"
+        "node n0 = A.make() -> n0\nnode n1 = C.make() -> n1\n"
+        "channel n0: A -> B | shm depth=1 buffer_bytes=0\nchannel n1: C -> D | shm depth=1 buffer_bytes=0\n"
+        "A | run n0 | write n0\nB | read n0 | free n0\nC | run n1 | write n1\nD | read n1 | free n1\n"
+    )
+    num_rounds, steps_per_round = 3, 3
+    assert explore(plan).num_states == (num_rounds * steps_per_round + 1) ** 2
+
+
+# Growth
+
+
+def num_lines_run(plan: Plan) -> int:
+    """How many lines of this library ``find_fault`` executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
+        nonlocal count
+        if "crossfade" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        fault = find_fault(plan)
+    finally:
+        sys.settrace(before)
+    assert fault is None
+    return count
+
+
+@pytest.mark.parametrize(("num_actors", "transport"), [(4, Transport.SHM), (4, Transport.GLOO), (200, Transport.GLOO)])
+def test_the_work_is_linear_in_the_number_of_nodes(num_actors: int, transport: Transport) -> None:
+    check_growth(num_actors, transport, 400)
+
+
+def check_growth(num_actors: int, transport: Transport, num_nodes: int) -> None:
+    """With ten times as many nodes it is ten times as much, and little more."""
+    small, big = (num_lines_run(chain_plan(n, num_actors, transport)) for n in (num_nodes, 10 * num_nodes))
+    assert small > 1_000
+    assert big <= 12 * small
