@@ -365,6 +365,11 @@ class DeviceGroup:
         names = [name for name, pidfd in self._pidfds.items() if pidfd in dead]
         return f"the process of {' and '.join(names)} is gone" if names else ""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether everything was done and given back."""
+        return not self._thread.is_alive()
+
     def ask_to_end(self) -> None:
         """Nothing more is started here; others hear of it."""
         self._is_closing = True

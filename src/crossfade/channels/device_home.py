@@ -45,6 +45,12 @@ class DeviceHome:
         """The stream on which torch computes now, in this thread."""
         return current_stream(self.driver.device)
 
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do on torch's current stream of this thread, or on any of ours: what waits for the device, as
+        giving up pinned memory does, then waits for nobody's host.
+        """
+        return all(map(self.driver.is_idle, (self.compute_stream(), *self.streams.all())))
+
     @property
     def push_stream(self) -> int:
         """Copies to other devices."""

@@ -75,7 +75,11 @@ class DeviceToHostWriter(ShmWriter):
         self._unused: list[int] = []  # slots that readers will not free
         if buffer_bytes:
             self._pinned.set_aside(layout.depth, buffer_bytes)
-            self._pinned.pin_all()
+            try:
+                self._pinned.pin_all()
+            except BaseException:
+                self._pinned.close()
+                raise
 
     def try_write(self, value: object) -> bool:
         """See the protocol.

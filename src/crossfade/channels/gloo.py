@@ -235,7 +235,7 @@ class _ReceiveLane:
 
     def _receive_message(self, peer: int) -> tuple[int, int, memoryview]:
         """(channel index, when its head had come, the message)."""
-        head = torch.empty(3, dtype=torch.int64)
+        head = torch.empty(3, dtype=torch.int64, device="cpu")
         self._receive(head, peer)
         start_ns = time.monotonic_ns()
         index, first_bytes, size_bytes = head.tolist()
@@ -257,7 +257,7 @@ class _ReceiveLane:
 
 
 def _head(index: int, first_bytes: int, size_bytes: int) -> torch.Tensor:
-    return torch.tensor([index, first_bytes, size_bytes], dtype=torch.int64)
+    return torch.tensor([index, first_bytes, size_bytes], dtype=torch.int64, device="cpu")
 
 
 class _Exposed:

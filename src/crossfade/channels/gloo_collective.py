@@ -187,7 +187,7 @@ class GlooGroup:
     def _gather_bytes(self, mine: bytes) -> list[bytes]:
         """What everybody gives, each as many bytes."""
         given = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        gathered = torch.empty((len(self._parties), len(mine)), dtype=torch.uint8)
+        gathered = torch.empty((len(self._parties), len(mine)), dtype=torch.uint8, device="cpu")
         self._group.allgather([list(gathered.unbind())], [given]).wait()
         return [bytes(row.numpy()) for row in gathered]
 
@@ -223,7 +223,7 @@ class GlooGroup:
     def _gather(self, meeting: Meeting, tensor: torch.Tensor) -> torch.Tensor:
         """The tensors of all, in rank order, along dim 0."""
         num_parties = len(meeting.parties)
-        result = torch.empty((num_parties * tensor.shape[0], *tensor.shape[1:]), dtype=tensor.dtype)
+        result = torch.empty((num_parties * tensor.shape[0], *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
         if result.numel():
             by_rank = _as_bytes(result).view(num_parties, -1).unbind()
             by_group = [by_rank[meeting.parties.index(party)] for party in self._parties]
@@ -232,7 +232,7 @@ class GlooGroup:
 
     def _broadcast(self, meeting: Meeting, rank: int, offer: Offer, root_layout: bytes) -> torch.Tensor:
         dtype, shape = layout_of(root_layout)
-        result = torch.empty(shape, dtype=dtype)
+        result = torch.empty(shape, dtype=dtype, device="cpu")
         if rank == meeting.root:
             result.copy_(offer.tensors[0])
         options = dist.BroadcastOptions()

@@ -68,7 +68,7 @@ def _exchange(group: Any, messages: dict[int, bytes], parties: Sequence[str], de
     """Sends each party its message, and gets one of the same size from each."""
     works, incoming = {}, {}
     for rank, message in messages.items():
-        incoming[rank] = torch.empty(len(message), dtype=torch.uint8)
+        incoming[rank] = torch.empty(len(message), dtype=torch.uint8, device="cpu")
         outgoing = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         works[rank] = (
             group.recv([incoming[rank]], rank, PROOF_TAG),

@@ -151,7 +151,7 @@ class HostCopies:
         if self.home.is_host:
             return data
         try:
-            near = torch.empty(data.nbytes, dtype=torch.uint8, pin_memory=True)
+            near = torch.empty(data.nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError:  # no memory that can be pinned: the copy is slower, and right
             return data
         near.copy_(tensor_of(data, torch.uint8, (data.nbytes,)))

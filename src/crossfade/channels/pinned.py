@@ -52,7 +52,7 @@ class Pins:
         if not self._dropped:
             return False
         with suppress(DeviceError):
-            if not all(map(_is_idle, self._homes)):
+            if not all(home.is_idle() for home in self._homes):
                 return True
             self.close()
         return False
@@ -61,10 +61,6 @@ class Pins:
         """Gives up what was dropped; waits for the devices."""
         while self._dropped:
             self._dropped.popleft().close()
-
-
-def _is_idle(home: DeviceHome) -> bool:
-    return all(map(home.driver.is_idle, (home.compute_stream(), *home.streams.all())))
 
 
 def has_come(moment: Moment) -> bool:

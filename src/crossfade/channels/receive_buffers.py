@@ -39,7 +39,7 @@ class ReceiveBuffers:
     def take(self, size_bytes: int) -> memoryview:
         """Writable memory, which is used again when the last view of it has died."""
         if size_bytes < _REUSED_BYTES:
-            array: Any = torch.empty(size_bytes, dtype=torch.uint8).numpy()
+            array: Any = torch.empty(size_bytes, dtype=torch.uint8, device="cpu").numpy()
             return memoryview(array)
         buffer = self._fitting(size_bytes) or _new_buffer(size_bytes)
         # numpy refers to the array behind a memoryview, and of an array that is a view to what is behind that. So the exporter
@@ -68,4 +68,6 @@ class ReceiveBuffers:
 def _new_buffer(size_bytes: int) -> _Buffer:
     # An eighth more, so that values which grow a little fit into the old memory.
     capacity_bytes = size_bytes + size_bytes // 8
-    return _Buffer(torch.empty(capacity_bytes, dtype=torch.uint8).numpy(), ctypes.c_uint8 * capacity_bytes)
+    return _Buffer(
+        torch.empty(capacity_bytes, dtype=torch.uint8, device="cpu").numpy(), ctypes.c_uint8 * capacity_bytes
+    )

@@ -165,7 +165,7 @@ def storages_hold() -> bool:
     try:
         storage = torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), len(memory))
         storage.crossfade_keep = probe
-        tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (len(memory),), (1,))
+        tensor = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (len(memory),), (1,))
     except (AttributeError, RuntimeError, TypeError):
         return False
     del storage, probe

@@ -33,6 +33,7 @@ class Tail:
     def has_passed(self) -> bool:
         """Whether the device has done all of it. Ask again where it has not."""
         if all(map(self._driver.is_idle, self._streams)):
+            self._is_longer = False  # what others enqueue from now on is none of it
             return True
         if self._is_longer:
             self._is_longer = False

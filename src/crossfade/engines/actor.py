@@ -10,8 +10,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,11 @@ from crossfade.engines import control
 from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
+from crossfade.engines.exchanges import Exchanges
 from crossfade.engines.fault_place import fault_text
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.meeting import meet
+from crossfade.engines.methods import method_of
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
 from crossfade.engines.state import ActorState, PartState
@@ -33,6 +35,7 @@ from crossfade.host.memory import Memory
 from crossfade.host.processes import allow_many_descriptors
 from crossfade.host.sockets import Connection, take_over
 from crossfade.plan.actions import Verb
+from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.runtime.bind import bind, returns
 from crossfade.runtime.cursor import Cursor, idle_of
@@ -88,6 +91,7 @@ class _Actor:
         self._is_stopped = False
         self.is_forked = False
         self._devices: ActorDevices | None = None
+        self._exchanges = Exchanges()
         self.look_after: Callable[[Callable[[], str]], None] = lambda failure: None  # see `Sentinel.look_after`
         self._gpus: tuple[int, ...] = ()
         self._doing = ""  # what is not an action of a plan
@@ -148,6 +152,7 @@ class _Actor:
         """Sees to what is not on a value's way: faults and messages."""
         has_rung = self._doorbell.take_mail_flag()
         if self._devices is not None and (has_rung or self._devices.is_busy):
+            self._exchanges.enqueue_all()
             self._devices.serve()
         for part in [part for part in self._running if part.fault]:
             self._running.remove(part)
@@ -176,6 +181,7 @@ class _Actor:
             part.wiring.device_ends.end()
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
+        self._exchanges.enqueue_all()
         match message:
             case control.Create():
                 self._create(message)
@@ -218,7 +224,7 @@ class _Actor:
         self._doing = f"runs {label}"
         try:
             args, kwargs = pickle.loads(message.payload)
-            result = getattr(self._instance, message.method)(*args, **kwargs)
+            result = method_of(self._instance, message.method)(*args, **kwargs)
             payload = dump_user(result if message.num_returns == 1 else returns(result, message.num_returns))
         except SystemExit:
             raise
@@ -294,7 +300,7 @@ class _Actor:
         try:
             return self._wired(message, board, heaps, store, shared)
         except BaseException:
-            for memory in (*heaps.values(), *((store,) if store else ()), *(shared or {}).values()):
+            for memory in (*heaps.values(), *(shared or {}).values()):
                 memory.close()
             if self._devices is not None:
                 self._devices.abandon(message.number)
@@ -309,24 +315,34 @@ class _Actor:
         shared: dict[str, Memory] | None,
     ) -> _Part:
         plan = message.plan
-        try:
-            calls = message.calls.load()  # first of all, since it may raise
-        except Exception as error:
-            raise _NotUnpickled from error
-        device_ends = None
-        if shared is not None:
-            device_ends = self._own_devices().open(message.number, plan, self._name, shared, self._pidfds)
-
-        copies = None
-        if plan.devices.get(self._name):
-            copies = self._own_devices().host_copies(self._bells[self._name], self._doorbell.spin_us)
+        device_ends = copies = None
+        with ExitStack() as undo:  # until the wiring has it
+            if store is not None:
+                undo.callback(store.close)
+            try:
+                calls = message.calls.load()  # first of all, since it may raise
+            except Exception as error:
+                raise _NotUnpickled from error
+            if shared is not None:
+                device_ends = self._own_devices().open(message.number, plan, self._name, shared, self._pidfds)
+            if plan.devices.get(self._name):
+                copies = self._own_devices().host_copies(self._bells[self._name], self._doorbell.spin_us)
+            undo.pop_all()
 
         def make() -> Wiring:
-            ends = device_ends, copies, self._break_off
+            ends = device_ends, copies, self._break_off, self._exchanges
             return Wiring(plan, self._name, board, heaps, self._bells, store, *ends)
 
         peers = peers_of(plan, self._name)
         wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))
+        try:
+            return self._bound(message, wiring, calls)
+        except BaseException:
+            wiring.give_up()
+            raise
+
+    def _bound(self, message: control.OpenPlan, wiring: Wiring, calls: Mapping[str, Call]) -> _Part:
+        plan = message.plan
         recorder = Recorder(self._name, message.origin_ns) if message.record else None
         mine = [node for node in plan.nodes if node.actor == self._name]
         methods = {node.id: getattr(self._instance, node.method) for node in mine}
@@ -336,7 +352,10 @@ class _Actor:
         if recorded:
             wiring.record_host_copies([device for device, _ in recorded])
             wiring.record_collectives([device for device, _ in recorded])
-        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded, wiring.before_run)
+        before_run = [self._exchanges.enqueue_all] if plan.devices.get(self._name) else []
+        # A KeyboardInterrupt is the method's own: the driver's Ctrl-C does not come here.
+        fatal = (SystemExit,)
+        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded, before_run, fatal)
         return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), spin_us_for(plan), guard)
 
     def _close(self, message: control.ClosePlan) -> None:

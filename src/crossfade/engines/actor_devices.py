@@ -29,8 +29,9 @@ __all__ = ["ActorDevices"]
 class ActorDevices:
     """What an actor's loop has to do for its devices.
 
-    A plan goes three steps: it is *open*; once left, it *settles* until no value is on its way; then it is *left over* as long as
-    the program keeps tensors that came through it.
+    A plan goes four steps: it is *open*; once left, it *settles* until no value is on its way; then it is *left over* as long as
+    the program keeps tensors that came through it; at last it is *empty*, and its pinned memory is given up when the devices are
+    idle, for that waits for all their streams, and one may wait for another plan's host.
 
     Args:
         gpus: indices of its GPUs.
@@ -57,6 +58,7 @@ class ActorDevices:
         self._open: dict[int, DeviceEnds] = {}
         self._settling: dict[int, tuple[DeviceEnds, Callable[[], None]]] = {}
         self._left_over: dict[int, DeviceEnds] = {}
+        self._empty: list[DeviceEnds] = []
         self._lost: list[DeviceEnds] = []  # of plans whose device refused to end them: it may still use what they have
         self._recorders: dict[int, list[DeviceRecorder]] = {}
         self._copies: HostCopies | None = None
@@ -182,8 +184,8 @@ class ActorDevices:
                 ends.abandon()
             del self._settling[number]
             on_left()
-        is_read_from = self._end_left_over()
-        self.is_busy = has_more or bool(self._settling) or is_read_from
+        has_to_wait = self._end_left_over()
+        self.is_busy = has_more or bool(self._settling) or has_to_wait
 
     def _serve(self, number: int, ends: DeviceEnds) -> bool:
         try:
@@ -193,17 +195,27 @@ class ActorDevices:
             return False
 
     def _end_left_over(self) -> bool:
-        """Gives back what nobody uses any more; whether a device may still use memory of the host that was given up."""
-        has_ended = False
+        """Gives back what nobody uses any more; whether some of it has to wait for the devices."""
         for number, ends in list(self._left_over.items()):
             with suppress(DeviceError):  # else it is tried again
                 ends.serve()
                 if ends.is_empty:
+                    self._empty.append(ends)
                     del self._left_over[number]
-                    has_ended = True
                     self._devices.forget(number)
-                    ends.release()
-        if has_ended and not (self._open or self._settling or self._left_over):
-            with suppress(DeviceError):
+        has_to_wait = self._release_empty()
+        return (self._copies is not None and self._copies.pins.collect()) or has_to_wait
+
+    def _release_empty(self) -> bool:
+        """Gives up what is left of empty plans, if that does not have to wait; whether it does."""
+        if not self._empty:
+            return False
+        with suppress(DeviceError):  # a device that refuses keeps it
+            if not all(home.is_idle() for home in self._devices.homes):
+                return True
+            while self._empty:
+                self._empty[-1].release()
+                self._empty.pop()
+            if not (self._open or self._settling or self._left_over):
                 self._devices.trim()
-        return self._copies is not None and self._copies.pins.collect()
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from crossfade.channels.device_writer import DeviceToHostWriter
     from crossfade.channels.host_copies import HostCopies
     from crossfade.engines.device_ends import DeviceEnds
+    from crossfade.engines.exchanges import Exchanges
     from crossfade.runtime.device_record import DeviceRecorder
 
 __all__ = ["Wiring"]
@@ -48,11 +50,14 @@ class Wiring:
         device_ends: opens its ends of channels between devices, and has its devices, if it uses any.
         host_copies: how it brings tensors to its devices and from there, if it has any.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
+        exchanges: is told of the groups in which it does collectives on its devices, if it has any.
 
     Attributes:
         ends: its ends.
         device_ends: as above.
-        before_run: to be called before each method: cheap looks, as a rule.
+
+    Raises:
+        CrossfadeError, OSError: something could not be opened; what was is closed again.
     """
 
     def __init__(
@@ -66,11 +71,12 @@ class Wiring:
         device_ends: DeviceEnds | None = None,
         host_copies: HostCopies | None = None,
         on_death: Callable[[str], None] | None = None,
+        exchanges: Exchanges | None = None,
     ) -> None:
         self.ends = Ends()
         self.device_ends = device_ends
-        self.before_run: list[Callable[[], None]] = []
         self._on_death = on_death
+        self._exchanges = exchanges
         self._host_copies = host_copies
         self._from_devices: list[tuple[ChannelSpec, DeviceToHostWriter]] = []
         self._onto_devices: list[tuple[ChannelSpec, HostToDeviceReader]] = []
@@ -78,11 +84,23 @@ class Wiring:
         self._party = party
         self._heaps = heaps
         self._bells = bells
-        if store is not None and device_ends is not None:
-            device_ends.meet(store)
-        self._groups = self._open_groups(store)  # in one order everywhere: each waits for its parties
+        self._groups: list[Any] = []
+        self._link: Any = None
+        try:
+            self._open(board, store)
+        except BaseException:
+            if store is not None and self._link is None:
+                store.close()
+            self.give_up()
+            raise
+
+    def _open(self, board: mmap.mmap, store: Memory | None) -> None:
+        plan, party = self._plan, self._party
+        if store is not None and self.device_ends is not None:
+            self.device_ends.meet(store)
+        self._open_groups(store)  # in one order everywhere: each waits for its parties
         self._link = self._open_link(store)
-        own_heap = Heap(heaps[party]) if party in heaps else None
+        own_heap = Heap(self._heaps[party]) if party in self._heaps else None
         for place in places(plan):
             if place.spec.writer == party and own_heap is not None:
                 self.ends.writers[place.spec.id] = self._ring_writer(place, board, own_heap)
@@ -160,11 +178,11 @@ class Wiring:
         if self._party in spec.readers:
             self.ends.readers[spec.id] = self._link.reader(spec.id, index, spec.depth, spec.writer)
 
-    def _open_groups(self, store: Memory | None) -> list[Any]:
+    def _open_groups(self, store: Memory | None) -> None:
         """A group for each set of parties and transport of collectives in which this party is, with its ends of them."""
         groups: dict[Any, Any] = {}
         if store is None:
-            return []
+            return
         keys = list(dict.fromkeys((spec.group, spec.transport) for spec in self._plan.collectives))
         for number, spec in enumerate(self._plan.collectives):
             if self._party not in spec.parties:
@@ -172,9 +190,9 @@ class Wiring:
             key = spec.group, spec.transport
             if key not in groups:
                 groups[key] = self._open_group(Memory(os.dup(store.fd)), keys.index(key), *key)
+                self._groups.append(groups[key])
             rank, num_outputs = spec.parties.index(self._party), len(spec.outputs_of(self._party))
             self.ends.collectives[spec.id] = groups[key].collective(_meeting(spec), number, rank, num_outputs)
-        return list(groups.values())
 
     def _open_group(self, store: Memory, number: int, parties: tuple[str, ...], transport: Transport) -> Any:
         try:
@@ -192,7 +210,8 @@ class Wiring:
         bells = {party: self._bells[party] for party in parties}
         home = None if self.device_ends is None else self.device_ends.home
         group = opener(store, number, parties, self._party, bells, meetings, home, self._on_death)
-        self.before_run.append(group.enqueue_all)
+        if self._exchanges is not None:
+            self._exchanges.add(group)
         return group
 
     def record_host_copies(self, devices: Sequence[DeviceRecorder]) -> None:
@@ -234,6 +253,18 @@ class Wiring:
 
     def close(self) -> None:
         """Closes all ends and gives the heaps back; values that were read stay valid."""
+        self._close_ends()
+        self._join()
+
+    def give_up(self) -> None:
+        """Closes everything without waiting for the others, who have not heard of it yet."""
+        self._close_ends()
+        if self._groups or self._link is not None:
+            threading.Thread(target=self._join, name="crossfade-give-up", daemon=True).start()
+        else:
+            self._join()
+
+    def _close_ends(self) -> None:
         ends: Sequence[Writer | Reader | Collective] = (
             *self.ends.writers.values(),
             *self.ends.readers.values(),
@@ -243,6 +274,8 @@ class Wiring:
             end.close()
         for group in self._groups:
             group.ask_to_end()
+
+    def _join(self) -> None:
         if self._link is not None:
             self._link.close()
         deadline = time.monotonic() + _JOIN_S

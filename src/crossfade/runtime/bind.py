@@ -54,6 +54,7 @@ def bind(
     guard: Guard | None = None,
     devices: Sequence[tuple[DeviceRecorder, int]] = (),
     before_run: Sequence[Callable[[], None]] = (),
+    fatal: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt),
 ) -> Cursor:
     """A cursor that runs ``actor``'s program.
 
@@ -67,8 +68,9 @@ def bind(
         devices: record, beside it, what the actor's methods enqueue: each on a stream.
         guard: watches every value if given.
         before_run: called before each method.
+        fatal: what a method raises to end more than its own execution; all else is what its readers get.
     """
-    binder = _Binder(plan, actor, methods, calls, ends, guard, before_run)
+    binder = _Binder(plan, actor, methods, calls, ends, guard, before_run, fatal)
     program = plan.programs[actor]
     if recorder is not None:
         _listen(plan, program, ends, recorder)
@@ -132,9 +134,11 @@ class _Binder:
         ends: Ends,
         guard: Guard | None,
         before_run: Sequence[Callable[[], None]],
+        fatal: tuple[type[BaseException], ...],
     ) -> None:
         self._guard = guard
         self._before_run = tuple(before_run)
+        self._fatal = fatal
         self._plan = plan
         self._actor = actor
         self._methods = methods
@@ -377,7 +381,7 @@ class _Binder:
 
     def _run_one(self, method: Callable[..., Any], source: int, target: int, label: str) -> Step:
         """One value in, as the only argument, and one out: what most nodes are."""
-        registers, actor = self._registers, self._actor
+        registers, actor, fatal = self._registers, self._actor, self._fatal
 
         def run() -> bool:
             value = registers[source]
@@ -386,7 +390,7 @@ class _Binder:
                 return True
             try:
                 registers[target] = method(value)
-            except (SystemExit, KeyboardInterrupt):
+            except fatal:
                 raise
             except BaseException as error:
                 registers[target] = Failure.capture(error, actor=actor, node=label)
@@ -398,7 +402,7 @@ class _Binder:
         self, method: Callable[..., Any], args: Sequence[Any], inputs: Sequence[int], target: int, label: str
     ) -> Step:
         """Values and constants in, by position, and one value out."""
-        registers, actor = self._registers, self._actor
+        registers, actor, fatal = self._registers, self._actor, self._fatal
         template = [None if type(arg) is Hole else arg for arg in args]
         places = [(place, inputs[arg.index]) for place, arg in enumerate(args) if type(arg) is Hole]
 
@@ -411,7 +415,7 @@ class _Binder:
                     return True
             try:
                 registers[target] = method(*given)
-            except (SystemExit, KeyboardInterrupt):
+            except fatal:
                 raise
             except BaseException as error:
                 registers[target] = Failure.capture(error, actor=actor, node=label)
@@ -422,7 +426,7 @@ class _Binder:
     def _run_any(
         self, method: Callable[..., Any], call: Call, inputs: Sequence[int], outputs: Sequence[int], label: str
     ) -> Step:
-        registers, actor = self._registers, self._actor
+        registers, actor, fatal = self._registers, self._actor, self._fatal
 
         def run() -> bool:
             values = [registers[register] for register in inputs]
@@ -434,7 +438,7 @@ class _Binder:
             else:
                 try:
                     results = returns(method(*fill(call.args, values), **fill(call.kwargs, values)), len(outputs))
-                except (SystemExit, KeyboardInterrupt):
+                except fatal:
                     raise
                 except BaseException as error:
                     results = [Failure.capture(error, actor=actor, node=label)] * len(outputs)

@@ -1,0 +1,39 @@
+"""The groups in which a process does collectives on its devices, of all its plans.
+
+A value that one plan's method uses may have been sent behind another plan's exchange. So whatever may wait for a device comes
+behind a look at the groups of all plans (`crossfade.channels.device_collective.DeviceGroup.enqueue_all`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+__all__ = ["Exchanges"]
+
+
+class _Group(Protocol):
+    @property
+    def is_over(self) -> bool:
+        """Whether it does nothing any more."""
+
+    def enqueue_all(self) -> None:
+        """Waits until this party's part of all that everybody has come to is enqueued."""
+
+
+class Exchanges:
+    """Groups come from any thread, and go once they are over; one thread looks at them."""
+
+    def __init__(self) -> None:
+        self._groups: tuple[_Group, ...] = ()
+        self._lock = threading.Lock()
+
+    def add(self, group: _Group) -> None:
+        """A group was opened."""
+        with self._lock:
+            self._groups = (*(each for each in self._groups if not each.is_over), group)
+
+    def enqueue_all(self) -> None:
+        """Before a method, or anything else that may wait for a device. As a rule there is nothing to do."""
+        for group in self._groups:
+            group.enqueue_all()

@@ -1,0 +1,42 @@
+"""How far the streams of one user are, beside others who go on with them: without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from crossfade.device.signals import HostBoard
+from crossfade.device.tail import Tail
+from tests.helpers.running_driver import RunningDriver, open_board, run, running_driver
+
+
+@pytest.fixture
+def driver() -> RunningDriver:
+    return running_driver()
+
+
+@pytest.fixture
+def board(driver: RunningDriver) -> Iterator[HostBoard]:
+    yield from open_board(driver)
+
+
+def test_what_others_enqueue_is_none_of_it(driver: RunningDriver, board: HostBoard) -> None:
+    """Whether or not somebody asked before its own work was over."""
+    own, others, stream = board.counter(0, "own"), board.counter(1, "others"), driver.create_stream("shared")
+    tail = Tail(driver, [stream])
+    for number, is_asked_early in enumerate([True, False, False, True, False], 1):
+        own.wait(stream, number)
+        tail.grow()
+        if is_asked_early:  # then the end of its work is marked, and the others' comes behind that
+            assert not tail.has_passed()
+        board.poke(0, number)
+        run(driver.machine)
+        assert tail.has_passed()
+        others.wait(stream, number)
+        assert tail.has_passed()
+        board.poke(1, number)
+        run(driver.machine)
+        assert tail.has_passed()
+    tail.close()
+    assert driver.ledger.held("event") == []
