@@ -101,7 +101,10 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _FACADES:
         return import_module(f"crossfade.{name}")
-    raise AttributeError(f"module 'crossfade' has no attribute {name!r}")
+    from crossfade.not_here import NAMES_OF_RAY
+
+    hint = f"\nhint: {NAMES_OF_RAY[name]}" if name in NAMES_OF_RAY else ""
+    raise AttributeError(f"module 'crossfade' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -35,6 +35,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Self
 
+from crossfade.types import DRIVER
 from crossfade.whole_errors import ByParts, fill, members_of, new_of, whole
 
 __all__ = [
@@ -186,7 +187,7 @@ class TaskError(CrossfadeError):
         cause: the error itself, as it arrived here, or None where it could not be pickled.
         actor: the id of the actor on which it was raised; empty for a value that its reader could not unpickle.
         node: the method and, in a graph, the id of the node: ``Parser0.parse (node n0)``.
-        remote_traceback: the traceback on the actor, as text.
+        remote_traceback: the traceback on the actor, or in the driver where that could not unpickle a result, as text.
         message: what happened where, with the traceback; ``args`` are those of the error itself.
     """
 
@@ -228,10 +229,13 @@ class Failure:
     message: str
     traceback_text: str
     pickled: bytes | None
+    hint: str | None = None
 
     @classmethod
-    def capture(cls, error: BaseException, *, actor: str, node: str) -> Failure:
-        """Takes an error that was just caught. Never raises: an error that cannot be pickled travels as text."""
+    def capture(cls, error: BaseException, *, actor: str, node: str, hint: str | None = None) -> Failure:
+        """Takes an error that was just caught. Never raises: an error that cannot be pickled travels as text. ``hint`` is for one
+        that has none of its own.
+        """
         text = "".join(traceback.format_exception(error))
         pickled: bytes | None
         try:
@@ -244,22 +248,27 @@ class Failure:
             message = str(error)
         except Exception:
             message = "<its __str__ raised>"
-        return cls(actor, node, type(error).__qualname__, message, text, pickled)
+        return cls(actor, node, type(error).__qualname__, message, text, pickled, hint)
 
     def to_error(self) -> BaseException:
         """The error to raise at the caller: a TaskError, of the original type too where that is possible."""
         cause = self._unpickle()
-        place = f"{self.node} on actor {self.actor}" if self.actor else self.node
+        where = "in the driver" if self.actor == DRIVER else f"on actor {self.actor}" if self.actor else ""
+        place = f"{self.node} {where}".rstrip()
         headline = f"{place} raised {self.type_name}: {self.message}"
         has_frames = (
             "Traceback (most recent call last):" in self.traceback_text
         )  # an error that was never raised has none
-        message = f"{headline}\n\nTraceback on the actor:\n{self.traceback_text.rstrip()}" if has_frames else headline
+        place = "in the driver" if self.actor == DRIVER else "on the actor" if self.actor else "where it was raised"
+        message = f"{headline}\n\nTraceback {place}:\n{self.traceback_text.rstrip()}" if has_frames else headline
+        if self.hint:
+            message += f"\nhint: {self.hint}"
         error = _task_error_like(cause, message)
         error.cause = cause
         error.actor = self.actor
         error.node = self.node
         error.remote_traceback = self.traceback_text
+        error.hint = self.hint or error.hint
         if cause is not None:
             error.__cause__ = cause
         return error

@@ -52,6 +52,8 @@ class TargetDevice(StrEnum):
     """All of them on the CPU."""
     CUDA = "cuda"
     """All of them on the reader's GPU."""
+    GPU = "cuda"
+    """Ray's other name for that."""
 
 
 class CollectiveKind(StrEnum):

@@ -25,6 +25,29 @@ from crossfade.plan.plan import InputSpec
 pytestmark = pytest.mark.timeout(120)
 
 
+class Interrupting:
+    """Raises what Ctrl-C does."""
+
+    def interrupt_at(self, number: int) -> int:
+        if number == 1:
+            raise KeyboardInterrupt("my own")
+        return number
+
+
+class Noting:
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        self._notes: list[int] = []
+
+    def note(self, number: int) -> int:
+        self._notes.append(number)
+        return number
+
+    def notes(self) -> list[int]:
+        return self._notes
+
+
 class Worker:
     """Does a little of everything."""
 
@@ -103,6 +126,12 @@ class Outer:
         ref = graph.execute(value)
         assert crossfade.wait([ref]) == ([ref], [])
         return ref.get(), self._num_calls
+
+
+class WithY(np.ndarray[Any, Any]):
+    """An array with one more attribute, which does not travel: it is read where `execute` is called."""
+
+    y = 3
 
 
 def not_made() -> None:
@@ -257,6 +286,86 @@ def test_numbers_of_returns_are_whole_numbers(asked: Any, error: type[Exception]
         crossfade.method(num_returns=asked)
 
 
+def test_get_waits_for_ever_with_minus_one_and_refuses_other_numbers_below_0(engine: str) -> None:
+    worker = Remote.remote()
+    with crossfade.InputNode() as inp, worker.slow.bind(inp).compile() as graph:
+        refs = [worker.slow.remote(0.05), graph.execute(0.05), crossfade.put(0.05)]
+        assert [ref.get(timeout=-1) for ref in refs] == crossfade.get(refs, timeout=-1.0) == [0.05] * 3
+        assert graph.execute(0.06).get(timeout=-1) == 0.06
+        for get in (
+            *[ref.get for ref in refs],
+            graph.execute(0).get,
+            lambda timeout: crossfade.get(refs, timeout=timeout),
+        ):
+            with pytest.raises(
+                ValueError, match=r"^timeout is -0.5\nhint: it is seconds, 0 or more, or None for ever$"
+            ):
+                get(timeout=-0.5)
+            with pytest.raises(TypeError, match=r"^timeout is '1'\nhint: it is seconds"):
+                get(timeout="1")
+
+
+def test_flags_and_options_that_are_none_are_refused(engine: str) -> None:
+    worker = Remote.remote()
+    with crossfade.InputNode() as inp:
+        output = worker.same.bind(inp)
+    graph = output.compile()
+    with pytest.raises(TypeError, match=r"^kill_actors is 5\nhint: teardown\(timeout=5\)$"):
+        graph.teardown(5)
+    with pytest.raises(TypeError, match=r"^kill_actors is None\nhint: it is True or False$"):
+        graph.teardown(kill_actors=None)
+    assert "same" in graph.visualize("unused", "ascii", False, True)
+    with pytest.raises(TypeError, match=r"^unknown option of visualize 'formt'\nhint: did you mean 'format'\?"):
+        graph.visualize(formt="ascii")
+    assert graph.execute(1).get() == 1
+    graph.teardown(True)
+    with pytest.raises(crossfade.ActorDiedError):
+        worker.same.remote(1).get()
+
+
+def test_an_actor_says_when_it_is_made(engine: str) -> None:
+    made, left = Remote.remote(), crossfade.remote(Leaver).remote(is_short=True)
+    assert crossfade.get([made.__ray_ready__.remote(), made.__ray_ready__.remote()]) == [True, True]
+    with pytest.raises(crossfade.ActorStartError):
+        left.__ray_ready__.remote().get()
+    with pytest.raises(AttributeError, match=r"__ray_ready__ is no method for graphs\nhint: __ray_ready__.remote\(\)"):
+        made.__ray_ready__.bind()
+    for name, hint in (
+        ("__ray_call__", "make it a method"),
+        ("__ray_terminate__", r"crossfade.kill\(actor\)"),
+        ("__ray_checkpoint__", "of Ray's own methods actors have __ray_ready__"),
+    ):
+        with pytest.raises(AttributeError, match=rf"^actor Worker0 has no {name}\nhint: {hint}"):
+            getattr(made, name)
+
+
+def test_what_is_said_to_be_taken_is_taken(engine: str) -> None:
+    worker = Remote.remote()
+    with crossfade.InputNode() as inp, worker.added.bind(inp, inp.y).compile() as graph:
+        hint = r"one positional argument, which has y \(as an item or an attribute\)$"
+        with pytest.raises(TypeError, match=hint):
+            graph.execute(2, y=3)
+        assert graph.execute(np.ones(2).view(WithY)).get() == 5.0
+    names = [InputSpec("i0", "*"), InputSpec("i1", ".z"), InputSpec("i2", '["y"]'), InputSpec("i3", ".x")]
+    with pytest.raises(TypeError, match=r"which has x, y and z \(as items or attributes\)$"):
+        Splitter(names).split((), {})
+
+
+def test_options_of_methods_are_those_of_rays() -> None:
+    def two(value: Any) -> Any:
+        return value, value
+
+    assert crossfade.method(num_returns=2, tensor_transport="nccl", concurrency_group="io")(two) is two
+    with pytest.raises(
+        TypeError, match=r"^unknown option of a method 'num_return'\nhint: did you mean 'num_returns'\?"
+    ):
+        crossfade.method(num_return=2)
+    with pytest.raises(
+        TypeError, match=r"(?s)^crossfade.method is given <function .*\nhint: write @crossfade.method\(num_returns=2\)"
+    ):
+        crossfade.method(two)
+
+
 def test_names_and_spins_that_are_none() -> None:
     with pytest.raises(ValueError, match="3 cannot be an actor's name"):
         Remote.options(name=3)
@@ -304,6 +413,40 @@ def test_a_method_that_exits_ends_its_actor(engine: str) -> None:
             calls.leave_at.remote(1).get()
     with pytest.raises(crossfade.ActorStartError):
         leavers.remote(is_short=True).leave_at.remote(0).get()
+
+
+def test_a_method_that_raises_an_interrupt_of_its_own_is_like_any_other(local: None) -> None:
+    actor = crossfade.remote(Interrupting).remote()
+    with crossfade.InputNode() as inp:
+        graph = actor.interrupt_at.bind(inp).compile()
+    refs = [graph.execute(number) for number in range(3)]
+    assert (refs[0].get(), refs[2].get()) == (0, 2)
+    for ref in (refs[1], actor.interrupt_at.remote(1)):
+        with pytest.raises(crossfade.TaskError, match=r"interrupt_at.*raised KeyboardInterrupt: my own"):
+            ref.get()
+
+
+def test_what_was_executed_is_seen_to_have_run(engine: str) -> None:
+    """By a call, by `kill` and by `teardown`, also where nobody has waited for its results."""
+    adder, noted = (crossfade.remote(Noting).remote() for _ in range(2))
+    with crossfade.InputNode() as inp:
+        graph = noted.note.bind(adder.note.bind(inp)).compile()
+    refs = [graph.execute(number) for number in range(3)]
+    if engine == "local":
+        refs[-1].get()
+    assert noted.notes.remote().get() == adder.notes.remote().get() == [0, 1, 2]
+    refs.append(graph.execute(3))
+    if engine == "local":
+        refs[-1].get()
+    graph.teardown()
+    assert noted.notes.remote().get() == [0, 1, 2, 3]
+    with crossfade.InputNode() as inp:
+        graph = adder.note.bind(inp).compile()
+    last = graph.execute(4)
+    if engine == "local":
+        last.get()
+    crossfade.kill(adder)
+    assert last.get() == 4
 
 
 @pytest.mark.parametrize("num", [5, 50_000])

@@ -85,7 +85,9 @@ ELSEWHERE = {
     "overlap across executions, sends too": "unit/test_schedule.py::test_golden_plans",
     "overlap of collectives": "unit/test_collectives.py::test_golden_plans",
     "methods on the main thread": "cpu/test_local_engine.py::test_methods_run_on_the_main_thread",
-    "deadlocks are found at compile time": "unit/test_plan_validate.py::test_pl1_to_pl4_the_verdict_is_that_of_all_interleavings",
+    "deadlocks are found at compile time": (
+        "unit/test_plan_validate_proof.py::test_pl1_to_pl4_the_verdict_is_that_of_all_interleavings"
+    ),
 }
 
 

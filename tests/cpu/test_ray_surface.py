@@ -257,7 +257,8 @@ compiled_dag.teardown()
     "collective": """
 import torch
 from crossfade.experimental import collective
-from crossfade.collective import ReduceOp
+from crossfade.experimental.channel.torch_tensor_type import TorchTensorType
+from crossfade.experimental.util.types import ReduceOp
 
 
 @ray.remote
@@ -272,9 +273,11 @@ class Trainer:
         return float(tensor.sum())
 
 trainers = [Trainer.remote(rank) for rank in range(2)]
+assert ray.get([trainer.__ray_ready__.remote() for trainer in trainers], timeout=-1) == [True, True]
 with InputNode() as inp:
     grads = [trainer.grad.bind(inp) for trainer in trainers]
     reduced = collective.allreduce.bind(grads, ReduceOp.SUM)
+    reduced = collective.allreduce.bind(reduced, ReduceOp.MAX, transport=TorchTensorType(TorchTensorType.CPU))
     dag = MultiOutputNode([trainer.norm.bind(value) for trainer, value in zip(trainers, reduced)])
 compiled_dag = dag.experimental_compile()
 assert ray.get(compiled_dag.execute(10)) == [84.0, 84.0]

@@ -33,10 +33,14 @@ def test_teardown_says_what_it_waits_for(local: None, pipe: Path) -> None:
 
 def _teardown_once_running(graph: crossfade.CompiledGraph) -> None:
     """The method has begun when somebody can open the other end of the pipe; here the dump tells."""
-    for _ in range(1000):
-        if "runs first.read" in crossfade.dump(io.StringIO(), stacks=False):
-            break
+    await_method("first.read")
     graph.teardown(timeout=0.05)
+
+
+def await_method(name: str) -> None:
+    for _ in range(1000):
+        if f"runs {name}" in crossfade.dump(io.StringIO(), stacks=False):
+            break
 
 
 def test_teardown_ends_a_busy_actor_on_request(local: None, pipe: Path) -> None:
@@ -49,6 +53,35 @@ def test_teardown_ends_a_busy_actor_on_request(local: None, pipe: Path) -> None:
     with pytest.raises(crossfade.ActorDiedError):
         actor.echo.remote(1).get()
     assert other.echo.remote(1).get() == 1
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_error_in_a_with_block_does_not_wait_for_a_method(
+    local: None, pipe: Path, kind: type[BaseException]
+) -> None:
+    actor = Actor.options(name="first").remote()
+    graph = graph_of(actor, "read")
+    ref = graph.execute(str(pipe))
+    await_method("first.read")
+    with pytest.raises(kind, match="seen") as seen, graph:
+        raise kind("seen")
+    assert "first runs first.read (node n0)" in "".join(seen.value.__notes__)
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        ref.get()
+    pipe.write_text("done")
+    graph.teardown(timeout=20)
+    assert actor.echo.remote(1).get() == 1
+
+
+def test_a_with_block_without_an_error_waits_for_a_method(local: None, pipe: Path) -> None:
+    actor = Actor.options(name="first").remote()
+    writer = threading.Timer(0.1, pipe.write_text, ["done"])
+    with graph_of(actor, "read") as graph:
+        graph.execute(str(pipe))
+        await_method("first.read")
+        writer.start()
+    writer.join()
+    assert actor.echo.remote(1).get() == 1
 
 
 def test_teardown_frees_a_thread_that_waits_for_a_result(local: None, pipe: Path) -> None:

@@ -18,6 +18,7 @@ from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.collectives import bind_collective
 from crossfade.graph.draw import to_ascii, to_dot, to_svg
 from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, Node, bind
+from crossfade.graph.type_hints import TorchTensorType
 from crossfade.plan.actions import COLL_STREAM, MAIN, Verb
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import Plan
@@ -308,7 +309,17 @@ def test_the_public_names() -> None:
         assert type(getattr(crossfade.collective, name)).__doc__
 
 
-@pytest.mark.parametrize(("asked", "taken"), [("nccl", "accelerator"), (Transport.NCCL, "nccl"), ("copy", "copy")])
-def test_rays_name_of_any_device_transport(asked: str, taken: str) -> None:
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [
+        ("nccl", "accelerator"),
+        (Transport.NCCL, "nccl"),
+        ("copy", "copy"),
+        (TorchTensorType("nccl"), "accelerator"),
+        (TorchTensorType(TorchTensorType.CPU), "gloo"),
+        (TorchTensorType(Transport.NCCL, _static_shape=True), "nccl"),
+    ],
+)
+def test_rays_name_of_any_device_transport(asked: Any, taken: str) -> None:
     output, _ = bind_collective(ALLREDUCE, [call(A, "grad"), call(B, "grad")], transport=asked)
     assert output.parent._transport == taken

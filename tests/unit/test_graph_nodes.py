@@ -222,8 +222,39 @@ def test_a_node_is_not_iterable() -> None:
             _, _ = node
         with pytest.raises(TypeError, match="cannot be iterated"):
             list(node)
-    with pytest.raises(TypeError, match="cannot be iterated"):
-        MultiOutputNode(cast(Any, inp))
+
+
+def test_several_outputs_come_as_a_list() -> None:
+    inp = InputNode()
+    made: Any = MultiOutputNode
+    assert made(node for node in (inp.x, inp.y)).nodes == made((inp.x, inp.y)).nodes
+    for wrong, said in (
+        ((inp,), "inp"),
+        ((5,), "5"),
+        ((inp.x, inp.y), "inp.x, inp.y"),
+        (([inp.x], None), r"\[.*\], None"),
+    ):
+        with pytest.raises(TypeError, match=rf"^MultiOutputNode is given {said}\nhint: pass a list: MultiOutputNode\("):
+            made(*wrong)
+
+
+def test_options_of_compile_go_by_name() -> None:
+    node: Any = call(InputNode())
+    for compiled in (node.compile, node.experimental_compile):
+        with pytest.raises(
+            TypeError, match=r"compile is given 10\nhint: options go by name, such as compile\(max_infl"
+        ):
+            compiled(10)
+
+
+@pytest.mark.parametrize("flag", ["_static_shape", "_direct_return", "static_shape", "direct_return"])
+def test_promises_are_true_or_false(flag: str) -> None:
+    node: Any = call(InputNode())
+    with pytest.raises(TypeError, match=f"^{flag} is 1\nhint: it is True or False$"):
+        node.with_tensor_transport("shm", **{flag: 1})
+    with pytest.raises(TypeError, match=rf"^{'_' + flag.lstrip('_')} is \(2, 2\)\nhint: it is True or False$"):
+        TorchTensorType("shm", **cast(Any, {flag: (2, 2)}))
+    assert node._transport == "auto"
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
@@ -316,6 +347,27 @@ def test_type_hints_are_another_spelling() -> None:
     assert repr(hint) == "TorchTensorType(transport='gloo')"
     with pytest.raises(TypeError, match="hint:"):
         node.with_type_hint(3)
+
+
+def test_type_hints_have_rays_constants_and_refuse_what_is_older() -> None:
+    node: Any = call(InputNode())
+    for transport, ours in (
+        (TorchTensorType.AUTO, "auto"),
+        (TorchTensorType.ACCELERATOR, "accelerator"),
+        (TorchTensorType.NCCL, "accelerator"),
+        (TorchTensorType.CPU, "shm"),
+    ):
+        assert node.with_type_hint(TorchTensorType(transport, TargetDevice.GPU))._transport == ours
+        assert node._target_device is TargetDevice.CUDA
+    for older in ({"_shape": (2,)}, {"_dtype": "float16", "transport": "nccl"}):
+        with pytest.raises(
+            TypeError, match=rf"TorchTensorType '{next(iter(older))}'\nhint: leave it out: .*_static_shape=True"
+        ):
+            TorchTensorType(**older)
+    with pytest.raises(
+        TypeError, match=r"TorchTensorType 'transprt'\nhint: did you mean 'transport'\? it takes transport, "
+    ):
+        TorchTensorType(transprt="nccl")
 
 
 def test_wishes_that_cannot_be_met_are_refused() -> None:

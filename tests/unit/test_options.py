@@ -22,6 +22,7 @@ def test_numbers_of_any_kind_are_taken() -> None:
         assert CompileOptions.of({"_submit_timeout": timeout}).submit_timeout == timeout
     assert CompileOptions.of({"_submit_timeout": -1}).submit_timeout is None
     assert CompileOptions.of({"_max_inflight_executions": None}) == CompileOptions.of({})
+    assert CompileOptions.of({"max_inflight": 65536}).max_inflight == 65536
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,17 @@ def test_numbers_of_any_kind_are_taken() -> None:
         ("max_inflight", 2.5, TypeError, "a whole number, 1 or more"),
         ("max_inflight", "3", TypeError, "a whole number, 1 or more"),
         ("max_inflight", 0, ValueError, "a whole number, 1 or more"),
+        (
+            "max_inflight",
+            65537,
+            ValueError,
+            "at most 65536; every channel gets so many slots when the graph is compiled",
+        ),
+        ("_max_inflight_executions", 10**9, ValueError, "at most 65536; .*"),
+        ("overlap", 1, TypeError, "True or False"),
+        ("_overlap_gpu_communication", "yes", TypeError, "True or False"),
+        ("record", "trace.json", TypeError, "True or False"),
+        ("debug", 0, TypeError, "True or False"),
         ("buffer_bytes", 1e6, TypeError, "a whole number, 0 or more"),
         ("buffer_bytes", -1, ValueError, "a whole number, 0 or more"),
         ("submit_timeout", "3", TypeError, "seconds, 0 or more, or None for ever"),
@@ -38,7 +50,8 @@ def test_numbers_of_any_kind_are_taken() -> None:
     ],
 )
 def test_other_values_are_refused_with_a_hint(name: str, value: Any, error: type[Exception], hint: str) -> None:
-    with pytest.raises(error, match=f"^{name} is {value!r}\nhint: it is {hint}$"):
+    ours = {"_max_inflight_executions": "max_inflight", "_overlap_gpu_communication": "overlap"}.get(name, name)
+    with pytest.raises(error, match=f"^{ours} is {value!r}\nhint: it is {hint}$"):
         CompileOptions.of({name: value})
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import crossfade
 from crossfade import errors, exceptions
+from crossfade.not_here import NAMES_OF_RAY
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,6 +89,22 @@ def test_dir_shows_every_public_name() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         crossfade.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(NAMES_OF_RAY))
+def test_a_name_that_only_ray_has_says_what_to_do_instead(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^module 'crossfade' has no attribute '{name}'\nhint: ."):
+        getattr(crossfade, name)
+    assert name not in dir(crossfade)
+    for ours in re.findall(r"crossfade\.(\w+)", NAMES_OF_RAY[name]):
+        assert ours in PUBLIC
+
+
+def test_rays_import_paths_lead_to_our_names() -> None:
+    from crossfade.experimental.util.types import Device, ReduceOp
+
+    assert crossfade.collective.ReduceOp is ReduceOp
+    assert [Device.DEFAULT, Device.CPU, Device.CUDA, Device.GPU] == ["default", "cpu", "cuda", "cuda"]
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))

@@ -16,6 +16,7 @@ __all__ = [
     "check_names",
     "check_timeout",
     "deadline_of",
+    "limit_of",
     "seconds_of",
 ]
 
@@ -106,6 +107,18 @@ def check_timeout(timeout: object, name: str = "timeout") -> None:
         raise TypeError(f"{name} is {timeout!r}\n{_TIMEOUT_HINT}")
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"{name} is {timeout}\n{_TIMEOUT_HINT}")
+
+
+def limit_of(timeout: object) -> float | None:
+    """The time limit of a ``get``, in seconds; None is for ever, and so is -1, as in Ray.
+
+    Raises:
+        TypeError, ValueError: see `check_timeout`.
+    """
+    if timeout is None or (isinstance(timeout, Real) and timeout == -1):
+        return None
+    check_timeout(timeout)
+    return seconds_of(timeout)
 
 
 def deadline_of(timeout: float | None) -> float | None:

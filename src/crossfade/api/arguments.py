@@ -74,7 +74,13 @@ class Splitter:
             takes.append("one positional argument" if is_one else f"{max(self._positions) + 1} positional arguments")
         elif self._positions:
             takes.append("1 positional argument")
-        takes += [f"{name}=" for name in sorted(self._names)]
+        names = sorted(self._names)
+        if self._has_whole and names:  # the whole comes as one argument, which the names are parts of
+            takes.append(
+                f"which has {_listed(names)} (as {'an item or an attribute' if len(names) == 1 else 'items or attributes'})"
+            )
+        else:
+            takes += [f"{name}=" for name in names]
         return TypeError(f"execute() {problem}\nhint: this graph takes {', '.join(takes) or 'no arguments'}")
 
     def _pick(self, key: str) -> _Pick:
@@ -118,3 +124,9 @@ def _name(key: str) -> str | None:
     if key.startswith("."):
         return key[1:]
     return str(json.loads(key[1:-1])) if key.startswith('["') else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``x``, ``x and y``, ``x, y and z``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last

@@ -14,7 +14,7 @@ __all__ = ["AllGather", "AllReduce", "Broadcast", "ReduceScatter"]
 class AllReduce:
     """Everybody gets the reduction of all tensors."""
 
-    def bind(self, nodes: Any, op: Any = ReduceOp.SUM, transport: str | None = None) -> list[Any]:
+    def bind(self, nodes: Any, op: Any = ReduceOp.SUM, transport: Any = None) -> list[Any]:
         """Puts an all-reduce into the graph.
 
         Args:
@@ -22,7 +22,9 @@ class AllReduce:
                 as many nodes each: tensor k of each actor is reduced with tensor k of the others, and tensors of one dtype
                 travel as one. Lists of one tensor of each actor, as in Ray, mean the same.
             op: how: a `ReduceOp`, or its name.
-            transport: ``gloo`` for CPU tensors; ``copy`` for GPU tensors, by copy engines; ``auto``, which chooses.
+            transport: ``gloo`` for CPU tensors; for GPU tensors ``copy`` (by copy engines), `Transport.NCCL`, or ``accelerator``
+                (``"nccl"`` means it too), which chooses of these; ``auto``, the default, which chooses of all. Or a
+                ``TorchTensorType`` that says so.
 
         Returns:
             A node for each actor; of lists, a list of nodes for each actor.
@@ -38,12 +40,12 @@ class AllReduce:
 class AllGather:
     """Everybody gets all tensors, one after the other along dim 0."""
 
-    def bind(self, nodes: Any, transport: str | None = None) -> list[Any]:
+    def bind(self, nodes: Any, transport: Any = None) -> list[Any]:
         """Puts an all-gather into the graph.
 
         Args:
             nodes: a node of each of at least two actors, giving tensors of one shape and dtype with at least one dimension.
-            transport: ``gloo`` for CPU tensors; ``copy`` for GPU tensors, by copy engines; ``auto``, which chooses.
+            transport: as for an all-reduce.
 
         Returns:
             A node for each actor: the tensors in the order of ``nodes``.
@@ -57,13 +59,13 @@ class AllGather:
 class ReduceScatter:
     """Each gets its part of the reduction of all tensors."""
 
-    def bind(self, nodes: Any, op: Any = ReduceOp.SUM, transport: str | None = None) -> list[Any]:
+    def bind(self, nodes: Any, op: Any = ReduceOp.SUM, transport: Any = None) -> list[Any]:
         """Puts a reduce-scatter into the graph.
 
         Args:
             nodes: a node of each of n actors, at least two, giving tensors of one shape and dtype; n divides dim 0.
             op: how: a `ReduceOp`, or its name.
-            transport: ``gloo`` for CPU tensors; ``copy`` for GPU tensors, by copy engines; ``auto``, which chooses.
+            transport: as for an all-reduce.
 
         Returns:
             A node for each actor: of the n equal parts of dim 0, number i for the actor of node i.
@@ -77,14 +79,14 @@ class ReduceScatter:
 class Broadcast:
     """Everybody gets the tensor of one of them."""
 
-    def bind(self, nodes: Any, root: int = 0, transport: str | None = None) -> list[Any]:
+    def bind(self, nodes: Any, root: int = 0, transport: Any = None) -> list[Any]:
         """Puts a broadcast into the graph.
 
         Args:
             nodes: at position ``root`` a node that gives a tensor of any shape and dtype; at the others nodes, or the handles, of
                 the other actors that get it. What those nodes give is not looked at, unless it is an exception.
             root: the position of the tensor.
-            transport: ``gloo`` for CPU tensors; ``copy`` for GPU tensors, by copy engines; ``auto``, which chooses.
+            transport: as for an all-reduce.
 
         Returns:
             A node for each actor: a copy of the tensor.

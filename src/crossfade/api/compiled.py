@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from crossfade.api.accepted import seconds_of
+from crossfade.api.accepted import check_names, seconds_of
 from crossfade.api.arguments import Splitter
 from crossfade.api.executions import Execution, Executions, Keeper
 from crossfade.api.links import known_links
@@ -22,6 +23,7 @@ from crossfade.errors import (
 )
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
+from crossfade.hints import check_flag
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
 from crossfade.types import DRIVER, Transport
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGraph", "Execution", "compile_graph"]
 
 _GRACE_S = 1.0
+_DRAWING_OPTIONS = ("filename", "format", "view", "channel_details")
 
 
 class CompiledGraph:
@@ -161,7 +164,12 @@ class CompiledGraph:
         return GraphStatistics(of.num_submitted, of.num_collected, len(of.inflight), self._opened.statistics())
 
     def visualize(
-        self, filename: str | Path = "compiled_graph", format: str = "png", view: bool = False, **_: Any
+        self,
+        filename: str | Path = "compiled_graph",
+        format: str = "png",
+        view: bool = False,
+        channel_details: bool = False,
+        **unknown: Any,
     ) -> str:
         """Draws the graph.
 
@@ -169,12 +177,19 @@ class CompiledGraph:
             filename: where to, without the suffix.
             format: ``ascii`` (returned and printed), ``svg`` or ``dot``, or with Graphviz installed ``png``, ``pdf``, ``jpeg``.
             view: open the file.
+            channel_details: accepted for Ray's sake; how values travel is in every drawing.
+            **unknown: refused.
 
         Returns:
             The drawing as text.
+
+        Raises:
+            TypeError: an unknown option.
+            ValueError: there is no such format.
         """
         from crossfade.graph.draw import visualize
 
+        check_names(unknown, _DRAWING_OPTIONS, (), "option of visualize")
         return visualize(self._checked, str(filename), format, view)
 
     # Ending
@@ -190,7 +205,9 @@ class CompiledGraph:
 
         Raises:
             TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
+            TypeError: ``kill_actors`` is no bool, such as a time limit that was not given by name.
         """
+        check_flag("kill_actors", kill_actors, _limit_meant(kill_actors))
         timeout = seconds_of(timeout)
         self._executions.end("the graph was torn down")
         if current() is not self._session:
@@ -219,7 +236,14 @@ class CompiledGraph:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.teardown()
+        """Tears it down. An exception that leaves the block, as Ctrl-C does, is not held up by a method that goes on."""
+        if error is None:
+            self.teardown()
+            return
+        try:
+            self.teardown(timeout=_GRACE_S)
+        except TeardownTimeout as late:
+            error.add_note(str(late))
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -267,6 +291,11 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     if session.is_over:  # another thread has ended it meanwhile, and may not have seen this graph
         graph._executions.abandon()
     return graph
+
+
+def _limit_meant(kill_actors: object) -> str:
+    """A hint for a time limit that was not given by name."""
+    return f"teardown(timeout={kill_actors})" if isinstance(kill_actors, Real) else ""
 
 
 def _transports() -> Mapping[str, Transport]:

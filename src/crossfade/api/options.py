@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from crossfade.api.accepted import check_names, check_timeout
+from crossfade.hints import check_flag
 
 __all__ = ["CompileOptions"]
 
@@ -25,13 +26,16 @@ _RAY_ONLY = (
     "_asyncio_max_queue_size",
 )
 
+MAX_INFLIGHT = 1 << 16
+"""Most executions under way: every slot of every ring takes 1 KiB of shared memory when the graph is compiled."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
     """How to compile a graph.
 
     Attributes:
-        max_inflight: how many executions may be under way, that is, submitted and not collected.
+        max_inflight: how many executions may be under way, that is, submitted and not collected; at most 65536.
         overlap: start receives early and let sends trail where a transport works in the background. Never changes a result.
         buffer_bytes: size of the slots to set aside for each channel when the graph is compiled (``max_inflight`` slots each). By
             default slots are made, and their memory touched, when the first value needs them.
@@ -70,6 +74,14 @@ class CompileOptions:
         for name, least in (("max_inflight", 1), ("buffer_bytes", 0)):
             if name in chosen:
                 chosen[name] = _whole_number(name, chosen[name], least)
+        if chosen.get("max_inflight", 0) > MAX_INFLIGHT:
+            raise ValueError(
+                f"max_inflight is {chosen['max_inflight']}\nhint: it is at most {MAX_INFLIGHT}; every channel gets so many slots "
+                "when the graph is compiled"
+            )
+        for name in ("overlap", "record", "debug"):
+            if name in chosen:
+                check_flag(name, chosen[name])
         check_timeout(chosen.get("submit_timeout"), "submit_timeout")
         return cls(**chosen)
 

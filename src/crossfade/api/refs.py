@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from crossfade.api.accepted import deadline_of, seconds_of
+from crossfade.api.accepted import deadline_of, limit_of
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 
@@ -39,13 +39,15 @@ class Ref:
         """The value. May be called again, after a time-out too.
 
         Args:
-            timeout: the longest wait in seconds; None waits until the value is there or somebody on its way has died.
+            timeout: the longest wait in seconds; None, or -1 as in Ray, waits until the value is there or somebody on its way has
+                died.
 
         Raises:
             GetTimeoutError: it was not there in time; nothing is lost.
             TaskError: a method raised; also an instance of that error's own type.
             ActorDiedError: an actor on its way is gone.
             ActorError: one that lives cannot go on with the graph.
+            TypeError, ValueError: ``timeout`` is no number, or below 0 and not -1.
         """
         raise NotImplementedError
 
@@ -85,7 +87,7 @@ class CallRef(Ref):
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`."""
-        return self.get_within(seconds_of(timeout), timeout)
+        return self.get_within(limit_of(timeout), timeout)
 
     def get_within(self, left_s: float | None, timeout: float | None) -> Any:
         """See `Ref.get_within`; without an end if it is None."""
@@ -123,6 +125,7 @@ class StoredRef(Ref):
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`. The value is there at once, and is a new one each time."""
+        limit_of(timeout)
         return self._stored.load()
 
     def get_within(self, left_s: float, timeout: float | None) -> Any:
@@ -164,6 +167,8 @@ class CompiledRef(Ref):
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`. References may be got in any order, by any thread."""
+        if timeout is not None:
+            timeout = limit_of(timeout)
         execution = self._execution
         if execution.values is None:
             self._executions.collect(execution, timeout)
@@ -192,13 +197,14 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
     Args:
         refs: what ``execute`` or ``method.remote`` returned, or a list of such.
-        timeout: the longest wait in seconds, for all of them together.
+        timeout: the longest wait in seconds, for all of them together; None, or -1 as in Ray, is for ever.
 
     Raises:
         GetTimeoutError, TaskError, ActorDiedError: see `Ref.get`.
         TypeError: something else was passed.
+        ValueError: ``timeout`` is below 0 and not -1.
     """
-    return _get(refs, deadline_of(timeout), timeout)
+    return _get(refs, deadline_of(limit_of(timeout)), timeout)
 
 
 def _get(refs: Any, deadline: float | None, timeout: float | None) -> Any:

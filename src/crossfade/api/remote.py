@@ -13,8 +13,10 @@ from crossfade.api.accepted import RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_
 from crossfade.api.booking import amounts
 from crossfade.api.refs import CallRef, resolve
 from crossfade.api.session import current, require, require_same
+from crossfade.engines.methods import READY
 from crossfade.errors import SessionError, UnknownActor
 from crossfade.graph.nodes import ActorInfo, bind
+from crossfade.not_here import NAMES_OF_ACTORS
 from crossfade.types import DRIVER
 
 __all__ = ["ActorClass", "ActorHandle", "ActorMethod", "get_actor", "kill", "method", "remote"]
@@ -24,8 +26,17 @@ _OPTIONS = ("name", "num_cpus", "num_gpus", "resources", "get_if_exists")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 
-def method(*, num_returns: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def method(*functions: Any, num_returns: int = 1, **ignored: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declares how many values a method returns, each of which becomes a node, or a reference, of its own.
+
+    Args:
+        *functions: refused: the decorator is written with parentheses.
+        num_returns: how many values.
+        **ignored: options of Ray's that decide nothing here.
+
+    Raises:
+        TypeError: an unknown option, or the bare decorator.
+        ValueError: ``num_returns`` is not positive.
 
     Example:
         >>> class Splitter:
@@ -33,6 +44,12 @@ def method(*, num_returns: int = 1) -> Callable[[Callable[..., Any]], Callable[.
         ...     def split(self, x):
         ...         return x[:1], x[1:]
     """
+    if functions:
+        raise TypeError(
+            f"crossfade.method is given {functions[0]!r}\nhint: write @crossfade.method(num_returns=2); a method that returns one "
+            "value needs no decorator"
+        )
+    check_names(ignored, ("num_returns",), RAY_METHOD_OPTIONS, "option of a method")
     num_returns = _checked_number(num_returns)
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,6 +192,11 @@ class ActorHandle:
             )
         if name in info.methods:
             return ActorMethod(info, name, None)
+        if name == READY:
+            return ActorMethod(info, name, 1)
+        if name in NAMES_OF_ACTORS or name.startswith("__ray_"):
+            hint = NAMES_OF_ACTORS.get(name, f"of Ray's own methods actors have {READY}")
+            raise AttributeError(f"actor {info.id} has no {name}\nhint: {hint}")
         if name.startswith("__"):  # copy, pickle and inspect look for these
             raise AttributeError(name)
         close = difflib.get_close_matches(name, info.methods, n=1)
@@ -235,6 +257,10 @@ class ActorMethod:
         Returns:
             The node (`MethodNode`); for a method with several returns a tuple of nodes (`OutputNode`), one for each.
         """
+        if self._name == READY:
+            raise AttributeError(
+                f"{READY} is no method for graphs\nhint: {READY}.remote() says when {self._info.id} is made"
+            )
         return bind(self._info, self._name, resolve(args), resolve(kwargs), self._num_returns)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,18 @@ from typing import Any
 from crossfade.channels.layout import Encoded, Pickled, encode, split
 from crossfade.errors import Failure
 
-__all__ = ["PLAIN_TYPES", "came_of_pickling", "decode", "is_plain", "message_of", "prepare", "undecodable"]
+__all__ = [
+    "PLAIN_TYPES",
+    "came_of_pickling",
+    "decode",
+    "dump_by_cloudpickle",
+    "dump_in_band",
+    "hint_for",
+    "is_plain",
+    "message_of",
+    "prepare",
+    "undecodable",
+]
 
 PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
 """What is pickled as it is: there is nothing in it."""
@@ -63,16 +74,16 @@ def message_of(value: object, *, keeps_devices: bool = False) -> Encoded:
 
 def _dump(value: object, kind: type, *, keeps_devices: bool = False) -> Pickled:
     if kind in _by_cloudpickle:
-        return _dump_by_cloudpickle(value, keeps_devices)
+        return dump_by_cloudpickle(value, keeps_devices=keeps_devices)
     try:
         pickled = _dump_with_tensors(value, keeps_devices) if "torch" in sys.modules else _dump_plain(value)
     except (pickle.PicklingError, AttributeError, TypeError):
-        pickled = _dump_by_cloudpickle(value, keeps_devices)
+        pickled = dump_by_cloudpickle(value, keeps_devices=keeps_devices)
         if kind.__module__ != "builtins":  # containers are judged each time by what is in them
             _by_cloudpickle.add(kind)
         return pickled
     if b"__main__" in pickled.pickle:  # a class or function that only this process's main module has
-        return _dump_by_cloudpickle(value, keeps_devices)
+        return dump_by_cloudpickle(value, keeps_devices=keeps_devices)
     return pickled
 
 
@@ -98,18 +109,30 @@ def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
     return Pickled(file.getvalue(), [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
 
 
-def _dump_by_cloudpickle(value: object, keeps_devices: bool) -> Pickled:
+def dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickled:
+    """A value as a pickle that cloudpickle has made; see `message_of`."""
     if "torch" in sys.modules:
-        from crossfade.channels.tensors import TensorReducer, dump_by_cloudpickle
+        from crossfade.channels import tensors
 
-        kept = TensorReducer(keeps_devices=keeps_devices)
-        data = dump_by_cloudpickle(value, kept)
+        kept = tensors.TensorReducer(keeps_devices=keeps_devices)
+        data = tensors.dump_by_cloudpickle(value, kept)
         return Pickled(data, [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
     import cloudpickle
 
     buffers: list[pickle.PickleBuffer] = []
     data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return Pickled(data, [buffer.raw() for buffer in buffers])
+
+
+def dump_in_band(value: object) -> bytes:
+    """A value as one pickle, by cloudpickle: all of it may be changed where it is read. Tensors come back to where they are."""
+    if "torch" in sys.modules:
+        from crossfade.channels import tensors
+
+        return tensors.dump_by_cloudpickle(value, tensors.TensorReducer(keeps_devices=True), is_in_band=True)
+    import cloudpickle
+
+    return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
 
 
 def decode(
@@ -146,4 +169,16 @@ def came_of_pickling(error: BaseException) -> bool:
 
 def undecodable(error: BaseException, channel: str) -> Failure:
     """What a reader gets in the place of a value that it cannot unpickle."""
-    return Failure.capture(error, actor="", node=f"unpickling the value of {channel} where it is read")
+    return Failure.capture(
+        error, actor="", node=f"unpickling the value of {channel} where it is read", hint=hint_for(error)
+    )
+
+
+def hint_for(error: BaseException) -> str | None:
+    """What to do about an error of unpickling whose own words tell nothing to who has made the value."""
+    if isinstance(error, AttributeError) and error.name == "__dict__":
+        return (
+            "a class with __slots__ of the script itself cannot come back: put it into a module, or give it __getstate__ and "
+            "__setstate__"
+        )
+    return None

@@ -10,6 +10,7 @@ import copyreg
 import pickle
 from collections import ChainMap
 from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from typing import Any, TypeAlias
 
@@ -41,7 +42,7 @@ class TensorReducer:
     times). Those on a GPU are brought to the host first, and read as CPU tensors where the reader wants nothing else.
 
     Args:
-        keeps_devices: tensors on a GPU go torch's own way, and come back to the same GPU.
+        keeps_devices: tensors on a GPU come back to the same GPU, and all tensors keep what attributes they were given.
 
     Attributes:
         buffers: the out-of-band buffers; the pickler's ``buffer_callback`` adds to them.
@@ -55,16 +56,24 @@ class TensorReducer:
 
     def reduce(self, tensor: torch.Tensor) -> Any:
         """For a dispatch table."""
+        reduced = self._reduce(tensor)
+        if self._keeps_devices and (attributes := vars(tensor)):
+            return _rebuild_with_attributes, (*reduced[:2], attributes)
+        return reduced
+
+    def _reduce(self, tensor: torch.Tensor) -> Any:
         kind = tensor.device.type
-        is_far = kind == "cuda" and not self._keeps_devices
-        if not is_dense(tensor) or not (kind == "cpu" or is_far):
+        if not is_dense(tensor) or kind not in ("cpu", "cuda"):
             return reduce_as_torch(tensor)
+        is_far = kind == "cuda"
         near = bring_to_host(tensor) if is_far else tensor
         flat = near.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         data: Any = flat.view(torch.uint8).numpy() if flat.numel() else flat.new_empty(0, dtype=torch.uint8).numpy()
         self.private.add(len(self.buffers))
-        rebuild = rebuild_device_tensor if is_far else _rebuild_tensor
-        return rebuild, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+        parts = pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape), tensor.requires_grad
+        if is_far and self._keeps_devices:
+            return _rebuild_on_device, (*parts, str(tensor.device))
+        return rebuild_device_tensor if is_far else _rebuild_tensor, parts
 
 
 def reduce_as_torch(tensor: torch.Tensor) -> Any:
@@ -88,7 +97,13 @@ def _rebuild_coo(
     indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool, requires_grad: bool
 ) -> torch.Tensor:
     return torch.sparse_coo_tensor(
-        indices, values, shape, is_coalesced=is_coalesced, requires_grad=requires_grad, check_invariants=False
+        indices,
+        values,
+        shape,
+        device=values.device,  # or it would be the one that the program has made its default
+        is_coalesced=is_coalesced,
+        requires_grad=requires_grad,
+        check_invariants=False,
     )
 
 
@@ -101,7 +116,14 @@ def _rebuild_compressed(
     requires_grad: bool,
 ) -> torch.Tensor:
     return torch.sparse_compressed_tensor(
-        outer, inner, values, shape, layout=layout, requires_grad=requires_grad, check_invariants=False
+        outer,
+        inner,
+        values,
+        shape,
+        layout=layout,
+        device=values.device,
+        requires_grad=requires_grad,
+        check_invariants=False,
     )
 
 
@@ -119,29 +141,35 @@ class TensorPickler(pickle.Pickler):
         self.dispatch_table = ChainMap(*tables)
 
 
-def dump_by_cloudpickle(value: object, reducer: TensorReducer) -> bytes:
-    """The pickle of what only cloudpickle takes; tensors as by `TensorPickler`."""
+def dump_by_cloudpickle(value: object, reducer: TensorReducer, *, is_in_band: bool = False) -> bytes:
+    """The pickle of what only cloudpickle takes; tensors as by `TensorPickler`. With ``is_in_band`` the buffers are in it, too."""
+    file = BytesIO()
+    _cloud_pickler()(file, reducer.reduce, None if is_in_band else reducer.buffers.append).dump(value)
+    return file.getvalue()
+
+
+@cache
+def _cloud_pickler() -> Any:
+    """cloudpickle's pickler with an entry for tensors; made when first needed."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """With an entry for tensors. (The interpreter's pickler looks for its table once, when it is made.)"""
+        """The interpreter's pickler looks for its table once, when it is made."""
 
-        def __init__(self, file: BytesIO) -> None:
-            self.dispatch_table = ChainMap({torch.Tensor: reducer.reduce}, cloudpickle.Pickler.dispatch_table)
-            super().__init__(file, 5, reducer.buffers.append)
+        def __init__(self, file: BytesIO, reduce: Callable[[Any], Any], buffer_callback: Any) -> None:
+            self.dispatch_table = ChainMap({torch.Tensor: reduce}, cloudpickle.Pickler.dispatch_table)
+            super().__init__(file, 5, buffer_callback)
 
-    file = BytesIO()
-    Pickler(file).dump(value)
-    return file.getvalue()
+    return Pickler
 
 
 def bring_to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A dense tensor's values in memory of the host, pinned where that can be had. Waits for the device."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     try:
-        near = torch.empty(dense.shape, dtype=dense.dtype, pin_memory=True)
+        near = torch.empty(dense.shape, dtype=dense.dtype, device="cpu", pin_memory=True)
     except RuntimeError:  # no memory that can be pinned, or no device to pin it for
-        near = torch.empty(dense.shape, dtype=dense.dtype)
+        near = torch.empty(dense.shape, dtype=dense.dtype, device="cpu")
     return near.copy_(dense)
 
 
@@ -157,9 +185,27 @@ def rebuild_device_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...],
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
+def _rebuild_on_device(
+    data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool, device: str
+) -> torch.Tensor:
+    """A tensor on the device on which it lay."""
+    return tensor_of(data, dtype, shape).to(device).requires_grad_(requires_grad)
+
+
+def _rebuild_with_attributes(
+    rebuild: Callable[..., torch.Tensor], parts: tuple[Any, ...], attributes: dict[str, Any]
+) -> torch.Tensor:
+    """A tensor with the attributes that a program has given it."""
+    tensor = rebuild(*parts)
+    vars(tensor).update(attributes)
+    return tensor
+
+
 def tensor_of(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A CPU tensor on the memory of ``data``."""
     view = memoryview(data)
     if not view.nbytes and 0 not in shape:
         raise ValueError(f"a tensor of shape {shape} has no bytes")
-    return torch.frombuffer(view, dtype=dtype).view(shape) if view.nbytes else torch.empty(shape, dtype=dtype)
+    if not view.nbytes:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(view, dtype=dtype).view(shape)

@@ -42,6 +42,7 @@ __all__ = [
     "places",
     "pushes",
     "ring_states",
+    "set_aside_bytes",
     "staged_layout",
     "uses_devices",
 ]
@@ -143,6 +144,14 @@ def lanes_of(place: RingPlace) -> DeviceLayout:
 def board_size_bytes(plan: Plan) -> int:
     """Memory that the blocks of all rings need."""
     return max((place.end for place in places(plan)), default=1)
+
+
+def set_aside_bytes(plan: Plan) -> int:
+    """Shared memory that a plan takes before its first value: the board, and the slots that ``buffer_bytes`` asks for, which are
+    an eighth larger (`crossfade.channels.slots`).
+    """
+    rings = [spec for spec in plan.channels if spec.transport is Transport.SHM]
+    return board_size_bytes(plan) + sum(spec.depth * (spec.buffer_bytes + spec.buffer_bytes // 8) for spec in rings)
 
 
 def device_memories(plan: Plan) -> Mapping[str, int]:

@@ -10,6 +10,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
+from crossfade.channels.codec import dump_by_cloudpickle, dump_in_band
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.errors import Failure
 from crossfade.host.sockets import Connection
@@ -88,19 +89,17 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What the user bound, pickled. Arrays in it arrive read-only, as those do that go through a channel."""
+    """What the user bound, pickled. Arrays in it arrive read-only, as those do that go through a channel; tensors cannot."""
 
     data: bytes
-    buffers: tuple[bytes, ...]
+    buffers: tuple[bytes | bytearray, ...]
 
     @staticmethod
     def of(value: Any) -> Constants:
         """Raises what pickling it raises."""
-        import cloudpickle
-
-        buffers: list[pickle.PickleBuffer] = []
-        data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        return Constants(data, tuple(bytes(buffer.raw()) for buffer in buffers))
+        data, buffers, private, *_ = dump_by_cloudpickle(value, keeps_devices=True)
+        kinds = (bytearray if place in private else bytes for place in range(len(buffers)))
+        return Constants(data, tuple(kind(buffer) for kind, buffer in zip(kinds, buffers, strict=True)))
 
     def load(self) -> Any:
         """The value, made anew."""
@@ -185,7 +184,5 @@ def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> boo
 
 
 def dump_user(value: Any) -> bytes:
-    """Pickles what the user gave."""
-    import cloudpickle
-
-    return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+    """Pickles what the user gave. Where it arrives, it may be changed."""
+    return dump_in_band(value)

@@ -10,6 +10,7 @@ from typing import Any
 from crossfade.channels.codec import came_of_pickling
 from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.engines.protocol import ActorStatistics, HalfSubmitted
+from crossfade.engines.unpicklable import hint_for, name_culprit
 from crossfade.errors import ChannelError, CrossfadeError, Failure
 from crossfade.interrupted import passed_through_others
 from crossfade.plan.actions import Action, Verb
@@ -77,7 +78,13 @@ class DriverEnds:
         if self._num_written == 0:
             if self._static:
                 self._check_shapes(values)
-            if not self._writes[0](values[0]):
+            try:
+                is_written = self._writes[0](values[0])
+            except Exception as error:
+                if came_of_pickling(error):
+                    name_culprit(error, [(self._input_name(0), values[0])])
+                raise
+            if not is_written:
                 return False
             if self._num_writes == 1:
                 self.num_submitted += 1
@@ -119,12 +126,19 @@ class DriverEnds:
                 if not came_of_pickling(error):
                     raise  # somebody else's, by a signal's handler: it may be written, and it may not
                 # Part of the execution is under way: let the rest of it see the error instead of a missing value.
-                self._failure = Failure.capture(error, actor=DRIVER, node="pickling an argument of execute")
+                name = self._input_name(self._inputs[at])
+                hint = hint_for(error, values[self._inputs[at]])
+                self._failure = Failure.capture(error, actor=DRIVER, node=f"pickling {name}", hint=hint)
                 is_written = write(self._failure)
             if not is_written:
                 return False
             self._num_written = at + 1
         return True
+
+    def _input_name(self, index: int) -> str:
+        """How an error calls what the driver writes for an input."""
+        key = self._plan.inputs[index].key
+        return "the argument of execute" if key == "*" else f"the argument inp{key} of execute"
 
     def try_collect(self) -> list[Any] | None:
         """The outputs of the next execution, or None while one is missing."""

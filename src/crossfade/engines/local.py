@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from crossfade.channels.codec import hint_for
 from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.control import dump_user
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import State
+from crossfade.engines.unpicklable import arguments, culprit_named
 from crossfade.errors import ActorError, ActorStartError, Failure, SessionError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.frames import FrameError
@@ -88,7 +90,8 @@ class _LocalCall:
         try:
             return pickle.loads(payload)
         except (Exception, SystemExit) as error:
-            return Failure.capture(error, actor=DRIVER, node=f"unpickling what {self._process.name} returned")
+            label = f"unpickling what {self._process.name} returned"
+            return Failure.capture(error, actor=DRIVER, node=label, hint=hint_for(error))
 
     def __del__(self) -> None:
         self._process.awaited.discard(self._number)
@@ -123,7 +126,9 @@ class LocalEngine:
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
         """See the protocol."""
-        payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
+        things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
+        with culprit_named(things):
+            payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
         try:
             with Pipes(self._output) as pipes:
                 process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
@@ -230,7 +235,9 @@ class LocalEngine:
         """See the protocol."""
         process = self._process(actor)
         number = next(self._numbers)
-        return self._ask(process, control.Call(number, method, dump_user((tuple(args), dict(kwargs))), num_returns))
+        with culprit_named(arguments(f"{actor}.{method}", args, kwargs)):
+            payload = dump_user((tuple(args), dict(kwargs)))
+        return self._ask(process, control.Call(number, method, payload, num_returns))
 
     def ask_topology(self, actor: str) -> _LocalCall:
         """See the protocol."""

@@ -21,17 +21,19 @@ from crossfade.engines.board import (
     meeting_parties,
     peers_of,
     ring_states,
+    set_aside_bytes,
     uses_devices,
 )
 from crossfade.engines.driver import DriverEnds
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import RingState
+from crossfade.engines.unpicklable import constants, culprit_named
 from crossfade.engines.wiring import Wiring
-from crossfade.errors import ActorError, ChannelError, Failure, SessionError, TeardownTimeout
-from crossfade.host.memory import Memory
+from crossfade.errors import ActorError, ChannelError, Failure, GraphError, SessionError, TeardownTimeout
+from crossfade.host.memory import Memory, available_bytes
 from crossfade.plan.call import Call
-from crossfade.plan.plan import Plan
+from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.plan.spans import Span
 from crossfade.plan.turns import predecessors
 from crossfade.runtime.record import Recorder
@@ -87,11 +89,12 @@ class LocalPlan:
         Raises:
             ActorError: an actor died meanwhile.
             CrossfadeError: an actor could not open its channels.
+            GraphError: there is less memory than its rings take from the start.
         """
         plan = self._plan
+        _refuse_too_large(plan)
         payloads = {  # before there is anything to give back: it may raise
-            actor: control.Constants.of({node.id: calls[node.id] for node in plan.nodes if node.actor == actor})
-            for actor in self._actors
+            actor: _pickled([node for node in plan.nodes if node.actor == actor], calls) for actor in self._actors
         }
         with ExitStack() as undo:  # whatever happens, but for what the driver's ends take over
             self._open(payloads, undo)
@@ -342,6 +345,22 @@ class LocalPlan:
         wiring, self._wiring = self._wiring, None
         if wiring is not None:
             wiring.close()
+
+
+def _pickled(nodes: Sequence[NodeSpec], calls: Mapping[str, Call]) -> control.Constants:
+    """What was bound to the methods of nodes of one actor."""
+    with culprit_named(constants(nodes, calls)):
+        return control.Constants.of({node.id: calls[node.id] for node in nodes})
+
+
+def _refuse_too_large(plan: Plan) -> None:
+    """Before memory is taken: each party takes its own, and would find out late, or be killed by the system."""
+    needed_bytes, free_bytes = set_aside_bytes(plan), available_bytes()
+    if needed_bytes > free_bytes:
+        raise GraphError(
+            f"the rings of the graph take {needed_bytes} bytes of shared memory from the start, and {free_bytes} are available",
+            hint="lower max_inflight or buffer_bytes",
+        )
 
 
 def _cannot_go_on(actor: str, text: str) -> ActorError:

@@ -168,7 +168,9 @@ class Engine(Protocol):
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
     ) -> PendingCall:
-        """Calls a method, after the calls that were made before. With several returns the result is a tuple of so many."""
+        """Calls a method (`engines.methods` has one of every actor), after the calls that were made before. With several returns
+        the result is a tuple of so many.
+        """
 
     def ask_topology(self, actor: str) -> PendingCall:
         """The GPUs that an actor's process can see and how they are linked, nothing measured: a `crossfade.topology.Topology`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
 from crossfade.graph.nodes import (
+    RAYS_CPU,
     ActorInfo,
     InputNode,
     InputPart,
@@ -23,6 +24,7 @@ from crossfade.graph.nodes import (
     label_of,
     transport_name,
 )
+from crossfade.graph.type_hints import TorchTensorType
 from crossfade.hints import nearest
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 
@@ -129,7 +131,7 @@ def bind_collective(
             `ActorInfo`.
         op: how tensors are reduced: a `ReduceOp`, another enumeration's member of the same name, or the name.
         root: whose tensor is broadcast: a position in ``nodes``.
-        transport: how tensors move: ``None`` or the name of a transport.
+        transport: how tensors move: ``None``, the name of a transport, or a `TorchTensorType`, of which only that counts.
 
     Returns:
         A node for each actor, or where several tensors were given a list of nodes for each actor.
@@ -178,6 +180,8 @@ def _reduction(kind: CollectiveKind, op: Any) -> ReduceOp:
 def _checked_transport(kind: CollectiveKind, transport: Any) -> str:
     if transport is None:
         return Transport.AUTO
+    if isinstance(transport, TorchTensorType):
+        transport = Transport.GLOO if transport.transport == RAYS_CPU else transport.transport
     if not isinstance(transport, str):
         raise TypeError(
             f"{kind}.bind: {transport!r} is not the name of a transport\nhint: leave it out, or write transport='gloo'"

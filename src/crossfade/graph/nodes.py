@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -27,7 +27,7 @@ from weakref import WeakSet
 from crossfade.errors import GraphError
 from crossfade.graph.arguments import brief, find_hidden, leaves, snapshot
 from crossfade.graph.hook import compiler
-from crossfade.hints import nearest
+from crossfade.hints import check_flag, nearest
 from crossfade.types import TargetDevice, Transport
 
 __all__ = [
@@ -52,6 +52,9 @@ DEVICES = {
     "gpu": TargetDevice.CUDA,
 }
 """Devices as users write them."""
+
+RAYS_CPU = "cpu"
+"""``TorchTensorType.CPU``: by shared memory, and for collectives gloo."""
 
 _MOST_PARTS = 10**18
 """Positions that the text of a plan can have."""
@@ -134,11 +137,13 @@ class Node:
             reader: the actor to which the value should move that way; to the others it goes as it did. None means all.
 
         Raises:
-            TypeError: the transport is not given by name, or the reader is no actor.
+            TypeError: the transport is not given by name, a flag is no bool, or the reader is no actor.
             ValueError: there is no such device.
         """
         if not isinstance(transport, str):
             raise TypeError(f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo'")
+        is_static = _promised("static_shape", static_shape, _static_shape)
+        is_direct = _promised("direct_return", direct_return, _direct_return)
         asked, target_device = transport_name(transport), _target_device(device)
         if reader is None:
             self._transport, self._transport_to = asked, {}
@@ -147,9 +152,9 @@ class Node:
             self._transport_to[_id_of(reader)] = asked
             self._target_device_to[_id_of(reader)] = target_device
         if reader is None or _static_shape or static_shape is not None:  # a way to one reader takes no promise back
-            self._static_shape = bool(_static_shape if static_shape is None else static_shape)
+            self._static_shape = is_static
         if reader is None or _direct_return or direct_return is not None:
-            self._direct_return = bool(_direct_return if direct_return is None else direct_return)
+            self._direct_return = is_direct
         return self
 
     def with_type_hint(self, hint: Any) -> Self:
@@ -164,26 +169,32 @@ class Node:
         if not hasattr(hint, "transport"):
             raise TypeError(f"{hint!r} does not say a transport\nhint: pass TorchTensorType(transport=...)")
         return self.with_tensor_transport(
-            hint.transport,
+            Transport.SHM if hint.transport == RAYS_CPU else hint.transport,
             getattr(hint, "device", "default"),
             static_shape=getattr(hint, "static_shape", False),
             direct_return=getattr(hint, "direct_return", False),
         )
 
-    def compile(self, **options: Any) -> Any:
+    def compile(self, *unnamed: Any, **options: Any) -> Any:
         """Compiles the graph whose output is this node.
 
         Args:
-            options: those of the installed compiler, which returns the compiled graph.
+            *unnamed: refused.
+            **options: those of the installed compiler, which returns the compiled graph.
 
         Raises:
             GraphError: the graph is not sound; the message names the node and ends in a hint.
+            TypeError: an option without its name, an unknown one, or one of the wrong type.
         """
+        if unnamed:
+            raise TypeError(
+                f"compile is given {unnamed[0]!r}\nhint: options go by name, such as compile(max_inflight=10)"
+            )
         return compiler()(self, **options)
 
-    def experimental_compile(self, **options: Any) -> Any:
+    def experimental_compile(self, *unnamed: Any, **options: Any) -> Any:
         """Ray's name for `compile`."""
-        return compiler()(self, **options)
+        return self.compile(*unnamed, **options)
 
     def _sources(self) -> tuple[Node, ...]:
         """What `graph.walk.inputs_of` gives for nodes that this file does not know."""
@@ -337,9 +348,15 @@ class MultiOutputNode(Node):
 
     Attributes:
         nodes: the values.
+
+    Raises:
+        TypeError: it is given nodes, or something else, and no list of them.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node], *others: object) -> None:
+        if others or isinstance(nodes, Node) or not isinstance(nodes, Iterable):
+            given = ", ".join(label_of(each) if isinstance(each, Node) else repr(each) for each in (nodes, *others))
+            raise TypeError(f"MultiOutputNode is given {given}\nhint: pass a list: MultiOutputNode([node, ...])")
         super().__init__()
         self.nodes = tuple(nodes)
 
@@ -430,6 +447,15 @@ def transport_name(transport: str) -> str:
     """The name of what is asked for; the bare string ``nccl`` is Ray's name of any transport for device tensors."""
     is_rays_name = transport == Transport.NCCL and not isinstance(transport, Transport)
     return str(Transport.ACCELERATOR if is_rays_name else transport)
+
+
+def _promised(name: str, ours: bool | None, rays: bool) -> bool:
+    """A promise in our spelling, or where that is left out in Ray's, with an underscore before the name."""
+    check_flag(f"_{name}", rays)
+    if ours is None:
+        return rays
+    check_flag(name, ours)
+    return ours
 
 
 def _target_device(device: str) -> TargetDevice:

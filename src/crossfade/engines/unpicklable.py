@@ -1,0 +1,74 @@
+"""Which of several things cannot be pickled. The interpreter's errors say neither what nor where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from crossfade.channels.codec import dump_in_band
+from crossfade.plan.call import Call
+from crossfade.plan.plan import NodeSpec
+
+__all__ = ["Named", "arguments", "constants", "culprit_named", "hint_for", "name_culprit"]
+
+Named: TypeAlias = Iterable[tuple[str, Any]]
+"""Things, each behind what an error calls it."""
+
+_HINT = (
+    "locks, open files, connections and the like do not leave their process: make them on the actor, in its constructor say, or "
+    "leave them out in __getstate__"
+)
+_HINT_FOR_CLASS = (
+    "its methods use a value of the script that does not leave its process, as a lock or an open file: make that in the "
+    "constructor, or put the class into a module, which actors import"
+)
+
+
+def arguments(label: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call, which errors call ``label``."""
+    yield from ((f"argument {index} of {label}", value) for index, value in enumerate(args))
+    yield from ((f"argument {name!r} of {label}", value) for name, value in kwargs.items())
+
+
+def constants(nodes: Iterable[NodeSpec], calls: Mapping[str, Call]) -> Iterator[tuple[str, Any]]:
+    """What was bound to the methods of nodes."""
+    for node in nodes:
+        call = calls[node.id]
+        yield from arguments(f"{node.actor}.{node.method} (node {node.id})", call.args, call.kwargs)
+
+
+@contextmanager
+def culprit_named(things: Named) -> Iterator[None]:
+    """An error of pickling ``things`` together is raised with a note that names the first of them which fails by itself."""
+    try:
+        yield
+    except Exception as error:
+        name_culprit(error, things)
+        raise
+
+
+def name_culprit(error: Exception, things: Named) -> None:
+    """Adds that note. (All are pickled once more, one by one, up to the one that fails.)"""
+    if isinstance(error, MemoryError):
+        return
+    for name, thing in things:
+        if not _can_be_pickled(thing):
+            hint = hint_for(error, thing)
+            error.add_note(f"{name} cannot be pickled" + (f"\nhint: {hint}" if hint else ""))
+            return
+
+
+def hint_for(error: Exception, thing: object) -> str | None:
+    """What to do about a thing that cannot be pickled; None if the error says so itself."""
+    if "\nhint: " in str(error):
+        return None
+    return _HINT_FOR_CLASS if isinstance(thing, type) else _HINT
+
+
+def _can_be_pickled(thing: object) -> bool:
+    try:
+        dump_in_band(thing)
+    except Exception:
+        return False
+    return True

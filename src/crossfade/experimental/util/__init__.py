@@ -1,0 +1,1 @@
+"""Ray's import paths of what collectives and type hints are given."""
