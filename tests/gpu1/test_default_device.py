@@ -66,7 +66,7 @@ def test_tensors_between_actors(actors: list[Any], transport: str) -> None:
             (place, total), others = crossfade.get(graph.execute(size), timeout=LIMIT_S)
             wanted = size * (size - 1) // 2
             assert total == wanted
-            assert place == ("cpu" if transport == "shm" else "cuda")
+            assert place == "cuda"
             assert others == [("cpu", wanted), ("cpu", 2)]
 
 

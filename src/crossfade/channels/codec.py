@@ -66,17 +66,22 @@ def is_plain(value: object) -> bool:
 
 def message_of(value: object, *, keeps_devices: bool = False) -> Encoded:
     """A value as a message; with ``keeps_devices``, tensors come back to the GPU on which they are."""
-    if keeps_devices and "torch" in sys.modules and type(value) not in PLAIN_TYPES:
+    if keeps_devices and _has_torch() and type(value) not in PLAIN_TYPES:
         return encode(_dump(value, type(value), keeps_devices=True))
     prepared = prepare(value)
     return encode(Pickled(prepared, ())) if isinstance(prepared, bytes) else prepared
+
+
+def _has_torch() -> bool:
+    """Whether there may be tensors. (A program that forbids torch has None in its place.)"""
+    return sys.modules.get("torch") is not None
 
 
 def _dump(value: object, kind: type, *, keeps_devices: bool = False) -> Pickled:
     if kind in _by_cloudpickle:
         return dump_by_cloudpickle(value, keeps_devices=keeps_devices)
     try:
-        pickled = _dump_with_tensors(value, keeps_devices) if "torch" in sys.modules else _dump_plain(value)
+        pickled = _dump_with_tensors(value, keeps_devices) if _has_torch() else _dump_plain(value)
     except (pickle.PicklingError, AttributeError, TypeError):
         pickled = dump_by_cloudpickle(value, keeps_devices=keeps_devices)
         if kind.__module__ != "builtins":  # containers are judged each time by what is in them
@@ -111,7 +116,7 @@ def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
 
 def dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickled:
     """A value as a pickle that cloudpickle has made; see `message_of`."""
-    if "torch" in sys.modules:
+    if _has_torch():
         from crossfade.channels import tensors
 
         kept = tensors.TensorReducer(keeps_devices=keeps_devices)
@@ -126,7 +131,7 @@ def dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickle
 
 def dump_in_band(value: object) -> bytes:
     """A value as one pickle, by cloudpickle: all of it may be changed where it is read. Tensors come back to where they are."""
-    if "torch" in sys.modules:
+    if _has_torch():
         from crossfade.channels import tensors
 
         return tensors.dump_by_cloudpickle(value, tensors.TensorReducer(keeps_devices=True), is_in_band=True)

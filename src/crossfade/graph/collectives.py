@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
+from crossfade.graph.movement import RAYS_CPU, transport_name
 from crossfade.graph.nodes import (
-    RAYS_CPU,
     ActorInfo,
     InputNode,
     InputPart,
@@ -22,7 +22,6 @@ from crossfade.graph.nodes import (
     OutputNode,
     describe,
     label_of,
-    transport_name,
 )
 from crossfade.graph.type_hints import TorchTensorType
 from crossfade.hints import nearest

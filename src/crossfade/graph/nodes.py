@@ -27,7 +27,8 @@ from weakref import WeakSet
 from crossfade.errors import GraphError
 from crossfade.graph.arguments import brief, find_hidden, leaves, snapshot
 from crossfade.graph.hook import compiler
-from crossfade.hints import check_flag, nearest
+from crossfade.graph.movement import RAYS_CPU, promised, target_device_of, transport_name
+from crossfade.hints import nearest
 from crossfade.types import TargetDevice, Transport
 
 __all__ = [
@@ -44,17 +45,6 @@ __all__ = [
     "nodes_in",
     "unknown_method",
 ]
-
-DEVICES = {
-    "default": TargetDevice.DEFAULT,
-    "cpu": TargetDevice.CPU,
-    "cuda": TargetDevice.CUDA,
-    "gpu": TargetDevice.CUDA,
-}
-"""Devices as users write them."""
-
-RAYS_CPU = "cpu"
-"""``TorchTensorType.CPU``: by shared memory, and for collectives gloo."""
 
 _MOST_PARTS = 10**18
 """Positions that the text of a plan can have."""
@@ -142,9 +132,9 @@ class Node:
         """
         if not isinstance(transport, str):
             raise TypeError(f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo'")
-        is_static = _promised("static_shape", static_shape, _static_shape)
-        is_direct = _promised("direct_return", direct_return, _direct_return)
-        asked, target_device = transport_name(transport), _target_device(device)
+        is_static = promised("static_shape", static_shape, _static_shape)
+        is_direct = promised("direct_return", direct_return, _direct_return)
+        asked, target_device = transport_name(transport), target_device_of(device)
         if reader is None:
             self._transport, self._transport_to = asked, {}
             self._target_device, self._target_device_to = target_device, {}
@@ -441,27 +431,6 @@ def _id_of(reader: Any) -> str:
     if not isinstance(info, ActorInfo):
         raise TypeError(f"{reader!r} is no actor\nhint: pass the handle that Cls.remote() returned")
     return info.id
-
-
-def transport_name(transport: str) -> str:
-    """The name of what is asked for; the bare string ``nccl`` is Ray's name of any transport for device tensors."""
-    is_rays_name = transport == Transport.NCCL and not isinstance(transport, Transport)
-    return str(Transport.ACCELERATOR if is_rays_name else transport)
-
-
-def _promised(name: str, ours: bool | None, rays: bool) -> bool:
-    """A promise in our spelling, or where that is left out in Ray's, with an underscore before the name."""
-    check_flag(f"_{name}", rays)
-    if ours is None:
-        return rays
-    check_flag(name, ours)
-    return ours
-
-
-def _target_device(device: str) -> TargetDevice:
-    if device not in tuple(DEVICES):
-        raise ValueError(f"there is no device {device!r}\nhint: it is one of {', '.join(DEVICES)}")
-    return DEVICES[device]
 
 
 def _check_hidden(node: MethodNode) -> None:

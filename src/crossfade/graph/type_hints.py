@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfade.graph.nodes import RAYS_CPU
+from crossfade.graph.movement import RAYS_CPU
 from crossfade.hints import check_flag, nearest
 from crossfade.types import Transport
 

@@ -60,7 +60,7 @@ class StaticShape:
 
 def _shapes_of(value: object) -> Shapes | None:
     """What `crossfade.channels.shapes.shapes_of` gives; None for what cannot be pickled, of which its readers hear otherwise."""
-    if type(value) in PLAIN_TYPES or "torch" not in sys.modules:
+    if type(value) in PLAIN_TYPES or sys.modules.get("torch") is None:
         return ()
     try:
         return _finder()(value)  # type: ignore[no-any-return]
