@@ -22,7 +22,8 @@ __all__ = [
     "decode",
     "dump_by_cloudpickle",
     "dump_in_band",
-    "hint_for",
+    "hint_for_pickling",
+    "hint_for_unpickling",
     "is_plain",
     "message_of",
     "prepare",
@@ -172,14 +173,24 @@ def came_of_pickling(error: BaseException) -> bool:
     return False
 
 
-def undecodable(error: BaseException, channel: str) -> Failure:
-    """What a reader gets in the place of a value that it cannot unpickle."""
-    return Failure.capture(
-        error, actor="", node=f"unpickling the value of {channel} where it is read", hint=hint_for(error)
+def hint_for_pickling(error: BaseException) -> str | None:
+    """What to do about a value that cannot be pickled; None if the error says so itself."""
+    if "\nhint: " in str(error):
+        return None
+    return (
+        "locks, open files, connections and the like do not leave their process: make them on the actor, in its constructor say, "
+        "or leave them out in __getstate__"
     )
 
 
-def hint_for(error: BaseException) -> str | None:
+def undecodable(error: BaseException, channel: str) -> Failure:
+    """What a reader gets in the place of a value that it cannot unpickle."""
+    return Failure.capture(
+        error, actor="", node=f"unpickling the value of {channel} where it is read", hint=hint_for_unpickling(error)
+    )
+
+
+def hint_for_unpickling(error: BaseException) -> str | None:
     """What to do about an error of unpickling whose own words tell nothing to who has made the value."""
     if isinstance(error, AttributeError) and error.name == "__dict__":
         return (

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from crossfade.channels.codec import hint_for
+from crossfade.channels.codec import hint_for_unpickling
 from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.control import dump_user
@@ -91,7 +91,7 @@ class _LocalCall:
             return pickle.loads(payload)
         except (Exception, SystemExit) as error:
             label = f"unpickling what {self._process.name} returned"
-            return Failure.capture(error, actor=DRIVER, node=label, hint=hint_for(error))
+            return Failure.capture(error, actor=DRIVER, node=label, hint=hint_for_unpickling(error))
 
     def __del__(self) -> None:
         self._process.awaited.discard(self._number)

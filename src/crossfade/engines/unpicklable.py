@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from crossfade.channels.codec import dump_in_band
+from crossfade.channels.codec import dump_in_band, hint_for_pickling
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec
 
@@ -15,10 +15,6 @@ __all__ = ["Named", "arguments", "constants", "culprit_named", "hint_for", "name
 Named: TypeAlias = Iterable[tuple[str, Any]]
 """Things, each behind what an error calls it."""
 
-_HINT = (
-    "locks, open files, connections and the like do not leave their process: make them on the actor, in its constructor say, or "
-    "leave them out in __getstate__"
-)
 _HINT_FOR_CLASS = (
     "its methods use a value of the script that does not leave its process, as a lock or an open file: make that in the "
     "constructor, or put the class into a module, which actors import"
@@ -61,9 +57,8 @@ def name_culprit(error: Exception, things: Named) -> None:
 
 def hint_for(error: Exception, thing: object) -> str | None:
     """What to do about a thing that cannot be pickled; None if the error says so itself."""
-    if "\nhint: " in str(error):
-        return None
-    return _HINT_FOR_CLASS if isinstance(thing, type) else _HINT
+    hint = hint_for_pickling(error)
+    return _HINT_FOR_CLASS if hint is not None and isinstance(thing, type) else hint
 
 
 def _can_be_pickled(thing: object) -> bool:

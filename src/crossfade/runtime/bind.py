@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.codec import came_of_pickling, hint_for_pickling
 from crossfade.channels.protocol import EMPTY, Collective, Reader, Writer
 from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
@@ -262,7 +263,8 @@ class _Binder:
             except ChannelError:
                 raise
             except Exception as error:  # it cannot be pickled: its readers get that error instead
-                return try_write(Failure.capture(error, actor=actor, node=label))
+                hint = hint_for_pickling(error) if came_of_pickling(error) else None
+                return try_write(Failure.capture(error, actor=actor, node=label, hint=hint))
 
         around = self._around_writes.get(self._plan.channel[channel].value)
         write = write_here if around is None else inside(around, write_here)
