@@ -1,11 +1,12 @@
-"""What errors say about what a user gave: a name that is not known, a flag that is none."""
+"""What errors say about what a user gave: a name that is not known, a flag that is none, a value that cannot be used."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from contextlib import suppress
 
-__all__ = ["check_flag", "nearest"]
+__all__ = ["add_note", "check_flag", "nearest"]
 
 
 def nearest(asked: str, names: Iterable[str], otherwise: str = "") -> str:
@@ -20,16 +21,27 @@ def nearest(asked: str, names: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {close[0]!r}? {otherwise}".rstrip() if close else otherwise
 
 
-def check_flag(name: str, value: object, hint: str = "") -> None:
-    """Refuses what is neither True nor False, so that no other argument is taken for yes.
+def add_note(error: BaseException, text: str) -> None:
+    """Says more beside a user's error. One that takes no note (of a frozen class, say) goes without, and is not replaced."""
+    with suppress(Exception):
+        error.add_note(text)
+
+
+def check_flag(name: str, value: object, hint: str = "") -> bool:
+    """Refuses what is neither True nor False, in Python or numpy, so that no other argument is taken for yes.
 
     Args:
         name: of the argument.
         value: what the user passed.
         hint: what to say instead of what a flag may be.
 
+    Returns:
+        The flag.
+
     Raises:
         TypeError: it is no bool.
     """
-    if not isinstance(value, bool):
+    is_numpys = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
+    if not (isinstance(value, bool) or is_numpys):
         raise TypeError(f"{name} is {value!r}\nhint: {hint or 'it is True or False'}")
+    return bool(value)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import crossfade
+from crossfade.channels.codec import hint_for_pickling
+from crossfade.engines.control import dump_user
 from crossfade.host.memory import PAGE_BYTES
 
 pytestmark = pytest.mark.timeout(120)
@@ -33,6 +35,9 @@ class Keeper:
     def one(self, value: Any) -> Any:
         return value
 
+    def sulk(self, does: bool) -> Any:
+        return Sulky() if does else None
+
     def facts(self, _: Any, *values: Any) -> Any:
         return [_facts(value) for value in values]
 
@@ -45,6 +50,11 @@ class Keeper:
     def changed(self, _: Any, tensor: Any) -> Any:
         tensor += 1
         return tensor
+
+    def resized(self, _: Any, *tensors: Any) -> Any:
+        """How many elements there are once each has five more. (Without a gradient, which forbids that.)"""
+        found = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
+        return [tensor.resize_(tensor.numel() + 5).numel() for tensor in found]
 
     def trained(self, module: Any = None) -> Any:
         """Whether weights are tied, are parameters, and change when they are trained."""
@@ -103,22 +113,35 @@ def _facts(tensor: Any) -> tuple[Any, ...]:
         type(tensor).__name__,
         str(tensor.dtype),
         tuple(tensor.shape),
-        tensor.is_contiguous(),
+        tensor.stride(),
         tensor.requires_grad,
         tensor.untyped_storage().nbytes() == tensor.nbytes,
         raw,
     )
 
 
-def _tensors() -> list[Any]:
+def _slices() -> list[Any]:
+    """Parts of longer tensors, whose other parts stay."""
     torch: Any = pytest.importorskip("torch")
-    names = "bool int8 bfloat16 float32 float64 complex64 uint16 uint32 uint64 float8_e4m3fn float8_e5m2"
     large = torch.arange(10_000.0)
     return [
-        *((torch.arange(6) % 2).to(getattr(torch, name)) for name in names.split()),
         large[:1],
         large[500:505].to(torch.float8_e4m3fn)[1:3],
         large.reshape(100, 100)[:3, :2].T,
+        large[::2],
+    ]
+
+
+def _tensors() -> list[Any]:
+    """What arrives as it is, strides included."""
+    torch: Any = pytest.importorskip("torch")
+    names = "bool int8 bfloat16 float32 float64 complex64 uint16 uint32 uint64 float8_e4m3fn float8_e5m2"
+    image = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    return [
+        *((torch.arange(6) % 2).to(getattr(torch, name)) for name in names.split()),
+        image,
+        image.to(torch.uint16),
+        torch.arange(6.0).reshape(2, 3).T,
         torch.ones(1).expand(2, 3),
         torch.empty(0, 3),
         torch.tensor(5),
@@ -139,8 +162,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_tensors_of_every_kind_arrive_in_one_way(engine: str) -> None:
-    tensors = _tensors()
-    wanted = [(*_facts(tensor)[:3], True, tensor.requires_grad, True, _facts(tensor)[-1]) for tensor in tensors]
+    slices = _slices()
+    tensors = [*_tensors(), *slices]
+    wanted = [_facts(tensor) for tensor in (*_tensors(), *(each.contiguous().clone() for each in slices))]
     keeper = crossfade.remote(Keeper).remote(*tensors)
     assert keeper.given_facts.remote().get() == wanted
     assert keeper.facts.remote(None, *tensors).get() == wanted
@@ -161,6 +185,25 @@ def test_what_plain_tensors_are_not_is_kept(engine: str) -> None:
     assert (came.scale, came.dtype) == (2.5, torch.uint16)
     assert sparse.layout is torch.sparse_coo
     assert (shape.device.type, shape.shape) == ("meta", (3,))
+
+
+def test_tensors_can_be_resized_where_they_arrive(engine: str) -> None:
+    pytest.importorskip("torch")
+    keeper = crossfade.remote(Keeper).remote()
+    tensors = [*_tensors(), *_slices()]
+    wanted = [tensor.numel() + 5 for tensor in tensors]
+    assert keeper.resized.remote(None, *tensors).get() == wanted
+    with crossfade.InputNode() as inp:
+        graph = keeper.resized.bind(inp, *tensors).compile()
+    assert graph.execute(None).get() == wanted
+
+
+def test_an_expanded_tensor_stays_small(engine: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    assert len(dump_user(torch.zeros(1).expand(1000, 1000))) < 2000
+    keeper = crossfade.remote(Keeper).remote()
+    came = keeper.one.remote(torch.ones(1).expand(1000, 1000)).get()
+    assert (came.stride(), came.sum().item()) == ((0, 0), 1e6)
 
 
 def test_modules_can_be_trained_where_they_arrive_and_stay_tied(engine: str) -> None:
@@ -194,6 +237,47 @@ def test_a_tensor_that_is_bound_twice_is_one_and_may_be_written(engine: str) -> 
 
 
 # What cannot be pickled
+
+
+@dataclass(frozen=True)
+class Frozen(TypeError):
+    """An error that takes no notes, and has no words."""
+
+    x: int = 0
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Sulky:
+    """Cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise Frozen(1)
+
+
+def test_an_error_of_pickling_without_words_is_like_any_other(engine: str) -> None:
+    keeper = crossfade.remote(Keeper).remote()
+    with crossfade.InputNode() as inp:
+        graph = keeper.pair.bind(inp.x, inp.y).compile()
+        sulky = keeper.sulk.bind(inp.x).compile()
+    for _ in range(2):
+        with pytest.raises(crossfade.TaskError):
+            sulky.execute(x=True).get()
+        assert sulky.execute(x=False).get() is None
+        with pytest.raises(Frozen):
+            graph.execute(x=Sulky(), y=1)
+        with pytest.raises(crossfade.TaskError):
+            graph.execute(x=1, y=Sulky()).get()
+        assert graph.execute(x=1, y=2).get() == (1, 2)
+    with pytest.raises(Frozen):
+        keeper.one.remote(Sulky())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("nope"), TypeError("odd"), AttributeError("x")], ids=repr)
+def test_the_hint_about_pickling_is_for_what_cannot_be_pickled(error: Exception) -> None:
+    assert hint_for_pickling(error) is None
+    assert "locks" in str(hint_for_pickling(TypeError("cannot pickle '_thread.lock' object")))
 
 
 def _notes(error: BaseException) -> str:

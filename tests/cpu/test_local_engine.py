@@ -160,7 +160,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_its_node(actors: Any) ->
         for number in (1, 2):
             with pytest.raises(TypeError, match=r"generator(.|\n)*hint: locks, open files") as caught:
                 graph.execute(number).get()
-            assert ".generator (node n0), pickling what it returned" in caught.value.node
+            assert ".generator (node n0), pickling what it returned" in caught.value.node  # type: ignore[attr-defined]
 
 
 def test_an_argument_that_cannot_be_pickled_is_refused(actors: Any) -> None:

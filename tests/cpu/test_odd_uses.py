@@ -34,20 +34,6 @@ class Interrupting:
         return number
 
 
-class Noting:
-    """Remembers what it was given."""
-
-    def __init__(self) -> None:
-        self._notes: list[int] = []
-
-    def note(self, number: int) -> int:
-        self._notes.append(number)
-        return number
-
-    def notes(self) -> list[int]:
-        return self._notes
-
-
 class Worker:
     """Does a little of everything."""
 
@@ -424,29 +410,6 @@ def test_a_method_that_raises_an_interrupt_of_its_own_is_like_any_other(local: N
     for ref in (refs[1], actor.interrupt_at.remote(1)):
         with pytest.raises(crossfade.TaskError, match=r"interrupt_at.*raised KeyboardInterrupt: my own"):
             ref.get()
-
-
-def test_what_was_executed_is_seen_to_have_run(engine: str) -> None:
-    """By a call, by `kill` and by `teardown`, also where nobody has waited for its results."""
-    adder, noted = (crossfade.remote(Noting).remote() for _ in range(2))
-    with crossfade.InputNode() as inp:
-        graph = noted.note.bind(adder.note.bind(inp)).compile()
-    refs = [graph.execute(number) for number in range(3)]
-    if engine == "local":
-        refs[-1].get()
-    assert noted.notes.remote().get() == adder.notes.remote().get() == [0, 1, 2]
-    refs.append(graph.execute(3))
-    if engine == "local":
-        refs[-1].get()
-    graph.teardown()
-    assert noted.notes.remote().get() == [0, 1, 2, 3]
-    with crossfade.InputNode() as inp:
-        graph = adder.note.bind(inp).compile()
-    last = graph.execute(4)
-    if engine == "local":
-        last.get()
-    crossfade.kill(adder)
-    assert last.get() == 4
 
 
 @pytest.mark.parametrize("num", [5, 50_000])

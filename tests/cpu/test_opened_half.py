@@ -15,13 +15,15 @@ torch: Any = pytest.importorskip("torch")
 import crossfade  # noqa: E402
 from crossfade.channels.slots import WriterSlots  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
-from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.device.host_driver import HostDriver, SharedRange  # noqa: E402
 from crossfade.device.ledger import Ledger  # noqa: E402
-from crossfade.errors import TaskError  # noqa: E402
+from crossfade.errors import DeviceError, TaskError  # noqa: E402
+from crossfade.host.memory import Memory  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 from tests.helpers.copy_graphs import open_session, tear_down_graphs  # noqa: E402
 
 _set_aside = WriterSlots.set_aside
+_map_host = HostDriver.map_host
 _is_idle, _has_happened = HostDriver.is_idle, HostDriver.has_happened
 
 
@@ -55,6 +57,17 @@ class Short:
             _set_aside(slots, num, size_bytes)
 
         WriterSlots.set_aside = _set_aside if num_rings is None else refuse  # type: ignore[method-assign, assignment]
+
+    def can_pin(self, num_pieces: int) -> None:
+        """From now on so many pieces of memory."""
+        left = iter(range(num_pieces))
+
+        def refuse(driver: HostDriver, memory: Memory, offset: int, size_bytes: int, label: str) -> SharedRange:
+            if next(left, None) is None:
+                raise DeviceError("no memory that can be pinned")
+            return _map_host(driver, memory, offset, size_bytes, label)
+
+        HostDriver.map_host = refuse  # type: ignore[method-assign, assignment]
 
     def held(self) -> tuple[list[str], int, list[str]]:
         """Threads that graphs have, open descriptors, pinned memory."""
@@ -151,6 +164,38 @@ def test_memory_that_was_pinned_is_given_up() -> None:
         with pytest.raises(TaskError, match="no memory on this actor"):
             both().compile(buffer_bytes=1 << 16)
         assert held([actor]) == [([], num_open, pinned)]
+
+
+@pytest.mark.parametrize("role", ["writer", "reader"])
+def test_chunks_that_were_pinned_are_given_up(role: str) -> None:
+    """The plan's signals are a piece; a lane, of which an edge has one to each reader, needs two."""
+    maker, *readers = (crossfade.remote(Short).remote() for _ in range(3))
+    short = maker if role == "writer" else readers[0]
+
+    def staged() -> Any:
+        with crossfade.InputNode() as given:
+            made = maker.make.bind(given).with_tensor_transport("staged")
+            more = maker.make.bind(given).with_tensor_transport("staged")
+            return crossfade.MultiOutputNode([reader.keep.bind(made, more) for reader in readers])
+
+    graph = staged().compile()
+    graph.teardown(timeout=30)
+    before = held([maker, *readers])
+    num_failed = 0
+    while True:
+        crossfade.get(short.can_pin.remote(num_failed))
+        try:
+            graph = staged().compile()
+        except TaskError as error:
+            assert "no memory that can be pinned" in str(error)  # noqa: PT017
+        else:
+            break
+        num_failed += 1
+        start_s = calm_s()
+        while (after := held([maker, *readers])) != before:
+            assert calm_s() - start_s < 10, (before, after)
+    assert num_failed == (8 if role == "writer" else 4)
+    assert crossfade.get(graph.execute(1), timeout=30) == [8, 8]
 
 
 @pytest.mark.parametrize("is_open_before", [True, False])

@@ -278,6 +278,7 @@ with InputNode() as inp:
     grads = [trainer.grad.bind(inp) for trainer in trainers]
     reduced = collective.allreduce.bind(grads, ReduceOp.SUM)
     reduced = collective.allreduce.bind(reduced, ReduceOp.MAX, transport=TorchTensorType(TorchTensorType.CPU))
+    reduced = collective.allreduce.bind(reduced, ReduceOp.MAX, transport=TorchTensorType.CPU)
     dag = MultiOutputNode([trainer.norm.bind(value) for trainer, value in zip(trainers, reduced)])
 compiled_dag = dag.experimental_compile()
 assert ray.get(compiled_dag.execute(10)) == [84.0, 84.0]

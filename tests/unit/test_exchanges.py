@@ -22,6 +22,11 @@ def test_all_groups_are_looked_at_as_long_as_they_do_something() -> None:
     exchanges.add(second)
     exchanges.enqueue_all()
     first.is_over = True
+    exchanges.forget_over()
     exchanges.add(third)
+    exchanges.enqueue_all()
+    assert [group.num_looks for group in (first, second, third)] == [2, 2, 1]
+    third.is_over = second.is_over = True
+    exchanges.forget_over()
     exchanges.enqueue_all()
     assert [group.num_looks for group in (first, second, third)] == [2, 2, 1]

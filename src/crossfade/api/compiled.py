@@ -23,7 +23,7 @@ from crossfade.errors import (
 )
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
-from crossfade.hints import check_flag
+from crossfade.hints import add_note, check_flag
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
 from crossfade.types import DRIVER, Transport
@@ -207,7 +207,7 @@ class CompiledGraph:
             TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
             TypeError: ``kill_actors`` is no bool, such as a time limit that was not given by name.
         """
-        check_flag("kill_actors", kill_actors, _limit_meant(kill_actors))
+        kill_actors = check_flag("kill_actors", kill_actors, _limit_meant(kill_actors))
         timeout = seconds_of(timeout)
         self._executions.end("the graph was torn down")
         if current() is not self._session:
@@ -243,7 +243,7 @@ class CompiledGraph:
         try:
             self.teardown(timeout=_GRACE_S)
         except TeardownTimeout as late:
-            error.add_note(str(late))
+            add_note(error, str(late))
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -81,7 +81,7 @@ class CompileOptions:
             )
         for name in ("overlap", "record", "debug"):
             if name in chosen:
-                check_flag(name, chosen[name])
+                chosen[name] = check_flag(name, chosen[name])
         check_timeout(chosen.get("submit_timeout"), "submit_timeout")
         return cls(**chosen)
 

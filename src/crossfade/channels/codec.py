@@ -20,7 +20,7 @@ __all__ = [
     "PLAIN_TYPES",
     "came_of_pickling",
     "decode",
-    "dump_by_cloudpickle",
+    "dump_constants",
     "dump_in_band",
     "hint_for_pickling",
     "hint_for_unpickling",
@@ -80,16 +80,16 @@ def _has_torch() -> bool:
 
 def _dump(value: object, kind: type, *, keeps_devices: bool = False) -> Pickled:
     if kind in _by_cloudpickle:
-        return dump_by_cloudpickle(value, keeps_devices=keeps_devices)
+        return _dump_by_cloudpickle(value, keeps_devices=keeps_devices)
     try:
         pickled = _dump_with_tensors(value, keeps_devices) if _has_torch() else _dump_plain(value)
     except (pickle.PicklingError, AttributeError, TypeError):
-        pickled = dump_by_cloudpickle(value, keeps_devices=keeps_devices)
+        pickled = _dump_by_cloudpickle(value, keeps_devices=keeps_devices)
         if kind.__module__ != "builtins":  # containers are judged each time by what is in them
             _by_cloudpickle.add(kind)
         return pickled
     if b"__main__" in pickled.pickle:  # a class or function that only this process's main module has
-        return dump_by_cloudpickle(value, keeps_devices=keeps_devices)
+        return _dump_by_cloudpickle(value, keeps_devices=keeps_devices)
     return pickled
 
 
@@ -107,6 +107,17 @@ def _dump_plain(value: object) -> Pickled:
     return Pickled(data, [buffer.raw() for buffer in buffers]) if buffers else Pickled(data, ())
 
 
+def dump_constants(value: object) -> Pickled:
+    """A value as a pickle that cloudpickle has made, for a reader who has its tensors to itself: they come back as they are."""
+    if _has_torch():
+        from crossfade.channels import tensors
+
+        kept = tensors.OwnTensorReducer()
+        data = tensors.dump_by_cloudpickle(value, kept)
+        return Pickled(data, [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
+    return _dump_by_cloudpickle(value)
+
+
 def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
     from crossfade.channels.tensors import TensorPickler, TensorReducer
 
@@ -115,8 +126,7 @@ def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
     return Pickled(file.getvalue(), [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
 
 
-def dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickled:
-    """A value as a pickle that cloudpickle has made; see `message_of`."""
+def _dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickled:
     if _has_torch():
         from crossfade.channels import tensors
 
@@ -131,11 +141,11 @@ def dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickle
 
 
 def dump_in_band(value: object) -> bytes:
-    """A value as one pickle, by cloudpickle: all of it may be changed where it is read. Tensors come back to where they are."""
+    """A value as one pickle, by cloudpickle: all of it may be changed where it is read. Tensors come back as they are."""
     if _has_torch():
         from crossfade.channels import tensors
 
-        return tensors.dump_by_cloudpickle(value, tensors.TensorReducer(keeps_devices=True), is_in_band=True)
+        return tensors.dump_by_cloudpickle(value, tensors.OwnTensorReducer(), is_in_band=True)
     import cloudpickle
 
     return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
@@ -174,8 +184,13 @@ def came_of_pickling(error: BaseException) -> bool:
 
 
 def hint_for_pickling(error: BaseException) -> str | None:
-    """What to do about a value that cannot be pickled; None if the error says so itself."""
-    if "\nhint: " in str(error):
+    """What to do about a value that cannot be pickled; None if the error says so itself, or is of another kind."""
+    try:
+        text = str(error)
+    except Exception:  # an exception of the user's
+        return None
+    is_of_its_kind = isinstance(error, TypeError | pickle.PicklingError | AttributeError) and "pickle" in text
+    if not is_of_its_kind or "\nhint: " in text:
         return None
     return (
         "locks, open files, connections and the like do not leave their process: make them on the actor, in its constructor say, "

@@ -27,7 +27,7 @@ from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
-from crossfade.channels.staged_lane import Chunks, StagedLaneReader, StagedLaneWriter
+from crossfade.channels.staged_lane import Chunks, StagedLaneReader, StagedLaneWriter, all_or_none
 from crossfade.device.recorded import Recorded
 from crossfade.device.signals import Releasable
 from crossfade.host.doorbell import Bell
@@ -71,7 +71,7 @@ class StagedWriter(ApartWriter):
     ) -> None:
         num = layout.num_sources
         super().__init__(name, board, offset, ring, heap, bells, homes=homes, note_bytes=num * _NOTE.size)
-        self.lanes = [
+        self.lanes = all_or_none(
             StagedLaneWriter(
                 homes[lane % num],
                 board,
@@ -83,7 +83,7 @@ class StagedWriter(ApartWriter):
                 f"{name} to reader {lane // num}",
             )
             for lane in range(layout.num_lanes)
-        ]
+        )
 
     def _note(self, notes: bytearray, places: Places) -> None:
         for source, each in places.items():
@@ -178,10 +178,10 @@ class StagedReader(ApartReader):
     ) -> None:
         first = index * layout.num_sources
         label = f"{name} at reader {index}"
-        self.lanes = [
+        self.lanes = all_or_none(
             StagedLaneReader(home, board, lanes_offset, layout, first + source, chunks, bell, label)
             for source, home in enumerate(homes)
-        ]
+        )
         arrivals = [lane.arrivals for lane in self.lanes]
         super().__init__(name, board, offset, ring, index, heap_memory, bell, arrivals=arrivals, copies=copies)
         self._num_wanted = 0  # asked for, and the message is not taken yet

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from crossfade.channels.arrivals import Arrivals, Arriving
 from crossfade.channels.device_home import DeviceHome
@@ -24,7 +25,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
 
-__all__ = ["Chunks", "StagedLaneReader", "StagedLaneWriter", "make_streams", "staged_streams"]
+__all__ = ["Chunks", "StagedLaneReader", "StagedLaneWriter", "all_or_none", "make_streams", "staged_streams"]
 
 
 def staged_streams(home: DeviceHome, role: Role) -> StagedStreams:
@@ -233,3 +234,18 @@ class StagedLaneReader:
     def signals(self) -> list[Counter]:
         """What this end's streams may wait for."""
         return self.receiver.signals()
+
+
+_Lane = TypeVar("_Lane", StagedLaneWriter, StagedLaneReader)
+
+
+def all_or_none(lanes: Iterable[_Lane]) -> list[_Lane]:
+    """A channel's lanes, as they are made. If one cannot be, those before it give their memory back."""
+    made: list[_Lane] = []
+    try:
+        made.extend(lanes)
+    except BaseException:
+        for lane in made:
+            lane.give_back()
+        raise
+    return made

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 __all__ = [
+    "OwnTensorReducer",
     "Place",
     "TensorPickler",
     "TensorReducer",
@@ -74,6 +75,68 @@ class TensorReducer:
         if is_far and self._keeps_devices:
             return _rebuild_on_device, (*parts, str(tensor.device))
         return rebuild_device_tensor if is_far else _rebuild_tensor, parts
+
+
+class OwnTensorReducer(TensorReducer):
+    """For readers who have what they get to themselves: a tensor keeps its strides if it fills its memory, can be resized, and
+    comes back to the GPU on which it is. Of a longer tensor's memory only its own part goes along.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(keeps_devices=True)
+
+    def _reduce(self, tensor: torch.Tensor) -> Any:
+        if not is_dense(tensor) or tensor.device.type not in ("cpu", "cuda"):
+            return reduce_as_torch(tensor)
+        if tensor.untyped_storage().nbytes() < tensor.nbytes and tensor.dtype in _AS_TORCH:  # expanded
+            return reduce_as_torch(tensor)
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        packed = plain if _fills_its_memory(plain) else plain.contiguous()
+        flat = packed.as_strided((packed.numel(),), (1,))
+        near = bring_to_host(flat) if flat.is_cuda else flat
+        data: Any = near.view(torch.uint8).numpy() if near.numel() else near.new_empty(0, dtype=torch.uint8).numpy()
+        self.private.add(len(self.buffers))
+        where = tensor.dtype, tuple(tensor.shape), packed.stride(), str(tensor.device)
+        return _rebuild_own, (pickle.PickleBuffer(data), *where, tensor.requires_grad)
+
+
+_AS_TORCH = {
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+}
+"""Dtypes that torch pickles itself. (Others, as float8, have no kind of storage.)"""
+
+
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie one behind the other, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _rebuild_own(
+    data: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str, requires_grad: bool
+) -> torch.Tensor:
+    """A tensor on memory of its own."""
+    tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+    if tensor.numel():
+        flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        flat.copy_(torch.frombuffer(memoryview(data), dtype=torch.uint8))
+    return tensor.to(device).requires_grad_(requires_grad)
 
 
 def reduce_as_torch(tensor: torch.Tensor) -> Any:

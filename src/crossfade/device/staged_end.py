@@ -98,9 +98,13 @@ class StagedEnd:
         self._full = self._board.counter(0, f"full of {label}")
         self._free = self._board.counter(1, f"free of {label}")
         size_bytes = layout.num_chunks * layout.chunk_bytes
-        self._chunks: HostRange = driver.map_host(
-            memory, offset + layout.signal_bytes, size_bytes, f"chunks of {label}"
-        )
+        try:
+            self._chunks: HostRange = driver.map_host(
+                memory, offset + layout.signal_bytes, size_bytes, f"chunks of {label}"
+            )
+        except BaseException:
+            self._board.close()
+            raise
         for index in range(layout.num_chunks):
             place = self._chunks.address + index * layout.chunk_bytes
             driver.name_range(place, layout.chunk_bytes, f"chunk {index} of {label}")

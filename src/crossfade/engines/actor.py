@@ -181,6 +181,7 @@ class _Actor:
             part.wiring.device_ends.end()
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
+        self._exchanges.forget_over()
         self._exchanges.enqueue_all()
         match message:
             case control.Create():

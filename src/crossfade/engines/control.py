@@ -10,7 +10,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-from crossfade.channels.codec import dump_by_cloudpickle, dump_in_band
+from crossfade.channels.codec import dump_constants, dump_in_band
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.errors import Failure
 from crossfade.host.sockets import Connection
@@ -97,7 +97,7 @@ class Constants:
     @staticmethod
     def of(value: Any) -> Constants:
         """Raises what pickling it raises."""
-        data, buffers, private, *_ = dump_by_cloudpickle(value, keeps_devices=True)
+        data, buffers, private, *_ = dump_constants(value)
         kinds = (bytearray if place in private else bytes for place in range(len(buffers)))
         return Constants(data, tuple(kind(buffer) for kind, buffer in zip(kinds, buffers, strict=True)))
 

@@ -22,7 +22,7 @@ class _Group(Protocol):
 
 
 class Exchanges:
-    """Groups come from any thread, and go once they are over; one thread looks at them."""
+    """Groups come from any thread, and go once they are over and somebody asks for that; one thread looks at them."""
 
     def __init__(self) -> None:
         self._groups: tuple[_Group, ...] = ()
@@ -31,7 +31,12 @@ class Exchanges:
     def add(self, group: _Group) -> None:
         """A group was opened."""
         with self._lock:
-            self._groups = (*(each for each in self._groups if not each.is_over), group)
+            self._groups = (*self._groups, group)
+
+    def forget_over(self) -> None:
+        """Groups that do nothing any more need not be kept."""
+        with self._lock:
+            self._groups = tuple(each for each in self._groups if not each.is_over)
 
     def enqueue_all(self) -> None:
         """Before a method, or anything else that may wait for a device. As a rule there is nothing to do."""

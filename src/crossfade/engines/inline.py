@@ -1,8 +1,7 @@
 """The inline engine: every actor lives in the driver's thread. Deterministic, and what every other engine is held against.
 
 Values are copied along every edge between two actors, as they would be between processes. Where several threads execute and get,
-one at a time does the work of all actors. What was submitted runs when somebody waits for a result, and before anybody could see
-that it has not run: before an ordinary call, before an actor is killed, before the graph is torn down.
+one at a time does the work of all actors. What was submitted runs when somebody waits for a result.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Any
 
 from crossfade.channels.codec import decode, message_of
 from crossfade.channels.local import LocalReader, open_local
-from crossfade.engines.control import dump_user
+from crossfade.engines.control import Constants, dump_user
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.methods import method_of
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import ActorState, PartState, RingState, State
-from crossfade.engines.unpicklable import arguments, constants, culprit_named
+from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
 from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
 from crossfade.host.processes import describe_exit
 from crossfade.plan.call import Call
@@ -87,7 +86,7 @@ class InlineEngine:
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
         """See the protocol."""
-        with culprit_named(arguments(f"the constructor of {cls.__name__}", args, kwargs)):
+        with CulpritNamed(arguments(f"the constructor of {cls.__name__}", args, kwargs)):
             payload = dump_user((tuple(args), dict(kwargs)))
         try:
             copied_args, copied_kwargs = pickle.loads(payload)
@@ -108,9 +107,8 @@ class InlineEngine:
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
     ) -> _DoneCall:
         """See the protocol."""
-        self._catch_up()
         instance = self._instance(actor)
-        with culprit_named(arguments(f"{actor}.{method}", args, kwargs)):
+        with CulpritNamed(arguments(f"{actor}.{method}", args, kwargs)):
             payload = dump_user((tuple(args), dict(kwargs)))
         try:
             copied_args, copied_kwargs = pickle.loads(payload)
@@ -132,8 +130,8 @@ class InlineEngine:
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
         """See the protocol."""
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
-        with culprit_named(constants(plan.nodes, calls)):
-            copies = {node: _copied(call) for node, call in calls.items()}
+        with CulpritNamed(constants(plan.nodes, calls)):
+            copies = {node: Constants.of(call).load() for node, call in calls.items()}
         opened = _InlinePlan(
             next(self._numbers), plan, instances, copies, self._plans, self._lock, self._end, record=record, debug=debug
         )
@@ -142,13 +140,7 @@ class InlineEngine:
 
     def kill(self, actor: str) -> None:
         """See the protocol."""
-        self._catch_up()
         self._end(actor, KILLED)
-
-    def _catch_up(self) -> None:
-        """Runs what was submitted, as far as that goes."""
-        for plan in list(self._plans):
-            plan.catch_up()
 
     def _end(self, actor: str, how: str) -> None:
         if self._instances.pop(actor, None) is not None:
@@ -187,7 +179,7 @@ class InlineEngine:
     def close(self) -> None:
         """See the protocol."""
         for plan in list(self._plans):
-            plan.end()
+            plan.close()
         self._instances.clear()
 
 
@@ -347,22 +339,12 @@ class _InlinePlan:
     def nudge(self) -> None:
         """See the protocol. Nobody waits."""
 
-    def catch_up(self) -> None:
-        """Runs what was submitted, as far as that goes; nothing where this comes from one of its own methods."""
-        while self in self._registry and not self._busy and self.try_advance():
-            pass
-
     def leave(self) -> None:
         """See the protocol."""
         self.close()
 
     def close(self, timeout_s: float | None = None) -> None:
         """See the protocol. No method is under way."""
-        self.catch_up()
-        self.end()
-
-    def end(self) -> None:
-        """Closes it as it is. Idempotent."""
         if self in self._registry:
             self._registry.remove(self)
             self._driver.close()

@@ -23,7 +23,7 @@ from crossfade.engines.control import dump_user
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import State
-from crossfade.engines.unpicklable import arguments, culprit_named
+from crossfade.engines.unpicklable import CulpritNamed, arguments
 from crossfade.errors import ActorError, ActorStartError, Failure, SessionError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.frames import FrameError
@@ -127,7 +127,7 @@ class LocalEngine:
     ) -> None:
         """See the protocol."""
         things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
-        with culprit_named(things):
+        with CulpritNamed(things):
             payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
         try:
             with Pipes(self._output) as pipes:
@@ -235,7 +235,7 @@ class LocalEngine:
         """See the protocol."""
         process = self._process(actor)
         number = next(self._numbers)
-        with culprit_named(arguments(f"{actor}.{method}", args, kwargs)):
+        with CulpritNamed(arguments(f"{actor}.{method}", args, kwargs)):
             payload = dump_user((tuple(args), dict(kwargs)))
         return self._ask(process, control.Call(number, method, payload, num_returns))
 

@@ -28,7 +28,7 @@ from crossfade.engines.driver import DriverEnds
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import RingState
-from crossfade.engines.unpicklable import constants, culprit_named
+from crossfade.engines.unpicklable import CulpritNamed, constants
 from crossfade.engines.wiring import Wiring
 from crossfade.errors import ActorError, ChannelError, Failure, GraphError, SessionError, TeardownTimeout
 from crossfade.host.memory import Memory, available_bytes
@@ -349,7 +349,7 @@ class LocalPlan:
 
 def _pickled(nodes: Sequence[NodeSpec], calls: Mapping[str, Call]) -> control.Constants:
     """What was bound to the methods of nodes of one actor."""
-    with culprit_named(constants(nodes, calls)):
+    with CulpritNamed(constants(nodes, calls)):
         return control.Constants.of({node.id: calls[node.id] for node in nodes})
 
 

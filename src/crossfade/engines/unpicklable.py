@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from crossfade.channels.codec import dump_in_band, hint_for_pickling
+from crossfade.hints import add_note
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec
 
-__all__ = ["Named", "arguments", "constants", "culprit_named", "hint_for", "name_culprit"]
+__all__ = ["CulpritNamed", "Named", "arguments", "constants", "hint_for", "name_culprit"]
 
 Named: TypeAlias = Iterable[tuple[str, Any]]
 """Things, each behind what an error calls it."""
@@ -34,14 +34,21 @@ def constants(nodes: Iterable[NodeSpec], calls: Mapping[str, Call]) -> Iterator[
         yield from arguments(f"{node.actor}.{node.method} (node {node.id})", call.args, call.kwargs)
 
 
-@contextmanager
-def culprit_named(things: Named) -> Iterator[None]:
-    """An error of pickling ``things`` together is raised with a note that names the first of them which fails by itself."""
-    try:
-        yield
-    except Exception as error:
-        name_culprit(error, things)
-        raise
+class CulpritNamed:
+    """A context: an error of pickling ``things`` together leaves it with a note that names the first of them which fails by itself.
+
+    (Not `contextlib.contextmanager`, which sets an attribute of the error: some refuse that.)
+    """
+
+    def __init__(self, things: Named) -> None:
+        self._things = things
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            name_culprit(error, self._things)
 
 
 def name_culprit(error: Exception, things: Named) -> None:
@@ -51,7 +58,7 @@ def name_culprit(error: Exception, things: Named) -> None:
     for name, thing in things:
         if not _can_be_pickled(thing):
             hint = hint_for(error, thing)
-            error.add_note(f"{name} cannot be pickled" + (f"\nhint: {hint}" if hint else ""))
+            add_note(error, f"{name} cannot be pickled" + (f"\nhint: {hint}" if hint else ""))
             return
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
-from crossfade.graph.movement import RAYS_CPU, transport_name
+from crossfade.graph.movement import transport_name
 from crossfade.graph.nodes import (
     ActorInfo,
     InputNode,
@@ -180,17 +180,18 @@ def _checked_transport(kind: CollectiveKind, transport: Any) -> str:
     if transport is None:
         return Transport.AUTO
     if isinstance(transport, TorchTensorType):
-        transport = Transport.GLOO if transport.transport == RAYS_CPU else transport.transport
+        transport = transport.transport
     if not isinstance(transport, str):
         raise TypeError(
             f"{kind}.bind: {transport!r} is not the name of a transport\nhint: leave it out, or write transport='gloo'"
         )
-    if transport not in set(TRANSPORTS):
+    asked = transport_name(transport, by_cpu=Transport.GLOO)
+    if asked not in set(TRANSPORTS):
         raise UnknownTransport(
             f"{kind}.bind asks for the transport {transport!r}; there is no such way for tensors of several actors",
             hint=f"leave it out; the transports of collectives are {', '.join(TRANSPORTS)}",
         )
-    return transport_name(transport)
+    return asked
 
 
 def _rows_of(kind: CollectiveKind, nodes: Sequence[Any]) -> tuple[list[list[Any]], bool]:

@@ -8,7 +8,7 @@ from crossfade.types import TargetDevice, Transport
 __all__ = ["RAYS_CPU", "promised", "target_device_of", "transport_name"]
 
 RAYS_CPU = "cpu"
-"""``TorchTensorType.CPU``: by shared memory, and for collectives gloo."""
+"""``TorchTensorType.CPU``."""
 
 _DEVICES = {
     "default": TargetDevice.DEFAULT,
@@ -19,10 +19,17 @@ _DEVICES = {
 """Devices as users write them."""
 
 
-def transport_name(transport: str) -> str:
-    """The name of what is asked for; the bare string ``nccl`` is Ray's name of any transport for device tensors."""
-    is_rays_name = transport == Transport.NCCL and not isinstance(transport, Transport)
-    return str(Transport.ACCELERATOR if is_rays_name else transport)
+def transport_name(transport: str, by_cpu: Transport = Transport.SHM) -> str:
+    """The name of what is asked for.
+
+    Args:
+        transport: as the user wrote it. The bare string ``nccl`` is Ray's name of any transport for device tensors, and ``cpu`` of
+            those that go by the host.
+        by_cpu: what that means here.
+    """
+    if isinstance(transport, Transport):
+        return str(transport)
+    return str({"nccl": Transport.ACCELERATOR, RAYS_CPU: by_cpu}.get(transport, transport))
 
 
 def promised(name: str, ours: bool | None, rays: bool) -> bool:
@@ -31,11 +38,8 @@ def promised(name: str, ours: bool | None, rays: bool) -> bool:
     Raises:
         TypeError: one of them is no bool.
     """
-    check_flag(f"_{name}", rays)
-    if ours is None:
-        return rays
-    check_flag(name, ours)
-    return ours
+    is_rays = check_flag(f"_{name}", rays)
+    return is_rays if ours is None else check_flag(name, ours)
 
 
 def target_device_of(device: str) -> TargetDevice:

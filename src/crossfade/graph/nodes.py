@@ -27,9 +27,9 @@ from weakref import WeakSet
 from crossfade.errors import GraphError
 from crossfade.graph.arguments import brief, find_hidden, leaves, snapshot
 from crossfade.graph.hook import compiler
-from crossfade.graph.movement import RAYS_CPU, promised, target_device_of, transport_name
+from crossfade.graph.movement import promised, target_device_of, transport_name
 from crossfade.hints import nearest
-from crossfade.types import TargetDevice, Transport
+from crossfade.types import TargetDevice
 
 __all__ = [
     "ActorInfo",
@@ -159,7 +159,7 @@ class Node:
         if not hasattr(hint, "transport"):
             raise TypeError(f"{hint!r} does not say a transport\nhint: pass TorchTensorType(transport=...)")
         return self.with_tensor_transport(
-            Transport.SHM if hint.transport == RAYS_CPU else hint.transport,
+            hint.transport,
             getattr(hint, "device", "default"),
             static_shape=getattr(hint, "static_shape", False),
             direct_return=getattr(hint, "direct_return", False),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfade.graph.movement import RAYS_CPU
-from crossfade.hints import check_flag, nearest
+from crossfade.graph.movement import RAYS_CPU, promised
+from crossfade.hints import nearest
 from crossfade.types import Transport
 
 __all__ = ["TorchTensorType"]
@@ -56,10 +56,8 @@ class TorchTensorType:
             )
         self.transport = transport
         self.device = device
-        self.static_shape = _static_shape if static_shape is None else static_shape
-        self.direct_return = _direct_return if direct_return is None else direct_return
-        check_flag("_static_shape", self.static_shape)
-        check_flag("_direct_return", self.direct_return)
+        self.static_shape = promised("static_shape", static_shape, _static_shape)
+        self.direct_return = promised("direct_return", direct_return, _direct_return)
 
     def __repr__(self) -> str:
         return f"TorchTensorType(transport={self.transport!r})"

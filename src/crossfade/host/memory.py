@@ -120,9 +120,9 @@ class Memory:
 
     def close(self) -> None:
         """Gives the descriptor back; mappings stay."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1  # before it is closed: another thread may want the same
+        if fd >= 0:
+            os.close(fd)
 
 
 class Heap:
