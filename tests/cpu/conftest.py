@@ -36,6 +36,14 @@ def inline() -> Iterator[None]:
     crossfade.shutdown()
 
 
+@pytest.fixture(params=["inline", "local"])
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A session on each engine in turn."""
+    crossfade.init(engine=request.param)
+    yield request.param
+    crossfade.shutdown()
+
+
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
     """A named pipe."""

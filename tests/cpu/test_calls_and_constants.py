@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,13 +148,6 @@ def _tensors() -> list[Any]:
         torch.nn.Parameter(torch.ones(3)),
         torch.nn.Parameter(torch.ones(3), requires_grad=False),
     ]
-
-
-@pytest.fixture(params=["inline", "local"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
 
 
 # Tensors

@@ -48,13 +48,6 @@ class Worker:
 Remote = crossfade.remote(Worker)
 
 
-@pytest.fixture(params=["local", "inline"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
-
-
 @pytest.fixture
 def session() -> Iterator[None]:
     crossfade.init()

@@ -46,14 +46,6 @@ def processes(kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
     yield from pair_of(kept["local"])
 
 
-@pytest.fixture(params=["local", "inline"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A session on each engine in turn that a test may end."""
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
-
-
 def test_constructor_error(actors: Any) -> None:
     actor = crossfade.remote(BadConstructor).remote()
     with pytest.raises(crossfade.ActorStartError, match="nothing here"):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import pickle
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,19 +16,9 @@ import pytest
 
 import crossfade
 from crossfade.api.arguments import Splitter
-from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import InputSpec
 
 pytestmark = pytest.mark.timeout(120)
-
-
-class Interrupting:
-    """Raises what Ctrl-C does."""
-
-    def interrupt_at(self, number: int) -> int:
-        if number == 1:
-            raise KeyboardInterrupt("my own")
-        return number
 
 
 class Worker:
@@ -66,15 +53,6 @@ class Worker:
     def start_grown(self) -> Any:
         return self.grown(self._start)
 
-    def fail_because(self, value: Any) -> None:
-        raise RuntimeError("it failed") from ValueError(value)
-
-    def fail_twice(self, value: Any) -> None:
-        raise ExceptionGroup("both", [ValueError(value), TypeError(value)])
-
-    def cancel(self, value: Any) -> None:
-        raise asyncio.CancelledError(value)
-
     @crossfade.method(num_returns=2)
     def two(self, value: Any) -> Any:
         return value
@@ -86,17 +64,6 @@ class Worker:
 
 
 Remote = crossfade.remote(Worker)
-
-
-class Leaver:
-    def __init__(self, is_short: bool = False) -> None:
-        if is_short:
-            sys.exit("not even begun")
-
-    def leave_at(self, number: int) -> int:
-        if number == 1:
-            sys.exit(3)
-        return number
 
 
 class Outer:
@@ -120,25 +87,9 @@ class WithY(np.ndarray[Any, Any]):
     y = 3
 
 
-def not_made() -> None:
-    raise ZeroDivisionError("as it does here")
-
-
-class NotMade:
-    def __reduce__(self) -> Any:
-        return not_made, ()
-
-
 class Inner:
     def double(self, value: int) -> int:
         return 2 * value
-
-
-@pytest.fixture(params=["inline", "local"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
 
 
 def test_threads_that_execute_and_wait_get_their_own_values(engine: str) -> None:
@@ -199,17 +150,6 @@ def test_constants_that_compare_in_their_own_way_stand_before_nodes(engine: str)
     assert graph.execute(1).get() == 4.0
 
 
-@pytest.mark.parametrize("name", ["fail_because", "fail_twice"])
-def test_errors_with_causes_and_groups_show_the_actor_s_traceback(engine: str, name: str) -> None:
-    with pytest.raises(crossfade.TaskError, match=r"Traceback on the actor:(.|\n)*in " + name):
-        getattr(Remote.remote(), name).remote("x").get()
-
-
-def test_a_cancelled_error_is_a_task_error(engine: str) -> None:
-    with pytest.raises(crossfade.TaskError, match="CancelledError"):
-        Remote.remote().cancel.remote("x").get()
-
-
 def test_calls_with_several_returns_take_values_apart_as_graphs_do(engine: str) -> None:
     worker = Remote.remote()
     assert crossfade.get(worker.two.remote({"a": 1, "b": 2})) == ["a", "b"]
@@ -264,14 +204,6 @@ def test_time_limits_that_are_numbers_of_other_libraries(engine: str) -> None:
         crossfade.get(ref, timeout=float("nan"))
 
 
-@pytest.mark.parametrize(
-    ("asked", "error"), [("dynamic", TypeError), (2.0, TypeError), (True, TypeError), (0, ValueError)]
-)
-def test_numbers_of_returns_are_whole_numbers(asked: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"num_returns is .*\nhint: it is"):
-        crossfade.method(num_returns=asked)
-
-
 def test_get_waits_for_ever_with_minus_one_and_refuses_other_numbers_below_0(engine: str) -> None:
     worker = Remote.remote()
     with crossfade.InputNode() as inp, worker.slow.bind(inp).compile() as graph:
@@ -291,40 +223,6 @@ def test_get_waits_for_ever_with_minus_one_and_refuses_other_numbers_below_0(eng
                 get(timeout="1")
 
 
-def test_flags_and_options_that_are_none_are_refused(engine: str) -> None:
-    worker = Remote.remote()
-    with crossfade.InputNode() as inp:
-        output = worker.same.bind(inp)
-    graph = output.compile()
-    with pytest.raises(TypeError, match=r"^kill_actors is 5\nhint: teardown\(timeout=5\)$"):
-        graph.teardown(5)
-    with pytest.raises(TypeError, match=r"^kill_actors is None\nhint: it is True or False$"):
-        graph.teardown(kill_actors=None)
-    assert "same" in graph.visualize("unused", "ascii", False, True)
-    with pytest.raises(TypeError, match=r"^unknown option of visualize 'formt'\nhint: did you mean 'format'\?"):
-        graph.visualize(formt="ascii")
-    assert graph.execute(1).get() == 1
-    graph.teardown(True)
-    with pytest.raises(crossfade.ActorDiedError):
-        worker.same.remote(1).get()
-
-
-def test_an_actor_says_when_it_is_made(engine: str) -> None:
-    made, left = Remote.remote(), crossfade.remote(Leaver).remote(is_short=True)
-    assert crossfade.get([made.__ray_ready__.remote(), made.__ray_ready__.remote()]) == [True, True]
-    with pytest.raises(crossfade.ActorStartError):
-        left.__ray_ready__.remote().get()
-    with pytest.raises(AttributeError, match=r"__ray_ready__ is no method for graphs\nhint: __ray_ready__.remote\(\)"):
-        made.__ray_ready__.bind()
-    for name, hint in (
-        ("__ray_call__", "make it a method"),
-        ("__ray_terminate__", r"crossfade.kill\(actor\)"),
-        ("__ray_checkpoint__", "of Ray's own methods actors have __ray_ready__"),
-    ):
-        with pytest.raises(AttributeError, match=rf"^actor Worker0 has no {name}\nhint: {hint}"):
-            getattr(made, name)
-
-
 def test_what_is_said_to_be_taken_is_taken(engine: str) -> None:
     worker = Remote.remote()
     with crossfade.InputNode() as inp, worker.added.bind(inp, inp.y).compile() as graph:
@@ -335,21 +233,6 @@ def test_what_is_said_to_be_taken_is_taken(engine: str) -> None:
     names = [InputSpec("i0", "*"), InputSpec("i1", ".z"), InputSpec("i2", '["y"]'), InputSpec("i3", ".x")]
     with pytest.raises(TypeError, match=r"which has x, y and z \(as items or attributes\)$"):
         Splitter(names).split((), {})
-
-
-def test_options_of_methods_are_those_of_rays() -> None:
-    def two(value: Any) -> Any:
-        return value, value
-
-    assert crossfade.method(num_returns=2, tensor_transport="nccl", concurrency_group="io")(two) is two
-    with pytest.raises(
-        TypeError, match=r"^unknown option of a method 'num_return'\nhint: did you mean 'num_returns'\?"
-    ):
-        crossfade.method(num_return=2)
-    with pytest.raises(
-        TypeError, match=r"(?s)^crossfade.method is given <function .*\nhint: write @crossfade.method\(num_returns=2\)"
-    ):
-        crossfade.method(two)
 
 
 def test_names_and_spins_that_are_none() -> None:
@@ -382,36 +265,6 @@ def test_several_graphs_begin_at_one_input(engine: str) -> None:
     assert third.execute().get() == 0
 
 
-def test_a_method_that_exits_ends_its_actor(engine: str) -> None:
-    leavers = crossfade.remote(Leaver)
-    leaver, calls = leavers.remote(), leavers.remote()
-    with crossfade.InputNode() as inp:
-        graph = leaver.leave_at.bind(inp).compile()
-    refs = [graph.execute(number) for number in range(2)]
-    assert refs[0].get() == 0
-    for _ in range(2):
-        with pytest.raises(crossfade.ActorDiedError, match="exited with code 3"):
-            refs[1].get()
-    with pytest.raises(crossfade.ActorDiedError, match="exited with code 3"):
-        leaver.leave_at.remote(0).get()
-    for _ in range(2):
-        with pytest.raises(crossfade.ActorDiedError, match="exited with code 3"):
-            calls.leave_at.remote(1).get()
-    with pytest.raises(crossfade.ActorStartError):
-        leavers.remote(is_short=True).leave_at.remote(0).get()
-
-
-def test_a_method_that_raises_an_interrupt_of_its_own_is_like_any_other(local: None) -> None:
-    actor = crossfade.remote(Interrupting).remote()
-    with crossfade.InputNode() as inp:
-        graph = actor.interrupt_at.bind(inp).compile()
-    refs = [graph.execute(number) for number in range(3)]
-    assert (refs[0].get(), refs[2].get()) == (0, 2)
-    for ref in (refs[1], actor.interrupt_at.remote(1)):
-        with pytest.raises(crossfade.TaskError, match=r"interrupt_at.*raised KeyboardInterrupt: my own"):
-            ref.get()
-
-
 @pytest.mark.parametrize("num", [5, 50_000])
 def test_arrays_that_are_bound_are_read_only(engine: str, num: int) -> None:
     adder = Remote.remote()
@@ -426,48 +279,12 @@ def test_arrays_that_are_bound_are_read_only(engine: str, num: int) -> None:
     assert added.execute(0.5).get() == 2 * num + 0.5
 
 
-@pytest.mark.parametrize("engine", ["local"], indirect=True)
-def test_what_is_bound_and_cannot_be_made_at_its_actor_is_said(engine: str) -> None:
-    actor = Remote.remote()
-    with crossfade.InputNode() as inp:
-        node = actor.added.bind(NotMade(), inp)
-    with pytest.raises(ZeroDivisionError, match="unpickling what was bound to its methods on actor"):
-        node.compile()
-    assert crossfade.get(actor.same.remote(3)) == 3
-
-
 def test_a_method_of_a_graph_may_wait_for_another_graph(engine: str) -> None:
     outer = crossfade.remote(Outer).remote()
     with crossfade.InputNode() as inp:
         graph = outer.doubled.bind(inp).compile()
     assert [graph.execute(number).get(timeout=60) for number in (1, 2)] == [(2, 1), (4, 2)]
     graph.teardown()
-
-
-@pytest.mark.parametrize("engine", ["local"], indirect=True)
-def test_a_time_limit_of_several_is_named_whole(engine: str) -> None:
-    quick, slow = Remote.remote(), Remote.remote()
-    with crossfade.InputNode() as inp:
-        graph = slow.slow.bind(inp).compile()
-    assert graph.execute(0.0).get() == 0.0
-    for start in (slow.slow.remote, graph.execute):
-        refs = [quick.slow.remote(0.1), start(1.5)]
-        with pytest.raises(crossfade.GetTimeoutError, match=r"within 0\.3 s"):
-            crossfade.get(refs, timeout=0.3)
-        assert crossfade.get(refs, timeout=60.0) == [0.1, 1.5]
-
-
-def test_an_actor_does_not_get_the_driver_s_name(engine: str) -> None:
-    with pytest.raises(ValueError, match="driving process"):
-        Remote.options(name="driver")
-    long = Remote.options(name="x" * 400).remote()
-    assert crossfade.get(long.same.remote(3)) == 3
-
-
-def test_a_method_of_an_actor_cannot_be_sent(engine: str) -> None:
-    actor = Remote.remote()
-    with pytest.raises(TypeError, match=r"method same of actor .* cannot be sent"):
-        pickle.dumps(actor.same)
 
 
 def test_the_inline_engine_says_what_lies_in_its_rings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -481,13 +298,3 @@ def test_the_inline_engine_says_what_lies_in_its_rings(capsys: pytest.CaptureFix
     assert "1 of" in text
     assert ref.get() == 1
     crossfade.shutdown()
-
-
-def test_what_is_no_file_and_no_plan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="open file"):
-        crossfade.dump("somewhere.txt")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="text of a plan"):
-        parse_plan(None)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match=r"missing/a\.svg"):
-        crossfade.Timeline("measured", ()).save(tmp_path / "missing" / "a.svg")
-    crossfade.Timeline("measured", ()).save(tmp_path / ("a" * 250 + ".json"))

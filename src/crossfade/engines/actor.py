@@ -37,10 +37,11 @@ from crossfade.host.sockets import Connection, take_over
 from crossfade.plan.actions import Verb
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
-from crossfade.runtime.bind import bind, returns
+from crossfade.runtime.bind import bind
 from crossfade.runtime.cursor import Cursor, idle_of
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
+from crossfade.runtime.run import returns
 
 if TYPE_CHECKING:
     from crossfade.engines.actor_devices import ActorDevices

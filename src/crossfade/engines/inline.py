@@ -27,9 +27,10 @@ from crossfade.host.processes import describe_exit
 from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.spans import Span
-from crossfade.runtime.bind import Ends, bind, returns
+from crossfade.runtime.bind import Ends, bind
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.record import Recorder
+from crossfade.runtime.run import returns
 from crossfade.topology import Topology
 from crossfade.types import DRIVER
 

@@ -11,19 +11,20 @@ from crossfade.channels.codec import came_of_pickling, hint_for_pickling
 from crossfade.channels.protocol import EMPTY, Collective, Reader, Writer
 from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.plan.call import Call, Hole, fill
+from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.runtime.cursor import Cursor, Idle, Round, Step
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
+from crossfade.runtime.run import Runner
 from crossfade.runtime.static_shape import StaticShape
 from crossfade.runtime.wrapped import behind, inside, unless
 
 if TYPE_CHECKING:
     from crossfade.runtime.device_record import DeviceRecorder
 
-__all__ = ["Ends", "bind", "returns"]
+__all__ = ["Ends", "bind"]
 
 
 @dataclass(slots=True)
@@ -355,14 +356,8 @@ class _Binder:
         inputs = [self._register(value) for value in node.inputs]
         outputs = [self._register(value) for value in node.outputs]
         label = self._label(node)
-        is_simple = len(call.args) == 1 and type(call.args[0]) is Hole and not call.kwargs
-        if is_simple and len(outputs) == 1:
-            step = self._run_one(method, inputs[0], outputs[0], label)
-        elif len(outputs) == 1 and not call.kwargs and all(map(_is_flat, call.args)):  # so every input is one of them
-            step = self._run_flat(method, call.args, inputs, outputs[0], label)
-        else:
-            step = self._run_any(method, call, inputs, outputs, label)
-        step = self._checked(step, node.outputs)
+        runner = Runner(self._registers, self._actor, label, self._fatal)
+        step = self._checked(runner.step(method, call, inputs, outputs), node.outputs)
         if self._ranges is not None:
             step = self._ranges.wrap(step, label)
         if self._guard is None:
@@ -380,90 +375,3 @@ class _Binder:
 
     def _label(self, node: NodeSpec) -> str:
         return f"{self._actor}.{node.method} (node {node.id})"
-
-    def _run_one(self, method: Callable[..., Any], source: int, target: int, label: str) -> Step:
-        """One value in, as the only argument, and one out: what most nodes are."""
-        registers, actor, fatal = self._registers, self._actor, self._fatal
-
-        def run() -> bool:
-            value = registers[source]
-            if type(value) is Failure:
-                registers[target] = value
-                return True
-            try:
-                registers[target] = method(value)
-            except fatal:
-                raise
-            except BaseException as error:
-                registers[target] = Failure.capture(error, actor=actor, node=label)
-            return True
-
-        return run
-
-    def _run_flat(
-        self, method: Callable[..., Any], args: Sequence[Any], inputs: Sequence[int], target: int, label: str
-    ) -> Step:
-        """Values and constants in, by position, and one value out."""
-        registers, actor, fatal = self._registers, self._actor, self._fatal
-        template = [None if type(arg) is Hole else arg for arg in args]
-        places = [(place, inputs[arg.index]) for place, arg in enumerate(args) if type(arg) is Hole]
-
-        def run() -> bool:
-            given = template.copy()
-            for place, register in places:
-                value = given[place] = registers[register]
-                if type(value) is Failure:
-                    registers[target] = value
-                    return True
-            try:
-                registers[target] = method(*given)
-            except fatal:
-                raise
-            except BaseException as error:
-                registers[target] = Failure.capture(error, actor=actor, node=label)
-            return True
-
-        return run
-
-    def _run_any(
-        self, method: Callable[..., Any], call: Call, inputs: Sequence[int], outputs: Sequence[int], label: str
-    ) -> Step:
-        registers, actor, fatal = self._registers, self._actor, self._fatal
-
-        def run() -> bool:
-            values = [registers[register] for register in inputs]
-            results: Sequence[Any]
-            for value in values:
-                if type(value) is Failure:
-                    results = [value] * len(outputs)
-                    break
-            else:
-                try:
-                    results = returns(method(*fill(call.args, values), **fill(call.kwargs, values)), len(outputs))
-                except fatal:
-                    raise
-                except BaseException as error:
-                    results = [Failure.capture(error, actor=actor, node=label)] * len(outputs)
-            for register, result in zip(outputs, results, strict=True):
-                registers[register] = result
-            return True
-
-        return run
-
-
-def _is_flat(arg: Any) -> bool:
-    """Whether an argument is a value of the graph, or a constant that need not be copied for each call."""
-    return type(arg) not in (list, tuple, dict)
-
-
-def returns(result: Any, num_returns: int) -> Sequence[Any]:
-    """The values that a method gave, one for each output."""
-    if num_returns == 1:
-        return (result,)
-    try:
-        values = tuple(result)
-    except TypeError:
-        values = (result,)
-    if len(values) != num_returns:
-        raise ValueError(f"the method is declared with num_returns={num_returns} and returned {len(values)} values")
-    return values
