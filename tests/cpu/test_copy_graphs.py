@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,12 @@ class Failing(Worker):
         if size % 2:
             raise KeyError(size)
         return torch.arange(size)
+
+    def pack_lock_if_odd(self, size: int) -> Any:
+        return [torch.arange(size), threading.Lock() if size % 2 else None]
+
+    def length(self, value: Any) -> int:
+        return len(value)
 
 
 Remote = crossfade.remote(Failing)
@@ -70,6 +77,21 @@ def test_values_that_hold_tensors_among_other_things(actors: list[Any], transpor
         graph = second.describe.bind(first.pack.bind(given).with_tensor_transport(transport)).compile()
     for size in (1, 3, 0):
         assert graph.execute(size).get(timeout=30) == ("x" * size, list(range(size)), True, None)
+
+
+def test_a_value_that_cannot_be_pickled_costs_one_execution_and_says_where(actors: list[Any], transport: str) -> None:
+    first, second, _ = actors
+    with crossfade.InputNode() as given:
+        graph = second.length.bind(first.pack_lock_if_odd.bind(given).with_tensor_transport(transport)).compile()
+    for size in range(4):
+        ref = graph.execute(size)
+        if size % 2:
+            with pytest.raises(
+                TypeError, match=r"pickling what it returned(.|\n)*cannot pickle(.|\n)*hint: locks, open"
+            ):
+                ref.get(timeout=30)
+        else:
+            assert ref.get(timeout=30) == 2
 
 
 def test_a_method_that_raises_before_it_sends_costs_one_execution(actors: list[Any], transport: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from crossfade.channels.codec import came_of_pickling, hint_for_pickling
+from crossfade.channels.codec import hint_for_pickling
 from crossfade.channels.protocol import EMPTY, Collective, Reader, Writer
 from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
@@ -264,8 +264,7 @@ class _Binder:
             except ChannelError:
                 raise
             except Exception as error:  # it cannot be pickled: its readers get that error instead
-                hint = hint_for_pickling(error) if came_of_pickling(error) else None
-                return try_write(Failure.capture(error, actor=actor, node=label, hint=hint))
+                return try_write(Failure.capture(error, actor=actor, node=label, hint=hint_for_pickling(error)))
 
         around = self._around_writes.get(self._plan.channel[channel].value)
         write = write_here if around is None else inside(around, write_here)
