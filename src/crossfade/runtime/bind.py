@@ -13,12 +13,14 @@ from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec, Plan
-from crossfade.runtime.cursor import Cursor, Idle, Round, Step
+from crossfade.runtime.cursor import Cursor, Round, Step
 from crossfade.runtime.guard import Guard
+from crossfade.runtime.intake import MISSING, Intake, settler
 from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
 from crossfade.runtime.run import Runner
 from crossfade.runtime.static_shape import StaticShape
+from crossfade.runtime.waiting import Bound, Waiting, values_used
 from crossfade.runtime.wrapped import behind, inside, unless
 
 if TYPE_CHECKING:
@@ -34,16 +36,6 @@ class Ends:
     writers: dict[str, Writer] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     collectives: dict[str, Collective] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """A step, with the action that it came from, and with what is done each time before it, which is no part of the action."""
-
-    step: Step
-    action: Action
-    idle: Idle | None = None
-    before: Sequence[Callable[[], None]] = ()
 
 
 def bind(
@@ -82,17 +74,17 @@ def bind(
     round_ = Round(-max_ahead) if recorder is None else recorder.round
     round_.number = -max_ahead
 
-    def wrapped(bounds: Sequence[_Bound]) -> list[Step]:
+    def wrapped(bounds: Sequence[Bound]) -> list[Step]:
         steps = [bound.step if recorder is None else recorded(recorder, bound) for bound in bounds]
         return [behind(bound.before, step) for bound, step in zip(bounds, steps, strict=True)]
 
-    def recorded(recorder: Recorder, bound: _Bound) -> Step:
-        step = recorder.wrap(on_devices(bound), bound.action, _what(plan, bound.action))
+    def recorded(recorder: Recorder, bound: Bound) -> Step:
+        step = recorder.wrap(on_devices(bound), bound.action, _what(plan, bound.action), bound.is_done)
         if bound.action.verb is not Verb.RUN:
             return step
         return unless(binder.is_passed_by(plan.node[bound.action.target]), bound.step, step)
 
-    def on_devices(bound: _Bound) -> Step:
+    def on_devices(bound: Bound) -> Step:
         step = bound.step
         if bound.action.verb is Verb.RUN:
             for device, stream in devices:
@@ -103,7 +95,8 @@ def bind(
     looks = {index: bound.idle for index, bound in enumerate(body) if bound.idle is not None}
     idles = looks if recorder is None else {}
     actions = [bound.action for bound in body]
-    return Cursor([wrapped(bounds) for bounds in ahead], wrapped(body), round_, idles, actions)
+    prologue = [wrapped(bounds) for bounds in ahead]
+    return Cursor(prologue, wrapped(body), round_, idles, actions, binder.owing, settler(binder.owing))
 
 
 def _what(plan: Plan, action: Action) -> str:
@@ -151,12 +144,8 @@ class _Binder:
         self._register_of: dict[str, int] = {}
         receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
         self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
-        # What was started in the background, by the value that nobody has waited for yet: a receive, or a collective.
-        self._pending = {value: action for value, action in receives.items() if action.stream != MAIN}
-        for action in plan.programs[actor]:
-            if action.verb is Verb.COLL and action.stream != MAIN:
-                outputs = plan.collective[action.target].outputs_of(actor)
-                self._pending.update(dict.fromkeys(outputs, action))
+        self.owing: list[Intake] = []  # what owes values that were not waited for
+        self._waiting = Waiting(plan, actor, self._registers, self._register, self._intake)
         self._around_writes = self._passed_on()
 
     def _passed_on(self) -> dict[str, Callable[[], AbstractContextManager[None]]]:
@@ -165,10 +154,15 @@ class _Binder:
         """
         if self._guard is not None:
             return {}
-        used = (self._used_by(a) for a in self._plan.programs[self._actor] if a.verb in (Verb.RUN, Verb.COLL))
-        kept = {value for values in used for value in values}
+        program = self._plan.programs[self._actor]
+        kept = {
+            value
+            for action in program
+            if action.verb in (Verb.RUN, Verb.COLL)
+            for value in values_used(self._plan, self._actor, action)
+        }
         found = {}
-        for name in {action.target: None for action in self._pending.values() if action.verb is Verb.COLL}:
+        for name in (action.target for action in program if action.verb is Verb.COLL and action.stream != MAIN):
             outputs = self._plan.collective[name].outputs_of(self._actor)
             around = self._ends.collectives[name].pass_on() if kept.isdisjoint(outputs) else None
             if around is not None:
@@ -180,47 +174,24 @@ class _Binder:
         registers, inputs = self._registers, [self._register(value) for value in node.inputs]
         return lambda: any(type(registers[register]) is Failure for register in inputs)
 
-    def steps(self, action: Action) -> list[_Bound]:
-        """The steps of one action: waits for received values that it is the first to use, then the action itself."""
-        waits = [self._bound_wait(self._pending[value]) for value in self._used_by(action) if value in self._pending]
+    def steps(self, action: Action) -> list[Bound]:
+        """The steps of one action: waits for values from elsewhere that may not be there yet, then the action itself."""
+        waiting = self._waiting
+        waits = waiting.before(action)
         if action.verb is Verb.READ:
-            return [*waits, self._bound_read(action.target)]
-        if action.verb is Verb.COLL and action.stream == MAIN:
-            return [*waits, _Bound(self._start(action.target), action), self._bound_wait(action)]
+            return [waiting.wait(action)]
         before = self._looks(self._plan.node[action.target]) if action.verb is Verb.RUN else ()
-        return waits + [_Bound(step, action, before=before) for step in self._steps_of(action)]
-
-    def _bound_wait(self, started: Action) -> _Bound:
-        """Waits for what was started; nobody has to after that."""
-        if started.verb is Verb.COLL:
-            for value in self._plan.collective[started.target].outputs_of(self._actor):
-                self._pending.pop(value, None)
-            finish = self._finish(started.target)
-            return _Bound(finish, Action(Verb.COLL, started.target), self._ends.collectives[started.target].is_idle)
-        del self._pending[self._plan.channel[started.target].value]
-        return self._bound_read(started.target)
-
-    def _bound_read(self, channel: str) -> _Bound:
-        return _Bound(self._read(channel), Action(Verb.READ, channel), self._ends.readers[channel].is_idle)
-
-    def _used_by(self, action: Action) -> tuple[str, ...]:
-        match action.verb:
-            case Verb.RUN:
-                return self._plan.node[action.target].inputs
-            case Verb.WRITE | Verb.SEND:
-                return (self._plan.channel[action.target].value,)
-            case Verb.COLL:
-                return self._plan.collective[action.target].inputs_of(self._actor)
-            case Verb.FREE:
-                return (action.target,)
-            case _:
-                return ()
+        steps = waits + [Bound(step, action, before=before) for step in self._steps_of(action)]
+        if action.verb in (Verb.RECV, Verb.COLL):
+            waiting.start(action)
+            if action.stream == MAIN:
+                steps.append(waiting.wait(action))
+        return steps
 
     def _steps_of(self, action: Action) -> list[Step]:
         match action.verb:
             case Verb.RECV:
-                start = self._ends.readers[action.target].try_start
-                return [start, self._read(action.target)] if action.stream == MAIN else [start]
+                return [self._ends.readers[action.target].try_start]
             case Verb.RUN:
                 return [behind(self._before_run, self._run(self._plan.node[action.target]))]
             case Verb.WRITE:
@@ -229,17 +200,42 @@ class _Binder:
                 flush = self._ends.writers[action.target].try_flush
                 return [self._write(action.target), flush] if action.stream == MAIN else [self._write(action.target)]
             case Verb.COLL:
-                return [self._start(action.target)]
+                return [self._start(action)]
             case Verb.FREE:
                 return [self._free(action.target)]
             case Verb.READ:
-                return [self._read(action.target)]
+                return []
 
     def _register(self, value: str) -> int:
         if value not in self._register_of:
             self._register_of[value] = len(self._registers)
-            self._registers.append(None)
+            self._registers.append(MISSING)
         return self._register_of[value]
+
+    def _intake(self, arrival: Action) -> Intake:
+        """The intake of what a ``read``, ``recv`` or ``coll`` brings."""
+        name = arrival.target
+        if arrival.verb is Verb.COLL:
+            collective = self._ends.collectives[name]
+            first = self._register(self._plan.collective[name].outputs_of(self._actor)[0])
+            take, drop, idle = self._finish(name), lambda: collective.try_finish() is not None, collective.is_idle
+        else:
+            first = self._register(self._plan.channel[name].value)
+            take, drop, idle = self._read(name), self._drop(name), self._ends.readers[name].is_idle
+        return Intake(self._registers, first, take, drop, idle, self.owing)
+
+    def _drop(self, channel: str) -> Step:
+        """Takes the value of a channel, of which nothing is kept."""
+        try_read, release = self._ends.readers[channel].try_read, self._releases.get(self._plan.channel[channel].value)
+
+        def drop() -> bool:
+            if try_read() is EMPTY:
+                return False
+            if release is not None:
+                release()
+            return True
+
+        return drop
 
     def _read(self, channel: str) -> Step:
         registers, register = self._registers, self._register(self._plan.channel[channel].value)
@@ -304,13 +300,27 @@ class _Binder:
 
         return checked
 
-    def _start(self, collective: str) -> Step:
+    def _start(self, action: Action) -> Step:
+        """Takes part in a collective. A party that brings an error knows what comes out, and does not wait for the others."""
+        collective = action.target
         registers, start = self._registers, self._ends.collectives[collective].start
         values = self._plan.collective[collective].inputs_of(self._actor)
         inputs = [self._register(value) for value in values]
+        outputs = [self._register(value) for value in self._plan.collective[collective].outputs_of(self._actor)]
+        intake = self._waiting.intake(action)
 
         def started() -> bool:
-            start([registers[register] for register in inputs])
+            if intake.num_owed and not intake.settle():  # one at a time
+                return False
+            given = [registers[register] for register in inputs]
+            failure = next((value for value in given if type(value) is Failure), None)
+            if failure is None:
+                start(given)
+                return True
+            start([failure] * len(inputs))
+            for register in outputs:
+                registers[register] = failure
+            intake.owe()
             return True
 
         if self._guard is None:
@@ -341,14 +351,22 @@ class _Binder:
     def _free(self, value: str) -> Step:
         registers, register = self._registers, self._register(value)
         release = self._releases.get(value)
+        intake = self._waiting.may_be_owed(value)
 
         def free() -> bool:
-            registers[register] = None
+            registers[register] = MISSING
             if release is not None:
                 release()
             return True
 
-        return free if self._guard is None else self._guard.free(free, registers, register, value)
+        def owe_or_free() -> bool:
+            if intake is None or registers[register] is not MISSING:
+                return free()
+            intake.owe()
+            return True
+
+        step = free if intake is None else owe_or_free
+        return step if self._guard is None else self._guard.free(step, registers, register, value)
 
     def _run(self, node: NodeSpec) -> Step:
         method, call = self._methods[node.id], self._calls[node.id]

@@ -34,6 +34,8 @@ class Cursor:
         round_: told the number of the present round.
         idles: for each step of the body that waits for a value, by position, a cheap look at whether it is still missing.
         actions: the action of each step of the body, for people.
+        owing: whatever owes a value that it did not wait for (`runtime.intake`); empty as a rule.
+        settle: called while something is owed and the cursor stands still; whether that moved anything.
 
     An actor has one cursor for each plan and advances any that can: no plan waits for another.
     """
@@ -45,6 +47,8 @@ class Cursor:
         round_: Round,
         idles: Mapping[int, Idle],
         actions: Sequence[Action] = (),
+        owing: Sequence[object] = (),
+        settle: Step | None = None,
     ) -> None:
         self._rounds = [list(steps) for steps in prologue]
         self._body = list(body)
@@ -53,6 +57,8 @@ class Cursor:
         self._round = round_
         self._idles = idles
         self._actions = actions
+        self._owing = owing
+        self._settle = settle
 
     def advance(self) -> bool:
         """Runs steps up to the end of the round or the first that cannot run yet. Whether any step was done.
@@ -66,7 +72,7 @@ class Cursor:
         try:
             while at < end:
                 if not steps[at]():
-                    return at != first
+                    return at != first or self._has_settled()
                 at += 1
                 self._at = at  # for whoever asks, from another thread, what this one is doing
             self._next_round()
@@ -75,6 +81,10 @@ class Cursor:
         finally:
             self._at = at
 
+    def _has_settled(self) -> bool:
+        """Whether something that is owed has come."""
+        return bool(self._owing) and self._settle is not None and self._settle()
+
     def _next_round(self) -> None:
         self._round.number += 1
         if self._steps is not self._body:
@@ -82,7 +92,7 @@ class Cursor:
 
     def idle(self) -> Idle | None:
         """A cheap look at what it stands still for, if there is one."""
-        return self._idles.get(self._at) if self._steps is self._body else None
+        return self._idles.get(self._at) if self._steps is self._body and not self._owing else None
 
     def is_idle(self) -> bool:
         """Whether a cheap look says that it cannot move."""

@@ -117,7 +117,8 @@ class Guard:
             if any(type(registers[register]) is Failure for register, _ in inputs):
                 return step()  # the method is not run
             self._forget_sent()
-            step()
+            if not step():
+                return False
             self._methods.append(label)
             self._num_methods += 1
             self._compare_underway(f"the end of {label}")

@@ -35,8 +35,10 @@ class Recorder:
         self.round = Round(0)
         self._spans: deque[tuple[str, Action, str, str, int, int, int]] = deque(maxlen=MAX_SPANS)
 
-    def wrap(self, step: Step, action: Action, what: str) -> Step:
-        """The same step, recorded: the time for which it could not run as ``wait``, then the call that did it."""
+    def wrap(self, step: Step, action: Action, what: str, is_done: Callable[[], bool] | None = None) -> Step:
+        """The same step, recorded: the time for which it could not run as ``wait``, then the call that did it, where it did its
+        action (``is_done``; None for always).
+        """
         kind = _KINDS.get(action.verb, "communicate")
         append, now, round_ = self._spans.append, time.monotonic_ns, self.round
         waiting_since = 0
@@ -51,7 +53,8 @@ class Recorder:
             if waiting_since:
                 append((MAIN, action, what, "wait", execution, waiting_since, start))
                 waiting_since = 0
-            append((MAIN, action, what, kind, execution, start, now()))
+            if is_done is None or is_done():
+                append((MAIN, action, what, kind, execution, start, now()))
             return True
 
         return recorded

@@ -1,0 +1,137 @@
+"""Which waits stand before which action of a party: for values that come from elsewhere, by a channel or out of a collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crossfade.plan.actions import Action, Verb
+from crossfade.plan.plan import Plan
+from crossfade.runtime.cursor import Idle, Step
+from crossfade.runtime.intake import Intake, Wait
+
+__all__ = ["Bound", "Waiting", "values_used"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A step, with the action that it came from.
+
+    Attributes:
+        step, action: see above.
+        idle: a cheap look at whether the step most likely cannot run yet.
+        before: what is done each time before the step, and is no part of the action.
+        is_done: whether the step has carried out its action; None for one that always has.
+    """
+
+    step: Step
+    action: Action
+    idle: Idle | None = None
+    before: Sequence[Callable[[], None]] = ()
+    is_done: Callable[[], bool] | None = None
+
+
+def values_used(plan: Plan, actor: str, action: Action) -> tuple[str, ...]:
+    """Ids of the values that an action needs in the registers of its party."""
+    match action.verb:
+        case Verb.RUN:
+            return plan.node[action.target].inputs
+        case Verb.WRITE | Verb.SEND:
+            return (plan.channel[action.target].value,)
+        case Verb.COLL:
+            return plan.collective[action.target].inputs_of(actor)
+        case Verb.FREE:
+            return (action.target,)
+        case _:
+            return ()
+
+
+class Waiting:
+    """Gives the waits of one party's program; asked action by action, in order.
+
+    Args:
+        plan: the plan.
+        actor: the party.
+        registers: its registers.
+        register: of each value, which of them.
+        intake: makes the intake of what a ``read``, ``recv`` or ``coll`` brings.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        actor: str,
+        registers: list[Any],
+        register: Callable[[str], int],
+        intake: Callable[[Action], Intake],
+    ) -> None:
+        self._plan, self._actor = plan, actor
+        self._registers, self._register = registers, register
+        self._make_intake = intake
+        self._intakes: dict[Action, Intake] = {}
+        program = plan.programs[actor]
+        self._arrivals = {value: action for action in program for value in self._brought(action)}
+        self._uses = [
+            (values, action) for action in program if action.verb is not Verb.FREE and (values := self._used(action))
+        ]
+        self._is_used_with_others = {value for values, _ in self._uses if len(values) > 1 for value in values}
+        self._asked = {value for value, act in self._arrivals.items() if act.verb is Verb.READ or act.ahead}
+        self._unawaited: set[str] = set()  # what was started in the background, and no step has waited for
+        self._passed: set[str] = set()  # values for which steps have waited that may go on without them
+
+    def _brought(self, action: Action) -> tuple[str, ...]:
+        """What comes from elsewhere by an action."""
+        match action.verb:
+            case Verb.READ | Verb.RECV:
+                return (self._plan.channel[action.target].value,)
+            case Verb.COLL:
+                return self._plan.collective[action.target].outputs_of(self._actor)
+            case _:
+                return ()
+
+    def _used(self, action: Action) -> tuple[str, ...]:
+        return values_used(self._plan, self._actor, action)
+
+    def intake(self, arrival: Action) -> Intake:
+        """The intake of what an action brings; each time the same."""
+        if arrival not in self._intakes:
+            self._intakes[arrival] = self._make_intake(arrival)
+        return self._intakes[arrival]
+
+    def may_be_owed(self, value: str) -> Intake | None:
+        """The intake of a value that may not have been taken when it is freed; None for one that always has."""
+        return self.intake(self._arrivals[value]) if value in self._passed else None
+
+    def start(self, action: Action) -> None:
+        """A ``recv`` or ``coll`` begins in the background: the first action that uses what it brings waits for it."""
+        self._asked.update(self._brought(action))
+        self._unawaited.update(self._brought(action))
+
+    def before(self, action: Action) -> list[Bound]:
+        """The waits for what an action uses, where no step before it has waited for that and could not pass."""
+        maybe = self._unawaited if action.verb is Verb.FREE else self._unawaited | self._passed
+        arrivals = dict.fromkeys(self._arrivals[value] for value in self._used(action) if value in maybe)
+        return [self.wait(arrival, action) for arrival in arrivals]
+
+    def wait(self, arrival: Action, user: Action | None = None) -> Bound:
+        """Waits for what an action brings, on behalf of another action, or of the first one that uses it."""
+        values, intake = self._brought(arrival), self.intake(arrival)
+        self._asked.update(values)
+        self._unawaited.difference_update(values)
+        is_collective = arrival.verb is Verb.COLL
+        action = Action(Verb.COLL if is_collective else Verb.READ, arrival.target)
+        if len(values) > 1 or values[0] not in self._is_used_with_others:
+            return Bound(intake.try_take if is_collective else intake.take, action, intake.is_idle)
+        siblings = self._siblings(values[0], user)
+        if siblings:
+            self._passed.add(values[0])
+        awaited = [self._arrivals[value] for value in siblings if value in self._asked]
+        others = [self.intake(each) for each in awaited if len(self._brought(each)) == 1]
+        wait = Wait(intake, self._registers, [self._register(value) for value in siblings], others)
+        return Bound(wait.step, action, wait.is_idle, is_done=intake.has_value)
+
+    def _siblings(self, value: str, user: Action | None) -> list[str]:
+        """The other values of the action on whose behalf a value is waited for."""
+        found = (values for values, action in self._uses if value in values and user in (None, action))
+        return [other for other in next(found, ()) if other != value]
