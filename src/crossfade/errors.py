@@ -24,6 +24,7 @@
     │   ├── TeardownTimeout       an actor was still busy when the time for a teardown was over
     │   └── (ChannelTimeout)
     ├── SessionError              crossfade is not initialised, or is shut down, or the object is another session's
+    │   ├── GraphClosed           the graph was torn down, or its session shut down; also a ChannelClosed
     │   └── UnknownActor          no actor of that name is alive; also a ValueError
     └── MissingDependency         an optional dependency is not installed; also an ImportError
 """
@@ -51,6 +52,7 @@ __all__ = [
     "DeviceError",
     "Failure",
     "GetTimeoutError",
+    "GraphClosed",
     "GraphError",
     "MissingDependency",
     "MutatedValueError",
@@ -153,6 +155,10 @@ class TeardownTimeout(TimedOut):
 
 class SessionError(CrossfadeError):
     """There is no session, or it is over, or the object belongs to another one."""
+
+
+class GraphClosed(SessionError, ChannelClosed):
+    """The graph was torn down, or its session was shut down, so nothing can be executed, and results that had not come are gone."""
 
 
 class UnknownActor(SessionError, ValueError):

@@ -2,7 +2,8 @@
 
 from crossfade.api.compiled import CompiledGraph, compile_graph
 from crossfade.api.dump import dump
-from crossfade.api.refs import CallRef, CompiledRef, get, put
+from crossfade.api.getting import get
+from crossfade.api.refs import CallRef, CompiledRef, put
 from crossfade.api.remote import ActorClass, ActorHandle, get_actor, kill, method, remote
 from crossfade.api.session import init, is_initialized, shutdown
 from crossfade.api.signals import install_answer

@@ -75,7 +75,7 @@ async def _submit_here(executions: Executions, values: Sequence[Any]) -> Executi
         except IndexError:  # another thread is at work, and has taken them all
             await asyncio.sleep(0)
         else:
-            executions.collect(oldest, None)
+            executions.collect_all(oldest, None)
     return execution
 
 
@@ -113,7 +113,7 @@ class LoopWatch:
         self.loop = weakref.ref(loop)
         self.is_closed = False
         self._bell = bell
-        self._awaited: dict[Executions, dict[int, list[asyncio.Future[None]]]] = {}  # by the number of the execution
+        self._awaited: dict[Executions, dict[int, _Outputs]] = {}  # by the number of the execution
         self._calls: dict[Ref, list[asyncio.Future[None]]] = {}
         self._queues: dict[Executions, deque[tuple[asyncio.Future[Execution], Sequence[Any]]]] = {}
         self._watched: dict[Executions, AbstractContextManager[None]] = {}
@@ -153,7 +153,7 @@ class LoopWatch:
             self._begin(ref._compiled[0])
         self._bell.arm()
         self._look()  # once more, now that others ring
-        if ref._compiled is not None and ref._compiled[1].values is not None:
+        if ref._compiled is not None and ref._compiled[1].has(ref._compiled[2]):
             _tell((future,))  # another thread took it in after `is_ready` and before `_begin`
         try:
             yield from future.__await__()
@@ -170,8 +170,11 @@ class LoopWatch:
             if ref._compiled is None:
                 del self._calls[ref]
             else:
-                executions, execution = ref._compiled
-                del self._awaited[executions][execution.number]
+                executions, execution, place = ref._compiled
+                outputs = self._awaited[executions][execution.number]
+                del outputs.futures[place]
+                if not outputs.futures:
+                    del self._awaited[executions][execution.number]
                 if not self._awaited[executions]:
                     del self._awaited[executions]
         self._look()
@@ -180,8 +183,10 @@ class LoopWatch:
         """Those that wait for the same as this reference; the list may be added to."""
         if ref._compiled is None:
             return self._calls.setdefault(ref, [])
-        executions, execution = ref._compiled
-        return self._awaited.setdefault(executions, {}).setdefault(execution.number, [])
+        executions, execution, place = ref._compiled
+        awaited = self._awaited.setdefault(executions, {})
+        outputs = awaited.setdefault(execution.number, _Outputs(execution))
+        return outputs.futures.setdefault(place, [])
 
     def has_queue(self, executions: Executions) -> bool:
         """Whether somebody waits for room."""
@@ -230,7 +235,11 @@ class LoopWatch:
         numbers = self._awaited.get(executions, {})
         told = executions.num_collected
         for number in list(numbers) if is_over else range(self._told[executions], told):
-            _tell(numbers.pop(number, ()))
+            if number in numbers:
+                numbers.pop(number).tell_all()
+        for number in range(told, executions.num_begun):  # of which some outputs have come
+            if number in numbers and numbers[number].tell():
+                del numbers[number]
         self._told[executions] = told
         self._serve(executions)
         if not numbers:
@@ -280,6 +289,31 @@ class LoopWatch:
 
     def __del__(self) -> None:
         self.close()
+
+
+class _Outputs:
+    """The outputs of one execution that tasks wait for.
+
+    Args:
+        execution: the execution.
+    """
+
+    __slots__ = ("_execution", "futures")
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self.futures: dict[int, list[asyncio.Future[None]]] = {}  # by the output's place
+
+    def tell(self) -> bool:
+        """Wakes those whose output has come; True if nobody waits any more."""
+        for place in [place for place in self.futures if self._execution.has(place)]:
+            _tell(self.futures.pop(place))
+        return not self.futures
+
+    def tell_all(self) -> None:
+        """Wakes all."""
+        for futures in self.futures.values():
+            _tell(futures)
 
 
 def _tell(futures: Iterable[asyncio.Future[None]]) -> None:

@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from crossfade.api.compiled import CompiledGraph, compile_graph
-from crossfade.api.refs import get
+from crossfade.api.getting import get
 from crossfade.api.remote import ActorHandle, remote
 from crossfade.api.session import init, is_initialized, shutdown
 from crossfade.engines.protocol import DEFAULT_SPIN_US

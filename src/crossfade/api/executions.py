@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from crossfade.api.accepted import deadline_of
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
@@ -16,7 +16,9 @@ from crossfade.errors import (
     ChannelError,
     ChannelTimeout,
     CrossfadeError,
+    Failure,
     GetTimeoutError,
+    GraphClosed,
     SessionError,
 )
 from crossfade.interrupted import passed_through_others
@@ -25,7 +27,18 @@ if TYPE_CHECKING:
     from crossfade.api.session import Session
     from crossfade.plan.plan import Plan
 
-__all__ = ["Execution", "Executions", "Keeper"]
+__all__ = ["NOT_YET", "Execution", "Executions", "Keeper"]
+
+
+class _NotYet:
+    """The type of `NOT_YET`."""
+
+    def __repr__(self) -> str:
+        return "NOT_YET"
+
+
+NOT_YET: Final = _NotYet()
+"""In the place of an output that has not been taken in."""
 
 
 class Execution:
@@ -33,16 +46,22 @@ class Execution:
 
     Attributes:
         number: counted from 0.
-        values: one for each output, once collected.
+        values: one for each output, `NOT_YET` until it is taken in.
+        num_missing: outputs that have not been taken in.
         owners: for each output, who gives the reference to it, or None once that is gone.
     """
 
-    __slots__ = ("number", "owners", "values")
+    __slots__ = ("num_missing", "number", "owners", "values")
 
     def __init__(self, number: int, num_outputs: int) -> None:
         self.number = number
-        self.values: list[Any] | None = None
+        self.values: list[Any] = [NOT_YET] * num_outputs
+        self.num_missing = num_outputs
         self.owners: list[Callable[[], object]] = [_not_made_yet] * num_outputs
+
+    def has(self, place: int) -> bool:
+        """Whether an output has been taken in."""
+        return self.values[place] is not NOT_YET
 
     def is_wanted(self) -> bool:
         """Whether somebody may still get a result."""
@@ -51,6 +70,10 @@ class Execution:
     def drop(self) -> None:
         """Nobody will get a result."""
         self.owners.clear()
+
+
+def _never() -> bool:
+    return False
 
 
 def _not_made_yet() -> object:
@@ -70,9 +93,11 @@ class Executions:
     Attributes:
         session, plan, opened: see above.
         is_quick: whether the last result that an event loop waited for came within the time for which it looked.
-        inflight: what was submitted and not collected, oldest first.
+        inflight: what was submitted and not taken in with all its outputs, oldest first.
         num_submitted: executions that were started.
-        num_collected: executions whose results were taken in.
+        num_collected: executions of which all outputs were taken in; these are the first ones.
+        num_begun: executions of which any output was taken in; these, too.
+        num_failures: outputs that were errors.
         ended: why no more can be done, once that is so.
     """
 
@@ -84,6 +109,8 @@ class Executions:
         self.inflight: deque[Execution] = deque()
         self.num_submitted = 0
         self.num_collected = 0
+        self.num_begun = 0
+        self.num_failures = 0
         self.ended = ""
         self._num_outputs = len(plan.outputs)
         self._max_inflight = plan.max_inflight
@@ -153,7 +180,7 @@ class Executions:
 
     def _refuse(self) -> NoReturn:
         if self.ended:
-            raise SessionError(f"the graph cannot be executed: {self.ended}")
+            raise GraphClosed(f"the graph cannot be executed: {self.ended}")
         if self._is_submitting:
             raise SessionError(
                 "the graph cannot be executed in the middle of its own execute",
@@ -188,7 +215,7 @@ class Executions:
                 is_whole = isinstance(error, Exception) and self.opened.is_whole_after(error, number)
                 self._is_torn = not (is_whole or _is_an_end(error))
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
-                raise SessionError(f"the graph cannot be executed: {self.ended}") from error
+                raise GraphClosed(f"the graph cannot be executed: {self.ended}") from error
             raise
         return execution
 
@@ -206,7 +233,7 @@ class Executions:
                     hint="get the oldest result first, or compile with a larger max_inflight",
                 )
             try:
-                self.collect(inflight[0], None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self.collect_all(inflight[0], None if deadline is None else max(0.0, deadline - time.monotonic()))
             except GetTimeoutError as error:
                 raise self._submit_timed_out() from error
 
@@ -218,7 +245,7 @@ class Executions:
         def ready() -> bool:
             nonlocal is_submitted
             if self.ended:
-                raise SessionError(f"the graph cannot be executed: {self.ended}")
+                raise GraphClosed(f"the graph cannot be executed: {self.ended}")
             if self.inflight and self._collecting.acquire(False):
                 try:
                     self._collect_next()
@@ -244,22 +271,39 @@ class Executions:
 
     # Collecting
 
-    def collect(self, execution: Execution, timeout: float | None, whole: float | None = None) -> None:
-        """Takes results in until those of ``execution`` are there. ``whole`` is the time limit of which ``timeout`` is left."""
+    def collect_all(self, execution: Execution, timeout: float | None) -> None:
+        """Takes results in until those of ``execution`` are all there."""
         deadline = deadline_of(timeout)
-        if not self._collecting.acquire(False) and not self._await_turn(execution, deadline):
-            if execution.values is None:
+        for place in range(self._num_outputs):
+            if execution.values[place] is NOT_YET:
+                self.collect(execution, place, None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def collect(
+        self,
+        execution: Execution,
+        place: int,
+        timeout: float | None,
+        whole: float | None = None,
+        is_enough: Callable[[], bool] | None = None,
+    ) -> None:
+        """Takes results in until an output of ``execution`` is there, or until ``is_enough``, which looks at what was taken in.
+        ``whole`` is the time limit of which ``timeout`` is left.
+        """
+        deadline = deadline_of(timeout)
+        values, is_enough = execution.values, is_enough or _never
+        if not self._collecting.acquire(False) and not self._await_turn(execution, place, deadline, is_enough):
+            if values[place] is NOT_YET and not is_enough():
                 raise self._timed_out(execution, timeout if whole is None else whole)
             return  # another thread has collected it
         try:
-            while execution.values is None:
+            while values[place] is NOT_YET and not is_enough():
                 if self.ended:
-                    raise SessionError(f"execution {execution.number} has no result: {self.ended}")
+                    raise GraphClosed(f"execution {execution.number} has no result: {self.ended}")
                 if not self._collect_next():
                     left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                     # A signal's handler that gets results in this very thread may take in what is waited for.
                     if not self.opened.wait_to_collect(
-                        lambda: execution.values is not None or self._collect_next(), left_s
+                        lambda: values[place] is not NOT_YET or self._collect_next(), left_s
                     ):
                         raise self._timed_out(execution, timeout if whole is None else whole)
         finally:
@@ -267,13 +311,13 @@ class Executions:
             if self._num_waiting or self._num_watching:
                 self._notify()
 
-    def is_over(self, execution: Execution) -> bool:
-        """Whether a get of the execution's results would not wait. Takes results in, unless another thread does."""
+    def is_over(self, execution: Execution, place: int) -> bool:
+        """Whether a get of an output would not wait. Takes results in, unless another thread does."""
         if self._collector:
             self._refuse_within_collect()
         if self._try_lock(self._collecting):
             try:
-                while execution.values is None:
+                while execution.values[place] is NOT_YET:
                     if not self._collect_next():
                         self.opened.check()
                         break
@@ -283,7 +327,7 @@ class Executions:
                 self._collecting.release()
                 self._pass_turn()
                 self._tell_missed()
-        return execution.values is not None or bool(self.ended)
+        return execution.values[place] is not NOT_YET or bool(self.ended)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -298,14 +342,16 @@ class Executions:
             if self._num_watching:  # another one may have looked while this one took results in
                 self.opened.nudge()
 
-    def _await_turn(self, execution: Execution, deadline: float | None) -> bool:
+    def _await_turn(
+        self, execution: Execution, place: int, deadline: float | None, is_enough: Callable[[], bool]
+    ) -> bool:
         """Waits while another thread collects: True once this one may, False if that is not needed or the time is up."""
         if self.opened.is_waiting_here():
-            return self._await_turn_within(execution, deadline)
+            return self._await_turn_within(execution, place, deadline)
         with self._collected:
             self._num_waiting += 1
             try:
-                while execution.values is None:
+                while execution.values[place] is NOT_YET and not is_enough():
                     if self._collecting.acquire(False):
                         return True
                     left_s = None if deadline is None else deadline - time.monotonic()
@@ -316,14 +362,14 @@ class Executions:
             finally:
                 self._num_waiting -= 1
 
-    def _await_turn_within(self, execution: Execution, deadline: float | None) -> bool:
+    def _await_turn_within(self, execution: Execution, place: int, deadline: float | None) -> bool:
         """In a signal's handler, whose thread others may count on to be woken: waits where that one does."""
         has_turn = False
 
         def ready() -> bool:
             nonlocal has_turn
-            has_turn = execution.values is None and self._collecting.acquire(False)
-            return has_turn or execution.values is not None
+            has_turn = execution.values[place] is NOT_YET and self._collecting.acquire(False)
+            return has_turn or execution.values[place] is not NOT_YET
 
         with self.watched():
             self.opened.wait_until(ready, None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -340,23 +386,22 @@ class Executions:
                 self._collected.notify_all()
 
     def _collect_next(self, num_own: int = 0) -> bool:
-        """Takes in the results of the oldest execution, if they are there. ``num_own``: watchers who need not be told."""
+        """Takes in one output, if any has come. ``num_own``: watchers who need not be told."""
         if self.ended:
-            raise SessionError(f"there is no result: {self.ended}")
+            raise GraphClosed(f"there is no result: {self.ended}")
         if self._is_collect_torn:
             raise _torn()
         if self._collector:
             self._refuse_within_collect()
         self._collector = threading.get_ident()
         try:
-            values = self.opened.try_collect()
-            if values is None:
+            arrival = self.opened.try_collect()
+            if arrival is None:
                 return False
-            self.inflight.popleft().values = values
-            self.num_collected += 1
+            self._take(*arrival)
         except BaseException as error:
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
-                raise SessionError(f"the results are gone: {self.ended}") from error
+                raise GraphClosed(f"the results are gone: {self.ended}") from error
             # An interrupt, or what a signal's handler raised: a value may be taken and in nobody's hands.
             self._is_collect_torn |= not isinstance(error, CrossfadeError) or passed_through_others(error)
             raise
@@ -365,6 +410,21 @@ class Executions:
         if self._num_waiting or self._num_watching > num_own:
             self._notify(num_own)
         return True
+
+    def _take(self, number: int, places: tuple[int, ...], value: Any) -> None:
+        """Puts an output where its reference finds it."""
+        inflight = self.inflight
+        execution = inflight[number - inflight[0].number]
+        for place in places:
+            execution.values[place] = value
+        if type(value) is Failure:
+            self.num_failures += 1
+        execution.num_missing -= len(places)
+        if not execution.num_missing:  # so all that were submitted before have their outputs, too
+            inflight.popleft()
+            self.num_collected += 1
+        elif number >= self.num_begun:
+            self.num_begun = number + 1
 
     def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
         return GetTimeoutError(
@@ -416,7 +476,7 @@ class Executions:
         self.opened.nudge()
 
     def end(self, reason: str) -> None:
-        """No more: whoever waits for room or for a result gets a `SessionError`."""
+        """No more: whoever waits for room or for a result gets a `GraphClosed`."""
         self.ended = self.ended or reason
 
     @contextmanager

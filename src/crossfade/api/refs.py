@@ -1,14 +1,14 @@
-"""References to results, and getting them."""
+"""References to results."""
 
 from __future__ import annotations
 
 import os
-import time
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from crossfade.api.accepted import deadline_of, limit_of
+from crossfade.api.accepted import limit_of
+from crossfade.api.executions import NOT_YET
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from crossfade.api.session import Session
     from crossfade.engines.protocol import PendingCall
 
-__all__ = ["CallRef", "CompiledRef", "Ref", "StoredRef", "get", "put", "resolve"]
+__all__ = ["CallRef", "CompiledRef", "Ref", "StoredRef", "put", "resolve"]
 
 
 class Ref:
@@ -31,8 +31,8 @@ class Ref:
         return None
 
     @property
-    def _compiled(self) -> tuple[Executions, Execution] | None:
-        """For a result of a compiled graph: its executions, and which of them."""
+    def _compiled(self) -> tuple[Executions, Execution, int] | None:
+        """For a result of a compiled graph: its executions, which of them, and which of its outputs."""
         return None
 
     def get(self, timeout: float | None = None) -> Any:
@@ -58,6 +58,10 @@ class Ref:
     def is_ready(self) -> bool:
         """Whether `get` would return, or raise, without waiting."""
         raise NotImplementedError
+
+    def has_failed(self) -> bool:
+        """Of one that is ready: whether `get` would raise."""
+        return False
 
     def __await__(self) -> Generator[Any, Any, Any]:
         """For event loops: waits without blocking the loop, then gives or raises what `get` would. May be awaited again."""
@@ -111,6 +115,13 @@ class CallRef(Ref):
         """See `Ref.is_ready`."""
         return self._pending.is_done()
 
+    def has_failed(self) -> bool:
+        """See `Ref.has_failed`."""
+        try:
+            return type(self._pending.result()) is Failure
+        except Exception:  # its actor has died
+            return True
+
     def __repr__(self) -> str:
         return f"CallRef({self._label})"
 
@@ -162,59 +173,46 @@ class CompiledRef(Ref):
         return self._executions.session
 
     @property
-    def _compiled(self) -> tuple[Executions, Execution] | None:
-        return self._executions, self._execution
+    def _compiled(self) -> tuple[Executions, Execution, int] | None:
+        return self._executions, self._execution, self._index
 
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`. References may be got in any order, by any thread."""
         if timeout is not None:
             timeout = limit_of(timeout)
-        execution = self._execution
-        if execution.values is None:
-            self._executions.collect(execution, timeout)
+        value = self._execution.values[self._index]
+        if value is NOT_YET:
+            self._executions.collect(self._execution, self._index, timeout)
+            value = self._execution.values[self._index]
         self._keeper = None
-        value = execution.values[self._index]  # type: ignore[index]
         if type(value) is Failure:
             raise value.to_error()
         return value
 
     def get_within(self, left_s: float, timeout: float | None) -> Any:
         """See `Ref.get_within`."""
-        if self._execution.values is None:
-            self._executions.collect(self._execution, left_s, timeout)
+        self.await_within(left_s, timeout)
         return self.get()
+
+    def await_within(
+        self, left_s: float | None, timeout: float | None, is_enough: Callable[[], bool] | None = None
+    ) -> bool:
+        """Waits until the value is there, or until ``is_enough``, which looks at what has come; whether it is there."""
+        if not self._execution.has(self._index):
+            self._executions.collect(self._execution, self._index, left_s, timeout, is_enough)
+        return self._execution.has(self._index)
+
+    def has_failed(self) -> bool:
+        """Whether the value is an error that has come, or the graph has ended before it came."""
+        value = self._execution.values[self._index]
+        return type(value) is Failure or (value is NOT_YET and bool(self._executions.ended))
 
     def is_ready(self) -> bool:
         """See `Ref.is_ready`."""
-        return self._execution.values is not None or self._executions.is_over(self._execution)
+        return self._execution.has(self._index) or self._executions.is_over(self._execution, self._index)
 
     def __repr__(self) -> str:
         return f"CompiledRef(execution {self._execution.number}, output {self._index})"
-
-
-def get(refs: Any, *, timeout: float | None = None) -> Any:
-    """The value of a reference, or the list of values of a list of references (nested lists keep their shape).
-
-    Args:
-        refs: what ``execute`` or ``method.remote`` returned, or a list of such.
-        timeout: the longest wait in seconds, for all of them together; None, or -1 as in Ray, is for ever.
-
-    Raises:
-        GetTimeoutError, TaskError, ActorDiedError: see `Ref.get`.
-        TypeError: something else was passed.
-        ValueError: ``timeout`` is below 0 and not -1.
-    """
-    return _get(refs, deadline_of(limit_of(timeout)), timeout)
-
-
-def _get(refs: Any, deadline: float | None, timeout: float | None) -> Any:
-    if isinstance(refs, Ref):
-        return refs.get() if deadline is None else refs.get_within(max(0.0, deadline - time.monotonic()), timeout)
-    if isinstance(refs, Sequence) and not isinstance(refs, str | bytes):
-        return [_get(ref, deadline, timeout) for ref in refs]
-    raise TypeError(
-        f"cannot get {refs!r}\nhint: pass a reference that execute() or .remote() returned, or a list of them"
-    )
 
 
 def put(value: Any) -> Ref:

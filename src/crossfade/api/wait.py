@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from crossfade.api.accepted import check_timeout, seconds_of
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import current
 
-__all__ = ["wait"]
+__all__ = ["wait", "wait_for"]
 
 
 def wait(
@@ -33,13 +33,18 @@ def wait(
         ValueError: a reference appears twice, or ``num_returns`` or ``timeout`` is out of range.
     """
     look = _Look(_checked(refs, num_returns, timeout), num_returns)
-    session = current()
-    if not look.is_enough() and session is not None:
-        with ExitStack() as watching:
-            for executions in {ref._executions for ref in look.refs if isinstance(ref, CompiledRef)}:
-                watching.enter_context(executions.watched())
-            session.engine.wait_until(look.is_enough, seconds_of(timeout))
+    wait_for(look.refs, look.is_enough, seconds_of(timeout))
     return look.ready(), look.not_ready()
+
+
+def wait_for(refs: Sequence[Ref], is_enough: Callable[[], bool], timeout_s: float | None) -> None:
+    """Waits until ``is_enough``, which looks at the references, is true; at most so long, and not without a session."""
+    session = current()
+    if not is_enough() and session is not None:
+        with ExitStack() as watching:
+            for executions in {ref._executions for ref in refs if isinstance(ref, CompiledRef)}:
+                watching.enter_context(executions.watched())
+            session.engine.wait_until(is_enough, timeout_s)
 
 
 class _Look:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from crossfade.channels.codec import came_of_pickling
 from crossfade.channels.protocol import EMPTY, Reader, Writer
-from crossfade.engines.protocol import ActorStatistics, HalfSubmitted
+from crossfade.engines.protocol import ActorStatistics, Arrival, HalfSubmitted
 from crossfade.engines.unpicklable import hint_for, name_culprit
 from crossfade.errors import ChannelError, CrossfadeError, Failure
 from crossfade.interrupted import passed_through_others
@@ -47,9 +48,8 @@ class DriverEnds:
         self._reads = [ends.readers[channel.id].try_read for channel in reads]
         self._channels = [channel.id for channel in reads]
         self._idles = [ends.readers[channel.id].is_idle for channel in reads]
-        position = {channel.value: index for index, channel in enumerate(reads)}
-        self._order = [position[value] for value in plan.outputs]
-        self._read_so_far: list[Any] = []
+        self._places = [tuple(i for i, v in enumerate(plan.outputs) if v == channel.value) for channel in reads]
+        self._num_read = [0] * len(reads)  # of each channel: values of so many executions
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
@@ -57,15 +57,14 @@ class DriverEnds:
         self._num_written = 0  # of the present execution
         self._failure: Failure | None = None
         self.num_submitted = 0
-        self.num_collected = 0
         if recorder is not None:
             self._writes = [
                 self._recorded(write, Action(Verb.WRITE, name), lambda: self.num_submitted)
                 for write, (_, name) in zip(self._writes, inputs, strict=True)
             ]
             self._reads = [
-                self._recorded(read, Action(Verb.READ, channel.id), lambda: self.num_collected)
-                for read, channel in zip(self._reads, reads, strict=True)
+                self._recorded(read, Action(Verb.READ, channel.id), partial(self._num_read.__getitem__, index))
+                for index, (read, channel) in enumerate(zip(self._reads, reads, strict=True))
             ]
 
     def try_submit(self, values: Sequence[Any]) -> bool:
@@ -140,34 +139,46 @@ class DriverEnds:
         key = self._plan.inputs[index].key
         return "the argument of execute" if key == "*" else f"the argument inp{key} of execute"
 
-    def try_collect(self) -> list[Any] | None:
-        """The outputs of the next execution, or None while one is missing."""
-        so_far, reads = self._read_so_far, self._reads
-        if len(reads) == 1:  # nothing to put together
-            value = reads[0]()
-            if value is EMPTY:
-                return None
-            self.num_collected += 1
-            return [value] * len(self._order)
-        while len(so_far) < len(reads):
-            value = reads[len(so_far)]()
-            if value is EMPTY:
-                return None
-            so_far.append(value)
-        self._read_so_far = []
-        self.num_collected += 1
-        return [so_far[index] for index in self._order]
+    def try_collect(self) -> Arrival | None:
+        """The next output of any execution, or None if none has come. See the protocol."""
+        if len(self._reads) > 1:
+            return self._collect_any()
+        value = self._reads[0]()
+        if value is EMPTY:
+            return None
+        number = self._num_read[0]
+        self._num_read[0] = number + 1
+        return number, self._places[0], value
+
+    def _collect_any(self) -> Arrival | None:
+        """Each output comes by itself, in the order of the executions. One whose channel has ended keeps no other from coming."""
+        broken: ChannelError | None = None
+        for index, read in enumerate(self._reads):
+            number = self._num_read[index]
+            if number == self.num_submitted:
+                continue
+            try:
+                value = read()
+            except ChannelError as error:
+                broken = broken or error
+                continue
+            if value is not EMPTY:
+                self._num_read[index] = number + 1
+                return number, self._places[index], value
+        if broken is not None:
+            raise broken
+        return None
 
     def idle(self) -> Callable[[], bool]:
-        """A cheap look: true as long as the output that is waited for is missing."""
-        return self._idles[0] if len(self._idles) == 1 else self._lacks_next
+        """A cheap look: true as long as no output has come."""
+        return self._idles[0] if len(self._idles) == 1 else self._is_idle
 
-    def _lacks_next(self) -> bool:
-        return self._idles[len(self._read_so_far)]()
+    def _is_idle(self) -> bool:
+        return all(is_idle() for is_idle in self._idles)
 
     def awaited(self) -> str:
-        """The channel whose value is taken next."""
-        return self._channels[min(len(self._read_so_far), len(self._channels) - 1)]
+        """The channel that is furthest behind."""
+        return self._channels[self._num_read.index(min(self._num_read))]
 
     def _recorded(self, move: Callable[..., Any], action: Action, execution: Callable[[], int]) -> Callable[..., Any]:
         recorder = self._recorder
@@ -194,7 +205,7 @@ class DriverEnds:
 
     def statistics(self) -> ActorStatistics:
         """The driver's counters."""
-        return ActorStatistics(self.num_collected, channel_statistics(self._ends))
+        return ActorStatistics(min(self._num_read), channel_statistics(self._ends))
 
     def close(self) -> None:
         """Closes the driver's ends."""

@@ -19,7 +19,7 @@ from crossfade.channels.local import LocalReader, open_local
 from crossfade.engines.control import Constants, dump_user
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.methods import method_of
-from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.protocol import ActorStatistics, Arrival
 from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
 from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
@@ -290,7 +290,7 @@ class _InlinePlan:
         with self._lock:
             return self._driver.try_submit(values)
 
-    def try_collect(self) -> list[Any] | None:
+    def try_collect(self) -> Arrival | None:
         """See the protocol."""
         with self._lock:
             return self._driver.try_collect()

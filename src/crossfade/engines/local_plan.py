@@ -26,7 +26,7 @@ from crossfade.engines.board import (
 )
 from crossfade.engines.driver import DriverEnds
 from crossfade.engines.machine import spin_us_for
-from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.protocol import ActorStatistics, Arrival
 from crossfade.engines.state import RingState
 from crossfade.engines.unpicklable import CulpritNamed, constants
 from crossfade.engines.wiring import Wiring
@@ -223,15 +223,15 @@ class LocalPlan:
         except ChannelError as error:
             raise self._explained(error) from None
 
-    def try_collect(self) -> list[Any] | None:
+    def try_collect(self) -> Arrival | None:
         """See the protocol."""
         try:
-            values = self._driver.try_collect()
+            arrival = self._driver.try_collect()
         except ChannelError as error:
             raise self._explained(error) from None
-        if values is None and (self._lost is not None or self._faults):
+        if arrival is None and (self._lost is not None or self._faults):
             raise self._why_lost().again()
-        return values
+        return arrival
 
     def _explained(self, error: ChannelError) -> Exception:
         return self._why_lost().again() if self._death() is not None or self._faults else error

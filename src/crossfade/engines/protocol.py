@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from crossfade.engines.state import State
 from crossfade.errors import Failure
@@ -17,6 +17,7 @@ from crossfade.plan.spans import Span
 __all__ = [
     "DEFAULT_SPIN_US",
     "ActorStatistics",
+    "Arrival",
     "Engine",
     "GraphStatistics",
     "HalfSubmitted",
@@ -24,6 +25,10 @@ __all__ = [
     "OpenPlan",
     "PendingCall",
 ]
+
+
+Arrival: TypeAlias = tuple[int, tuple[int, ...], Any]
+"""An output that has come: the number of its execution, its places among the plan's outputs, the value or a `Failure`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +117,12 @@ class OpenPlan(Protocol):
             Exception: what pickling the first value raised; the execution did not start.
         """
 
-    def try_collect(self) -> list[Any] | None:
-        """The outputs of the next execution in the order of ``plan.outputs``, errors as `Failure`; None if not there yet.
+    def try_collect(self) -> Arrival | None:
+        """An output that has come, or None. Each output comes in the order of the executions, and waits for no other one.
 
         Raises:
-            ActorDiedError: an actor of the plan is gone, and the outputs will not come.
-            ActorError: nor will they if one that lives cannot go on with it.
+            ActorDiedError: an actor of the plan is gone; outputs that have come are given first.
+            ActorError: the same where one that lives cannot go on with the plan.
         """
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
@@ -139,7 +144,7 @@ class OpenPlan(Protocol):
         """Raises `ActorDiedError` if an actor of the plan is gone, or `ActorError` if one that lives cannot go on."""
 
     def awaited(self) -> str:
-        """The channel whose value the driver takes next."""
+        """The channel by which the driver waits for the oldest output that is missing."""
 
     def nudge(self) -> None:
         """Makes the threads that wait look again."""
