@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from crossfade.errors import CrossfadeError as CrossfadeError
     from crossfade.errors import DeviceError as DeviceError
     from crossfade.errors import GetTimeoutError as GetTimeoutError
+    from crossfade.errors import GraphClosed as GraphClosed
     from crossfade.errors import GraphError as GraphError
     from crossfade.errors import MissingDependency as MissingDependency
     from crossfade.errors import MutatedValueError as MutatedValueError
@@ -70,7 +71,7 @@ _ROOMS = {
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
-        "CrossfadeError DeviceError GetTimeoutError GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
+        "CrossfadeError DeviceError GetTimeoutError GraphClosed GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
         "SessionError StaticShapeError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",

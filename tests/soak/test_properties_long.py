@@ -22,7 +22,12 @@ from tests.unit.test_plan_text import (
     test_garbage_is_refused,
     test_random_plans_parse_back,
 )
-from tests.unit.test_plan_validate_proof import check_growth, check_verdicts, test_the_verdict_after_several_changes
+from tests.unit.test_plan_validate_proof import (
+    check_failing,
+    check_growth,
+    check_verdicts,
+    test_the_verdict_after_several_changes,
+)
 from tests.unit.test_schedule import (
     test_every_plan_is_sound_by_the_exhaustive_search_too,
     test_overlap_changes_no_node_and_no_value,
@@ -66,6 +71,11 @@ __all__ = [
 @pytest.mark.timeout(3600)
 def test_pl1_to_pl4_the_verdict_is_that_of_all_interleavings() -> None:
     check_verdicts(8_000)
+
+
+@pytest.mark.timeout(3600)
+def test_pl2_sound_plans_with_methods_that_fail() -> None:
+    check_failing(8_000)
 
 
 @pytest.mark.timeout(3600)

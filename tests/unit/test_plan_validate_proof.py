@@ -19,11 +19,13 @@ from crossfade.plan.validate import find_fault
 from crossfade.types import Transport
 from tests.helpers.changed_plans import MUTATIONS, mutated
 from tests.helpers.edited_plans import CHAIN, QUEUE, edited
-from tests.helpers.explore import explore
+from tests.helpers.explore import explore, may_pass
 from tests.helpers.plans import Size, chain_plan, sound_plan
 
 NUM_SEEDS = 320
 CHANGES_PER_PLAN = 3
+NUM_FAILING_SEEDS = 400
+MOST_STATES = 60_000
 RARE = ("coll started only", "swapped colls")
 """What is tried wherever a plan has such steps, since few have."""
 
@@ -92,6 +94,32 @@ def test_the_verdict_after_several_changes(seed: int, kinds: list[str]) -> None:
         plan = mutated(plan, kind, rng) or plan
     if any(plan.programs.values()):
         check_verdict(plan)
+
+
+def test_pl2_sound_plans_do_not_stop_where_methods_fail_without_waiting_for_all_inputs() -> None:
+    check_failing(NUM_FAILING_SEEDS)
+
+
+def check_failing(num_seeds: int) -> None:
+    """In every order, with methods that fail. And it means something: some plans stop if what was not waited for is left."""
+    verdicts: Counter[str] = Counter()
+    for seed in range(num_seeds):
+        rng = Random(seed)
+        plan = sound_plan(rng, Size(nodes=4, actors=3, inputs_per_node=3, collectives=1))
+        failing = [node.id for node in plan.nodes if rng.random() < 0.4]
+        if not may_pass(plan, failing):
+            continue
+        try:
+            explored = explore(plan, MOST_STATES, failing)
+        except OverflowError:
+            verdicts["too large"] += 1
+            continue
+        assert explored.verdict == "ok", f"seed {seed}, {failing}: {explored}\n{plan}"
+        verdicts[explore(plan, MOST_STATES, failing, drops=False).verdict] += 1
+    assert verdicts["deadlock"] + verdicts["ok"] > num_seeds / 30, verdicts
+    assert verdicts["deadlock"] > num_seeds / 150, verdicts
+    assert verdicts["too large"] < num_seeds / 100, verdicts
+    assert set(verdicts) <= {"deadlock", "ok", "too large"}
 
 
 def test_the_machine_sees_each_kind_of_failure() -> None:

@@ -32,6 +32,7 @@ PUBLIC = {
     "CrossfadeError",
     "DeviceError",
     "GetTimeoutError",
+    "GraphClosed",
     "GraphError",
     "InputNode",
     "MissingDependency",

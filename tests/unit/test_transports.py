@@ -387,11 +387,10 @@ def test_pl4_the_inline_engine_runs_plans_with_device_channels(
     expected = {place: known[value] for place, value in enumerate(plan.outputs)}
     for number in range(3):
         assert opened.try_submit([10] * len(plan.inputs))
-        found: dict[int, int] = {}
+        found: dict[int, Any] = {}
 
-        def is_whole(number: int = number, found: dict[int, int] = found) -> bool:
-            arrival = opened.try_collect()
-            if arrival is not None:
+        def is_whole(number: int = number, found: dict[int, Any] = found) -> bool:
+            while (arrival := opened.try_collect()) is not None:
                 assert arrival[0] == number
                 found.update(dict.fromkeys(arrival[1], arrival[2]))
             return len(found) == len(expected)

@@ -3,6 +3,12 @@
 Each party runs its actions once per round, in rounds -A, ..., -1, 0, 1, ...: A is the largest ``ahead``. In round t an
 action handles execution t + ahead, and does nothing where that is negative.
 
+The driver does not take its outputs one after another: each is taken as soon as it has come, once the round's inputs are written
+(`output_reads`), and the next round's inputs are written when all have been taken.
+
+An actor whose method fails takes some of that method's inputs later (`crossfade.runtime.intake`). Then it waits less: nothing
+waits for the step that comes later, but the writer's credit and the next value of the same channel, which wait for it anyway.
+
 Each action is an event of each round. That event b waits for event a is an edge with a *lag*: b of round t waits for a
 of round t - lag. Program order has lag 0, and 1 from the end of a round to the start of the next. Messages have lag 0,
 credit has the ring's depth (over ``copy``, where a value with device tensors takes a slot of the device too, no more than
@@ -21,9 +27,11 @@ from itertools import pairwise
 
 from crossfade.plan.actions import MAIN, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
+from crossfade.plan.text import values_used
 from crossfade.plan.waits import Step, Waits
+from crossfade.types import DRIVER
 
-__all__ = ["Book", "meeting_use", "waits_of"]
+__all__ = ["Book", "meeting_use", "output_reads", "waits_of"]
 
 
 @dataclass(slots=True)
@@ -62,13 +70,10 @@ def waits_of(plan: Plan, book: Book) -> Waits:
         for index, action in enumerate(actions):
             step = (actor, index)
             starts[step] = ends[step] = waits.event(step, action.ahead)
-            if index:
-                waits.edges.append((ends[actor, index - 1], starts[step], 0))
             if action.stream == MAIN and action.verb in (Verb.SEND, Verb.RECV, Verb.COLL):
                 ends[step] = waits.event(step, action.ahead)
                 waits.edges.append((starts[step], ends[step], 0))
-        if actions:
-            waits.edges.append((ends[actor, len(actions) - 1], starts[actor, 0], 1))
+        _add_program(waits, plan, actor, starts, ends)
     for collective in plan.collectives:
         _add_meeting(waits, plan, book, collective, starts, ends)
     arrivals: dict[Step, int] = {}
@@ -77,6 +82,33 @@ def waits_of(plan: Plan, book: Book) -> Waits:
             _add_channel(waits, book, channel, reader, starts, ends, arrivals)
     _add_receiving_threads(waits, plan, arrivals)
     return waits
+
+
+def output_reads(plan: Plan) -> list[list[int]]:
+    """Of each output that the driver takes by itself, and does nothing else with: the places of its ``read`` and ``free``."""
+    actions = plan.programs.get(DRIVER, ())
+    uses = {value for action in actions if action.verb is not Verb.FREE for value in values_used(plan, action, DRIVER)}
+    places: dict[str, list[int]] = {}
+    for index, action in enumerate(actions):
+        if action.verb is Verb.READ and plan.channel[action.target].value not in uses:
+            places[plan.channel[action.target].value] = [index]
+        elif action.verb is Verb.FREE and action.target in places:
+            places[action.target].append(index)
+    return list(places.values())
+
+
+def _add_program(waits: Waits, plan: Plan, actor: str, starts: Mapping[Step, int], ends: Mapping[Step, int]) -> None:
+    """What one party does, one step after another, round after round."""
+    reads = output_reads(plan) if actor == DRIVER else []
+    beside = {index for read in reads for index in read}
+    program = [index for index in range(len(plan.programs[actor])) if index not in beside]
+    for strand in filter(None, (program, *reads)):
+        for before, after in pairwise(strand):
+            waits.edges.append((ends[actor, before], starts[actor, after], 0))
+        waits.edges.append((ends[actor, strand[-1]], starts[actor, strand[0]], 1))
+    for read in reads if program else ():
+        waits.edges.append((ends[actor, program[-1]], starts[actor, read[0]], 0))
+        waits.edges.append((ends[actor, read[-1]], starts[actor, program[0]], 1))
 
 
 def _add_channel(

@@ -13,6 +13,7 @@ from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec, Plan
+from crossfade.plan.text import values_used
 from crossfade.runtime.cursor import Cursor, Round, Step
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.intake import MISSING, Intake, settler
@@ -20,7 +21,7 @@ from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
 from crossfade.runtime.run import Runner
 from crossfade.runtime.static_shape import StaticShape
-from crossfade.runtime.waiting import Bound, Waiting, values_used
+from crossfade.runtime.waiting import Bound, Waiting
 from crossfade.runtime.wrapped import behind, inside, unless
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class _Binder:
             value
             for action in program
             if action.verb in (Verb.RUN, Verb.COLL)
-            for value in values_used(self._plan, self._actor, action)
+            for value in values_used(self._plan, action, self._actor)
         }
         found = {}
         for name in (action.target for action in program if action.verb is Verb.COLL and action.stream != MAIN):

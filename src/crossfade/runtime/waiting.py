@@ -8,10 +8,11 @@ from typing import Any
 
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
+from crossfade.plan.text import values_used
 from crossfade.runtime.cursor import Idle, Step
 from crossfade.runtime.intake import Intake, Wait
 
-__all__ = ["Bound", "Waiting", "values_used"]
+__all__ = ["Bound", "Waiting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +31,6 @@ class Bound:
     idle: Idle | None = None
     before: Sequence[Callable[[], None]] = ()
     is_done: Callable[[], bool] | None = None
-
-
-def values_used(plan: Plan, actor: str, action: Action) -> tuple[str, ...]:
-    """Ids of the values that an action needs in the registers of its party."""
-    match action.verb:
-        case Verb.RUN:
-            return plan.node[action.target].inputs
-        case Verb.WRITE | Verb.SEND:
-            return (plan.channel[action.target].value,)
-        case Verb.COLL:
-            return plan.collective[action.target].inputs_of(actor)
-        case Verb.FREE:
-            return (action.target,)
-        case _:
-            return ()
 
 
 class Waiting:
@@ -91,7 +77,7 @@ class Waiting:
                 return ()
 
     def _used(self, action: Action) -> tuple[str, ...]:
-        return values_used(self._plan, self._actor, action)
+        return values_used(self._plan, action, self._actor)
 
     def intake(self, arrival: Action) -> Intake:
         """The intake of what an action brings; each time the same."""

@@ -7,8 +7,9 @@ collective between GPUs a host goes on as soon as all have started it (``started
 
 An actor with GPUs has a strand more for each stream of theirs that the plan uses (`schedule.device_steps`); its host only enqueues.
 
-The driver has two strands, as its program has two ends: one submits inputs, the other gets outputs. With m executions
-in flight, submitting e starts once e - m is got, and getting e starts once e is submitted.
+The driver has several strands, all on one thread: one submits inputs, and each output has one, for it is taken as soon
+as it has come. With m executions in flight, submitting e starts once e - m is got with all its outputs, and getting e starts once
+e is submitted.
 """
 
 from __future__ import annotations
@@ -65,12 +66,22 @@ def _strand(actor: str, stream: str, steps: list[Step]) -> Strand:
 
 def _driver_strands(reckon: _Reckoner, actions: tuple[Action, ...], inflight: int) -> list[Strand]:
     submit = [Step("submit", needs=(Need("got", -inflight),))]
-    get = [Step("get", needs=(Need("submitted"),))]
+    gets: dict[str, list[Step]] = {}
     for action in actions:
-        (get if reckon.is_about_received(action) else submit).append(reckon.step(action))
+        value = reckon.received_by(action)
+        if value is None:
+            submit.append(reckon.step(action))
+        else:
+            gets.setdefault(value, [Step("get", needs=(Need("submitted"),))]).append(reckon.step(action))
     submit.append(Step("submitted", fact="submitted"))
-    get.append(Step("got", fact="got"))
-    return [_strand(DRIVER, MAIN, submit), _strand(DRIVER, GET_STREAM, get)]
+    for value, steps in gets.items():
+        steps.append(Step("got", fact="got" if len(gets) == 1 else f"got {value}"))
+    strands = [_strand(DRIVER, GET_STREAM, steps) for steps in gets.values()]
+    if len(gets) != 1:
+        strands.append(
+            _strand(DRIVER, GET_STREAM, [Step("got", needs=tuple(Need(f"got {v}") for v in gets), fact="got")])
+        )
+    return [_strand(DRIVER, MAIN, submit), *strands]
 
 
 class _Reckoner:
@@ -96,11 +107,10 @@ class _Reckoner:
     def step(self, action: Action) -> Step:
         return self._makers[action.verb](action)
 
-    def is_about_received(self, action: Action) -> bool:
-        """Whether the action takes a value from a channel, or does something with such a value."""
-        if action.verb is Verb.FREE:
-            return action.target in self._received
-        return self._channel(action).value in self._received if action.verb is not Verb.RUN else True
+    def received_by(self, action: Action) -> str | None:
+        """The value that the action takes from a channel, or with which it does something after that."""
+        value = action.target if action.verb is Verb.FREE else self._channel(action).value
+        return value if value in self._received else None
 
     def _channel(self, action: Action) -> ChannelSpec:
         try:
