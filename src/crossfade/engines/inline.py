@@ -160,7 +160,7 @@ class InlineEngine:
         """See the protocol."""
         while not ready():
             with self._lock:
-                moved = [plan.try_advance() for plan in list(self._plans)]  # all of them, not up to the first
+                moved = [plan.try_advance(ready) for plan in list(self._plans)]  # all of them, not up to the first
             if not any(moved):
                 return bool(ready())
         return True
@@ -253,15 +253,21 @@ class _InlinePlan:
         if actor in self._cursors:
             self._lost = self._lost or (actor, how)
 
-    def try_advance(self) -> bool:
+    def try_advance(self, ready: Callable[[], object]) -> bool:
         """Does what can be done now; False if that is nothing."""
-        return self._lost is None and self._advance()
+        return self._lost is None and self._advance(ready)
 
-    def _advance(self) -> bool:
+    def _advance(self, ready: Callable[[], object]) -> bool:
+        """Lets each actor go as far as it can, until ``ready()``: who waits for one result does not wait for all methods."""
         self.check()
+        has_moved = False
         with self._lock:
-            moved = [self._advance_one(actor) for actor in self._cursors]  # all of them, not up to the first
-        return any(moved)
+            for actor in self._cursors:
+                if self._advance_one(actor):
+                    has_moved = True
+                    if ready():
+                        break
+        return has_moved
 
     def _advance_one(self, actor: str) -> bool:
         if actor in self._busy or self._lost is not None:
@@ -298,7 +304,7 @@ class _InlinePlan:
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol. Without an engine of its own that could make progress, standing still is a deadlock."""
         while not ready():
-            if not self._advance() and not ready():
+            if not self._advance(ready) and not ready():
                 raise PlanError(f"the graph stands still and nothing more can happen:\n{self._plan}")
         return True
 

@@ -1,0 +1,298 @@
+"""Every output, and every error, is there as soon as it can be: whatever other branches of the graph still do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+import crossfade
+from crossfade.dag import InputNode, MultiOutputNode
+from tests.helpers.paths import PathDraw, PathWorker, arrivals, bind_path, draws, is_late
+
+TRIES = 4
+"""A machine may stand still for a moment; a path that is waited for too long is so each time."""
+
+
+class Gate:
+    """Methods that fail, that give what they are given, and that wait until a pipe is written."""
+
+    def __init__(self, path: str = "") -> None:
+        self._path = path
+        self.num_calls = 0
+
+    def fail(self, value: Any) -> Any:
+        raise KeyError(value)
+
+    def give(self, value: Any, *others: Any) -> Any:
+        self.num_calls += 1
+        return value
+
+    def wait(self, value: Any) -> Any:
+        self.num_calls += 1
+        pipe = os.open(self._path, os.O_RDONLY)
+        os.read(pipe, 1)
+        os.close(pipe)
+        return value
+
+    def calls(self) -> int:
+        return self.num_calls
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A pipe for `Gate.wait`, and what lets one call go on."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)
+
+    def let_one_go() -> None:
+        os.write(pipe, b"x")
+
+    yield str(path), let_one_go
+    crossfade.shutdown()
+    os.close(pipe)
+
+
+@pytest.mark.timeout(60)
+def test_an_error_is_raised_though_another_output_never_comes(gate: tuple[str, Callable[[], None]]) -> None:
+    fails, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+    with InputNode() as inp:
+        dag = MultiOutputNode([fails.fail.bind(inp), waits.wait.bind(inp)])
+    graph = dag.compile()
+    refs = graph.execute(1)
+    with pytest.raises(KeyError):
+        crossfade.get(refs)
+    with pytest.raises(KeyError):
+        crossfade.get(refs[::-1])
+    ready, rest = crossfade.wait(refs)
+    assert (ready, rest) == ([refs[0]], [refs[1]])
+    with pytest.raises(crossfade.GetTimeoutError):
+        refs[1].get(timeout=0.01)
+    gate[1]()
+    assert refs[1].get() == 1
+    graph.teardown()
+
+
+@pytest.mark.timeout(60)
+def test_an_output_is_there_before_a_slower_one(gate: tuple[str, Callable[[], None]]) -> None:
+    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+    with InputNode() as inp:
+        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
+    graph = dag.compile(max_inflight=3)
+    refs = [graph.execute(number) for number in range(3)]
+    assert [pair[1].get() for pair in refs] == [0, 1, 2]
+    assert not refs[0][0].is_ready()
+    for _ in refs:
+        gate[1]()
+    assert crossfade.get(refs) == [[0, 0], [1, 1], [2, 2]]
+    graph.teardown()
+
+
+@pytest.mark.timeout(60)
+def test_a_method_fails_without_its_other_inputs_and_stays_in_step(gate: tuple[str, Callable[[], None]]) -> None:
+    """The late values are taken in later: the next execution gets its own."""
+    takes, waits, may_fail = (
+        crossfade.remote(Gate).remote(),
+        crossfade.remote(Gate).remote(gate[0]),
+        crossfade.remote(Odd).remote(),
+    )
+    with InputNode() as inp:
+        late = waits.wait.bind(inp)
+        dag = MultiOutputNode([takes.give.bind(late, may_fail.fail_if_odd.bind(inp)), may_fail.count.bind(inp)])
+    graph = dag.compile(max_inflight=4)
+    refs = [graph.execute(number) for number in (1, 3)]
+    for ref, _ in refs:
+        with pytest.raises(ValueError, match="odd"):
+            ref.get()
+    refs += [graph.execute(number) for number in (4, 5)]
+    for _ in refs:
+        gate[1]()
+    assert refs[2][0].get() == 4
+    with pytest.raises(ValueError, match="5 is odd"):
+        refs[3][0].get()
+    assert takes.calls.remote().get() == 1
+    graph.teardown()
+
+
+class Odd:
+    """Fails for odd numbers."""
+
+    def fail_if_odd(self, number: int) -> int:
+        if number % 2:
+            raise ValueError(f"{number} is odd")
+        return number
+
+    def count(self, number: int) -> int:
+        return number
+
+
+@pytest.mark.timeout(60)
+def test_a_value_that_others_need_is_still_waited_for(gate: tuple[str, Callable[[], None]]) -> None:
+    takes, waits, fails = (
+        crossfade.remote(Gate).remote(),
+        crossfade.remote(Gate).remote(gate[0]),
+        crossfade.remote(Gate).remote(),
+    )
+    with InputNode() as inp:
+        late = waits.wait.bind(inp)
+        failed = takes.give.bind(late, fails.fail.bind(inp))
+        dag = MultiOutputNode([failed, takes.give.bind(late)])
+    graph = dag.compile()
+    for number in range(3):
+        refs = graph.execute(number)
+        with pytest.raises(KeyError):
+            refs[0].get()
+        assert not refs[1].is_ready()
+        gate[1]()
+        assert refs[1].get() == number
+    graph.teardown()
+
+
+@pytest.mark.timeout(60)
+def test_a_party_of_a_collective_that_brings_an_error_does_not_wait(gate: tuple[str, Callable[[], None]]) -> None:
+    pytest.importorskip("torch", reason="collectives need torch")
+    fails, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+    with InputNode() as inp:
+        dag = MultiOutputNode(crossfade.collective.allreduce.bind([fails.fail.bind(inp), waits.wait.bind(inp)]))
+    graph = dag.compile(max_inflight=2)
+    for number in range(4):
+        refs = graph.execute(number)
+        with pytest.raises(KeyError, match=str(number)):
+            refs[0].get()
+        assert not refs[1].is_ready()
+        gate[1]()
+        if number % 2:  # else the meeting may still go on when the next one is to begin
+            with pytest.raises(KeyError, match=str(number)):
+                refs[1].get()
+    graph.teardown()
+
+
+@pytest.mark.timeout(60)
+def test_each_output_can_be_awaited_by_itself(gate: tuple[str, Callable[[], None]]) -> None:
+    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+    with InputNode() as inp:
+        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
+    graph = dag.compile(max_inflight=3)
+
+    async def both() -> list[Any]:
+        pairs = [await graph.execute_async(number) for number in range(3)]
+        late = [asyncio.ensure_future(_value(pair[0])) for pair in pairs]
+        early = [await asyncio.wait_for(_value(pair[1]), 30) for pair in reversed(pairs)]
+        assert not any(future.done() for future in late)
+        for _ in pairs:
+            await asyncio.to_thread(gate[1])
+        return [early, await asyncio.gather(*late)]
+
+    assert asyncio.run(both()) == [[2, 1, 0], [0, 1, 2]]
+    graph.teardown()
+
+
+async def _value(ref: crossfade.CompiledRef) -> Any:
+    return await ref
+
+
+@pytest.mark.timeout(60)
+def test_threads_get_outputs_of_one_execution_each_as_it_comes(gate: tuple[str, Callable[[], None]]) -> None:
+    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+    with InputNode() as inp:
+        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
+    graph = dag.compile()
+    refs = graph.execute(7)
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.append(refs[0].get()))
+    thread.start()
+    assert refs[1].get(timeout=30) == 7
+    assert not got
+    gate[1]()
+    thread.join()
+    assert got == [7]
+    graph.teardown()
+
+
+@pytest.mark.timeout(60)
+def test_results_that_came_stay_and_others_end_with_the_graph(gate: tuple[str, Callable[[], None]]) -> None:
+    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+    with InputNode() as inp:
+        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
+    graph = dag.compile()
+    refs = graph.execute(7)
+    assert refs[1].get() == 7
+    errors: list[BaseException] = []
+    waiting = threading.Event()
+
+    def get() -> None:
+        waiting.set()
+        try:
+            refs[0].get()
+        except crossfade.CrossfadeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=get)
+    thread.start()
+    waiting.wait()
+    with pytest.raises(crossfade.TeardownTimeout):
+        graph.teardown(timeout=0.05)
+    thread.join()
+    gate[1]()
+    graph.teardown()
+    assert refs[1].get() == 7
+    assert isinstance(errors[0], crossfade.exceptions.RayChannelError)
+    for call in (refs[0].get, lambda: graph.execute(1), lambda: crossfade.get(refs)):
+        with pytest.raises(crossfade.exceptions.RayChannelError, match="torn down"):
+            call()
+
+
+def test_on_the_inline_engine_an_error_does_not_wait_for_methods_that_come_later() -> None:
+    crossfade.init(engine="inline")
+    fails, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote("/nothing")
+    with InputNode() as inp:
+        dag = MultiOutputNode([fails.fail.bind(inp), waits.give.bind(inp)])
+    graph = dag.compile()
+    with pytest.raises(KeyError):
+        crossfade.get(graph.execute(1))
+    assert waits.calls.remote().get() == 0
+    graph.teardown()
+    crossfade.shutdown()
+
+
+# Random graphs
+
+
+@pytest.fixture(scope="module")
+def actors() -> Iterator[list[crossfade.ActorHandle]]:
+    crossfade.init()
+    yield [crossfade.remote(PathWorker).remote() for _ in range(3)]
+    crossfade.shutdown()
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=40)  # `make soak` has 500
+@given(draw=draws())
+def test_outputs_and_errors_come_at_the_end_of_their_own_paths(
+    actors: list[crossfade.ActorHandle], draw: PathDraw
+) -> None:
+    check_path_ends(actors, draw)
+
+
+def check_path_ends(actors: list[crossfade.ActorHandle], draw: PathDraw) -> None:
+    """Every output comes at the end of its path; one execution after the other, as their late branches may still be busy."""
+    late = ""
+    with bind_path(draw, actors).compile(max_inflight=draw.depth) as graph:
+        for _ in range(TRIES):
+            late = is_late(graph.plan, draw, arrivals(graph))
+            if not late:
+                break
+            settle(actors)
+    assert not late, f"{late}\n{draw}"
+
+
+def settle(actors: list[crossfade.ActorHandle]) -> None:
+    """Waits until all actors have done what was begun."""
+    crossfade.get([actor.__ray_ready__.remote() for actor in actors])
