@@ -24,10 +24,10 @@ class WorkerFailed(Exception):
     """A worker answered with an error, not in time, or not at all."""
 
 
-def environment(more_path: Sequence[str] = ()) -> dict[str, str]:
-    """The environment in which this tree's crossfade is imported, installed or not."""
+def environment(more_path: Sequence[str] = (), source: Path = ROOT / "src") -> dict[str, str]:
+    """The environment in which this tree's crossfade is imported, installed or not, or that of another ``source``."""
     path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *more_path, *([path] if path else [])])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), *more_path, *([path] if path else [])])}
 
 
 def without_folders(text: str) -> str:
@@ -44,6 +44,7 @@ class Worker:
         start_limit_s: how long it may take until it is ready.
         python: the interpreter.
         more_path: folders to find modules in, beside this tree.
+        source: where crossfade is.
 
     Raises:
         WorkerFailed: it did not become ready.
@@ -56,12 +57,13 @@ class Worker:
         start_limit_s: float = 90,
         python: str = sys.executable,
         more_path: Sequence[str] = (),
+        source: Path = ROOT / "src",
     ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             cwd=ROOT,
-            env=environment(more_path),
+            env=environment(more_path, source),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
