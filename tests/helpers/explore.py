@@ -114,7 +114,7 @@ class _Machine:
         self.plan = plan
         for collective in plan.collectives:
             parties = set(collective.parties) - {DRIVER}
-            if len(parties) < max(2, len(collective.parties)) or not all(collective.outputs):
+            if len(parties) < max(1, len(collective.parties)) or not all(collective.outputs):
                 raise Stop("bad-use", f"{collective} is no collective")
         self.memory: Memory = []
         self.num_executions = num_executions(plan)
