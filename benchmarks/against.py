@@ -1,7 +1,7 @@
 """Is it as quick as before? The measures of `benchmarks.hop_latency` on two sources of crossfade, block by block in turns.
 
 Run ``python -m benchmarks.against REF`` from the root of the repository, where REF is a commit: ``--rounds`` for more blocks than
-seven, ``--only`` for some measures, ``--report NAME`` to write the Markdown report. Both are measured by the benchmark of this tree,
+seven, ``--only`` for some measures, ``--report NAME`` to write the Markdown report. Both are measured by this tree,
 in one run, each block on fresh actors in a process of its own; which source begins changes from round to round. Exits with 1
 if a measure takes over 2 % longer than before, by the median ratio of paired blocks.
 """

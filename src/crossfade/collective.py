@@ -1,6 +1,6 @@
 """Collectives between the actors of a graph, on CPU and GPU tensors: ``allreduce.bind([a.grad.bind(x), b.grad.bind(x)])``.
 
-Each ``bind`` takes a node of each of at least two actors and gives a node for each of them, to be used like any other.
+Each ``bind`` takes a node of each of one or more actors and gives a node for each of them, to be used like any other.
 """
 
 from __future__ import annotations

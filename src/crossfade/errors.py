@@ -3,8 +3,8 @@
 ::
 
     CrossfadeError
-    ├── GraphError                a graph that cannot be compiled: the user's mistake, with a hint
-    │   └── UnknownTransport      also a ValueError
+    ├── GraphError                a graph that cannot be compiled: the user's mistake, with a hint; also a ValueError
+    │   └── UnknownTransport      a transport that does not exist, or not on this machine
     ├── PlanError                 a plan that breaks an invariant (PL-1 ...): a bug in crossfade, or in a hand-written plan
     │   └── PlanSyntaxError       a plan's text that does not parse
     ├── ActorError                something about one actor
@@ -76,11 +76,11 @@ class CrossfadeError(Exception):
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
 
 
-class GraphError(CrossfadeError):
+class GraphError(CrossfadeError, ValueError):
     """A graph that cannot be compiled. The message names the node."""
 
 
-class UnknownTransport(GraphError, ValueError):
+class UnknownTransport(GraphError):
     """A transport that does not exist, or not on this machine."""
 
 

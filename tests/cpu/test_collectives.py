@@ -129,6 +129,55 @@ def test_inputs_are_never_changed(bench: Bench) -> None:
         assert bench.run(build, (seed,)) == [[True] * 3]
 
 
+# One actor
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_collective_of_one_actor_gives_what_it_brings(bench: Bench, overlap: bool) -> None:
+    """A reduction of one tensor is the tensor, whatever the operation; so is its only part, and all tensors together."""
+    cases = [("float16", (6, 5)), ("bfloat16", (0,)), ("float32", ()), ("float64", (3,))]
+
+    def build(actors: list[Any], inp: Any) -> list[Any]:
+        outputs: list[Any] = []
+        for dtype, shape in cases:
+            node = actors[0].make.bind(inp, shape, dtype)
+            outputs += [output for op in ReduceOp for output in allreduce.bind([node], op=op)]
+            if shape:
+                outputs += [*reducescatter.bind([node], op="max"), *allgather.bind([node])]
+            outputs += broadcast.bind([node])
+        return [*outputs, actors[1].whatever.bind(outputs[0])]
+
+    for seed, (*values, elsewhere) in zip((1, 2), bench.run(build, (1, 2), overlap=overlap), strict=True):
+        for dtype, shape in cases:
+            wanted, num = make(0, seed, shape, dtype), len(ReduceOp) + (3 if shape else 1)
+            assert all(same(each, wanted) for each in values[:num]), (dtype, shape)
+            del values[:num]
+        assert not values
+        assert same(elsewhere, make(0, seed, (6, 5), "float16"))
+
+
+def test_buckets_of_one_actor(bench: Bench) -> None:
+    def build(actors: list[Any], inp: Any) -> list[Any]:
+        first, second = (actors[1].make.bind(inp, (3,), dtype) for dtype in ("float32", "int64"))
+        ((one,), (more, other), (again, last)) = (
+            allreduce.bind(nodes)[0] for nodes in ([[first]], [[first, second]], [[first], [second]])
+        )
+        return [one, more, again, other, last]
+
+    ((*values,),) = bench.run(build, (4,))
+    assert all(same(each, make(1, 4, (3,), "float32")) for each in values[:3])
+    assert all(same(each, make(1, 4, (3,), "int64")) for each in values[3:])
+
+
+def test_what_one_actor_cannot_bring_is_an_error_and_the_graph_goes_on(bench: Bench) -> None:
+    def build(actors: list[Any], inp: Any) -> list[Any]:
+        return allreduce.bind([actors[0].fail_for.bind(inp, 2)])
+
+    (first,), (failed,), (last,) = bench.run(build, (1, 2, 3))
+    assert isinstance(failed, KeyError)
+    assert all(same(value, make(0, seed, (4,), "float32")) for seed, value in ((1, first), (3, last)))
+
+
 # What goes wrong
 
 

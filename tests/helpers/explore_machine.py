@@ -42,7 +42,7 @@ class Machine:
         self.failed = _values_of_failing(plan, failing)
         for collective in plan.collectives:
             parties = set(collective.parties) - {DRIVER}
-            if len(parties) < max(2, len(collective.parties)) or not all(collective.outputs):
+            if len(parties) < max(1, len(collective.parties)) or not all(collective.outputs):
                 raise Stop("bad-use", f"{collective} is no collective")
         self.memory: Memory = []
         self.num_executions = num_executions(plan)

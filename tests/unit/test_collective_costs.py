@@ -106,6 +106,15 @@ def test_by_nccl(kind: CollectiveKind, sent: float, copied: float) -> None:
     assert got.reason == ""
 
 
+@pytest.mark.parametrize("transport", [COPY, NCCL])
+@pytest.mark.parametrize("kind", CollectiveKind)
+@pytest.mark.parametrize("op", [ReduceOp.AVG, ReduceOp.MAX])
+@pytest.mark.parametrize("costs", [COSTS, CostModel()])
+def test_one_party_takes_little(transport: Transport, kind: CollectiveKind, op: ReduceOp, costs: CostModel) -> None:
+    alone, three = (found(kind, transport, 90 * KB, num=num, op=op, costs=costs).time_us for num in (1, 3))
+    assert 0 <= alone <= three
+
+
 def test_a_host_that_enqueues_slowly_is_what_counts() -> None:
     slow = topology(launches=tuple(Launch("GPU-1", o, 100.0) for o in ("copy", "write", "wait", "kernel")))
     costs = replace(COSTS, topology=slow)

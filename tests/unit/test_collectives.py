@@ -116,7 +116,6 @@ def bad_binds() -> dict[str, tuple[Any, dict[str, Any], str]]:
     a, a2, b, b2 = call(A, "grad", inp), call(A, "work", 1), call(B, "grad", inp), call(B, "work", 1)
     return {
         "one actor twice": ([a, a2, b], {}, "A.grad(inp) and A.work(1) are both on the actor A"),
-        "one node": ([a], {}, "given only A.grad(inp)"),
         "no node": ([], {}, "given no nodes"),
         "the input": ([a, inp], {}, "inp, the driver's input"),
         "a part of it": ([a, inp.x], {}, "inp.x, the driver's input"),
@@ -127,7 +126,7 @@ def bad_binds() -> dict[str, tuple[Any, dict[str, Any], str]]:
         "orders of actors": ([[a, b], [b2, a2]], {}, "A.grad(inp), B.work(1), on different actors"),
         "an empty bucket": ([[a], []], {}, "item 1 is an empty list"),
         "a node among lists": ([[a], b], {}, "item 1 is B.grad(inp)"),
-        "one actor in two buckets": ([[a], [a2]], {}, "are both on the actor A"),
+        "one actor in two buckets": ([[a], [a2], [b]], {}, "A.grad(inp), A.work(1), B.grad(inp), on different actors"),
         "all outputs": ([MultiOutputNode([a]), b], {}, "a MultiOutputNode"),
     }
 
@@ -142,9 +141,23 @@ def test_mistakes_name_the_node_and_end_in_a_hint(name: str) -> None:
     assert str(caught.value).startswith("allreduce.bind")
 
 
-def test_at_least_two_actors_is_said_in_the_hint() -> None:
-    with pytest.raises(GraphError, match="at least 2 actors"):
-        bind_collective(ALLGATHER, [call(A, "grad")])
+@pytest.mark.parametrize("kind", CollectiveKind)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_one_actor_is_enough(kind: CollectiveKind, overlap: bool) -> None:
+    (output,) = bind_collective(kind, [call(A, "grad", InputNode())])
+    plan = compiled(call(B, "step", output), overlap=overlap)
+    assert plan.collectives[0].parties == ("A",)
+    assert find_fault(plan) is None
+    assert explore(plan).verdict == "ok"
+    assert simulate(plan, Workload(default_value_bytes=4_000), CostModel(), 2).makespan_us > 0
+
+
+def test_buckets_of_one_actor() -> None:
+    first, second = call(A, "grad", InputNode()), call(A, "work", 1)
+    for given_nodes in ([[first, second]], [[first], [second]]):
+        (row,) = bind_collective(ALLREDUCE, given_nodes)
+        assert [output.parent.members for output in row] == [((first, second),)] * 2
+    assert [len(row) for row in bind_collective(ALLREDUCE, [[first]])] == [1]
 
 
 @pytest.mark.parametrize("kind", [ALLGATHER, REDUCESCATTER, BROADCAST])
@@ -233,7 +246,7 @@ def graphs(draw: st.DrawFn) -> list[Node]:
     users: set[Node] = set()
     for _ in range(draw(st.integers(1, 4))):
         if draw(st.booleans()):
-            parties = draw(st.permutations([A, B, C]))[: draw(st.integers(2, 3))]
+            parties = draw(st.permutations([A, B, C]))[: draw(st.integers(1, 3))]
             members = [draw(st.sampled_from(values[each.id])) for each in parties]
             made = bind_collective(draw(st.sampled_from(CollectiveKind)), members)
         else:

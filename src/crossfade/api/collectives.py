@@ -18,9 +18,9 @@ class AllReduce:
         """Puts an all-reduce into the graph.
 
         Args:
-            nodes: a node of each of at least two actors, giving tensors of one shape and dtype; or a list for each actor of
-                as many nodes each: tensor k of each actor is reduced with tensor k of the others, and tensors of one dtype
-                travel as one. Lists of one tensor of each actor, as in Ray, mean the same.
+            nodes: a node of each of the actors, giving tensors of one shape and dtype; or a list for each actor of as many
+                nodes each: tensor k of each actor is reduced with tensor k of the others, and tensors of one dtype travel
+                as one. Lists of one tensor of each actor, as in Ray, mean the same.
             op: how: a `ReduceOp`, or its name.
             transport: ``gloo`` for CPU tensors; for GPU tensors ``copy`` (by copy engines), `Transport.NCCL`, or ``accelerator``
                 (``"nccl"`` means it too), which chooses of these; ``auto``, the default, which chooses of all. Or a
@@ -44,7 +44,7 @@ class AllGather:
         """Puts an all-gather into the graph.
 
         Args:
-            nodes: a node of each of at least two actors, giving tensors of one shape and dtype with at least one dimension.
+            nodes: a node of each of the actors, giving tensors of one shape and dtype with at least one dimension.
             transport: as for an all-reduce.
 
         Returns:
@@ -63,7 +63,7 @@ class ReduceScatter:
         """Puts a reduce-scatter into the graph.
 
         Args:
-            nodes: a node of each of n actors, at least two, giving tensors of one shape and dtype; n divides dim 0.
+            nodes: a node of each of n actors, giving tensors of one shape and dtype; n divides dim 0.
             op: how: a `ReduceOp`, or its name.
             transport: as for an all-reduce.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
@@ -62,6 +63,11 @@ class CompiledGraph:
         self._keeper = Keeper(self._executions)
         self._submit = self._executions.submit
         self._measured: Timeline | None = None
+        self._id = os.urandom(16).hex()
+
+    def get_id(self) -> str:
+        """A text that no other compiled graph has."""
+        return self._id
 
     # Executing
 
@@ -200,7 +206,7 @@ class CompiledGraph:
         Waits for actors that are in the middle of a method. Threads that wait for a result get a `SessionError` at once.
 
         Args:
-            kill_actors: end the actors too; those in the middle of a method after ``timeout`` (one second by default).
+            kill_actors: end all of its actors too; those in the middle of a method after ``timeout`` (one second by default).
             timeout: the longest wait in seconds; None for ever.
 
         Raises:
@@ -284,8 +290,6 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     session.bury_orphans()
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
     graph = CompiledGraph(session, checked, plan, opened, chosen)
-    for each in (*checked.outputs, *checked.input_parts):
-        each._is_compiled = True
     session.graphs.add(graph)
     session.executions.add(graph._executions)
     if session.is_over:  # another thread has ended it meanwhile, and may not have seen this graph

@@ -15,7 +15,8 @@ from crossfade.api.refs import CallRef, resolve
 from crossfade.api.session import current, require, require_same
 from crossfade.engines.methods import READY
 from crossfade.errors import SessionError, UnknownActor
-from crossfade.graph.nodes import ActorInfo, bind
+from crossfade.graph.actors import ActorInfo, Signatures
+from crossfade.graph.nodes import bind
 from crossfade.not_here import NAMES_OF_ACTORS
 from crossfade.types import DRIVER
 
@@ -128,6 +129,7 @@ class ActorClass:
     def __init__(self, cls: type, options: Mapping[str, Any]) -> None:
         self._cls = cls
         self._options = dict(options)
+        self._signatures = Signatures(cls)
         self.__name__ = cls.__name__
         self.__doc__ = cls.__doc__
 
@@ -146,17 +148,20 @@ class ActorClass:
 
         Raises:
             ActorStartError: less is free than the actor books.
+            TypeError: the arguments do not fit the constructor.
         """
         session = require()
         cls, options = self._cls, self._options
         name: str | None = options.get("name")
         if name is not None and options.get("get_if_exists") and (found := session.find_actor(name)) is not None:
             return ActorHandle(found)
+        if (takes := self._signatures.of_constructor()) is not None:
+            takes.check(cls.__name__, args, kwargs)
         booked = amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
         values = resolve(args), resolve(kwargs)
         actor, gpus = session.enter_actor(cls.__name__, name, booked)
         methods = _methods_of(cls)
-        info = ActorInfo(actor, cls.__name__, session.id, methods, _coroutines_of(cls, methods), gpus)
+        info = ActorInfo(actor, cls.__name__, session.id, methods, _coroutines_of(cls, methods), gpus, self._signatures)
         try:
             session.engine.start_actor(actor, cls, *values, gpus)
         except BaseException:
@@ -256,6 +261,10 @@ class ActorMethod:
 
         Returns:
             The node (`MethodNode`); for a method with several returns a tuple of nodes (`OutputNode`), one for each.
+
+        Raises:
+            TypeError: the arguments do not fit the method.
+            GraphError: a node is where it cannot be found, such as in a set; or the arguments contain themselves.
         """
         if self._name == READY:
             raise AttributeError(
@@ -268,8 +277,12 @@ class ActorMethod:
 
         Returns:
             A reference to the result (`CallRef`); for a method with several returns a list of them.
+
+        Raises:
+            TypeError: the arguments do not fit the method.
         """
         session = require_same(self._info.session, f"actor {self._info.id}")
+        self._info.check_arguments(self._name, args, kwargs)
         num_returns = self._num_returns or self._info.methods[self._name]
         pending = session.engine.call(self._info.id, self._name, resolve(args), resolve(kwargs), num_returns)
         label = f"{self._info.id}.{self._name}"

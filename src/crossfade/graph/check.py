@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
+from crossfade.graph.actors import unknown_method
 from crossfade.graph.collectives import CollectiveNode, CollectiveOutput
 from crossfade.graph.nodes import (
     ActorInfo,
@@ -25,8 +26,8 @@ from crossfade.graph.nodes import (
     describe,
     label_of,
     nodes_in,
-    unknown_method,
 )
+from crossfade.graph.unread import Trace, next_order
 from crossfade.graph.walk import inputs_of, parts_of, walk
 from crossfade.hints import nearest
 from crossfade.types import DRIVER
@@ -80,6 +81,8 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
         UnknownTransport: a node asks for a transport that there is not.
     """
     outputs = _outputs_of(output)
+    for node in outputs:
+        node._is_compiled = True  # whatever comes of it: it is meant as a graph
     nodes = _sorted(walk(outputs))
     for node in nodes:
         if isinstance(node, MethodNode):
@@ -92,7 +95,9 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
             _check_transport(node, asked, transports)
     _check_readers(nodes)
     whole = _only_input(nodes)
-    _check_all_used(nodes, outputs)
+    _check_all_used(nodes, output)
+    for node in nodes:
+        node._is_compiled = True
     methods = tuple(node for node in nodes if isinstance(node, MethodNode))
     used = dict.fromkeys(source for node in methods for source in node.inputs)
     parts = sorted((node for node in used if isinstance(node, InputNode | InputPart)), key=lambda part: part._order)
@@ -296,30 +301,38 @@ def _takes(user: Node, whole: InputNode) -> bool:
 # What is made from them
 
 
-def _check_all_used(nodes: Sequence[Node], outputs: Collection[Node]) -> None:
+def _check_all_used(nodes: Sequence[Node], output: Node) -> None:
     """Everything that was bound, and every part of the input that was asked for, is used.
 
     Nothing in this function, or in the error, refers to what is forgotten: an error that somebody keeps, as interactive
     sessions do with the last one, must not keep alive what the hint says to drop.
     """
-    if _find_forgotten(nodes, outputs) is None:
+    if not _forgotten(nodes, output):
         return
-    gc.collect()  # what the user dropped may still be there, held by a cycle of references
-    error = _find_forgotten(nodes, outputs)
+    gc.collect()  # what an error has named and the user has dropped since may still be there, held by a cycle of references
+    error = _tell_forgotten(nodes, output)
     if error is not None:
         raise error
 
 
-def _find_forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> GraphError | None:
-    forgotten = _forgotten(nodes, outputs)
-    leaves = [node for node in forgotten if isinstance(node, MethodNode | CollectiveNode)]
-    parts = [node for node in forgotten if isinstance(node, InputPart)]
-    if leaves:
-        more = f" (nor {len(leaves) - 1} more calls)" if len(leaves) > 1 else ""
-        return GraphError(
-            f"nothing uses {describe(leaves[0])}{more}, and it is no output of the graph",
-            hint="list it in MultiOutputNode([...]), or drop every reference to it",
-        )
+def _tell_forgotten(nodes: Sequence[Node], output: Node) -> GraphError | None:
+    """The error, which names the first that is forgotten. From now on all of them are told."""
+    forgotten = _forgotten(nodes, output)
+    parts = [each for each in forgotten if isinstance(each, InputPart)]
+    calls = [each for each in forgotten if not isinstance(each, InputPart)]
+    for each in calls:
+        if isinstance(each, Trace):
+            each.told_at = each.told_at or next_order()
+        else:
+            each._is_settled = True
+    if calls:
+        first, num_more = calls[0], len(calls) - 1
+        more = f" (nor {num_more} more call{'s' if num_more > 1 else ''})" if num_more else ""
+        call = first.call if isinstance(first, Trace) else describe(first)
+        hint = "list it in MultiOutputNode([...]), or drop every reference to it"
+        if isinstance(first, Trace):
+            hint = "bind it again and list it in MultiOutputNode([...]), or leave it out and bind the output again"
+        return GraphError(f"nothing uses {call}{more}, and it is no output of the graph", hint=hint)
     if parts:
         return GraphError(
             f"{label_of(parts[0])} was asked for, but no method uses it",
@@ -328,23 +341,24 @@ def _find_forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> GraphEr
     return None
 
 
-def _forgotten(nodes: Sequence[Node], outputs: Collection[Node]) -> list[Node]:
-    """Calls that nothing uses and parts of the input that nothing uses, in the order of their creation. What other graphs were
-    compiled of is used: several may be made of one input, one after the other.
+def _forgotten(nodes: Sequence[Node], output: Node) -> list[MethodNode | CollectiveNode | InputPart | Trace]:
+    """Calls that nothing uses, traces of such calls, and parts of the input that nothing uses, in the order of their creation. What
+    belongs to other graphs is used: several may be made of one input.
     """
-    wanted = set(outputs)
     seen = dict.fromkeys(nodes)
     pending = list(seen)
-    forgotten: list[Node] = []
+    forgotten: dict[MethodNode | CollectiveNode | InputPart | Trace, None] = {}
     while pending:
         node = pending.pop()
         followers = _followers(node)
-        is_used = any(each._users or each._is_compiled or each in wanted for each in (node, *_values(node)))
+        is_used = any(each._users or each._is_compiled for each in (node, *_values(node)))
         if not is_used and isinstance(node, MethodNode | CollectiveNode | InputPart):
-            forgotten.append(node)
+            forgotten[node] = None
+        if node._trace is not None and node._trace.concerns(output._order):
+            forgotten[node._trace] = None
         pending += [each for each in followers if each not in seen]
         seen.update(dict.fromkeys(followers))
-    return sorted(forgotten, key=lambda node: node._order)
+    return sorted(forgotten, key=lambda each: each.order if isinstance(each, Trace) else each._order)
 
 
 def _values(node: Node) -> tuple[OutputNode | CollectiveOutput, ...]:

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -22,6 +23,8 @@ from crossfade.graph.nodes import (
     OutputNode,
     describe,
     label_of,
+    leave_if_unread,
+    settle,
 )
 from crossfade.graph.type_hints import TorchTensorType
 from crossfade.hints import nearest
@@ -43,7 +46,7 @@ class CollectiveNode(Node):
         kind: what they do.
         op: how tensors are reduced, for kinds that reduce.
         root: the rank whose tensor a broadcast gives to all.
-        parties: the actors, in rank order; at least two, each once.
+        parties: the actors, in rank order, each once.
         members: for each rank the nodes whose tensors it brings: the same number for all, or for a broadcast none but the root's.
         inputs: all of them.
         outputs: what the actors get, by rank, then by position: as many for each rank as the root or everybody brings.
@@ -69,7 +72,11 @@ class CollectiveNode(Node):
             CollectiveOutput(self, rank, index) for rank in range(len(parties)) for index in range(num_values)
         )
         for node in self.inputs:
-            node._users.add(self)
+            node._take_to(self)
+
+    def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_exiting():  # as for a MethodNode
+            leave_if_unread(self, self.outputs)
 
     def outputs_at(self, rank: int) -> tuple[CollectiveOutput, ...]:
         """What one actor gets."""
@@ -136,11 +143,22 @@ def bind_collective(
         A node for each actor, or where several tensors were given a list of nodes for each actor.
 
     Raises:
-        GraphError: the nodes are not one for each of at least two actors, or do not fit together.
+        GraphError: the nodes are not one for each of its actors, or do not fit together.
         UnknownTransport: there is no such transport, or not for collectives.
         ValueError: there is no such reduction.
         TypeError: the transport is not given by name.
     """
+    try:
+        collective, gives_lists = _made(kind, nodes, op, root, transport)
+    except (ValueError, TypeError):
+        settle(nodes)
+        raise
+    outputs = [list(collective.outputs_at(rank)) for rank in range(len(collective.parties))]
+    return outputs if gives_lists else [output for (output,) in outputs]
+
+
+def _made(kind: CollectiveKind, nodes: Any, op: Any, root: Any, transport: Any) -> tuple[CollectiveNode, bool]:
+    """The collective, and whether what it gives is given as lists."""
     reduction = _reduction(kind, op) if kind.reduces else None
     asked = _checked_transport(kind, transport)
     if not isinstance(nodes, list | tuple):
@@ -159,8 +177,7 @@ def bind_collective(
     members = [[item for item in row if isinstance(item, Node)] for row in rows]
     collective = CollectiveNode(kind, reduction, root, [row[0] for row in owners], members)
     collective._transport = asked
-    outputs = [list(collective.outputs_at(rank)) for rank in range(len(rows))]
-    return outputs if gives_lists else [output for (output,) in outputs]
+    return collective, gives_lists
 
 
 def _is_guest(kind: CollectiveKind, rank: int, root: int) -> bool:
@@ -210,7 +227,7 @@ def _rows_of(kind: CollectiveKind, nodes: Sequence[Any]) -> tuple[list[list[Any]
             )
     rows = [list(row) for row in nodes]
     owners = [{_actor_of(kind, item).id for item in row} for row in rows]
-    by_actor = all(len(each) == 1 for each in owners)
+    by_actor = all(len(each) == 1 for each in owners) and len(set().union(*owners)) == len(rows)
     _check_lengths(kind, rows)
     if by_actor:
         return rows, True
@@ -278,9 +295,8 @@ def _check_actors(
                 hint="give one node of each actor; for several tensors of an actor: allreduce.bind([[a1, a2], [b1, b2]])",
             )
         first[actor] = row[0]
-    if len(rows) < 2:
-        given = f"only {_shown(rows[0][0])}" if rows else "no nodes"
-        raise GraphError(f"{kind}.bind is given {given}", hint="a collective takes a node of each of at least 2 actors")
+    if not rows:
+        raise GraphError(f"{kind}.bind is given no nodes", hint="a collective takes a node of each of its actors")
 
 
 def _shown(member: Member) -> str:

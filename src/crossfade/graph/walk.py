@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from crossfade.graph.nodes import InputNode, InputPart, MethodNode, MultiOutputNode, Node, OutputNode
+from crossfade.graph.nodes import InputNode, InputPart, Node
 
 __all__ = ["inputs_of", "parts_of", "walk"]
 
@@ -17,14 +16,6 @@ def parts_of(whole: InputNode) -> tuple[InputPart, ...]:
 
 def inputs_of(node: Node) -> tuple[Node, ...]:
     """The nodes that a node is directly made from."""
-    match node:
-        case MethodNode():
-            return node.inputs
-        case InputPart() | OutputNode():
-            return (node.parent,)
-        case MultiOutputNode():
-            given: tuple[Any, ...] = node.nodes
-            return tuple(source for source in given if isinstance(source, Node))
     return node._sources()
 
 

@@ -221,8 +221,8 @@ def _duplicates(plan: Plan, book: Book) -> Iterator[Fault]:
 def _wrong_parties(collective: CollectiveSpec, book: Book) -> Iterator[tuple[str, str]]:
     """What is wrong with a collective, and with which party."""
     name, parties = f"collective {collective.id}", collective.parties
-    if len(set(parties)) < max(2, len(parties)):
-        yield f"{name} is not one of at least two different parties", next(iter(parties), DRIVER)
+    if len(set(parties)) < max(1, len(parties)):
+        yield f"{name} is not one of different parties", next(iter(parties), DRIVER)
     if DRIVER in parties:
         yield f"{DRIVER} takes part in {name}", DRIVER
     if not 0 <= collective.root < max(1, len(parties)):

@@ -192,7 +192,7 @@ class _Nccl(_Way):
             case _:
                 sent, copied = 1.0, 2.0
         sent_bytes = round(sent * size_bytes)
-        ring_us = max(self.alone_us(source, target, sent_bytes) for source, target in self._pairs)
+        ring_us = max((self.alone_us(source, target, sent_bytes) for source, target in self._pairs), default=0.0)
         return ring_us + self.kernel_us(copied * size_bytes)
 
 
@@ -335,7 +335,7 @@ class _Copies(_Way):
         others = [rank for rank in range(self.num) if rank != root]
         time_us = self.kernel_us(2 * pieces[0])
         for piece in pieces:
-            alone_us = max(self.alone_us(root, rank, piece) for rank in others)
+            alone_us = max((self.alone_us(root, rank, piece) for rank in others), default=0.0)
             time_us += alone_us * self._crowding_from(root, piece) + self._signals_us
         return max(time_us, self._host_us(len(pieces), len(pieces) + 1, len(pieces)))
 
