@@ -71,8 +71,8 @@ _ROOMS = {
     ),
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
-        "CrossfadeError DeviceError GetTimeoutError GraphClosed GraphError MissingDependency MutatedValueError PlanError PlanSyntaxError "
-        "SessionError StaticShapeError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
+        "CrossfadeError DeviceError GetTimeoutError GraphClosed GraphError MissingDependency MutatedValueError PlanError "
+        "PlanSyntaxError SessionError StaticShapeError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",
