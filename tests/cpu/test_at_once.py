@@ -217,6 +217,25 @@ def test_threads_get_outputs_of_one_execution_each_as_it_comes(gate: tuple[str, 
 
 
 @pytest.mark.timeout(60)
+def test_an_output_that_was_got_takes_no_room(gate: tuple[str, Callable[[], None]]) -> None:
+    """The other one was dropped: the next execution waits for it, and is not refused."""
+    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+    with InputNode() as inp:
+        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
+    graph = dag.compile(max_inflight=1)
+    late, early = graph.execute(1)
+    assert early.get() == 1
+    with pytest.raises(crossfade.CapacityExceeded):
+        graph.execute(2)
+    del late
+    gate[1]()
+    refs = graph.execute(2)
+    gate[1]()
+    assert crossfade.get([early, *refs]) == [1, 2, 2]
+    graph.teardown()
+
+
+@pytest.mark.timeout(60)
 def test_results_that_came_stay_and_others_end_with_the_graph(gate: tuple[str, Callable[[], None]]) -> None:
     gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
     with InputNode() as inp:

@@ -64,8 +64,9 @@ class Execution:
         return self.values[place] is not NOT_YET
 
     def is_wanted(self) -> bool:
-        """Whether somebody may still get a result."""
-        return any(owner() is not None for owner in self.owners)
+        """Whether the user has a reference to a result that has not been taken in."""
+        owned = zip(self.values, self.owners, strict=False)  # of one that was dropped there are no owners
+        return any(value is NOT_YET and owner() is not None for value, owner in owned)
 
     def drop(self) -> None:
         """Nobody will get a result."""
