@@ -105,17 +105,23 @@ class Wait:
         others: intakes of those of them that come from elsewhere and have been asked for.
     """
 
-    __slots__ = ("_intake", "_others", "_registers", "_siblings")
+    __slots__ = ("_has_taken", "_intake", "_others", "_registers", "_siblings")
 
     def __init__(self, intake: Intake, registers: list[Any], siblings: Sequence[int], others: Sequence[Intake]) -> None:
         self._intake = intake
         self._registers = registers
         self._siblings = siblings
         self._others = others
+        self._has_taken = False
 
     def step(self) -> bool:
         """True if the value is there, or is not waited for."""
-        return self._intake.try_take() or self._has_failure() or any(other.has_failed() for other in self._others)
+        self._has_taken = not self._intake.has_value() and self._intake.try_take()
+        return self._intake.has_value() or self._has_failure() or any(other.has_failed() for other in self._others)
+
+    def has_taken(self) -> bool:
+        """Whether the last call of `step` has taken the value in."""
+        return self._has_taken
 
     def _has_failure(self) -> bool:
         registers = self._registers

@@ -110,12 +110,13 @@ class Waiting:
         if len(values) > 1 or values[0] not in self._is_used_with_others:
             return Bound(intake.try_take if is_collective else intake.take, action, intake.is_idle)
         siblings = self._siblings(values[0], user)
+        is_again = values[0] in self._passed
         if siblings:
             self._passed.add(values[0])
         awaited = [self._arrivals[value] for value in siblings if value in self._asked]
         others = [self.intake(each) for each in awaited if len(self._brought(each)) == 1]
         wait = Wait(intake, self._registers, [self._register(value) for value in siblings], others)
-        return Bound(wait.step, action, wait.is_idle, is_done=intake.has_value)
+        return Bound(wait.step, action, wait.is_idle, is_done=wait.has_taken if is_again else intake.has_value)
 
     def _siblings(self, value: str, user: Action | None) -> list[str]:
         """The other values of the action on whose behalf a value is waited for."""
