@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from crossfade.engines import control
@@ -19,7 +19,7 @@ from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failur
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError, new_key
 from crossfade.host.memory import Memory
-from crossfade.host.processes import await_end, count_oom_kills, describe_exit, is_ending, open_pidfd
+from crossfade.host.processes import KILLED, await_end, count_oom_kills, describe_exit, is_ending, open_pidfd
 from crossfade.host.sockets import Connection, hand_over
 from crossfade.interrupted import passed_through_others
 
@@ -49,6 +49,9 @@ class ActorProcess:
         self.is_created = False
         self.start_failure: Failure | None = None
         self.end = ""  # how it ended, once it has
+        self._is_killed = False  # by us
+        self._has_exited = False  # and it was asked how
+        self._exit_code: int | None = None
         self._is_overdue = False  # it was seen to end, and did not in time
         self.refusal = ""  # why nothing that it says is believed any more
         self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
@@ -107,7 +110,13 @@ class ActorProcess:
     def break_off(self, error: FrameError) -> None:
         """Somebody without the key has written to its control connection: it cannot be talked to any more, and is killed."""
         self.refusal = f"its control connection is broken, {error}; so it was killed"
-        self.popen.kill()
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends it at once. (``Popen.kill`` would ask how it ended, and take "somebody else knows" for "with code 0".)"""
+        with suppress(OSError):  # it is gone, and perhaps buried by another thread
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self._is_killed = True
 
     def error(self) -> ActorError:
         """What became of it."""
@@ -135,17 +144,17 @@ class ActorProcess:
         """Waits for its end. Its exit status, as ``subprocess`` gives it; None if nobody can say.
 
         ``Popen.wait`` has a lock, which a signal's handler would wait for where its own thread has it, and leave others waiting.
+        Also, it takes "somebody else knows" for "with code 0".
         """
-        if self.popen.returncode is not None:
-            return self.popen.returncode
-        try:
-            result = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:
-            return self.popen.poll()  # somebody has waited for it already
-        self.popen.poll()
-        if result is None:
-            return None
-        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        if not self._has_exited:
+            code: int | None = None
+            with suppress(ChildProcessError):  # somebody else has collected it
+                result = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+                if result is not None:
+                    code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+            self._has_exited, self._exit_code = True, code
+            self.popen.poll()
+        return self._exit_code
 
     def describe_end(self, code: int | None) -> str:
         """How it ended. The kernel's choice of a victim looks like any other SIGKILL, so its counter has to tell."""
@@ -153,6 +162,8 @@ class ActorProcess:
             return self.refusal
         if failure := self.side_door.last_words():
             return f"{failure}; its process was ended, for others would have waited for what it had begun there"
+        if code is None and self._is_killed:
+            return KILLED
         text = describe_exit(code)
         if code == -signal.SIGKILL and count_oom_kills() > self.num_oom_kills:
             text += " (memory ran out, and the system ended a process)"
@@ -184,7 +195,7 @@ class ActorProcess:
 
     def discard(self) -> None:
         """Ends it at once, and gives its descriptors back."""
-        self.popen.kill()
+        self.kill()
         self.await_exit()
         self.close()
 

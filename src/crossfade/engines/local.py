@@ -185,7 +185,7 @@ class LocalEngine:
         if process.connection.is_closed:
             self.doorbell.unwatch(process.connection.fileno())
             if not (self._is_closed or process.end or await_end(process.pidfd, _LAST_STEPS_S)):
-                process.popen.kill()  # it is not ending: its program has closed the socket, and it cannot be talked to
+                process.kill()  # it is not ending: its program has closed the socket, and it cannot be talked to
 
     def _take_in(self, process: ActorProcess) -> None:
         while (message := process.connection.take()) is not None:
@@ -367,7 +367,7 @@ class LocalEngine:
         """See the protocol."""
         process = self._processes[actor]
         if not process.end:
-            process.popen.kill()
+            process.kill()
             process.await_exit()
             self._ended(process)
             self.doorbell.nudge()  # our taking its descriptors out may have kept them from waking a thread
@@ -389,7 +389,7 @@ class LocalEngine:
             for process in alive:
                 if not process.end:
                     if not await_end(process.pidfd, deadline - time.monotonic()):
-                        process.popen.kill()
+                        process.kill()
                     process.await_exit()
                     process.end = _SHUT_DOWN
         self.doorbell.nudge()

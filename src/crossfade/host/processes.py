@@ -10,6 +10,7 @@ import signal
 from contextlib import suppress
 
 __all__ = [
+    "KILLED",
     "allow_many_descriptors",
     "await_end",
     "count_oom_kills",
@@ -18,6 +19,8 @@ __all__ = [
     "is_ending",
     "open_pidfd",
 ]
+
+KILLED = "it was killed"
 
 _EXITING = 0x4  # PF_EXITING among the flags in /proc/PID/stat
 
@@ -59,15 +62,21 @@ def allow_many_descriptors() -> None:
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit status as ``subprocess`` gives it, in words: negative numbers are signals."""
+    """An exit status as ``subprocess`` gives it, in words: negative numbers are signals. None: a child's, and nobody can say."""
     if code is None:
-        return "its process is gone"
+        return f"it ended (how is not known: {_why_unknown()})"
     if code >= 0:
         return f"it exited with code {code}"
     try:
         return f"it was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"it was killed by signal {-code}"
+
+
+def _why_unknown() -> str:
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        return "this program ignores SIGCHLD, so the system keeps no exit status of its children"
+    return "somebody else has collected its exit status, by os.waitpid(-1, ...), say"
 
 
 def die_on_hangup(fd: int) -> None:
