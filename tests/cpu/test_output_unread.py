@@ -74,7 +74,8 @@ def test_nothing_is_lost_where_somebody_reads_slowly() -> None:
             while len(shown) < 1500:
                 time.sleep(0.3)  # that is what a slow reader does
                 shown += os.read(out_fd, 100)
-            shown += program.stdout.buffer.read()
+            while more := os.read(out_fd, 1 << 16):
+                shown += more
             told = program.stderr.read()
         finally:
             program.kill()

@@ -12,10 +12,11 @@ from typing import Any
 
 from crossfade.engines import control
 from crossfade.engines.control import send
+from crossfade.engines.fate import Fate
 from crossfade.engines.output import Pipes
 from crossfade.engines.sentinel import SideDoor
 from crossfade.engines.state import ActorState
-from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
+from crossfade.errors import ActorStartError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError, new_key
 from crossfade.host.memory import Memory
@@ -46,9 +47,6 @@ class ActorProcess:
         self.name = name
         self.num_oom_kills = count_oom_kills()
         self.known: set[str] = set()  # peers that it was introduced to
-        self.is_created = False
-        self.start_failure: Failure | None = None
-        self.end = ""  # how it ended, once it has
         self._is_killed = False  # by us
         self._has_exited = False  # and it was asked how
         self._exit_code: int | None = None
@@ -81,6 +79,7 @@ class ActorProcess:
                     os.close(their_lifeline)
                     os.close(keys_fd)
             self.pidfd = open_pidfd(self.popen.pid)
+            self.fate = Fate(name, self.popen.pid)
             undo.pop_all()
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> bool:
@@ -117,20 +116,6 @@ class ActorProcess:
         with suppress(OSError):  # it is gone, and perhaps buried by another thread
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self._is_killed = True
-
-    def error(self) -> ActorError:
-        """What became of it."""
-        error: ActorError
-        if self.start_failure is not None:
-            cause = self.start_failure.to_error()
-            error = ActorStartError(f"actor {self.name} could not be started: {cause}")
-            error.__cause__ = cause
-        elif not self.is_created:
-            error = ActorStartError(f"actor {self.name} is dead: {self.end} before its constructor had returned")
-        else:
-            error = ActorDiedError(f"actor {self.name} is dead: {self.end}")
-        error.actor = self.name
-        return error
 
     def await_ending(self, timeout_s: float) -> bool:
         """Whether it has ended. If it is on its way out, waits for that; but once only where it takes longer."""
@@ -181,17 +166,13 @@ class ActorProcess:
             state = self.side_door.answer(timeout_s)
             if state is not None:
                 return state
-            stacks = "" if self.end else self.side_door.stacks_by_signal(self.popen.pid, _SIGNAL_S)
+            stacks = "" if self.fate.end else self.side_door.stacks_by_signal(self.popen.pid, _SIGNAL_S)
         except (OSError, ValueError):  # another thread has closed the descriptors
             stacks = ""
-        if self.end:
-            return self.obituary()
+        if self.fate.end:
+            return self.fate.obituary()
         why = "it holds the interpreter lock in a long call" if stacks else "it is starting, stopped or ending"
         return ActorState(self.name, self.popen.pid, f"does not answer: {why}", stacks=stacks)
-
-    def obituary(self) -> ActorState:
-        """What it is doing, once it has ended."""
-        return ActorState(self.name, self.popen.pid, f"is dead: {self.end}")
 
     def discard(self) -> None:
         """Ends it at once, and gives its descriptors back."""

@@ -12,7 +12,6 @@ after (3), so (c) comes after (1) and rings; the eventfd remembers the ring if i
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import threading
@@ -89,7 +88,7 @@ class Doorbell:
     """
 
     def __init__(self, memory_fd: int, event_fd: int, *, spin_us: float = DEFAULT_SPIN_US) -> None:
-        self._mapping = mmap.mmap(memory_fd, PAGE_BYTES)
+        self._mapping = Memory(memory_fd).map(PAGE_BYTES)
         self.memory_fd = memory_fd
         self.event_fd = event_fd
         self.flags = memoryview(self._mapping)
