@@ -19,6 +19,8 @@ from crossfade.engines.state import ActorState
 from crossfade.errors import ActorStartError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError, new_key
+from crossfade.host.interpreter import code_to_run, search_path
+from crossfade.host.limits import limit_met
 from crossfade.host.memory import Memory
 from crossfade.host.processes import KILLED, await_end, count_oom_kills, describe_exit, is_ending, open_pidfd
 from crossfade.host.sockets import Connection, hand_over
@@ -27,7 +29,6 @@ from crossfade.interrupted import passed_through_others
 __all__ = ["ActorProcess"]
 
 _SIGNAL_S = 0.5
-_ENTRY = "import sys; sys.path[:] = {path!r}; from crossfade.engines.actor import main; main({arguments})"
 
 
 class ActorProcess:
@@ -55,29 +56,31 @@ class ActorProcess:
         self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
         self.awaited: set[int] = set()  # calls whose reference is alive
         self.replies: dict[int, control.Returned] = {}
-        with ExitStack() as undo:  # all of it goes if something fails
+        with ExitStack() as undo, ExitStack() as theirs:  # of what fails, all goes; what the actor inherits goes anyway
             self.bell_fds = Doorbell.create_fds(name)
             for fd in self.bell_fds:
                 undo.callback(os.close, fd)
-            self.bell = Bell(Memory(os.dup(self.bell_fds[0])), os.dup(self.bell_fds[1]))
+            self.bell = Bell.of(*self.bell_fds)
             undo.callback(self.bell.close)
             keys = new_key(), new_key()
-            self.connection, theirs = Connection.pair(keys[0])
+            self.connection, their_end = Connection.pair(keys[0])
             undo.callback(self.connection.close)
+            theirs.enter_context(their_end)
             door, their_door = Connection.pair(keys[1])
+            undo.callback(door.close)
+            theirs.enter_context(their_door)
             stacks = Memory.create(f"stacks-{name}", 0)
+            undo.callback(stacks.close)
             self.side_door = SideDoor(door, stacks)
-            undo.callback(self.side_door.close)
             their_lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
+            theirs.callback(os.close, their_lifeline)
             keys_fd = hand_over(b"".join(keys))
-            with theirs, their_door:
-                try:
-                    mine = (*self.bell_fds, driver_pidfd, their_lifeline, their_door.fileno(), stacks.fd)
-                    self.popen = _start(name, (theirs.fileno(), keys_fd, *mine), spin_us, pipes)
-                finally:
-                    os.close(their_lifeline)
-                    os.close(keys_fd)
+            theirs.callback(os.close, keys_fd)
+            mine = (*self.bell_fds, driver_pidfd, their_lifeline, their_door.fileno(), stacks.fd)
+            self.popen = _start(name, (their_end.fileno(), keys_fd, *mine), spin_us, pipes)
+            undo.callback(self.popen.wait)
+            undo.callback(self.popen.kill)
             self.pidfd = open_pidfd(self.popen.pid)
             self.fate = Fate(name, self.popen.pid)
             undo.pop_all()
@@ -194,14 +197,16 @@ class ActorProcess:
 
 def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> subprocess.Popen[bytes]:
     """Starts the interpreter of an actor. Until it ignores Ctrl-C, which is the driver's business, it has it blocked."""
-    arguments = ", ".join(map(repr, (*fds, spin_us)))
-    code = _ENTRY.format(path=[str(entry) or os.getcwd() for entry in sys.path], arguments=arguments)
-    command = [sys.executable, "-u", "-c", code]
     stdout, stderr = pipes.for_child
+    path = search_path()
+    command = [sys.executable, "-u", "-c", code_to_run(path.fd, "crossfade.engines.actor", *fds, spin_us)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        inherited = (*fds, path.fd)
+        return subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     except (OSError, subprocess.SubprocessError) as error:
+        if limit_met(error):
+            raise
         failed = ActorStartError(
             f"the process of actor {name} could not be started: {error}",
             hint=f"the interpreter is {sys.executable!r}; is there memory, and room for one more process?",
@@ -210,3 +215,4 @@ def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> sub
         raise failed from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        path.close()

@@ -7,29 +7,31 @@ of a pair made before the start, so nothing listens anywhere and no file is left
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from crossfade.channels.codec import hint_for_unpickling
 from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.control import dump_user
+from crossfade.engines.explained import explained
 from crossfade.engines.fate import Fate
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import State
 from crossfade.engines.unpicklable import CulpritNamed, arguments
-from crossfade.errors import ActorError, ActorStartError, Failure, SessionError
+from crossfade.errors import ActorError, ActorStartError, Failure, GraphError, SessionError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.frames import FrameError
+from crossfade.host.limits import allow_many_descriptors
 from crossfade.host.loop_bell import LoopBell
-from crossfade.host.processes import allow_many_descriptors, await_end, open_pidfd
+from crossfade.host.processes import await_end, open_pidfd
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
@@ -112,9 +114,17 @@ class LocalEngine:
     def __init__(self, *, spin_us: float = DEFAULT_SPIN_US, log_to_driver: bool = True) -> None:
         allow_many_descriptors()
         self._spin_us = spin_us
-        self.bell_fds = Doorbell.create_fds(DRIVER)
-        self.doorbell = Doorbell(*self.bell_fds, spin_us=spin_us)
-        self.pidfd = open_pidfd(os.getpid())
+        with explained(SessionError, "the session could not be started"), ExitStack() as undo:
+            self.pidfd = open_pidfd(os.getpid())
+            undo.callback(os.close, self.pidfd)
+            self._output = Output() if log_to_driver else None
+            if self._output is not None:
+                undo.callback(self._output.close)
+            self.bell_fds = Doorbell.create_fds(DRIVER)
+            for fd in self.bell_fds:
+                undo.callback(os.close, fd)
+            self.doorbell = Doorbell(*self.bell_fds, spin_us=spin_us)
+            undo.pop_all()
         self._processes: dict[str, ActorProcess] = {}  # of those that have not ended
         self._fates: dict[str, Fate] = {}  # of all
         self._numbers = itertools.count()
@@ -122,16 +132,15 @@ class LocalEngine:
         self._is_closed = False
         self._ending = threading.RLock()
         self._introducing = threading.Lock()
-        self._output = Output() if log_to_driver else None
 
     def start_actor(
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
         """See the protocol."""
-        things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
-        with CulpritNamed(things):
-            payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
-        try:
+        with explained(ActorStartError, f"actor {actor} could not be started"):
+            things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
+            with CulpritNamed(things):
+                payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
             with Pipes(self._output) as pipes:
                 process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
                 try:
@@ -143,13 +152,6 @@ class LocalEngine:
                         self.doorbell.unwatch(fd)
                     process.discard()
                     raise
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise ActorStartError(
-                f"actor {actor} could not be started: {error.strerror}",
-                hint="an actor takes about ten descriptors of its driver: raise the hard limit (ulimit -Hn), or kill actors",
-            ) from error
         process.send(control.Create(actor, self._spin_us, payload, gpus))
 
     def _take_on(self, process: ActorProcess, pipes: Pipes) -> None:
@@ -266,7 +268,8 @@ class LocalEngine:
                 raise SessionError(f"the graph was not compiled: {_SHUT_DOWN}")
             self._plans[number] = opened
         try:
-            opened.open(calls)
+            with explained(GraphError, "the graph was not compiled"):
+                opened.open(calls)
         except BaseException:
             opened.leave()
             raise

@@ -115,6 +115,7 @@ class Pipes:
             pidfd: readable once that has ended; a duplicate is kept.
         """
         if self._output is not None:
+            end_fd = os.dup(pidfd)  # first of all, since it may raise
             self._undo.pop_all()
             for fd in self.for_child:
                 if fd is not None:
@@ -124,7 +125,7 @@ class Pipes:
                 _Stream(actor, fd, name, each)
                 for fd, name, each in zip(self._read_fds, ("stdout", "stderr"), lines, strict=True)
             ]
-            self._output.add(os.dup(pidfd), streams)
+            self._output.add(end_fd, streams)
 
     def __exit__(self, *exception: object) -> None:
         self._undo.close()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import select
 import signal
 from contextlib import suppress
 
 __all__ = [
     "KILLED",
-    "allow_many_descriptors",
     "await_end",
     "count_oom_kills",
     "describe_exit",
@@ -51,14 +49,6 @@ def is_ending(pid: int) -> bool:
     except OSError:  # no descriptor left, say: nothing is known
         return False
     return state in "ZX" or bool(int(words[5]) & _EXITING)
-
-
-def allow_many_descriptors() -> None:
-    """Raises this process's limit of open descriptors as far as it may: each peer takes three, and each plan one for each heap."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def describe_exit(code: int | None) -> str:
