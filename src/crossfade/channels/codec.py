@@ -13,6 +13,7 @@ from functools import cache
 from io import BytesIO
 from typing import Any
 
+from crossfade.channels.fitting import Fitting
 from crossfade.channels.layout import Encoded, Pickled, encode, split
 from crossfade.errors import Failure
 
@@ -79,6 +80,11 @@ def _has_torch() -> bool:
 
 
 def _dump(value: object, kind: type, *, keeps_devices: bool = False) -> Pickled:
+    with Fitting(value):
+        return _dumped(value, kind, keeps_devices=keeps_devices)
+
+
+def _dumped(value: object, kind: type, *, keeps_devices: bool) -> Pickled:
     if kind in _by_cloudpickle:
         return _dump_by_cloudpickle(value, keeps_devices=keeps_devices)
     try:
@@ -109,13 +115,14 @@ def _dump_plain(value: object) -> Pickled:
 
 def dump_constants(value: object) -> Pickled:
     """A value as a pickle that cloudpickle has made, for a reader who has its tensors to itself: they come back as they are."""
-    if _has_torch():
-        from crossfade.channels import tensors
+    with Fitting(value):
+        if _has_torch():
+            from crossfade.channels import tensors
 
-        kept = tensors.OwnTensorReducer()
-        data = tensors.dump_by_cloudpickle(value, kept)
-        return Pickled(data, [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
-    return _dump_by_cloudpickle(value)
+            kept = tensors.OwnTensorReducer()
+            data = tensors.dump_by_cloudpickle(value, kept)
+            return Pickled(data, [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
+        return _dump_by_cloudpickle(value)
 
 
 def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
@@ -142,13 +149,14 @@ def _dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickl
 
 def dump_in_band(value: object) -> bytes:
     """A value as one pickle, by cloudpickle: all of it may be changed where it is read. Tensors come back as they are."""
-    if _has_torch():
-        from crossfade.channels import tensors
+    with Fitting(value):
+        if _has_torch():
+            from crossfade.channels import tensors
 
-        return tensors.dump_by_cloudpickle(value, tensors.OwnTensorReducer(), is_in_band=True)
-    import cloudpickle
+            return tensors.dump_by_cloudpickle(value, tensors.OwnTensorReducer(), is_in_band=True)
+        import cloudpickle
 
-    return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+        return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
 
 
 def decode(

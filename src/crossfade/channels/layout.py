@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from crossfade.channels.bulk_copy import copy_bytes
+from crossfade.channels.fitting import refuse_too_large
 from crossfade.host.memory import align
 
 __all__ = ["Encoded", "Parts", "Pickled", "buffer_places", "encode", "split"]
@@ -69,7 +70,12 @@ class Encoded(NamedTuple):
             copy_bytes(target[offset : offset + data.nbytes], data)
 
     def to_bytes(self) -> bytes:
-        """The message in one piece."""
+        """The message in one piece.
+
+        Raises:
+            MemoryError: it is larger than the memory that is available.
+        """
+        refuse_too_large(self.size_bytes)
         whole = bytearray(self.size_bytes)
         self.copy_into(memoryview(whole))
         return bytes(whole)

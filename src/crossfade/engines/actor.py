@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import pickle
@@ -20,6 +21,7 @@ from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.exchanges import Exchanges
+from crossfade.engines.explained import explained
 from crossfade.engines.fault_place import fault_text
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.meeting import meet
@@ -31,8 +33,8 @@ from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import KEY_BYTES, FrameError
+from crossfade.host.limits import allow_many_descriptors, reserve_descriptors, with_reserve
 from crossfade.host.memory import Memory
-from crossfade.host.processes import allow_many_descriptors
 from crossfade.host.sockets import Connection, take_over
 from crossfade.plan.actions import Verb
 from crossfade.plan.call import Call
@@ -89,6 +91,7 @@ class _Actor:
         self._instance: Any = None
         self._has_mail = False
         self._num_turns = 0
+        self._first_reserved = 0  # descriptor, when the last message came
         self._is_stopped = False
         self.is_forked = False
         self._devices: ActorDevices | None = None
@@ -162,7 +165,8 @@ class _Actor:
             return self._is_stopped
         self._has_mail = False
         while not self._is_stopped:
-            message = self._connection.take()
+            with with_reserve() as self._first_reserved:
+                message = self._connection.take()
             if message is None:
                 self._is_stopped = self._connection.is_closed
                 break
@@ -280,7 +284,9 @@ class _Actor:
 
     def _open(self, message: control.OpenPlan, fds: tuple[int, ...]) -> None:
         try:
-            self._parts[message.number] = part = self._part(message, list(fds))
+            with explained(ChannelError, f"actor {self._name} has no room for them"):
+                self._refuse_reserved(fds)
+                self._parts[message.number] = part = self._part(message, list(fds))
             self._running.append(part)
             failure = None
         except _NotUnpickled as error:
@@ -289,6 +295,12 @@ class _Actor:
         except Exception as error:
             failure = Failure.capture(error, actor=self._name, node="opening its channels")
         send(self._connection, control.Opened(message.number, failure))
+
+    def _refuse_reserved(self, fds: Sequence[int]) -> None:
+        if max(fds) >= self._first_reserved:
+            for fd in fds:
+                os.close(fd)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _part(self, message: control.OpenPlan, fds: list[int]) -> _Part:
         board_memory = Memory(fds.pop(0))
@@ -429,6 +441,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     allow_many_descriptors()
+    reserve_descriptors()
     for fd in (control_fd, bell_memory_fd, bell_fd, driver_pidfd, lifeline_fd, door_fd, stacks_fd):
         os.set_inheritable(fd, False)  # they are this process's, not those of programs that it starts
     keys = take_over(keys_fd, 2 * KEY_BYTES)

@@ -7,26 +7,28 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from crossfade.engines import control
 from crossfade.engines.control import send
+from crossfade.engines.fate import Fate
 from crossfade.engines.output import Pipes
 from crossfade.engines.sentinel import SideDoor
 from crossfade.engines.state import ActorState
-from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
+from crossfade.errors import ActorStartError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError, new_key
+from crossfade.host.interpreter import code_to_run, search_path
+from crossfade.host.limits import limit_met
 from crossfade.host.memory import Memory
-from crossfade.host.processes import await_end, count_oom_kills, describe_exit, is_ending, open_pidfd
+from crossfade.host.processes import KILLED, await_end, count_oom_kills, describe_exit, is_ending, open_pidfd
 from crossfade.host.sockets import Connection, hand_over
 from crossfade.interrupted import passed_through_others
 
 __all__ = ["ActorProcess"]
 
 _SIGNAL_S = 0.5
-_ENTRY = "import sys; sys.path[:] = {path!r}; from crossfade.engines.actor import main; main({arguments})"
 
 
 class ActorProcess:
@@ -46,38 +48,41 @@ class ActorProcess:
         self.name = name
         self.num_oom_kills = count_oom_kills()
         self.known: set[str] = set()  # peers that it was introduced to
-        self.is_created = False
-        self.start_failure: Failure | None = None
-        self.end = ""  # how it ended, once it has
+        self._is_killed = False  # by us
+        self._has_exited = False  # and it was asked how
+        self._exit_code: int | None = None
         self._is_overdue = False  # it was seen to end, and did not in time
         self.refusal = ""  # why nothing that it says is believed any more
         self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
         self.awaited: set[int] = set()  # calls whose reference is alive
         self.replies: dict[int, control.Returned] = {}
-        with ExitStack() as undo:  # all of it goes if something fails
+        with ExitStack() as undo, ExitStack() as theirs:  # of what fails, all goes; what the actor inherits goes anyway
             self.bell_fds = Doorbell.create_fds(name)
             for fd in self.bell_fds:
                 undo.callback(os.close, fd)
-            self.bell = Bell(Memory(os.dup(self.bell_fds[0])), os.dup(self.bell_fds[1]))
+            self.bell = Bell.of(*self.bell_fds)
             undo.callback(self.bell.close)
             keys = new_key(), new_key()
-            self.connection, theirs = Connection.pair(keys[0])
+            self.connection, their_end = Connection.pair(keys[0])
             undo.callback(self.connection.close)
+            theirs.enter_context(their_end)
             door, their_door = Connection.pair(keys[1])
+            undo.callback(door.close)
+            theirs.enter_context(their_door)
             stacks = Memory.create(f"stacks-{name}", 0)
+            undo.callback(stacks.close)
             self.side_door = SideDoor(door, stacks)
-            undo.callback(self.side_door.close)
             their_lifeline, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
+            theirs.callback(os.close, their_lifeline)
             keys_fd = hand_over(b"".join(keys))
-            with theirs, their_door:
-                try:
-                    mine = (*self.bell_fds, driver_pidfd, their_lifeline, their_door.fileno(), stacks.fd)
-                    self.popen = _start(name, (theirs.fileno(), keys_fd, *mine), spin_us, pipes)
-                finally:
-                    os.close(their_lifeline)
-                    os.close(keys_fd)
+            theirs.callback(os.close, keys_fd)
+            mine = (*self.bell_fds, driver_pidfd, their_lifeline, their_door.fileno(), stacks.fd)
+            self.popen = _start(name, (their_end.fileno(), keys_fd, *mine), spin_us, pipes)
+            undo.callback(self.popen.wait)
+            undo.callback(self.popen.kill)
             self.pidfd = open_pidfd(self.popen.pid)
+            self.fate = Fate(name, self.popen.pid)
             undo.pop_all()
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> bool:
@@ -107,21 +112,13 @@ class ActorProcess:
     def break_off(self, error: FrameError) -> None:
         """Somebody without the key has written to its control connection: it cannot be talked to any more, and is killed."""
         self.refusal = f"its control connection is broken, {error}; so it was killed"
-        self.popen.kill()
+        self.kill()
 
-    def error(self) -> ActorError:
-        """What became of it."""
-        error: ActorError
-        if self.start_failure is not None:
-            cause = self.start_failure.to_error()
-            error = ActorStartError(f"actor {self.name} could not be started: {cause}")
-            error.__cause__ = cause
-        elif not self.is_created:
-            error = ActorStartError(f"actor {self.name} is dead: {self.end} before its constructor had returned")
-        else:
-            error = ActorDiedError(f"actor {self.name} is dead: {self.end}")
-        error.actor = self.name
-        return error
+    def kill(self) -> None:
+        """Ends it at once. (``Popen.kill`` would ask how it ended, and take "somebody else knows" for "with code 0".)"""
+        with suppress(OSError):  # it is gone, and perhaps buried by another thread
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self._is_killed = True
 
     def await_ending(self, timeout_s: float) -> bool:
         """Whether it has ended. If it is on its way out, waits for that; but once only where it takes longer."""
@@ -135,17 +132,17 @@ class ActorProcess:
         """Waits for its end. Its exit status, as ``subprocess`` gives it; None if nobody can say.
 
         ``Popen.wait`` has a lock, which a signal's handler would wait for where its own thread has it, and leave others waiting.
+        Also, it takes "somebody else knows" for "with code 0".
         """
-        if self.popen.returncode is not None:
-            return self.popen.returncode
-        try:
-            result = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:
-            return self.popen.poll()  # somebody has waited for it already
-        self.popen.poll()
-        if result is None:
-            return None
-        return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        if not self._has_exited:
+            code: int | None = None
+            with suppress(ChildProcessError):  # somebody else has collected it
+                result = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+                if result is not None:
+                    code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+            self._has_exited, self._exit_code = True, code
+            self.popen.poll()
+        return self._exit_code
 
     def describe_end(self, code: int | None) -> str:
         """How it ended. The kernel's choice of a victim looks like any other SIGKILL, so its counter has to tell."""
@@ -153,6 +150,8 @@ class ActorProcess:
             return self.refusal
         if failure := self.side_door.last_words():
             return f"{failure}; its process was ended, for others would have waited for what it had begun there"
+        if code is None and self._is_killed:
+            return KILLED
         text = describe_exit(code)
         if code == -signal.SIGKILL and count_oom_kills() > self.num_oom_kills:
             text += " (memory ran out, and the system ended a process)"
@@ -170,21 +169,17 @@ class ActorProcess:
             state = self.side_door.answer(timeout_s)
             if state is not None:
                 return state
-            stacks = "" if self.end else self.side_door.stacks_by_signal(self.popen.pid, _SIGNAL_S)
+            stacks = "" if self.fate.end else self.side_door.stacks_by_signal(self.popen.pid, _SIGNAL_S)
         except (OSError, ValueError):  # another thread has closed the descriptors
             stacks = ""
-        if self.end:
-            return self.obituary()
+        if self.fate.end:
+            return self.fate.obituary()
         why = "it holds the interpreter lock in a long call" if stacks else "it is starting, stopped or ending"
         return ActorState(self.name, self.popen.pid, f"does not answer: {why}", stacks=stacks)
 
-    def obituary(self) -> ActorState:
-        """What it is doing, once it has ended."""
-        return ActorState(self.name, self.popen.pid, f"is dead: {self.end}")
-
     def discard(self) -> None:
         """Ends it at once, and gives its descriptors back."""
-        self.popen.kill()
+        self.kill()
         self.await_exit()
         self.close()
 
@@ -202,14 +197,16 @@ class ActorProcess:
 
 def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> subprocess.Popen[bytes]:
     """Starts the interpreter of an actor. Until it ignores Ctrl-C, which is the driver's business, it has it blocked."""
-    arguments = ", ".join(map(repr, (*fds, spin_us)))
-    code = _ENTRY.format(path=[str(entry) or os.getcwd() for entry in sys.path], arguments=arguments)
-    command = [sys.executable, "-u", "-c", code]
     stdout, stderr = pipes.for_child
+    path = search_path()
+    command = [sys.executable, "-u", "-c", code_to_run(path.fd, "crossfade.engines.actor", *fds, spin_us)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        inherited = (*fds, path.fd)
+        return subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     except (OSError, subprocess.SubprocessError) as error:
+        if limit_met(error):
+            raise
         failed = ActorStartError(
             f"the process of actor {name} could not be started: {error}",
             hint=f"the interpreter is {sys.executable!r}; is there memory, and room for one more process?",
@@ -218,3 +215,4 @@ def _start(name: str, fds: tuple[int, ...], spin_us: float, pipes: Pipes) -> sub
         raise failed from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        path.close()

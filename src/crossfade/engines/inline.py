@@ -23,7 +23,7 @@ from crossfade.engines.protocol import ActorStatistics, Arrival
 from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
 from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
-from crossfade.host.processes import describe_exit
+from crossfade.host.processes import KILLED, describe_exit
 from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.spans import Span
@@ -35,8 +35,6 @@ from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
 __all__ = ["InlineEngine"]
-
-KILLED = "it was killed"
 
 
 def _copied(value: Any) -> Any:

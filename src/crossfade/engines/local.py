@@ -7,28 +7,31 @@ of a pair made before the start, so nothing listens anywhere and no file is left
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from crossfade.channels.codec import hint_for_unpickling
 from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.control import dump_user
+from crossfade.engines.explained import explained
+from crossfade.engines.fate import Fate
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import State
 from crossfade.engines.unpicklable import CulpritNamed, arguments
-from crossfade.errors import ActorError, ActorStartError, Failure, SessionError
+from crossfade.errors import ActorError, ActorStartError, Failure, GraphError, SessionError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell, Doorbell
 from crossfade.host.frames import FrameError
+from crossfade.host.limits import allow_many_descriptors
 from crossfade.host.loop_bell import LoopBell
-from crossfade.host.processes import allow_many_descriptors, await_end, open_pidfd
+from crossfade.host.processes import await_end, open_pidfd
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
@@ -59,7 +62,7 @@ class _LocalCall:
 
     def is_done(self) -> bool:
         """See the protocol."""
-        return self._has_value or self._number in self._process.replies or bool(self._process.end)
+        return self._has_value or self._number in self._process.replies or bool(self._process.fate.end)
 
     def wait(self, timeout_s: float | None) -> bool:
         """See the protocol."""
@@ -82,7 +85,7 @@ class _LocalCall:
                         self._value = value
                         self._has_value = True
                 elif not self._has_value:
-                    raise self._process.error()
+                    raise self._process.fate.error()
                 self._process.replies.pop(self._number, None)  # not before: is_done looks for it
         return self._value
 
@@ -111,42 +114,44 @@ class LocalEngine:
     def __init__(self, *, spin_us: float = DEFAULT_SPIN_US, log_to_driver: bool = True) -> None:
         allow_many_descriptors()
         self._spin_us = spin_us
-        self.bell_fds = Doorbell.create_fds(DRIVER)
-        self.doorbell = Doorbell(*self.bell_fds, spin_us=spin_us)
-        self.pidfd = open_pidfd(os.getpid())
-        self._processes: dict[str, ActorProcess] = {}
+        with explained(SessionError, "the session could not be started"), ExitStack() as undo:
+            self.pidfd = open_pidfd(os.getpid())
+            undo.callback(os.close, self.pidfd)
+            self._output = Output() if log_to_driver else None
+            if self._output is not None:
+                undo.callback(self._output.close)
+            self.bell_fds = Doorbell.create_fds(DRIVER)
+            for fd in self.bell_fds:
+                undo.callback(os.close, fd)
+            self.doorbell = Doorbell(*self.bell_fds, spin_us=spin_us)
+            undo.pop_all()
+        self._processes: dict[str, ActorProcess] = {}  # of those that have not ended
+        self._fates: dict[str, Fate] = {}  # of all
         self._numbers = itertools.count()
         self._plans: dict[int, LocalPlan] = {}
         self._is_closed = False
         self._ending = threading.RLock()
         self._introducing = threading.Lock()
-        self._output = Output() if log_to_driver else None
 
     def start_actor(
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
         """See the protocol."""
-        things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
-        with CulpritNamed(things):
-            payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
-        try:
+        with explained(ActorStartError, f"actor {actor} could not be started"):
+            things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
+            with CulpritNamed(things):
+                payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
             with Pipes(self._output) as pipes:
                 process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
                 try:
                     self._take_on(process, pipes)
                 except BaseException:
                     self._processes.pop(actor, None)
+                    self._fates.pop(actor, None)
                     for fd in (process.connection.fileno(), process.pidfd):
                         self.doorbell.unwatch(fd)
                     process.discard()
                     raise
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise ActorStartError(
-                f"actor {actor} could not be started: {error.strerror}",
-                hint="an actor takes about ten descriptors of its driver: raise the hard limit (ulimit -Hn), or kill actors",
-            ) from error
         process.send(control.Create(actor, self._spin_us, payload, gpus))
 
     def _take_on(self, process: ActorProcess, pipes: Pipes) -> None:
@@ -157,6 +162,7 @@ class LocalEngine:
             self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
             pipes.follow(process.name, process.popen.pid, process.pidfd)
             self.doorbell.watch(process.pidfd, lambda: self._ended(process))
+            self._fates[process.name] = process.fate
             self._processes[process.name] = process
             self._refuse_if_closed(process)  # a signal's handler may have closed it in the middle of this
 
@@ -165,15 +171,15 @@ class LocalEngine:
             raise SessionError(f"actor {process.name} was not started: {_SHUT_DOWN}")
 
     def _process(self, actor: str) -> ActorProcess:
-        process = self._processes[actor]
-        if process.end or process.start_failure:
-            raise process.error()
+        process, fate = self._processes.get(actor), self._fates[actor]
+        if process is None or fate.is_over:
+            raise fate.error()
         return process
 
     def _receive(self, process: ActorProcess) -> None:
         """Takes in what an actor has sent."""
         with self._ending:  # another thread may be burying it
-            if not process.end:
+            if not process.fate.end:
                 self._take_replies(process)
 
     def _take_replies(self, process: ActorProcess) -> None:
@@ -184,16 +190,16 @@ class LocalEngine:
                 process.break_off(error)
         if process.connection.is_closed:
             self.doorbell.unwatch(process.connection.fileno())
-            if not (self._is_closed or process.end or await_end(process.pidfd, _LAST_STEPS_S)):
-                process.popen.kill()  # it is not ending: its program has closed the socket, and it cannot be talked to
+            if not (self._is_closed or process.fate.end or await_end(process.pidfd, _LAST_STEPS_S)):
+                process.kill()  # it is not ending: its program has closed the socket, and it cannot be talked to
 
     def _take_in(self, process: ActorProcess) -> None:
         while (message := process.connection.take()) is not None:
             reply = pickle.loads(message.payload)
             match reply:
                 case control.Created():
-                    process.is_created = reply.failure is None
-                    process.start_failure = reply.failure
+                    process.fate.is_created = reply.failure is None
+                    process.fate.start_failure = reply.failure
                 case control.Returned():
                     process.replies[reply.number] = reply
                     if (
@@ -217,17 +223,18 @@ class LocalEngine:
     def _ended(self, process: ActorProcess) -> None:
         """An actor's process has ended."""
         with self._ending:
-            if not process.end:
+            if not process.fate.end:
                 self._bury(process)
 
     def _bury(self, process: ActorProcess) -> None:
         self._take_replies(process)  # its last words
         self.doorbell.unwatch(process.pidfd)
         self.doorbell.unwatch(process.connection.fileno())
-        process.end = process.describe_end(process.await_exit())
+        process.fate.end = process.describe_end(process.await_exit())
         process.close()
+        self._processes.pop(process.name, None)
         for plan in list(self._plans.values()):
-            plan.lose(process.name, process.error())
+            plan.lose(process.name, process.fate.error())
 
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
@@ -261,7 +268,8 @@ class LocalEngine:
                 raise SessionError(f"the graph was not compiled: {_SHUT_DOWN}")
             self._plans[number] = opened
         try:
-            opened.open(calls)
+            with explained(GraphError, "the graph was not compiled"):
+                opened.open(calls)
         except BaseException:
             opened.leave()
             raise
@@ -269,30 +277,36 @@ class LocalEngine:
 
     def _await_created(self, actor: str) -> None:
         process = self._process(actor)
-        self.doorbell.wait_until(lambda: process.is_created or process.start_failure or process.end)
+        self.doorbell.wait_until(lambda: process.fate.is_created or process.fate.is_over)
         self._process(actor)
 
     def introduce(self, actor: str, peer: str) -> None:
         """Makes a peer's doorbell and process known to an actor, once."""
-        process = self._processes[actor]
+        process = self._process(actor)
         with self._introducing:  # a thread that finds the peer known must not overtake the one that makes it so
             if peer not in process.known:
-                other = None if peer == DRIVER else self._processes.get(peer)
+                other = None if peer == DRIVER else self._process(peer)
                 fds = (*self.bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
                 process.send(control.Introduce(peer), fds)
                 process.known.add(peer)
 
     def send(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> bool:
         """Sends a control message to an actor. False if it is sent afterwards."""
-        return self._processes[actor].send(message, fds)
+        process = self._processes.get(actor)
+        return process is None or process.send(message, fds)
 
     def flush(self, actor: str) -> bool:
         """Sends what `send` has left for afterwards. False if that cannot be yet."""
-        return self._processes[actor].flush()
+        process = self._processes.get(actor)
+        return process is None or process.flush()
 
     def bell(self, actor: str) -> Bell:
-        """An actor's doorbell."""
-        return self._processes[actor].bell
+        """An actor's doorbell.
+
+        Raises:
+            ActorError: it has ended.
+        """
+        return self._process(actor).bell
 
     def hear(self) -> None:
         """Takes in what has come until now: when this returns, plans know of deaths and faults that were to be known before."""
@@ -303,22 +317,22 @@ class LocalEngine:
     def bury_ending(self, actors: Sequence[str]) -> None:
         """Plans know of the deaths that others may have noticed by now, when this returns. Waits for those who are ending."""
         deadline = time.monotonic() + _ENDING_S
-        for process in [self._processes[actor] for actor in actors]:
+        for process in [found for actor in actors if (found := self._processes.get(actor))]:
             with self._ending:
-                if process.end or not process.await_ending(deadline - time.monotonic()):
+                if process.fate.end or not process.await_ending(deadline - time.monotonic()):
                     continue
                 self._bury(process)
             self.doorbell.nudge()  # see `kill`
 
     def is_alive(self, actor: str) -> bool:
         """Whether an actor's process still runs, as far as is known."""
-        return not self._processes[actor].end
+        return not self._fates[actor].end
 
     def has_ended(self, actor: str) -> bool:
         """See the protocol."""
         self.doorbell.pump()  # deaths that nobody has waited for
-        process = self._processes.get(actor)
-        return process is None or bool(process.end or process.start_failure)
+        fate = self._fates.get(actor)
+        return fate is None or fate.is_over
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
@@ -326,7 +340,7 @@ class LocalEngine:
 
     def error_of(self, actor: str) -> ActorError:
         """What became of an actor that is not alive."""
-        return self._processes[actor].error()
+        return self._fates[actor].error()
 
     def await_answers(self, is_complete: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until answers have come in; False if the time passed."""
@@ -343,13 +357,13 @@ class LocalEngine:
 
     def look(self, timeout_s: float) -> State:
         """See the protocol."""
-        asked = [process for process in list(self._processes.values()) if not process.end]
+        asked = list(self._processes.values())
         for process in asked:
             process.side_door.ask()
         deadline = time.monotonic() + timeout_s
         actors = [process.look(max(0.0, deadline - time.monotonic())) for process in asked]
         told = {actor.actor for actor in actors}
-        actors += [p.obituary() for p in list(self._processes.values()) if p.end and p.name not in told]
+        actors += [fate.obituary() for fate in list(self._fates.values()) if fate.end and fate.name not in told]
         return State(tuple(actors), {number: plan.rings() for number, plan in list(self._plans.items())})
 
     def disown(self) -> None:
@@ -365,9 +379,9 @@ class LocalEngine:
 
     def kill(self, actor: str) -> None:
         """See the protocol."""
-        process = self._processes[actor]
-        if not process.end:
-            process.popen.kill()
+        process = self._processes.get(actor)
+        if process is not None:
+            process.kill()
             process.await_exit()
             self._ended(process)
             self.doorbell.nudge()  # our taking its descriptors out may have kept them from waking a thread
@@ -380,18 +394,18 @@ class LocalEngine:
             self._is_closed = True
         for plan in list(self._plans.values()):
             plan.abandon()
-        alive = [process for process in self._processes.values() if not process.end]
+        alive = list(self._processes.values())
         for process in alive:
             process.connection.hang_up()  # a Stop message would wait behind what another thread is sending
             process.bell.announce_mail()
         deadline = time.monotonic() + _GRACE_S
         with self._ending:  # another thread may find out that they end, and bury them
             for process in alive:
-                if not process.end:
+                if not process.fate.end:
                     if not await_end(process.pidfd, deadline - time.monotonic()):
-                        process.popen.kill()
+                        process.kill()
                     process.await_exit()
-                    process.end = _SHUT_DOWN
+                    process.fate.end = _SHUT_DOWN
         self.doorbell.nudge()
         try:
             if self._output is not None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.fitting import Fitting
 from crossfade.engines import control
 from crossfade.engines.board import (
     board_size_bytes,
@@ -349,7 +350,8 @@ class LocalPlan:
 
 def _pickled(nodes: Sequence[NodeSpec], calls: Mapping[str, Call]) -> control.Constants:
     """What was bound to the methods of nodes of one actor."""
-    with CulpritNamed(constants(nodes, calls)):
+    mine = [(calls[node.id].args, calls[node.id].kwargs) for node in nodes]
+    with CulpritNamed(constants(nodes, calls)), Fitting(mine):
         return control.Constants.of({node.id: calls[node.id] for node in nodes})
 
 

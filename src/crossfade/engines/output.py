@@ -2,22 +2,24 @@
 
 An actor's stdout and stderr are pipes. One thread of the driver, started with the first actor, sleeps on all of them and writes
 whole lines to ``sys.stdout`` and ``sys.stderr`` as they are at that moment (pytest and notebooks replace them).
+
+It waits as long as nobody reads those (as a pager does not that nobody scrolls), and its actors wait with it once their pipes are
+full. Only `Output.close` gives up: a second after somebody has last taken anything.
 """
 
 from __future__ import annotations
 
-import array
 import codecs
-import fcntl
 import os
 import select
-import sys
-import termios
 import threading
 from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
+
+from crossfade.engines.writing import fd_of, has_room, num_unread, pieces, write, write_beside
 
 __all__ = ["MAX_LINE_LETTERS", "Lines", "Output", "Pipes"]
 
@@ -26,10 +28,15 @@ MAX_LINE_LETTERS = 1 << 16
 
 _CHUNK_BYTES = 1 << 16
 
-_writing = threading.Lock()
-"""Held while the thread writes. A fork waits for it, so that the child has no half-written buffer and no lock that nobody frees."""
+_PATIENCE_S = 1.0
+"""So long `Output.close` waits for somebody to take anything of what is left to be shown. Each byte taken starts it anew."""
 
-_FORK_WAIT_S = 1.0
+_NUM_NAMED = 8
+"""Of so many actors it is said how much was not shown."""
+
+
+class _GivenUp(Exception):
+    """In the thread: `Output.close` has given up, and nothing here is the thread's any more."""
 
 
 class Lines:
@@ -62,9 +69,11 @@ class Lines:
 class _Stream:
     """One pipe of one actor."""
 
+    actor: str
     fd: int
     stream: str  # "stdout" or "stderr"
     lines: Lines
+    unshown: deque[str] = field(default_factory=deque)  # pieces of what came out of it
 
 
 class Pipes:
@@ -106,16 +115,17 @@ class Pipes:
             pidfd: readable once that has ended; a duplicate is kept.
         """
         if self._output is not None:
+            end_fd = os.dup(pidfd)  # first of all, since it may raise
             self._undo.pop_all()
             for fd in self.for_child:
                 if fd is not None:
                     os.close(fd)
             lines = [Lines(f"({actor} pid={pid}) ") for _ in range(2)]
             streams = [
-                _Stream(fd, name, each)
+                _Stream(actor, fd, name, each)
                 for fd, name, each in zip(self._read_fds, ("stdout", "stderr"), lines, strict=True)
             ]
-            self._output.add(os.dup(pidfd), streams)
+            self._output.add(end_fd, streams)
 
     def __exit__(self, *exception: object) -> None:
         self._undo.close()
@@ -134,6 +144,9 @@ class Output:
         self._is_ending = False
         self._is_starting = False
         self._thread: threading.Thread | None = None
+        self._stream = ""  # which is written to
+        self._num_shown = 0  # pieces
+        self._has_given_up = False
         self._starting = threading.RLock()  # a signal's handler may end the session where its thread has it
 
     def add(self, pidfd: int, streams: list[_Stream]) -> None:
@@ -154,6 +167,10 @@ class Output:
             os.eventfd_write(self._wake_fd, 1)
 
     def _run(self) -> None:
+        with suppress(_GivenUp):
+            self._follow()
+
+    def _follow(self) -> None:
         while not self._is_ending:
             for fd, _ in self._poller.poll():
                 self._look(fd)
@@ -163,15 +180,18 @@ class Output:
 
     def _look(self, fd: int) -> None:
         if fd == self._wake_fd:
-            with suppress(BlockingIOError):
-                os.eventfd_read(fd)
-            self._take_new()
+            self._wake()
         elif fd in self._ends:
             for stream in self._forget(fd):
                 if stream.fd in self._streams:
                     self._drain(stream)
         elif fd in self._streams:
             self._read(self._streams[fd])
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        self._take_new()
 
     def _take_new(self) -> None:
         while self._new:
@@ -194,27 +214,59 @@ class Output:
         except BlockingIOError:
             return
         if data:
-            _show(stream.lines.feed(data), stream.stream)
+            self._show(stream, stream.lines.feed(data))
         else:
             self._close(stream)
 
     def _drain(self, stream: _Stream) -> None:
         """Shows all that is in the pipe now, a last line without its end too, whoever may go on writing."""
-        left_bytes = _num_unread(stream.fd)
+        for text in self._left(stream):
+            self._show(stream, text)
+
+    @staticmethod
+    def _left(stream: _Stream) -> Iterator[str]:
+        left_bytes = num_unread(stream.fd)
         while left_bytes > 0:
             data = os.read(stream.fd, min(left_bytes, _CHUNK_BYTES))
-            _show(stream.lines.feed(data), stream.stream)
+            yield stream.lines.feed(data)
             left_bytes -= len(data) or left_bytes
-        _show(stream.lines.flush(), stream.stream)
+        yield stream.lines.flush()
 
     def _close(self, stream: _Stream) -> None:
-        _show(stream.lines.flush(), stream.stream)
+        self._show(stream, stream.lines.flush())
         self._poller.unregister(stream.fd)
         del self._streams[stream.fd]
         os.close(stream.fd)
 
+    def _show(self, stream: _Stream, text: str) -> None:
+        """Writes to ``sys.stdout`` or ``sys.stderr``, whatever these are now, as they take it."""
+        stream.unshown.extend(pieces(text))
+        self._stream = stream.stream
+        while stream.unshown:
+            self._await_room()
+            write(stream.unshown[0], stream.stream)
+            if self._has_given_up:
+                raise _GivenUp
+            stream.unshown.popleft()
+            self._num_shown += 1
+
+    def _await_room(self) -> None:
+        """Waits until a piece can be written at once. (A thread that stood in the middle of writing would keep others, and the end
+        of the interpreter, from ``sys.stdout``.)
+        """
+        fd = fd_of(self._stream)
+        if fd < 0:
+            return
+        poller = select.poll()
+        poller.register(fd, select.POLLOUT)
+        poller.register(self._wake_fd, select.POLLIN)
+        while all(ready != fd for ready, _ in poller.poll()):
+            if self._has_given_up:
+                raise _GivenUp
+            self._wake()
+
     def close(self) -> None:
-        """Shows what is left and ends the thread. Idempotent. Waits as long as ``sys.stdout`` takes to accept it."""
+        """Shows what is left and ends the thread. Idempotent. Waits while somebody reads it, however slowly, and a second more."""
         with self._starting:
             self._is_ending = True
             if self._is_starting:  # in a signal's handler, in the middle of `add`: that closes it
@@ -222,9 +274,42 @@ class Output:
             thread, self._thread = self._thread, None
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is not None and thread is not threading.current_thread() and not self._has_ended(thread):
+            self._has_given_up = True
+            os.eventfd_write(self._wake_fd, 1)
+            thread.join(
+                _PATIENCE_S
+            )  # longer if it is in the middle of writing, and then it touches nothing here any more
+            self._tell_unshown()
         self._close_fds()
+
+    def _has_ended(self, thread: threading.Thread) -> bool:
+        """Waits for the thread. False once nobody has taken anything for some time."""
+        while thread.is_alive():
+            before = self._progress()
+            thread.join(_PATIENCE_S)
+            if thread.is_alive() and self._progress() == before:
+                return False
+        return True
+
+    def _progress(self) -> tuple[int, int]:
+        """Other numbers after anything was taken: pieces that were written, and bytes that lie in the pipe, if it is one."""
+        with suppress(OSError, ValueError):  # it is no pipe, or nothing with a descriptor
+            return self._num_shown, num_unread(fd_of(self._stream))
+        return self._num_shown, 0
+
+    def _tell_unshown(self) -> None:
+        """Says on stderr what was not shown; if that is not read either, nobody can be told."""
+        self._take_new()
+        texts: dict[str, str] = {}
+        for stream in self._streams.values():
+            text = "".join((*stream.unshown, *self._left(stream)))
+            texts[stream.actor] = texts.get(stream.actor, "") + text
+        told = [f"{text.count(chr(10))} lines ({len(text.encode())} bytes) of {a}" for a, text in texts.items() if text]
+        more = f" and of {len(told) - _NUM_NAMED} other actors" if len(told) > _NUM_NAMED else ""
+        what = ", ".join(told[:_NUM_NAMED]) + more
+        if told and has_room("stderr"):
+            write_beside(f"crossfade: nobody reads {self._stream}, so this was not shown: {what}\n", "stderr")
 
     def disown(self) -> None:
         """In a forked child, which has no such thread: the actors are its parent's."""
@@ -242,46 +327,3 @@ class Output:
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
-
-
-def _num_unread(fd: int) -> int:
-    """Bytes that are in a pipe."""
-    count = array.array("i", [0])
-    fcntl.ioctl(fd, termios.FIONREAD, count)
-    return count[0]
-
-
-def _show(text: str, stream: str) -> None:
-    """Writes to ``sys.stdout`` or ``sys.stderr``, whatever these are now. What they refuse is lost: nobody could be told."""
-    file = getattr(sys, stream)
-    if text and file is not None:
-        with _writing, suppress(Exception):
-            try:
-                file.write(text)
-            except UnicodeEncodeError:
-                encoding = file.encoding or "ascii"
-                file.write(text.encode(encoding, "replace").decode(encoding))
-            file.flush()
-
-
-class _Forking:
-    """Whether the thread that forks holds the lock."""
-
-    has_lock = False
-
-
-def _before_fork() -> None:
-    _Forking.has_lock = _writing.acquire(timeout=_FORK_WAIT_S)
-
-
-def _after_fork_in_parent() -> None:
-    if _Forking.has_lock:
-        _writing.release()
-
-
-def _after_fork_in_child() -> None:
-    global _writing
-    _writing = threading.Lock()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -12,7 +12,6 @@ after (3), so (c) comes after (1) and rings; the eventfd remembers the ring if i
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import threading
@@ -54,6 +53,16 @@ class Bell:
         self.event_fd = event_fd
         self.flags = memoryview(self._mapping)
 
+    @classmethod
+    def of(cls, memory_fd: int, event_fd: int) -> Bell:
+        """The bell of a doorbell's descriptors, with some of its own."""
+        memory = Memory(os.dup(memory_fd))
+        try:
+            return cls(memory, os.dup(event_fd))
+        except BaseException:
+            memory.close()
+            raise
+
     def ring(self) -> None:
         """Wakes the process."""
         if self.event_fd >= 0:  # closed once the process is gone; channels to it may still be closed after that
@@ -89,7 +98,7 @@ class Doorbell:
     """
 
     def __init__(self, memory_fd: int, event_fd: int, *, spin_us: float = DEFAULT_SPIN_US) -> None:
-        self._mapping = mmap.mmap(memory_fd, PAGE_BYTES)
+        self._mapping = Memory(memory_fd).map(PAGE_BYTES)
         self.memory_fd = memory_fd
         self.event_fd = event_fd
         self.flags = memoryview(self._mapping)
@@ -108,16 +117,25 @@ class Doorbell:
         self._num_loops = 0  # event loops that sleep on pollers of their own
         self._num_users = 0  # of the descriptors, now
         self._is_closing = False
-        self._poller = self.new_poller()
+        try:
+            self._poller = self.new_poller()
+        except BaseException:
+            self._watched.close()
+            raise
 
     @staticmethod
     def create_fds(label: str) -> tuple[int, int]:
         """The two descriptors of a new doorbell: its memory and its eventfd."""
-        return Memory.create(f"bell-{label}", PAGE_BYTES).fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        memory = Memory.create(f"bell-{label}", PAGE_BYTES)
+        try:
+            return memory.fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except BaseException:
+            memory.close()
+            raise
 
     def bell(self) -> Bell:
         """This doorbell as others hold it, for use by threads of this process."""
-        return Bell(Memory(os.dup(self.memory_fd)), os.dup(self.event_fd))
+        return Bell.of(self.memory_fd, self.event_fd)
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
         """Calls ``handler`` (which must not block or raise) in a waiting thread when ``fd`` is readable or hung up.

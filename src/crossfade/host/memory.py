@@ -10,6 +10,9 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 
 __all__ = ["PAGE_BYTES", "Heap", "Memory", "address_of", "align", "available_bytes"]
@@ -56,12 +59,25 @@ def _os_error() -> OSError:
 
 def available_bytes() -> int:
     """Memory that the system can give without swapping, by its own estimate."""
-    with open("/proc/meminfo") as file:
+    with suppress(OSError), open("/proc/meminfo") as file:  # there may be no descriptor left
         for line in file:
             name, _, rest = line.partition(":")
             if name == "MemAvailable":
                 return int(rest.split()[0]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * PAGE_BYTES
+
+
+@contextmanager
+def _size_limit_named() -> Iterator[None]:
+    """A context: its EFBIG leaves it with words. Nobody takes memory for a file, but the system does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        words = f"shared memory counts as a file, and files may have {limit_bytes} bytes here (ulimit -f)"
+        raise OSError(errno.EFBIG, f"{error.strerror}: {words}") from None
 
 
 _MOST_NAME_BYTES = 249  # of a memory: the system takes no more
@@ -89,9 +105,14 @@ class Memory:
                 os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,
             )
         )
-        if size_bytes:
-            os.ftruncate(memory.fd, align(size_bytes, PAGE_BYTES))
-        fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        try:
+            if size_bytes:
+                with _size_limit_named():
+                    os.ftruncate(memory.fd, align(size_bytes, PAGE_BYTES))
+            fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        except BaseException:
+            memory.close()
+            raise
         return memory
 
     @property
@@ -148,7 +169,8 @@ class Heap:
                 errno.ENOMEM, f"{size_bytes} bytes of shared memory are asked for and {free_bytes} are available"
             )
         offset = self._end
-        os.posix_fallocate(self.memory.fd, offset, size_bytes)
+        with _size_limit_named():
+            os.posix_fallocate(self.memory.fd, offset, size_bytes)
         self._end += size_bytes
         return offset, size_bytes
 

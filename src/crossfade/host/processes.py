@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import select
 import signal
 from contextlib import suppress
 
 __all__ = [
-    "allow_many_descriptors",
+    "KILLED",
     "await_end",
     "count_oom_kills",
     "describe_exit",
@@ -18,6 +17,8 @@ __all__ = [
     "is_ending",
     "open_pidfd",
 ]
+
+KILLED = "it was killed"
 
 _EXITING = 0x4  # PF_EXITING among the flags in /proc/PID/stat
 
@@ -50,24 +51,22 @@ def is_ending(pid: int) -> bool:
     return state in "ZX" or bool(int(words[5]) & _EXITING)
 
 
-def allow_many_descriptors() -> None:
-    """Raises this process's limit of open descriptors as far as it may: each peer takes three, and each plan one for each heap."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def describe_exit(code: int | None) -> str:
-    """An exit status as ``subprocess`` gives it, in words: negative numbers are signals."""
+    """An exit status as ``subprocess`` gives it, in words: negative numbers are signals. None: a child's, and nobody can say."""
     if code is None:
-        return "its process is gone"
+        return f"it ended (how is not known: {_why_unknown()})"
     if code >= 0:
         return f"it exited with code {code}"
     try:
         return f"it was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"it was killed by signal {-code}"
+
+
+def _why_unknown() -> str:
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        return "this program ignores SIGCHLD, so the system keeps no exit status of its children"
+    return "somebody else has collected its exit status, by os.waitpid(-1, ...), say"
 
 
 def die_on_hangup(fd: int) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from crossfade.errors import CrossfadeError
+from crossfade.host.interpreter import code_to_run, search_path
+from crossfade.host.memory import Memory
 from crossfade.host.processes import describe_exit
 from crossfade.profile.context import make_shared
 from crossfade.profile.lines import Line
@@ -27,7 +29,6 @@ from crossfade.profile.steps import NCCL, Step
 
 __all__ = ["Crew", "Processes", "StepFailed"]
 
-_ENTRY = "import sys; sys.path[:] = {path!r}; from {module} import main; main({arguments})"
 _START_LIMIT_S, _JOIN_LIMIT_S, _CLOSE_LIMIT_S = 60.0, 40.0, 5.0
 _ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # staged ends have three streams each
@@ -208,16 +209,13 @@ class _Process:
         mine, theirs = socket.socketpair()
         life_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        path: Memory | None = None
         try:
+            path = search_path()
             fds = [theirs.fileno(), life_read, *shared_fds]
-            code = _ENTRY.format(
-                path=[entry or os.getcwd() for entry in sys.path],
-                module=module,
-                arguments=f"{fds}, {rank}, {num_ranks}",
-            )
             self.popen = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=fds,
+                [sys.executable, "-c", code_to_run(path.fd, module, fds, rank, num_ranks)],
+                pass_fds=[*fds, path.fd],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
@@ -232,6 +230,8 @@ class _Process:
         finally:
             theirs.close()
             os.close(life_read)
+            if path is not None:
+                path.close()
         self.line = Line(mine)
 
     def hang_up(self) -> None:

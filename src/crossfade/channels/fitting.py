@@ -1,0 +1,72 @@
+"""Values that need more memory than there is: an error with figures, before the system ends a process for taking it."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from typing import Any
+
+from crossfade.host.memory import available_bytes
+
+__all__ = ["Fitting", "refuse_too_large"]
+
+_LARGE_BYTES = 64 << 20
+"""Below that nobody asks how much is available, which takes longer than to copy it."""
+
+_MOST_LOOKED_AT = 256
+"""Things in one value."""
+
+_HINT = "send it in parts, or make it on the actor that uses it"
+
+
+class Fitting:
+    """A context in which a value is pickled.
+
+    Raises:
+        MemoryError: its numpy arrays are larger than the memory that is available, or pickling it has met the end of that.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __enter__(self) -> None:
+        refuse_too_large(_bytes_in(self._value))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MemoryError):
+            raise _error(_bytes_in(self._value), available_bytes()) from error
+
+
+def refuse_too_large(size_bytes: int) -> None:
+    """Raises the MemoryError for what cannot be copied."""
+    if size_bytes >= _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):
+        raise _error(size_bytes, free_bytes)
+
+
+def _error(size_bytes: int, free_bytes: int) -> MemoryError:
+    value = f"a value with {size_bytes} bytes of arrays" if size_bytes else "the pickle of a value"
+    return MemoryError(f"there is no memory for {value}: {free_bytes} bytes are available\nhint: {_HINT}")
+
+
+def _bytes_in(value: object) -> int:
+    """Bytes of the numpy arrays in a value, as far as one sees them without asking it. (An array that repeats one number takes
+    little memory itself, and its pickle does not.)
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return 0
+    arrays: dict[int, int] = {}  # by id: a pickle has each once
+    num_left, todo = _MOST_LOOKED_AT, [value]
+    while todo and num_left > 0:
+        num_left -= 1
+        each: Any = todo.pop()
+        kind = type(each)
+        if kind is numpy.ndarray or kind is numpy.memmap:
+            arrays[id(each)] = each.nbytes
+        elif kind is tuple or kind is list:
+            todo.extend(islice(each, num_left))
+        elif kind is dict:
+            todo.extend(islice(each.values(), num_left))
+    return sum(arrays.values())

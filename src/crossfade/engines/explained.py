@@ -1,0 +1,24 @@
+"""Errors of the system about limits of a process, as errors with words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from crossfade.errors import CrossfadeError
+from crossfade.host.limits import limit_met
+
+__all__ = ["explained"]
+
+
+@contextmanager
+def explained(kind: type[CrossfadeError], what: str) -> Iterator[None]:
+    """A context: an error of meeting a limit of this process leaves it as one of ``kind``, which says ``what`` failed."""
+    try:
+        yield
+    except OSError as error:
+        met = None if isinstance(error, CrossfadeError) else limit_met(error)
+        if met is None:
+            raise
+        words, hint = met
+        raise kind(f"{what}: {words}", hint=hint) from error

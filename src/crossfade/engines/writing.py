@@ -1,0 +1,104 @@
+"""Writing to ``sys.stdout`` and ``sys.stderr``, whatever these are now, in pieces that a pipe with room takes at once."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import select
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+__all__ = ["fd_of", "has_room", "num_unread", "pieces", "write", "write_beside"]
+
+_PIECE_BYTES = select.PIPE_BUF
+"""So much goes into a pipe that is ready for writing, without waiting."""
+
+_LETTER_BYTES = 4
+"""The most that a letter takes."""
+
+_FORK_WAIT_S = 1.0
+
+_writing = threading.Lock()
+"""Held while a thread writes. A fork waits for it, so that the child has no half-written buffer and no lock that nobody frees."""
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text in pieces, cut behind lines where it can be."""
+    num_letters = _PIECE_BYTES if text.isascii() else _PIECE_BYTES // _LETTER_BYTES
+    start = 0
+    while start < len(text):
+        end = start + num_letters
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or end
+        yield text[start:end]
+        start = end
+
+
+def fd_of(stream: str) -> int:
+    """The descriptor behind ``sys.stdout`` or ``sys.stderr``; -1 if there is none."""
+    with suppress(Exception):  # what a program has put there may raise anything
+        return int(getattr(sys, stream).fileno())
+    return -1
+
+
+def has_room(stream: str) -> bool:
+    """Whether ``sys.stdout`` or ``sys.stderr`` takes a piece at once, as far as can be known."""
+    fd = fd_of(stream)
+    if fd < 0:
+        return True
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    return bool(poller.poll(0))
+
+
+def num_unread(fd: int) -> int:
+    """Bytes that are in a pipe."""
+    count = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, count)
+    return count[0]
+
+
+def write(text: str, stream: str) -> None:
+    """Writes to ``sys.stdout`` or ``sys.stderr``. What they refuse is lost: nobody could be told."""
+    with _writing:
+        write_beside(text, stream)
+
+
+def write_beside(text: str, stream: str) -> None:
+    """`write`, also while another thread stands in the middle of writing to the other one."""
+    file = getattr(sys, stream)
+    if text and file is not None:
+        with suppress(Exception):
+            try:
+                file.write(text)
+            except UnicodeEncodeError:
+                encoding = file.encoding or "ascii"
+                file.write(text.encode(encoding, "replace").decode(encoding))
+            file.flush()
+
+
+class _Forking:
+    """Whether the thread that forks holds the lock."""
+
+    has_lock = False
+
+
+def _before_fork() -> None:
+    _Forking.has_lock = _writing.acquire(timeout=_FORK_WAIT_S)
+
+
+def _after_fork_in_parent() -> None:
+    if _Forking.has_lock:
+        _writing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _writing
+    _writing = threading.Lock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,40 @@
+"""Starting interpreters that find modules where this one does.
+
+They are told so through inherited memory: one argument of a program takes 128 KB at most, and anybody can read it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+from crossfade.host.memory import Memory
+
+__all__ = ["code_to_run", "search_path"]
+
+_CODE = """import marshal, sys
+with open({fd}, "rb") as file:
+    sys.path[:] = marshal.load(file)
+from {module} import main
+main({arguments})
+"""
+
+
+def search_path() -> Memory:
+    """Memory for the other interpreter to inherit; `code_to_run` reads it and closes it there."""
+    memory = Memory.create("search-path", 0)
+    data = memoryview(marshal.dumps([str(entry) or os.getcwd() for entry in sys.path]))
+    try:
+        start = 0
+        while start < len(data):
+            start += os.pwrite(memory.fd, data[start:], start)  # the position stays at the beginning
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def code_to_run(path_fd: int, module: str, *arguments: object) -> str:
+    """What to run with ``python -c``: the module's ``main``, with plain arguments."""
+    return _CODE.format(fd=path_fd, module=module, arguments=", ".join(map(repr, arguments)))
