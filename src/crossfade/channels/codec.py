@@ -13,7 +13,7 @@ from functools import cache
 from io import BytesIO
 from typing import Any
 
-from crossfade.channels.fitting import Fitting
+from crossfade.channels.fitting import Fitting, refuse_too_large, too_large
 from crossfade.channels.layout import Encoded, Pickled, encode, split
 from crossfade.errors import Failure
 
@@ -80,8 +80,12 @@ def _has_torch() -> bool:
 
 
 def _dump(value: object, kind: type, *, keeps_devices: bool = False) -> Pickled:
-    with Fitting(value):
+    if kind.__module__ == "numpy":
+        refuse_too_large(getattr(value, "nbytes", 0))
+    try:
         return _dumped(value, kind, keeps_devices=keeps_devices)
+    except MemoryError as error:
+        raise too_large(value) from error
 
 
 def _dumped(value: object, kind: type, *, keeps_devices: bool) -> Pickled:

@@ -8,7 +8,7 @@ from typing import Any
 
 from crossfade.host.memory import available_bytes
 
-__all__ = ["Fitting", "refuse_too_large"]
+__all__ = ["Fitting", "refuse_too_large", "too_large"]
 
 _LARGE_BYTES = 64 << 20
 """Below that nobody asks how much is available, which takes longer than to copy it."""
@@ -36,13 +36,18 @@ class Fitting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, MemoryError):
-            raise _error(_bytes_in(self._value), available_bytes()) from error
+            raise too_large(self._value) from error
 
 
 def refuse_too_large(size_bytes: int) -> None:
     """Raises the MemoryError for what cannot be copied."""
     if size_bytes >= _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):
         raise _error(size_bytes, free_bytes)
+
+
+def too_large(value: object) -> MemoryError:
+    """The error for a value for whose pickle there was no memory."""
+    return _error(_bytes_in(value), available_bytes())
 
 
 def _error(size_bytes: int, free_bytes: int) -> MemoryError:
