@@ -33,7 +33,7 @@ from crossfade.engines.wiring import Wiring
 from crossfade.errors import ActorError, ChannelError, Failure, GraphError, SessionError, TeardownTimeout
 from crossfade.host.memory import Memory, available_bytes
 from crossfade.plan.call import Call
-from crossfade.plan.plan import NodeSpec, Plan
+from crossfade.plan.plan import Plan
 from crossfade.plan.spans import Span
 from crossfade.plan.turns import predecessors
 from crossfade.runtime.record import Recorder
@@ -94,7 +94,7 @@ class LocalPlan:
         plan = self._plan
         _refuse_too_large(plan)
         payloads = {  # before there is anything to give back: it may raise
-            actor: _pickled([node for node in plan.nodes if node.actor == actor], calls) for actor in self._actors
+            actor: _pickled(plan, actor, calls) for actor in self._actors
         }
         with ExitStack() as undo:  # whatever happens, but for what the driver's ends take over
             self._open(payloads, undo)
@@ -347,10 +347,12 @@ class LocalPlan:
             wiring.close()
 
 
-def _pickled(nodes: Sequence[NodeSpec], calls: Mapping[str, Call]) -> control.Constants:
-    """What was bound to the methods of nodes of one actor."""
+def _pickled(plan: Plan, actor: str, calls: Mapping[str, Call]) -> control.Constants:
+    """What was bound to the methods of nodes of one actor, and the communicators in whose groups it is."""
+    nodes = [node for node in plan.nodes if node.actor == actor]
+    mine = [node.id for node in nodes] + [each.id for each in plan.communicators if actor in each.parties]
     with CulpritNamed(constants(nodes, calls)):
-        return control.Constants.of({node.id: calls[node.id] for node in nodes})
+        return control.Constants.of({each: calls[each] for each in mine})
 
 
 def _refuse_too_large(plan: Plan) -> None:
