@@ -35,8 +35,7 @@ def the_helper_travels_by_value() -> Any:
     cloudpickle.unregister_pickle_by_value(fifo_communicator)
 
 
-@crossfade.remote
-class Worker:
+class _Worker:
     def ones(self, n: int) -> Any:
         import torch
 
@@ -66,13 +65,8 @@ class Worker:
     def pid(self) -> int:
         return os.getpid()
 
-    def stop_at(self, path: str, value: Any) -> Any:
-        with open(path) as pipe:
-            pipe.read()
-        return value
 
-    def die_later(self, value: Any) -> Any:
-        return value
+Worker = crossfade.remote(_Worker)
 
 
 def workers(num: int) -> list[Any]:
@@ -265,19 +259,32 @@ def test_what_a_communicator_raises_ends_the_graph(method: str, rank: int, tmp_p
 
 
 @pytest.mark.usefixtures("local")
-def test_what_initialize_raises_comes_out_of_compile(tmp_path: Path) -> None:
+def test_what_initialize_raises_comes_out_of_compile_and_what_destroy_does_is_printed(tmp_path: Path) -> None:
     a, b = workers(2)
-    for method in ("initialize", "destroy"):
-        comm = _Raising(tmp_path, [a, b], method, 1)
-        with crossfade.InputNode() as inp:
-            output = b.add.bind(a.ones.bind(inp).with_tensor_transport(comm))
-        if method == "initialize":
-            with pytest.raises(OSError, match="the cable is out"):
-                output.compile()
-        else:
-            with output.compile() as graph:
-                assert graph.execute(1).get().tolist() == [1]
+    comm = _Raising(tmp_path, [a, b], "initialize", 1)
+    with pytest.raises(OSError, match="the cable is out"):
+        b.add.bind(a.ones.bind(crossfade.InputNode()).with_tensor_transport(comm)).compile()
+    comm = _Raising(tmp_path, [a, b], "destroy", 1)
+    with b.add.bind(a.ones.bind(crossfade.InputNode()).with_tensor_transport(comm)).compile() as graph:
+        assert graph.execute(1).get().tolist() == [1]
     assert comm.log().count("0 destroy") == 2
+
+
+class _Waiting(_Raising):
+    """Rank 0 waits in its ``initialize`` for rank 1, which has raised in its own."""
+
+    def initialize(self, rank: int) -> None:
+        super().initialize(rank)
+        if rank == 0:
+            self._take(1, 1)
+
+
+@pytest.mark.usefixtures("local")
+def test_nobody_waits_for_an_initialize_that_waits_for_one_that_raised(tmp_path: Path) -> None:
+    a, b = workers(2)
+    comm = _Waiting(tmp_path, [a, b], "initialize", 1)
+    with pytest.raises(OSError, match="the cable is out"):
+        b.add.bind(a.ones.bind(crossfade.InputNode()).with_tensor_transport(comm)).compile()
 
 
 @pytest.mark.usefixtures("local")

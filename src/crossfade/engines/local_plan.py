@@ -154,17 +154,26 @@ class LocalPlan:
     def _await_opened(self) -> None:
         """Waits for every actor, or for the first one that dies, and raises what one could not do."""
         engine = self._engine
-        engine.await_answers(lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened))
+        # Who waits in a communicator's `initialize` for one that has raised there may never answer.
+        is_refused = self._has_refused if self._plan.communicators else bool
+        engine.await_answers(
+            lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened) or is_refused()
+        )
         if self._is_closed:
             raise SessionError("the graph was not compiled: the session was shut down")
         if self._lost is not None:
             raise self._lost
         for actor in self._actors:
-            if (control.Opened, actor) not in self._answers:  # it died before the engine knew of this plan
+            if (control.Opened, actor) in self._answers:
+                failure: Failure | None = self._answers[control.Opened, actor].failure
+                if failure is not None:
+                    raise self._death() or failure.to_error()
+            elif not self._has_refused():  # it died before the engine knew of this plan
                 raise engine.error_of(actor)
-            failure: Failure | None = self._answers[control.Opened, actor].failure
-            if failure is not None:
-                raise self._death() or failure.to_error()
+
+    def _has_refused(self) -> bool:
+        """Whether an actor has answered that it could not open its channels."""
+        return any(kind is control.Opened and answer.failure for (kind, _), answer in list(self._answers.items()))
 
     def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
         """An actor has answered, or cannot go on."""
