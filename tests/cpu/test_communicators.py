@@ -9,9 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import crossfade
 from crossfade.collective import allgather, allreduce, broadcast, reducescatter
@@ -35,7 +38,7 @@ def the_helper_travels_by_value() -> Any:
     cloudpickle.unregister_pickle_by_value(fifo_communicator)
 
 
-class _Worker:
+class Worker:
     def ones(self, n: int) -> Any:
         import torch
 
@@ -66,11 +69,11 @@ class _Worker:
         return os.getpid()
 
 
-Worker = crossfade.remote(_Worker)
+Remote = crossfade.remote(Worker)
 
 
 def workers(num: int) -> list[Any]:
-    return [Worker.remote() for _ in range(num)]
+    return [Remote.remote() for _ in range(num)]
 
 
 def test_a_value_goes_there_and_back_by_the_communicator(engine: str, tmp_path: Path) -> None:
@@ -153,6 +156,32 @@ def test_no_order_of_the_graph_makes_a_deadlock(engine: str, overlap: bool, tmp_
         refs = [graph.execute(n) for n in (2, 3, 4)]
         found = [[value.tolist() for value in crossfade.get(ref)] for ref in refs]
     assert found == [[[2.0] * n, [4.0] * n, [3.0] * n] for n in (2, 3, 4)]
+
+
+@pytest.mark.usefixtures("inline")
+@given(st.integers(0, 2**32))
+def test_every_graph_compiles_whatever_goes_by_communicators(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    rng = Random(seed)
+    actors = workers(3)
+    comm = FifoCommunicator(tmp_path_factory.getbasetemp(), actors)
+    made = [actors[0].ones.bind(crossfade.InputNode())]
+    for _ in range(rng.randint(2, 8)):
+        sources = rng.sample(made, min(len(made), rng.randint(1, 3)))
+        if rng.random() < 0.25:
+            nodes = [actor.add.bind(*sources) for actor in actors]
+            new = allreduce.bind(nodes, transport=rng.choice([comm, "gloo"]))
+        else:
+            new = [rng.choice(actors).add.bind(*sources)]
+        made += [node.with_tensor_transport(rng.choice([comm, comm, "gloo", "shm"])) for node in new]
+    output = crossfade.MultiOutputNode(made)
+    for overlap in (True, False):
+        with output.compile(overlap=overlap, max_inflight=2) as graph:
+            values = crossfade.get(graph.execute(2))
+            assert crossfade.parse_plan(str(graph.plan)) == graph.plan
+            assert graph.predicted_timeline(num_executions=2).spans
+        assert len(values) == len(made)
 
 
 def test_collectives_meet_as_ever_and_the_communicator_moves(engine: str, tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ def add_messages(draft: Draft) -> Draft:
     stays at its use: it makes the compute stream wait.
 
     On ordered transports the receives of one pair of actors must come in the order of the sends (PL-1), so one may come
-    earlier than its use; never later, and never before the sends it depends on. What blocks both sides has at both the place in the
-    common order at which the value is made, so that nobody waits for somebody who waits for something later (PL-2).
+    earlier than its use; never later, and never before the sends it depends on. What blocks both sides has the same place in the
+    common order at both, right behind the step that makes the value and in the order of the values, so that nobody waits for
+    somebody who waits for something later (PL-2).
     """
     outgoing: dict[str, list[ChannelSpec]] = defaultdict(list)
     incoming: dict[tuple[str, str], ChannelSpec] = {}
@@ -30,7 +31,7 @@ def add_messages(draft: Draft) -> Draft:
         for reader in spec.readers:
             incoming[reader, spec.value] = spec
     values = draft.values()
-    places = {value: place for place, value in enumerate(draft.maker)}
+    places = _places(draft)
     senders = {spec.id: (index, spec.writer) for index, spec in enumerate(draft.channels)}
     for party, actions in draft.programs.items():
         if party != DRIVER:
@@ -47,16 +48,20 @@ def _with_moves(
     uses: Iterable[tuple[Action, tuple[str, ...], tuple[str, ...]]],
     incoming: dict[tuple[str, str], ChannelSpec],
     outgoing: dict[str, list[ChannelSpec]],
-    places: Mapping[str, int],
+    places: Mapping[str, tuple[int, int]],
 ) -> list[Action]:
     program: list[Action] = []
     here: set[str] = set()
     mine = [spec for (reader, _), spec in incoming.items() if reader == party and spec.transport.blocks]
     blocking = deque(sorted(mine, key=lambda spec: places[spec.value]))
-    for action, inputs, outputs in uses:
-        while blocking and places[blocking[0].value] < places[outputs[0]]:
+
+    def receive_before(place: tuple[int, int]) -> None:
+        while blocking and places[blocking[0].value] < place:
             here.add(blocking[0].value)
             program.append(_move_in(blocking.popleft()))
+
+    for action, inputs, outputs in uses:
+        receive_before((places[outputs[0]][0], -1))
         for value in inputs:
             if value not in here and (party, value) in incoming:
                 program.append(_move_in(incoming[party, value]))
@@ -64,12 +69,25 @@ def _with_moves(
         program.append(action)
         here.update(outputs)
         leaving = (spec for value in outputs for spec in outgoing[value])
-        program += map(_move_out, sorted(leaving, key=_push_order))
+        for spec in sorted(leaving, key=_push_order):
+            if spec.transport.blocks:
+                receive_before(places[spec.value])
+            program.append(_move_out(spec))
     return program
 
 
-def _push_order(spec: ChannelSpec) -> tuple[bool, int]:
-    return spec.transport is not Transport.COPY, spec.turn
+def _push_order(spec: ChannelSpec) -> tuple[bool, bool, int]:
+    return spec.transport.blocks, spec.transport is not Transport.COPY, spec.turn
+
+
+def _places(draft: Draft) -> dict[str, tuple[int, int]]:
+    """Of each value, the place of the step that makes it, which its parties share, and its own."""
+    steps = {value: place for place, value in enumerate(draft.maker)}
+    places = {value: (place, place) for value, place in steps.items()}
+    for collective in draft.collectives:
+        step = steps[collective.outputs[0][0]]
+        places |= {value: (step, steps[value]) for values in collective.outputs for value in values}
+    return places
 
 
 def _made_order(draft: Draft, values: Iterable[str]) -> list[str]:
