@@ -184,6 +184,18 @@ def test_every_graph_compiles_whatever_goes_by_communicators(
         assert len(values) == len(made)
 
 
+@pytest.mark.usefixtures("inline")
+def test_pl1_what_a_collective_gives_is_sent_before_what_is_made_and_sent_later() -> None:
+    a, b = workers(2)
+    with crossfade.InputNode() as inp:
+        sums = allreduce.bind([a.ones.bind(inp), b.ones.bind(inp)], transport="gloo")
+        given = sums[1].with_tensor_transport("gloo")
+        made = b.ones.bind(inp).with_tensor_transport("gloo")
+        output = a.add.bind(given, made, sums[0])
+    with output.compile(overlap=True) as graph:
+        assert graph.execute(2).get().tolist() == [5, 5]
+
+
 def test_collectives_meet_as_ever_and_the_communicator_moves(engine: str, tmp_path: Path) -> None:
     a, b = workers(2)
     comm = FifoCommunicator(tmp_path, [a, b])

@@ -82,7 +82,12 @@ class _Mover:
         program = list(actions)
         for at in reversed(range(len(program))):
             if self._may_trail(program[at]):
-                while at + 1 < len(program) and not self._may_wait(program[at + 1]):
+                is_send = (
+                    program[at].verb is Verb.SEND
+                )  # which passes no other send: receives come in that order (PL-1)
+                while at + 1 < len(program) and not (
+                    self._may_wait(program[at + 1]) or (is_send and program[at + 1].verb is Verb.SEND)
+                ):
                     program[at], program[at + 1] = program[at + 1], program[at]
                     at += 1
         return program
