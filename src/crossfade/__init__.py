@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from crossfade.not_here import error_of, watch_imports
+
 if TYPE_CHECKING:
     from crossfade import collective as collective
     from crossfade.api import ActorClass as ActorClass
@@ -88,11 +90,14 @@ _FACADES = {
     "dag",
     "exceptions",
     "experimental",
+    "util",
 }  # Ray's import paths, also reached as attributes, as in Ray
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = sorted(_ROOM_OF)
 __version__ = "0.1.0"
+
+watch_imports()
 
 
 def __getattr__(name: str) -> Any:
@@ -102,10 +107,7 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _FACADES:
         return import_module(f"crossfade.{name}")
-    from crossfade.not_here import NAMES_OF_RAY
-
-    hint = f"\nhint: {NAMES_OF_RAY[name]}" if name in NAMES_OF_RAY else ""
-    raise AttributeError(f"module 'crossfade' has no attribute {name!r}{hint}")
+    raise error_of("crossfade", name)
 
 
 def __dir__() -> list[str]:

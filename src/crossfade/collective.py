@@ -5,7 +5,10 @@ Each ``bind`` takes a node of each of one or more actors and gives a node for ea
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from crossfade.api.collectives import AllGather, AllReduce, Broadcast, ReduceScatter
+from crossfade.not_here import refuse_others
 from crossfade.types import ReduceOp
 
 __all__ = ["ReduceOp", "allgather", "allreduce", "broadcast", "reducescatter"]
@@ -14,3 +17,6 @@ allgather = AllGather()
 allreduce = AllReduce()
 broadcast = Broadcast()
 reducescatter = ReduceScatter()
+
+if not TYPE_CHECKING:
+    __getattr__ = refuse_others(__name__)

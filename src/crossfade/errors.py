@@ -27,6 +27,8 @@
     │   ├── GraphClosed           the graph was torn down, or its session shut down; also a ChannelClosed
     │   └── UnknownActor          no actor of that name is alive; also a ValueError
     └── MissingDependency         an optional dependency is not installed; also an ImportError
+
+`ChannelError`, `CapacityExceeded`, `TimedOut` and `SessionError` are also a `SystemFault`, which has no public name but Ray's.
 """
 
 from __future__ import annotations
@@ -117,7 +119,11 @@ class ActorDiedError(ActorError):
     """An actor's process is gone. The message gives its exit code or signal, and who waited for it."""
 
 
-class ChannelError(CrossfadeError):
+class SystemFault(CrossfadeError):
+    """Neither a method's error nor an actor's: what ``RaySystemError`` catches."""
+
+
+class ChannelError(SystemFault):
     """A value could not be moved (CH-2 tells the three kinds apart)."""
 
 
@@ -129,7 +135,7 @@ class ChannelBroken(ChannelError):
     """The other side closed the channel, or died."""
 
 
-class TimedOut(CrossfadeError, TimeoutError):
+class TimedOut(SystemFault, TimeoutError):
     """A time limit passed. Nothing was lost: the same call may be made again."""
 
 
@@ -137,7 +143,7 @@ class ChannelTimeout(ChannelError, TimedOut):
     """The channel was still full, or still empty, when the time limit passed. Nothing was lost."""
 
 
-class CapacityExceeded(CrossfadeError):
+class CapacityExceeded(SystemFault):
     """``execute`` was called with ``max_inflight`` results not yet got."""
 
 
@@ -153,7 +159,7 @@ class TeardownTimeout(TimedOut):
     """A graph could not be taken from its actors within the time limit; the message says what they are doing. Call it again."""
 
 
-class SessionError(CrossfadeError):
+class SessionError(SystemFault):
     """There is no session, or it is over, or the object belongs to another one."""
 
 

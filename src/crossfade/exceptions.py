@@ -4,6 +4,10 @@ Each of Ray's names catches what crossfade raises where Ray would raise that err
 catches a ``get`` and an ``execute`` that took too long.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from crossfade.errors import (
     ActorDiedError,
     ActorError,
@@ -24,12 +28,14 @@ from crossfade.errors import (
     PlanSyntaxError,
     SessionError,
     StaticShapeError,
+    SystemFault,
     TaskError,
     TeardownTimeout,
     TimedOut,
     UnknownActor,
     UnknownTransport,
 )
+from crossfade.not_here import refuse_others
 
 __all__ = [
     "ActorDiedError",
@@ -55,6 +61,7 @@ __all__ = [
     "RayChannelError",
     "RayChannelTimeoutError",
     "RayError",
+    "RaySystemError",
     "RayTaskError",
     "SessionError",
     "StaticShapeError",
@@ -72,3 +79,7 @@ ActorUnavailableError = ActorDiedError
 RayChannelError = ChannelError
 RayChannelTimeoutError = TimedOut
 RayCgraphCapacityExceeded = CapacityExceeded
+RaySystemError = SystemFault
+
+if not TYPE_CHECKING:
+    __getattr__ = refuse_others(__name__)

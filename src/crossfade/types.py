@@ -37,6 +37,14 @@ class Transport(StrEnum):
     """NCCL's send and receive, for edges only where this member itself is asked for; and its collectives, also between GPUs that no
     NVLink connects."""
 
+    COMMUNICATOR = "communicator"
+    """A communicator of the user's, where one was given. It blocks both sides. No name asks for it."""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether whoever moves something by it does nothing else meanwhile, so that nothing moves in the background."""
+        return self is Transport.COMMUNICATOR
+
     @property
     def moves_device_memory(self) -> bool:
         """Whether it takes device tensors from GPU to GPU."""

@@ -41,7 +41,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 }
 """The rooms, and the other rooms that each may import. ``cli`` may import all of them."""
 
-FACADE = {"__init__", "actor", "collective", "dag", "exceptions", "experimental"}
+FACADE = {"__init__", "actor", "collective", "dag", "exceptions", "experimental", "util"}
 """Modules that only re-export, under Ray's import paths. They may import any room but ``cli``; no room imports them."""
 
 ENTRY = {"__main__"}

@@ -24,7 +24,7 @@ class AllReduce:
             op: how: a `ReduceOp`, or its name.
             transport: ``gloo`` for CPU tensors; for GPU tensors ``copy`` (by copy engines), `Transport.NCCL`, or ``accelerator``
                 (``"nccl"`` means it too), which chooses of these; ``auto``, the default, which chooses of all. Or a
-                ``TorchTensorType`` that says so.
+                ``TorchTensorType`` that says so, or a `Communicator` whose group these actors are.
 
         Returns:
             A node for each actor; of lists, a list of nodes for each actor.

@@ -288,6 +288,11 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
         uuids=uuids,
     )
     session.bury_orphans()
+    if plan.communicators:
+        from crossfade.api.communicators import check_apart, packed
+
+        check_apart(plan, [graph.plan for graph in list(session.graphs) if not graph._executions.ended])
+        calls = packed(plan, calls)
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
     graph = CompiledGraph(session, checked, plan, opened, chosen)
     session.graphs.add(graph)
@@ -304,4 +309,4 @@ def _limit_meant(kill_actors: object) -> str:
 
 def _transports() -> Mapping[str, Transport]:
     """The transports that a node may ask for."""
-    return {transport.value: transport for transport in Transport}
+    return {transport.value: transport for transport in Transport if transport is not Transport.COMMUNICATOR}

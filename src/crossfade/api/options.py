@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from crossfade.api.accepted import check_names, check_timeout
+from crossfade.api.context import DAGContext
 from crossfade.hints import check_flag
 
 __all__ = ["CompileOptions"]
@@ -54,14 +55,15 @@ class CompileOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> CompileOptions:
-        """From keyword arguments. Ray's names are accepted; those that decide nothing here are ignored.
+        """From keyword arguments; those that are left out from the current `DAGContext`. Ray's names are accepted; those that
+        decide nothing here are ignored.
 
         Raises:
             TypeError: an unknown option, or one of the wrong type.
             ValueError: an option out of its range.
         """
         known = [each.name for each in fields(cls)]
-        chosen: dict[str, Any] = {}
+        chosen: dict[str, Any] = {**DAGContext.get_current().options()}
         for name, value in options.items():
             ours = _RAY_NAMES.get(name, name)
             if ours in known:

@@ -188,6 +188,11 @@ class ActorHandle:
     def __init__(self, info: ActorInfo) -> None:
         self._info = info
 
+    @property
+    def _ray_actor_id(self) -> str:
+        """What Ray's programs compare."""
+        return self._info.id
+
     def __getattr__(self, name: str) -> ActorMethod:
         info: ActorInfo = self.__dict__["_info"]
         if name in info.coroutines:

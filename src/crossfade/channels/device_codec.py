@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from io import BytesIO
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
@@ -93,6 +93,10 @@ class Placed(NamedTuple):
         return self.tensor.numel() * self.tensor.itemsize
 
 
+Note: TypeAlias = Callable[[Sequence[Placed]], bytearray]
+"""What is noted of tensors that go beside a message."""
+
+
 class Split(NamedTuple):
     """A value taken apart.
 
@@ -159,11 +163,12 @@ class Splitter:
     Args:
         lane_of: which lane a tensor takes.
         note_bytes: what the channel has to note of a value's lanes takes so much room.
+        note: gives what is noted of a value's tensors, instead.
     """
 
-    def __init__(self, lane_of: LaneOf, note_bytes: int = 0) -> None:
+    def __init__(self, lane_of: LaneOf, note_bytes: int = 0, note: Note | None = None) -> None:
         self._lane_of = lane_of
-        self._note_bytes = note_bytes
+        self._note: Note = note or (lambda _: bytearray(note_bytes))
 
     def split(self, value: object) -> Split:
         """Takes a value apart. Tensors that are not contiguous are copied, on torch's current stream.
@@ -180,7 +185,7 @@ class Splitter:
             for place, placed in reducer.placed.items()
         )
         here = [place for place in range(len(reducer.buffers)) if place not in reducer.placed]
-        notes = bytearray(self._note_bytes)
+        notes = self._note(tuple(reducer.placed.values()))
         buffers = [memoryview(notes), memoryview(table), *(reducer.buffers[place].raw() for place in here)]
         private = frozenset(2 + number for number, place in enumerate(here) if place in reducer.private)
         message = encode(Pickled(data, buffers, private, is_apart=True))

@@ -12,6 +12,9 @@ reduction for somebody who cannot take part.
 Tensors are copied before they are reduced, since values never change. Gloo cannot reduce every dtype: half-precision floats are
 reduced in float32 and rounded once, small integers in wider ones. Its reduction of several ranks is in no order that can be
 relied on. A reduce-scatter is an all-reduce of which each keeps its part; tensors of one dtype travel as one.
+
+Where a mover is given, as for communicators of the user's, gloo carries frames only: what all have agreed on is done by the mover,
+in the thread that asks for the result.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -83,12 +88,23 @@ class GlooGroup:
         parties: everybody's name, in the same order everywhere; making the group waits for all of them.
         me: this party's name.
         bell: this process's own doorbell, rung when something is done.
+        mover: moves the tensors, given the collective and this party's offer; may block. None for gloo.
 
     Raises:
         ChannelError: the parties could not connect.
     """
 
-    def __init__(self, store: Memory, number: int, parties: Sequence[str], me: str, bell: Bell) -> None:
+    def __init__(
+        self,
+        store: Memory,
+        number: int,
+        parties: Sequence[str],
+        me: str,
+        bell: Bell,
+        mover: Callable[[Meeting, Offer], Sequence[object]] | None = None,
+    ) -> None:
+        self._mover = mover
+        self._has_said_all = threading.Event()
         self._parties = tuple(parties)
         self._bell = bell
         self._ends: list[GlooCollective] = []
@@ -119,6 +135,16 @@ class GlooGroup:
         """After what was started, END is said; what others start after that is over for them too."""
         self._tasks.put(None)
 
+    def finish(self, deadline: float) -> None:
+        """After `ask_to_end`: moves what all have agreed on and nobody has asked for, since the others may be at it. Waits until
+        that is known, up to a moment of the monotonic clock.
+        """
+        if self._mover is not None:
+            self._has_said_all.wait(max(0.0, deadline - time.monotonic()))
+            for end in self._ends:
+                with suppress(ChannelError):
+                    end.move_agreed()
+
     def close(self, deadline: float) -> None:
         """Waits for the thread, up to a moment of the monotonic clock; `ask_to_end` comes before."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -133,18 +159,20 @@ class GlooGroup:
                     break
                 self._bell.ring_if_asleep()
             else:
+                self._has_said_all.set()
                 self._exchange(_END, -1, b"")
         except Exception as error:  # gloo's RuntimeErrors, mostly: somebody is gone
             reason = f"{type(error).__name__} in the group of {', '.join(self._parties)}: {error}"
         for end in self._ends:
             end.break_off(reason)
+        self._has_said_all.set()
         self._group = None  # the others see that the connection is gone
         self._bell.ring_if_asleep()
 
     def _serve(self, end: GlooCollective, values: Sequence[object]) -> bool:
         """Does one collective; False if somebody has ended."""
         meeting = end.meeting
-        offer = make_offer(meeting, end.rank, values)
+        offer = make_offer(meeting, end.rank, values, *(() if self._mover is None else (None,)))
         if offer.failure is None:
             said = self._exchange(_OFFER, end.number, offer.layout())
         else:
@@ -159,6 +187,8 @@ class GlooGroup:
         failure = conclude(meeting, [each.detail for each in by_rank], complaints)
         if failure is not None:
             end.result = [failure] * end.num_outputs
+        elif self._mover is not None:
+            end.agreed = partial(self._mover, meeting, offer)
         else:
             end.result = self._move(meeting, end.rank, offer, by_rank[meeting.root].detail)
         end.num_values += 1
@@ -253,6 +283,7 @@ class GlooCollective:
 
     Attributes:
         result: what this party gets, until it takes it.
+        agreed: makes it, where a mover does and all have agreed to that.
     """
 
     on_moved: Callable[[int, int], None] | None = None
@@ -263,6 +294,7 @@ class GlooCollective:
         self.rank = rank
         self.num_outputs = num_outputs
         self.result: Sequence[object] | None = None
+        self.agreed: Callable[[], Sequence[object]] | None = None
         self.num_values = 0
         self.num_bytes = 0
         self._tasks: SimpleQueue[tuple[GlooCollective, Sequence[object]] | None] = tasks
@@ -278,7 +310,8 @@ class GlooCollective:
         """See the protocol: what comes out is there."""
 
     def try_finish(self) -> Sequence[object] | None:
-        """See the protocol."""
+        """See the protocol. Blocks where a mover does."""
+        self.move_agreed()
         if self.result is not None:
             result, self.result = self.result, None
             return result
@@ -287,7 +320,13 @@ class GlooCollective:
 
     def is_idle(self) -> bool:
         """See the protocol."""
-        return self.result is None
+        return self.result is None and self.agreed is None
+
+    def move_agreed(self) -> None:
+        """Has the mover do what was agreed on, if that is still to be done."""
+        if self.agreed is not None:
+            agreed, self.agreed = self.agreed, None
+            self.result = agreed()
 
     def _raise_if_ended(self) -> None:
         if self._is_closed:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.engines import control
 from crossfade.engines.board import device_memories, peers_of, uses_devices
+from crossfade.engines.communicators import Communicators
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.exchanges import Exchanges
@@ -73,6 +74,7 @@ class _Part:
     num_parties: int
     spin_us: float
     guard: Guard | None
+    communicators: Communicators
     fault: str = ""
 
 
@@ -341,21 +343,33 @@ class _Actor:
                 device_ends = self._own_devices().open(message.number, plan, self._name, shared, self._pidfds)
             if plan.devices.get(self._name):
                 copies = self._own_devices().host_copies(self._bells[self._name], self._doorbell.spin_us)
+            communicators = self._initialized(plan, calls)
             undo.pop_all()
 
         def make() -> Wiring:
-            ends = device_ends, copies, self._break_off, self._exchanges
+            ends = device_ends, copies, self._break_off, self._exchanges, communicators.by_id
             return Wiring(plan, self._name, board, heaps, self._bells, store, *ends)
 
         peers = peers_of(plan, self._name)
-        wiring = make() if store is None else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))
-        try:
-            return self._bound(message, wiring, calls)
-        except BaseException:
-            wiring.give_up()
-            raise
+        with ExitStack() as undo:
+            undo.callback(communicators.destroy)
+            is_alone = store is None
+            wiring = make() if is_alone else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))
+            undo.callback(wiring.give_up)
+            part = self._bound(message, wiring, calls, communicators)
+            undo.pop_all()
+        return part
 
-    def _bound(self, message: control.OpenPlan, wiring: Wiring, calls: Mapping[str, Call]) -> _Part:
+    def _initialized(self, plan: Plan, calls: Mapping[str, Call]) -> Communicators:
+        self._doing = f"initializes a communicator on {self._name}" if plan.communicators else ""
+        try:
+            return Communicators(plan, self._name, calls)
+        finally:
+            self._doing = ""
+
+    def _bound(
+        self, message: control.OpenPlan, wiring: Wiring, calls: Mapping[str, Call], communicators: Communicators
+    ) -> _Part:
         plan = message.plan
         recorder = Recorder(self._name, message.origin_ns) if message.record else None
         mine = [node for node in plan.nodes if node.actor == self._name]
@@ -370,7 +384,8 @@ class _Actor:
         # A KeyboardInterrupt is the method's own: the driver's Ctrl-C does not come here.
         fatal = (SystemExit,)
         cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded, before_run, fatal)
-        return _Part(message.number, plan, cursor, wiring, recorder, len(plan.programs), spin_us_for(plan), guard)
+        num_parties, spin_us = len(plan.programs), spin_us_for(plan)
+        return _Part(message.number, plan, cursor, wiring, recorder, num_parties, spin_us, guard, communicators)
 
     def _close(self, message: control.ClosePlan) -> None:
         number = message.number
@@ -379,6 +394,7 @@ class _Actor:
             if part in self._running:
                 self._running.remove(part)
             part.wiring.close()
+            part.communicators.destroy()
             if part.guard is not None:
                 part.guard.close()
         if self._devices is not None:

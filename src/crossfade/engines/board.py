@@ -50,7 +50,7 @@ __all__ = [
 SIGNALS, STAGING = "signals", "chunks"
 """Names of `device_memories`: the signals of copy channels' lanes, and the chunks of staged channels'."""
 
-_HAVE_RECORDS = (Transport.SHM, Transport.COPY, Transport.STAGED, Transport.NCCL)
+_HAVE_RECORDS = (Transport.SHM, Transport.COPY, Transport.STAGED, Transport.NCCL, Transport.COMMUNICATOR)
 _HAVE_LANES = (Transport.COPY, Transport.STAGED)
 
 

@@ -34,7 +34,7 @@ from crossfade.engines.wiring import Wiring
 from crossfade.errors import ActorError, ChannelError, Failure, GraphError, SessionError, TeardownTimeout
 from crossfade.host.memory import Memory, available_bytes
 from crossfade.plan.call import Call
-from crossfade.plan.plan import NodeSpec, Plan
+from crossfade.plan.plan import Plan
 from crossfade.plan.spans import Span
 from crossfade.plan.turns import predecessors
 from crossfade.runtime.record import Recorder
@@ -95,7 +95,7 @@ class LocalPlan:
         plan = self._plan
         _refuse_too_large(plan)
         payloads = {  # before there is anything to give back: it may raise
-            actor: _pickled([node for node in plan.nodes if node.actor == actor], calls) for actor in self._actors
+            actor: _pickled(plan, actor, calls) for actor in self._actors
         }
         with ExitStack() as undo:  # whatever happens, but for what the driver's ends take over
             self._open(payloads, undo)
@@ -155,17 +155,26 @@ class LocalPlan:
     def _await_opened(self) -> None:
         """Waits for every actor, or for the first one that dies, and raises what one could not do."""
         engine = self._engine
-        engine.await_answers(lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened))
+        # Who waits in a communicator's `initialize` for one that has raised there may never answer.
+        is_refused = self._has_refused if self._plan.communicators else bool
+        engine.await_answers(
+            lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened) or is_refused()
+        )
         if self._is_closed:
             raise SessionError("the graph was not compiled: the session was shut down")
         if self._lost is not None:
             raise self._lost
         for actor in self._actors:
-            if (control.Opened, actor) not in self._answers:  # it died before the engine knew of this plan
+            if (control.Opened, actor) in self._answers:
+                failure: Failure | None = self._answers[control.Opened, actor].failure
+                if failure is not None:
+                    raise self._death() or failure.to_error()
+            elif not self._has_refused():  # it died before the engine knew of this plan
                 raise engine.error_of(actor)
-            failure: Failure | None = self._answers[control.Opened, actor].failure
-            if failure is not None:
-                raise self._death() or failure.to_error()
+
+    def _has_refused(self) -> bool:
+        """Whether an actor has answered that it could not open its channels."""
+        return any(kind is control.Opened and answer.failure for (kind, _), answer in list(self._answers.items()))
 
     def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
         """An actor has answered, or cannot go on."""
@@ -348,11 +357,13 @@ class LocalPlan:
             wiring.close()
 
 
-def _pickled(nodes: Sequence[NodeSpec], calls: Mapping[str, Call]) -> control.Constants:
-    """What was bound to the methods of nodes of one actor."""
-    mine = [(calls[node.id].args, calls[node.id].kwargs) for node in nodes]
-    with CulpritNamed(constants(nodes, calls)), Fitting(mine):
-        return control.Constants.of({node.id: calls[node.id] for node in nodes})
+def _pickled(plan: Plan, actor: str, calls: Mapping[str, Call]) -> control.Constants:
+    """What was bound to the methods of nodes of one actor, and the communicators in whose groups it is."""
+    nodes = [node for node in plan.nodes if node.actor == actor]
+    mine = [node.id for node in nodes] + [each.id for each in plan.communicators if actor in each.parties]
+    bound = [(calls[node.id].args, calls[node.id].kwargs) for node in nodes]
+    with CulpritNamed(constants(nodes, calls)), Fitting(bound):
+        return control.Constants.of({each: calls[each] for each in mine})
 
 
 def _refuse_too_large(plan: Plan) -> None:

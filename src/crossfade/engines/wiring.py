@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.checked_writer import CheckedWriter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from crossfade.channels.collective import Meeting
     from crossfade.channels.device_reader import HostToDeviceReader
     from crossfade.channels.device_writer import DeviceToHostWriter
+    from crossfade.channels.gloo_collective import GlooGroup
     from crossfade.channels.host_copies import HostCopies
     from crossfade.engines.device_ends import DeviceEnds
     from crossfade.engines.exchanges import Exchanges
@@ -51,6 +53,7 @@ class Wiring:
         host_copies: how it brings tensors to its devices and from there, if it has any.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
         exchanges: is told of the groups in which it does collectives on its devices, if it has any.
+        communicators: those of the user's that move tensors, by id; they stay the caller's.
 
     Attributes:
         ends: its ends.
@@ -72,11 +75,13 @@ class Wiring:
         host_copies: HostCopies | None = None,
         on_death: Callable[[str], None] | None = None,
         exchanges: Exchanges | None = None,
+        communicators: Mapping[str, Any] | None = None,
     ) -> None:
         self.ends = Ends()
         self.device_ends = device_ends
         self._on_death = on_death
         self._exchanges = exchanges
+        self._communicators = communicators or {}
         self._host_copies = host_copies
         self._from_devices: list[tuple[ChannelSpec, DeviceToHostWriter]] = []
         self._onto_devices: list[tuple[ChannelSpec, HostToDeviceReader]] = []
@@ -85,6 +90,7 @@ class Wiring:
         self._heaps = heaps
         self._bells = bells
         self._groups: list[Any] = []
+        self._agreeing: list[GlooGroup] = []  # those of them whose tensors communicators move
         self._link: Any = None
         try:
             self._open(board, store)
@@ -117,6 +123,10 @@ class Wiring:
         bells = [self._bells[reader] for reader in spec.readers]
         args = spec.id, board, place.offset, place.ring, heap, bells
         distrust = self.device_ends.distrust if self.device_ends is not None else None
+        if spec.transport is Transport.COMMUNICATOR:
+            moved_by = self._mover_to(spec, spec.readers[0])
+            writer: Writer = _by_communicator().CommunicatorWriter(*args, **moved_by, distrust=distrust)
+            return writer
         if self._host_copies is not None:
             from crossfade.channels.device_writer import DeviceToHostWriter
 
@@ -146,6 +156,9 @@ class Wiring:
         if is_on_devices(spec) and self.device_ends is not None:
             return self.device_ends.reader(place, board, heap, bell, self._host_copies)
         args = spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell
+        if spec.transport is Transport.COMMUNICATOR:
+            reader: Reader = _by_communicator().CommunicatorReader(*args, **self._mover_to(spec, spec.writer))
+            return reader
         if self._host_copies is not None:
             from crossfade.channels.device_reader import HostToDeviceReader
 
@@ -157,6 +170,12 @@ class Wiring:
                 "torch or cuda-bindings", extra="gpu", needed_for=f"tensors of {spec.id} on {self._party}'s GPU"
             )
         return ShmReader(*args)
+
+    def _mover_to(self, spec: ChannelSpec, peer: str) -> dict[str, Any]:
+        """What moves the tensors of a channel, between this party and another."""
+        ranks = next(each.parties for each in self._plan.communicators if each.id == spec.communicator)
+        device = "cuda" if self._plan.devices.get(self._party) else "cpu"
+        return {"communicator": self._communicators[spec.communicator], "peer": ranks.index(peer), "device": device}
 
     def _open_link(self, store: Memory | None) -> Any:
         parties = link_parties(self._plan)
@@ -183,19 +202,29 @@ class Wiring:
         groups: dict[Any, Any] = {}
         if store is None:
             return
-        keys = list(dict.fromkeys((spec.group, spec.transport) for spec in self._plan.collectives))
+        keys = list(dict.fromkeys(map(_group_key, self._plan.collectives)))
         for number, spec in enumerate(self._plan.collectives):
             if self._party not in spec.parties:
                 continue
-            key = spec.group, spec.transport
+            key = _group_key(spec)
             if key not in groups:
                 groups[key] = self._open_group(Memory(os.dup(store.fd)), keys.index(key), *key)
                 self._groups.append(groups[key])
             rank, num_outputs = spec.parties.index(self._party), len(spec.outputs_of(self._party))
             self.ends.collectives[spec.id] = groups[key].collective(_meeting(spec), number, rank, num_outputs)
 
-    def _open_group(self, store: Memory, number: int, parties: tuple[str, ...], transport: Transport) -> Any:
+    def _open_group(
+        self, store: Memory, number: int, parties: tuple[str, ...], transport: Transport, communicator: str
+    ) -> Any:
         try:
+            if transport is Transport.COMMUNICATOR:
+                from crossfade.channels.by_communicator import together
+                from crossfade.channels.gloo_collective import GlooGroup
+
+                mover = partial(together, self._communicators[communicator])
+                agreeing = GlooGroup(store, number, parties, self._party, self._bells[self._party], mover)
+                self._agreeing.append(agreeing)
+                return agreeing
             if transport is Transport.GLOO:
                 from crossfade.channels.gloo_collective import GlooGroup
 
@@ -274,6 +303,8 @@ class Wiring:
             end.close()
         for group in self._groups:
             group.ask_to_end()
+        for group in self._agreeing:
+            group.finish(time.monotonic() + _JOIN_S)
 
     def _join(self) -> None:
         if self._link is not None:
@@ -283,6 +314,19 @@ class Wiring:
             group.close(deadline)
         for memory in self._heaps.values():
             memory.close()
+
+
+def _by_communicator() -> Any:
+    try:
+        from crossfade.channels import by_communicator
+    except ImportError as error:
+        raise MissingDependency("torch", extra="torch", needed_for="a communicator") from error
+    return by_communicator
+
+
+def _group_key(spec: CollectiveSpec) -> tuple[tuple[str, ...], Transport, str]:
+    """What collectives have in common that are done in one group."""
+    return spec.group, spec.transport, spec.communicator
 
 
 def _meeting(spec: CollectiveSpec) -> Meeting:

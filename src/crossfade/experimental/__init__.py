@@ -1,1 +1,12 @@
 """Import paths of Ray's, for programs that are ported: what is here has its home elsewhere in crossfade."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crossfade.not_here import refuse_others
+
+__all__: list[str] = []
+
+if not TYPE_CHECKING:
+    __getattr__ = refuse_others(__name__)

@@ -15,6 +15,8 @@ from typing import Any
 from crossfade.errors import GraphError, UnknownTransport
 from crossfade.graph.actors import unknown_method
 from crossfade.graph.collectives import CollectiveNode, CollectiveOutput
+from crossfade.graph.communicators import Communicator
+from crossfade.graph.members import members_of
 from crossfade.graph.nodes import (
     ActorInfo,
     InputNode,
@@ -93,6 +95,9 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
                 _check_session(label_of(node), actor, session)
         for asked in (node._transport, *node._transport_to.values()):
             _check_transport(node, asked, transports)
+            if isinstance(asked, Communicator):
+                for actor in members_of(asked):
+                    _check_session(f"the communicator of {label_of(node)}", actor, session)
     _check_readers(nodes)
     whole = _only_input(nodes)
     _check_all_used(nodes, output)
@@ -256,8 +261,8 @@ def _check_session(label: str, actor: ActorInfo, session: str) -> None:
         )
 
 
-def _check_transport(node: Node, asked: str, transports: Collection[str]) -> None:
-    if asked in transports:
+def _check_transport(node: Node, asked: str | Communicator, transports: Collection[str]) -> None:
+    if isinstance(asked, Communicator) or asked in transports:
         return
     names = sorted(transports)
     hint = nearest(asked.lower(), names, f"the transports are {', '.join(names)}")

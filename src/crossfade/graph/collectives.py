@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
-from crossfade.graph.movement import transport_name
+from crossfade.graph.communicators import Communicator
+from crossfade.graph.movement import asked_transport
 from crossfade.graph.nodes import (
     ActorInfo,
     InputNode,
@@ -137,7 +138,8 @@ def bind_collective(
             `ActorInfo`.
         op: how tensors are reduced: a `ReduceOp`, another enumeration's member of the same name, or the name.
         root: whose tensor is broadcast: a position in ``nodes``.
-        transport: how tensors move: ``None``, the name of a transport, or a `TorchTensorType`, of which only that counts.
+        transport: how tensors move: ``None``, the name of a transport, a `Communicator`, or a `TorchTensorType`, of which only that
+            counts.
 
     Returns:
         A node for each actor, or where several tensors were given a list of nodes for each actor.
@@ -146,7 +148,7 @@ def bind_collective(
         GraphError: the nodes are not one for each of its actors, or do not fit together.
         UnknownTransport: there is no such transport, or not for collectives.
         ValueError: there is no such reduction.
-        TypeError: the transport is not given by name.
+        TypeError: the transport is neither a name nor a communicator.
     """
     try:
         collective, gives_lists = _made(kind, nodes, op, root, transport)
@@ -193,17 +195,18 @@ def _reduction(kind: CollectiveKind, op: Any) -> ReduceOp:
     raise ValueError(f"{kind}.bind: there is no reduction {op!r}\nhint: {hint}")
 
 
-def _checked_transport(kind: CollectiveKind, transport: Any) -> str:
+def _checked_transport(kind: CollectiveKind, transport: Any) -> str | Communicator:
     if transport is None:
         return Transport.AUTO
     if isinstance(transport, TorchTensorType):
         transport = transport.transport
-    if not isinstance(transport, str):
+    if not isinstance(transport, str | Communicator):
         raise TypeError(
-            f"{kind}.bind: {transport!r} is not the name of a transport\nhint: leave it out, or write transport='gloo'"
+            f"{kind}.bind: {transport!r} is not the name of a transport\nhint: leave it out, or write transport='gloo', or pass a "
+            "Communicator"
         )
-    asked = transport_name(transport, by_cpu=Transport.GLOO)
-    if asked not in set(TRANSPORTS):
+    asked = asked_transport(transport, by_cpu=Transport.GLOO)
+    if isinstance(asked, str) and asked not in set(TRANSPORTS):
         raise UnknownTransport(
             f"{kind}.bind asks for the transport {transport!r}; there is no such way for tensors of several actors",
             hint=f"leave it out; the transports of collectives are {', '.join(TRANSPORTS)}",

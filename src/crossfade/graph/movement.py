@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from crossfade.graph.communicators import Communicator, CPUCommunicator
 from crossfade.hints import check_flag
 from crossfade.types import TargetDevice, Transport
 
-__all__ = ["RAYS_CPU", "promised", "target_device_of", "transport_name"]
+__all__ = ["RAYS_CPU", "asked_transport", "promised", "target_device_of"]
 
 RAYS_CPU = "cpu"
 """``TorchTensorType.CPU``."""
@@ -19,14 +20,18 @@ _DEVICES = {
 """Devices as users write them."""
 
 
-def transport_name(transport: str, by_cpu: Transport = Transport.SHM) -> str:
-    """The name of what is asked for.
+def asked_transport(transport: str | Communicator, by_cpu: Transport = Transport.SHM) -> str | Communicator:
+    """The name of what is asked for, or the communicator itself.
 
     Args:
         transport: as the user wrote it. The bare string ``nccl`` is Ray's name of any transport for device tensors, and ``cpu`` of
-            those that go by the host.
+            those that go by the host. A `CPUCommunicator` means gloo.
         by_cpu: what that means here.
     """
+    if isinstance(transport, CPUCommunicator):
+        return str(Transport.GLOO)
+    if isinstance(transport, Communicator):
+        return transport
     if isinstance(transport, Transport):
         return str(transport)
     return str({"nccl": Transport.ACCELERATOR, RAYS_CPU: by_cpu}.get(transport, transport))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakSet
 
 from crossfade.graph.actors import ActorInfo
+from crossfade.graph.communicators import Communicator
 from crossfade.graph.hook import compiler
-from crossfade.graph.movement import promised, target_device_of, transport_name
+from crossfade.graph.movement import asked_transport, promised, target_device_of
 from crossfade.graph.unread import Trace, next_order
 from crossfade.types import TargetDevice
 
@@ -24,7 +25,7 @@ class Node:
     - ``_is_compiled``: it is, or was to be, a part of a graph that was compiled.
     - ``_is_settled``: if it is dropped, it needs no `graph.unread.Trace`: something has taken it, or an error has named it.
     - ``_trace``: a call that was made from it, is gone, and was read by nothing.
-    - ``_transport``: how the value should move; ``auto`` leaves it to crossfade.
+    - ``_transport``: how the value should move: a name, of which ``auto`` leaves it to crossfade, or a communicator.
     - ``_transport_to``: how it should move to some of its readers, by the id of the actor, where that differs.
     - ``_target_device``: where readers want the tensors in it.
     - ``_target_device_to``: the same for some of its readers, where that differs.
@@ -38,8 +39,8 @@ class Node:
         self._is_compiled = False
         self._is_settled = False
         self._trace: Trace | None = None
-        self._transport = "auto"
-        self._transport_to: dict[str, str] = {}
+        self._transport: str | Communicator = "auto"
+        self._transport_to: dict[str, str | Communicator] = {}
         self._target_device = TargetDevice.DEFAULT
         self._target_device_to: dict[str, TargetDevice] = {}
         self._static_shape = False
@@ -47,7 +48,7 @@ class Node:
 
     def with_tensor_transport(
         self,
-        transport: str = "auto",
+        transport: str | Communicator = "auto",
         device: str = "default",
         _static_shape: bool = False,
         _direct_return: bool = False,
@@ -60,7 +61,7 @@ class Node:
 
         Args:
             transport: its name; an unknown one is found when the graph is compiled. The string ``nccl`` means, as in Ray, any
-                transport for device tensors (``accelerator``); ``Transport.NCCL`` means NCCL.
+                transport for device tensors (``accelerator``); ``Transport.NCCL`` means NCCL. Or a `Communicator` of your own.
             device: where readers want the tensors: ``default``, ``cpu``, ``cuda`` or ``gpu``, which is the same. By default those
                 that readers with a GPU want on it are the ones that come from a GPU. Parts of the input that do not say it, nor
                 the transport, do as the whole.
@@ -72,14 +73,16 @@ class Node:
             reader: the actor to which the value should move that way; to the others it goes as it did. None means all.
 
         Raises:
-            TypeError: the transport is not given by name, a flag is no bool, or the reader is no actor.
+            TypeError: the transport is neither a name nor a communicator, a flag is no bool, or the reader is no actor.
             ValueError: there is no such device.
         """
-        if not isinstance(transport, str):
-            raise TypeError(f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo'")
+        if not isinstance(transport, str | Communicator):
+            raise TypeError(
+                f"{transport!r} is not the name of a transport\nhint: give a name, such as 'shm' or 'gloo', or a Communicator"
+            )
         is_static = promised("static_shape", static_shape, _static_shape)
         is_direct = promised("direct_return", direct_return, _direct_return)
-        asked, target_device = transport_name(transport), target_device_of(device)
+        asked, target_device = asked_transport(transport), target_device_of(device)
         if reader is None:
             self._transport, self._transport_to = asked, {}
             self._target_device, self._target_device_to = target_device, {}

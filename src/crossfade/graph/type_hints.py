@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfade.graph.communicators import Communicator
 from crossfade.graph.movement import RAYS_CPU, promised
 from crossfade.hints import nearest
 from crossfade.types import Transport
@@ -25,7 +26,7 @@ class TorchTensorType:
     ``AUTO``, ``ACCELERATOR``, ``NCCL`` (Ray's older name for that) and ``CPU`` are transports as Ray writes them.
 
     Attributes:
-        transport: the name of the transport.
+        transport: the name of the transport, or a `Communicator`.
         device: where readers want the tensors.
         static_shape: every execution's tensors have the same shapes and dtypes.
         direct_return: the value is a tensor itself and does not only contain tensors.
@@ -41,7 +42,7 @@ class TorchTensorType:
 
     def __init__(
         self,
-        transport: str = "auto",
+        transport: str | Communicator = "auto",
         device: str = "default",
         _static_shape: bool = False,
         _direct_return: bool = False,

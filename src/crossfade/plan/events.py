@@ -16,7 +16,8 @@ these), and a receive that runs k ahead comes k rounds before its execution's: e
 
 What moves in the background has events of its own, one per execution. The *arrival* of a value over an ordered transport
 waits for its send, its receive, and the arrival before it at the same party: a party has one receiving thread (decision
-0004). The *meeting* of a collective waits until all its parties have started it; it ends at none of them before.
+0004). By a communicator of the user's nothing moves in the background, and the arrival waits for both ends alone. The *meeting* of
+a collective waits until all its parties have started it; it ends at none of them before.
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ def _add_receiving_threads(waits: Waits, plan: Plan, arrivals: Mapping[Step, int
     """
     for actor, actions in plan.programs.items():
         mine = [
-            (arrivals[actor, index], action.ahead) for index, action in enumerate(actions) if (actor, index) in arrivals
+            (arrivals[actor, index], action.ahead)
+            for index, action in enumerate(actions)
+            if (actor, index) in arrivals and not plan.channel[action.target].transport.blocks
         ]
         for (before, before_ahead), (after, after_ahead) in pairwise(mine):
             waits.edges.append((before, after, after_ahead - before_ahead))

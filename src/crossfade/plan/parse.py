@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from crossfade.errors import PlanSyntaxError
 from crossfade.plan.actions import MAIN, Action, Verb
-from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, CommunicatorSpec, InputSpec, NodeSpec, Plan
 from crossfade.types import CollectiveKind, ReduceOp, TargetDevice, Transport
 
 __all__ = ["parse_plan"]
@@ -27,11 +27,14 @@ _HEADER = re.compile(rf"plan\s+max_inflight=({_INT})\s+returns=(list|value)")
 _INPUT = re.compile(rf"input\s+({_ID})\s*=\s*(\*|go|\[{_INT}\]|\.\S+|\[(\"(?:[^\"\\]|\\.)*\")\])", re.DOTALL)
 _NODE = re.compile(rf"node\s+({_ID})\s*=\s*({_NAME})\.({_METHOD})\(({_LIST})\)\s*->({_LIST})")
 _CHANNEL = re.compile(
-    rf"channel\s+({_ID})(?:\s+of\s+({_ID}))?\s*:\s*({_NAME})\s*->({_LIST})\|\s*(\w+)\s+depth=({_INT})\s+buffer_bytes=({_INT})"
+    rf"channel\s+({_ID})(?:\s+of\s+({_ID}))?\s*:\s*({_NAME})\s*->({_LIST})\|\s*(\w+)(?:\s+({_ID}))?\s+depth=({_INT})\s+buffer_bytes=({_INT})"
     rf"(?:\s+slots=({_INT}))?(?:\s+turn=({_INT}))?(?:\s+device=(\w+))?"
 )
 _DEVICES = re.compile(rf"device\s+({_NAME})\s*=((?:\s*{_INT}\s*,)*\s*{_INT})?")
-_COLLECTIVE = re.compile(rf"collective\s+({_ID})\s*=\s*(\w+)\((?:(\w+)|root=({_INT}))?\)\s+over\s+(\w+)\s*:([^|]*)")
+_COLLECTIVE = re.compile(
+    rf"collective\s+({_ID})\s*=\s*(\w+)\((?:(\w+)|root=({_INT}))?\)\s+over\s+(\w+)(?:\s+({_ID}))?\s*:([^|]*)"
+)
+_COMMUNICATOR = re.compile(rf"communicator\s+({_ID})\s*=({_LIST})")
 _PARTY = re.compile(rf"\s*({_NAME})\(({_LIST})\)\s*->({_LIST})")
 _OUTPUT = re.compile(rf"output\s+({_ID})")
 _STATIC = re.compile(rf"static\s({_LIST})")
@@ -47,6 +50,7 @@ _FORMS = {
     "channel": "channel n0: Writer -> Reader, driver | shm depth=2 buffer_bytes=0",
     "output": "output n0",
     "static": "static n0, i0",
+    "communicator": "communicator m0 = A, B",
 }
 _ROW_FORM = "a party's row, such as: Actor | read i0 | run n0"
 
@@ -80,6 +84,7 @@ class _Parser:
         self._nodes: list[NodeSpec] = []
         self._channels: list[ChannelSpec] = []
         self._collectives: list[CollectiveSpec] = []
+        self._communicators: list[CommunicatorSpec] = []
         self._outputs: list[str] = []
         self._static: list[str] = []
         self._programs: dict[str, tuple[Action, ...]] = {}
@@ -88,6 +93,7 @@ class _Parser:
             (_NODE, self._take_node),
             (_CHANNEL, self._take_channel),
             (_COLLECTIVE, self._take_collective),
+            (_COMMUNICATOR, self._take_communicator),
             (_DEVICES, self._take_devices),
             (_INPUT, self._take_input),
             (_OUTPUT, self._take_output),
@@ -129,6 +135,7 @@ class _Parser:
             collectives=tuple(self._collectives),
             devices=self._devices,
             static=tuple(self._static),
+            communicators=tuple(self._communicators),
         )
 
     def _expected(self, what: str, hint: str) -> PlanSyntaxError:
@@ -171,7 +178,9 @@ class _Parser:
         self._nodes.append(NodeSpec(node_id, actor, method, self._ids(inputs, form), self._ids(outputs, form)))
 
     def _take_channel(self, match: re.Match[str]) -> None:
-        channel_id, value, writer, readers, transport, depth, buffer_bytes, slots, turn, device = match.groups()
+        channel_id, value, writer, readers, transport, communicator, depth, buffer_bytes, slots, turn, device = (
+            match.groups()
+        )
         if transport not in set(Transport):
             raise self._expected(_FORMS["channel"], f"transports are {', '.join(Transport)}")
         if (device or TargetDevice.DEFAULT) not in set(TargetDevice):
@@ -189,11 +198,12 @@ class _Parser:
                 device=TargetDevice(device or TargetDevice.DEFAULT),
                 slots=int(slots or 0),
                 turn=int(turn or 0),
+                communicator=communicator or "",
             )
         )
 
     def _take_collective(self, match: re.Match[str]) -> None:
-        collective_id, kind, op, root, transport, rest = match.groups()
+        collective_id, kind, op, root, transport, communicator, rest = match.groups()
         form = _FORMS["collective"]
         for word, words in ((kind, CollectiveKind), (transport, Transport), (op or ReduceOp.SUM, ReduceOp)):
             if word not in set(words):
@@ -212,8 +222,12 @@ class _Parser:
                 parties=tuple(party for party, _, _ in found),
                 inputs=tuple(self._ids(inputs, form) for _, inputs, _ in found),
                 outputs=tuple(self._ids(outputs, form) for _, _, outputs in found),
+                communicator=communicator or "",
             )
         )
+
+    def _take_communicator(self, match: re.Match[str]) -> None:
+        self._communicators.append(CommunicatorSpec(match[1], self._ids(match[2], _FORMS["communicator"])))
 
     def _take_output(self, match: re.Match[str]) -> None:
         self._outputs.append(match[1])

@@ -14,7 +14,7 @@ from crossfade.plan.actions import Action
 from crossfade.plan.text import format_plan
 from crossfade.types import CollectiveKind, ReduceOp, TargetDevice, Transport
 
-__all__ = ["ChannelSpec", "CollectiveSpec", "InputSpec", "NodeSpec", "Plan"]
+__all__ = ["ChannelSpec", "CollectiveSpec", "CommunicatorSpec", "InputSpec", "NodeSpec", "Plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,19 @@ class NodeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CommunicatorSpec:
+    """A communicator of the user's.
+
+    Attributes:
+        id: m0, m1, ...
+        parties: the actors of its group, in the order of their ranks.
+    """
+
+    id: str
+    parties: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelSpec:
     """What carries one value from the actor that makes it to the actors that need it.
 
@@ -68,6 +81,7 @@ class ChannelSpec:
             ``buffer_bytes`` then is; 0 for others.
         turn: for ``copy``, the place of its first use among what comes to the same reader by ``copy``: who writes several channels
             at once pushes those of low turns first, and large values of several writers go in this order (`crossfade.plan.turns`).
+        communicator: for ``communicator``, the id of the one that moves the tensors; such a channel has one reader.
     """
 
     id: str
@@ -80,13 +94,14 @@ class ChannelSpec:
     device: TargetDevice = TargetDevice.DEFAULT
     slots: int = 0
     turn: int = 0
+    communicator: str = ""
 
     @property
     def is_ordered(self) -> bool:
         """Whether it has ``send`` and ``recv``, which need both hosts: values of several such channels between the same two actors
         arrive in one order (PL-1). Others have ``write`` and ``read``, and a value is there once it is written.
         """
-        return self.transport in (Transport.GLOO, Transport.STAGED, Transport.NCCL)
+        return self.transport in (Transport.GLOO, Transport.STAGED, Transport.NCCL, Transport.COMMUNICATOR)
 
     @property
     def credit(self) -> int:
@@ -107,6 +122,7 @@ class CollectiveSpec:
         parties: the actors, in rank order.
         inputs: for each rank the ids of the values that it brings.
         outputs: for each rank the ids of the values that it gets: c0.0 at rank 0, or c0.0.0, c0.0.1, ... where they are several.
+        communicator: for ``communicator``, the id of the one that does it.
     """
 
     id: str
@@ -117,6 +133,7 @@ class CollectiveSpec:
     parties: tuple[str, ...]
     inputs: tuple[tuple[str, ...], ...]
     outputs: tuple[tuple[str, ...], ...]
+    communicator: str = ""
 
     def inputs_of(self, party: str) -> tuple[str, ...]:
         """What a party brings; nothing for who is none."""
@@ -147,6 +164,7 @@ class Plan:
         collectives: what several actors do together, in the order that every actor keeps to.
         devices: indices of the GPUs of the actors that have any.
         static: ids of the values whose tensors, as the user promises, are alike in every execution.
+        communicators: those of the user's that move values.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -159,6 +177,7 @@ class Plan:
     collectives: tuple[CollectiveSpec, ...] = ()
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     static: tuple[str, ...] = ()
+    communicators: tuple[CommunicatorSpec, ...] = ()
 
     @cached_property
     def node(self) -> Mapping[str, NodeSpec]:

@@ -22,6 +22,8 @@ that start with ``#`` are for people: the parser skips them.
 Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
 Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda``, and comments say of
 each channel and of each collective between GPUs what it does on which stream. ``static n0, i0`` lists the values of static shape.
+``communicator m0 = A, B`` is one of the user's, with its actors in the order of their ranks; channels that go by it have
+``| communicator m0 depth=2 ...``, and collectives ``over communicator m0``.
 """
 
 from __future__ import annotations
@@ -79,6 +81,7 @@ def format_plan(plan: Plan, mark: Mark | None = None) -> str:
     lines += [f"device {party} = {', '.join(map(str, gpus))}".rstrip() for party, gpus in plan.devices.items()]
     lines += [f"input {each.value} = {each.key}" for each in plan.inputs]
     lines += map(_format_node, plan.nodes)
+    lines += [f"communicator {each.id} = {', '.join(each.parties)}".rstrip() for each in plan.communicators]
     lines += map(_format_collective, plan.collectives)
     lines += map(_format_channel, plan.channels)
     lines += [f"output {value}" for value in plan.outputs]
@@ -124,13 +127,19 @@ def _format_collective(collective: CollectiveSpec) -> str:
     whom = "; ".join(
         f"{party}({', '.join(inputs)}) -> {', '.join(outputs)}".rstrip() for party, inputs, outputs in parties
     )
-    return f"collective {collective.id} = {collective.kind}({how}) over {collective.transport}: {whom}".rstrip()
+    return (
+        f"collective {collective.id} = {collective.kind}({how}) over {_format_transport(collective)}: {whom}".rstrip()
+    )
+
+
+def _format_transport(spec: ChannelSpec | CollectiveSpec) -> str:
+    return f"{spec.transport} {spec.communicator}".rstrip()
 
 
 def _format_channel(channel: ChannelSpec) -> str:
     of = "" if channel.id == channel.value else f" of {channel.value}"
     ends = f"{channel.writer} -> {', '.join(channel.readers)}".rstrip()
-    how = f"{channel.transport} depth={channel.depth} buffer_bytes={channel.buffer_bytes}"
+    how = f"{_format_transport(channel)} depth={channel.depth} buffer_bytes={channel.buffer_bytes}"
     how += "".join(f" {name}={number}" for name in ("slots", "turn") if (number := getattr(channel, name)))
     how += f" device={channel.device}" if channel.device is not TargetDevice.DEFAULT else ""
     return f"channel {channel.id}{of}: {ends} | {how}"

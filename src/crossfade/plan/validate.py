@@ -17,6 +17,7 @@ from itertools import chain, groupby, pairwise
 
 from crossfade.errors import PlanError
 from crossfade.plan.actions import MAIN, Action, Verb
+from crossfade.plan.communicators import wrong_communicators
 from crossfade.plan.events import Book, meeting_use, waits_of
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.text import format_excerpt, format_plan, values_used
@@ -32,8 +33,8 @@ LONGEST_NAME_SHOWN = 300
 """Plans with longer names too."""
 
 _HINTS = {
-    "PL-1": "a channel has one write, and one read in each reader; over gloo, staged and nccl these are send and recv, in one "
-    "order at both ends; "
+    "PL-1": "a channel has one write, and one read in each reader; over gloo, staged, nccl and communicators these are send and "
+    "recv, in one order at both ends; "
     "each party of a collective does it once, and all of them do theirs in one order",
     "PL-2": "give all parties the order of one common list of steps; a receive on @recv, a send on @send do not wait",
     "PL-3": "each reader frees each value it has read once, after its last use, in the same round; who starts a collective "
@@ -93,6 +94,7 @@ def find_fault(plan: Plan) -> Fault | None:
     book = Book()
     checks: tuple[Callable[[Plan, Book], Iterator[Fault]], ...] = (
         _check_steps,
+        _check_communicators,
         _check_completeness,
         _check_registers,
         _check_queues,
@@ -121,6 +123,8 @@ def _wrongs(
         yield "PL-1", "only recv may run ahead"
     if action.stream != MAIN and action.verb not in (Verb.SEND, Verb.RECV, Verb.COLL):
         yield "PL-1", "only send, recv and coll may have a stream other than main"
+    if action.stream != MAIN and _blocks(plan, action):
+        yield "PL-1", "what goes by a communicator blocks, so it is on main"
     if action.verb is Verb.RUN:
         node = plan.node.get(action.target)
         if node is None:
@@ -145,6 +149,11 @@ def _wrongs(
             yield from (("PL-1", reason) for reason in _wrong_ends(book, readers, step, action, channel))
 
 
+def _blocks(plan: Plan, action: Action) -> bool:
+    spec = (plan.collective if action.verb is Verb.COLL else plan.channel).get(action.target)
+    return spec is not None and spec.transport.blocks
+
+
 def _wrong_ends(
     book: Book, readers: set[tuple[str, str]], step: Step, action: Action, channel: ChannelSpec
 ) -> Iterator[str]:
@@ -160,6 +169,12 @@ def _wrong_ends(
         yield f"channel {channel.id} has a second {put} in the same round"
     elif action.verb is take and book.takes.setdefault((channel.id, actor), step) != step:
         yield f"channel {channel.id} has a second {take} in the same round"
+
+
+def _check_communicators(plan: Plan, book: Book) -> Iterator[Fault]:
+    for target, actor, reason in wrong_communicators(plan):
+        step = book.puts.get(target) or book.colls.get((target, actor)) or _any_step(plan)
+        yield _fault_near("PL-1", reason, actor, step)
 
 
 # What is missing, and what the lists say twice

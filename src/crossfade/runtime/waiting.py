@@ -107,16 +107,23 @@ class Waiting:
         self._unawaited.difference_update(values)
         is_collective = arrival.verb is Verb.COLL
         action = Action(Verb.COLL if is_collective else Verb.READ, arrival.target)
-        if len(values) > 1 or values[0] not in self._is_used_with_others:
+        if values[0] not in self._is_used_with_others or not self._may_come_out_of_turn(arrival):
             return Bound(intake.try_take if is_collective else intake.take, action, intake.is_idle)
         siblings = self._siblings(values[0], user)
         is_again = values[0] in self._passed
         if siblings:
             self._passed.add(values[0])
         awaited = [self._arrivals[value] for value in siblings if value in self._asked]
-        others = [self.intake(each) for each in awaited if len(self._brought(each)) == 1]
+        others = [self.intake(each) for each in awaited if self._may_come_out_of_turn(each)]
         wait = Wait(intake, self._registers, [self._register(value) for value in siblings], others)
         return Bound(wait.step, action, wait.is_idle, is_done=wait.has_taken if is_again else intake.has_value)
+
+    def _may_come_out_of_turn(self, arrival: Action) -> bool:
+        """Whether what an action brings may be taken before or after its turn. What blocks both sides may not, and several values
+        that come together are not freed together.
+        """
+        specs = self._plan.collective if arrival.verb is Verb.COLL else self._plan.channel
+        return len(self._brought(arrival)) == 1 and not specs[arrival.target].transport.blocks
 
     def _siblings(self, value: str, user: Action | None) -> list[str]:
         """The other values of the action on whose behalf a value is waited for."""

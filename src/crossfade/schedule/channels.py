@@ -66,6 +66,7 @@ def _channel(
     draft: Draft, value: str, way: Way, readers: tuple[str, ...], is_second: bool, buffer_bytes: int
 ) -> ChannelSpec:
     where = "" if way.device is TargetDevice.DEFAULT else f"-{way.device}"
+    where += f"-{way.reader}" if way.reader else ""
     has_own_slots = way.transport in (Transport.SHM, Transport.COPY)
     return ChannelSpec(
         id=f"{value}~{way.transport}{where}" if is_second else value,
@@ -77,6 +78,7 @@ def _channel(
         buffer_bytes=buffer_bytes if has_own_slots else 0,
         device=way.device,
         slots=DEVICE_SLOTS if way.transport is Transport.COPY else 0,
+        communicator=way.communicator,
     )
 
 
@@ -106,7 +108,11 @@ def order_turns(draft: Draft) -> Draft:
 def add_start_signal(draft: Draft) -> Draft:
     """An actor whose round does not begin with a receive would run ahead of ``execute``: the driver tells it to start."""
     waiting = (Verb.READ, Verb.RECV)
-    unasked = [name for name, actions in draft.programs.items() if name != DRIVER and actions[0].verb not in waiting]
+    unasked = [
+        name
+        for name, actions in draft.programs.items()
+        if name != DRIVER and not (actions and actions[0].verb in waiting)
+    ]
     if unasked:
         value = f"i{len(draft.inputs)}"
         draft.inputs.append(InputSpec(value, "go"))

@@ -27,6 +27,8 @@ def start_collectives(draft: Draft) -> Draft:
         return draft
     values = draft.values()
     value_of = {spec.id: spec.value for spec in draft.channels}
+    blocking = {channel.id for channel in draft.channels if channel.transport.blocks}
+    blocking |= {collective.id for collective in draft.collectives if collective.transport.blocks}
     arriving: dict[str, set[str]] = {party: set() for party in draft.programs}
     for spec in draft.channels:
         for reader in spec.readers if spec.is_ordered else ():
@@ -34,7 +36,7 @@ def start_collectives(draft: Draft) -> Draft:
     for party, actions in draft.programs.items():
         if party != DRIVER:
             got = {value for (verb, _), (_, made) in values[party].items() if verb is Verb.COLL for value in made}
-            mover = _Mover(values[party], value_of, got, got | arriving[party])
+            mover = _Mover(values[party], value_of, got, got | arriving[party], blocking)
             draft.programs[party] = mover.write_late(mover.start_early(actions))
     return draft
 
@@ -48,19 +50,21 @@ class _Mover:
         value_of: the value of each channel.
         got: what it gets from collectives.
         late: values for which their first user may have to wait.
+        blocking: channels and collectives that block, so that they keep their places.
     """
 
     values: Mapping[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]
     value_of: Mapping[str, str]
     got: set[str]
     late: set[str]
+    blocking: set[str]
 
     def start_early(self, actions: Sequence[Action]) -> list[Action]:
         """Each collective right after its last input, or where it was if it takes what another collective gives."""
         program: list[Action] = []
         for action in actions:
             at = len(program)
-            if action.verb is Verb.COLL:
+            if action.verb is Verb.COLL and action.target not in self.blocking:
                 needed = self._used(action)
                 while needed.isdisjoint(self.late) and at and not self._must_precede(program[at - 1], needed):
                     at -= 1
@@ -77,14 +81,26 @@ class _Mover:
         """Each write of what a collective gives after the work that can be done meanwhile."""
         program = list(actions)
         for at in reversed(range(len(program))):
-            if program[at].verb in (Verb.WRITE, Verb.SEND) and self.value_of[program[at].target] in self.got:
-                while at + 1 < len(program) and not self._may_wait(program[at + 1]):
+            if self._may_trail(program[at]):
+                is_send = (
+                    program[at].verb is Verb.SEND
+                )  # which passes no other send: receives come in that order (PL-1)
+                while at + 1 < len(program) and not (
+                    self._may_wait(program[at + 1]) or (is_send and program[at + 1].verb is Verb.SEND)
+                ):
                     program[at], program[at + 1] = program[at + 1], program[at]
                     at += 1
         return program
 
+    def _may_trail(self, action: Action) -> bool:
+        if action.verb not in (Verb.WRITE, Verb.SEND) or action.target in self.blocking:
+            return False
+        return self.value_of[action.target] in self.got
+
     def _may_wait(self, action: Action) -> bool:
-        return action.verb in (Verb.READ, Verb.RECV) or not self._used(action).isdisjoint(self.late)
+        if action.verb in (Verb.READ, Verb.RECV) or action.target in self.blocking:
+            return True
+        return not self._used(action).isdisjoint(self.late)
 
     def _used(self, action: Action) -> set[str]:
         if action.verb in (Verb.RUN, Verb.COLL):

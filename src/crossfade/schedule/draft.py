@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from crossfade.graph.communicators import Communicator
+from crossfade.graph.members import members_of
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call
-from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, CommunicatorSpec, InputSpec, NodeSpec, Plan
 from crossfade.schedule.transports import Wish
 
 __all__ = ["Draft"]
@@ -17,8 +19,9 @@ class Draft:
     """Everything that a plan has, still open to change, and what only the passes need.
 
     Attributes:
-        inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices, static: as in `Plan`.
-        calls: the arguments of each node, by id.
+        inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices, static, communicators: as in
+            `Plan`.
+        calls: the arguments of each node, by id; and each communicator as the only argument of its id's.
         maker: who makes each value, by value id.
         wishes: what the user asked for, by value id.
         wishes_to: the same for one reader, where it differs, by value id and actor.
@@ -36,12 +39,29 @@ class Draft:
     maker: dict[str, str] = field(default_factory=dict)
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
     static: list[str] = field(default_factory=list)
+    communicators: list[CommunicatorSpec] = field(default_factory=list)
     wishes: dict[str, Wish] = field(default_factory=dict)
     wishes_to: dict[tuple[str, str], Wish] = field(default_factory=dict)
 
     def wish(self, value: str, reader: str) -> Wish:
         """What the user asked for on a value's way to a reader."""
         return self.wishes_to.get((value, reader), self.wishes[value])
+
+    def enter(self, communicator: Communicator) -> CommunicatorSpec:
+        """What stands for a communicator in the plan; the actors of its group are parties of it, whether or not they have nodes.
+
+        Raises:
+            GraphError: its group is none.
+        """
+        for spec in self.communicators:
+            if self.calls[spec.id].args[0] is communicator:
+                return spec
+        spec = CommunicatorSpec(f"m{len(self.communicators)}", tuple(info.id for info in members_of(communicator)))
+        self.communicators.append(spec)
+        self.calls[spec.id] = Call((communicator,), {})
+        for party in spec.parties:
+            self.programs.setdefault(party, [])
+        return spec
 
     def values(self) -> dict[str, dict[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]]:
         """Ids of the values that each ``run`` and ``coll`` of each party takes and makes, by party, verb and target."""
@@ -67,4 +87,5 @@ class Draft:
             collectives=tuple(self.collectives),
             devices=self.devices,
             static=tuple(self.static),
+            communicators=tuple(self.communicators),
         )

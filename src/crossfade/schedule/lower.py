@@ -11,6 +11,8 @@ from typing import Any
 
 from crossfade.graph.check import CheckedGraph
 from crossfade.graph.collectives import CollectiveNode
+from crossfade.graph.communicators import Communicator
+from crossfade.graph.members import check_collective
 from crossfade.graph.nodes import InputNode, InputPart, MethodNode, Node
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.call import Call, Hole
@@ -79,9 +81,15 @@ def _add_collective(
         outputs.append(tuple(value_of[output] for output in mine))
         draft.programs.setdefault(party, []).append(Action(Verb.COLL, collective_id))
     inputs = tuple(tuple(value_of[source] for source in members) for members in node.members)
-    transport = transport_of_collective(node._transport, parties, gpus)
+    communicator = ""
+    if isinstance(node._transport, Communicator):
+        check_collective(node._transport, node.kind, parties)
+        communicator, transport = draft.enter(node._transport).id, Transport.COMMUNICATOR
+    else:
+        transport = transport_of_collective(node._transport, parties, gpus)
+    what = node.kind, node.op, node.root
     draft.collectives.append(
-        CollectiveSpec(collective_id, node.kind, node.op, node.root, transport, parties, inputs, tuple(outputs))
+        CollectiveSpec(collective_id, *what, transport, parties, inputs, tuple(outputs), communicator)
     )
 
 
@@ -89,13 +97,21 @@ def _add_wishes(draft: Draft, value: str, *nodes: Node) -> None:
     """How the value should move: what the last of the nodes asks for, else what the one before does."""
     transport = next((n._transport for n in reversed(nodes) if n._transport != Transport.AUTO), Transport.AUTO)
     devices = (n._target_device for n in reversed(nodes) if n._target_device is not TargetDevice.DEFAULT)
-    draft.wishes[value] = Wish(nodes[-1], transport, next(devices, TargetDevice.DEFAULT))
+    draft.wishes[value] = _wish(draft, nodes[-1], transport, next(devices, TargetDevice.DEFAULT))
     if any(node._static_shape for node in nodes):
         draft.static.append(value)
     for node in nodes:
         for reader, asked in node._transport_to.items():
             device = node._target_device_to.get(reader, TargetDevice.DEFAULT)
-            draft.wishes_to[value, reader] = Wish(node, asked, device)
+            draft.wishes_to[value, reader] = _wish(draft, node, asked, device)
+
+
+def _wish(draft: Draft, node: Node, asked: str | Communicator, device: TargetDevice) -> Wish:
+    if isinstance(node, InputNode | InputPart) and isinstance(asked, Communicator):
+        asked = Transport.AUTO  # the driver is in no group, and its values go by shm all the same
+    if isinstance(asked, Communicator):
+        return Wish(node, Transport.COMMUNICATOR, device, draft.enter(asked))
+    return Wish(node, asked, device)
 
 
 def _with_holes(template: Any, holes: Mapping[Node, Hole]) -> Any:

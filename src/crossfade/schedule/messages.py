@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 
 from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec
@@ -20,7 +20,9 @@ def add_messages(draft: Draft) -> Draft:
     stays at its use: it makes the compute stream wait.
 
     On ordered transports the receives of one pair of actors must come in the order of the sends (PL-1), so one may come
-    earlier than its use; never later, and never before the sends it depends on.
+    earlier than its use; never later, and never before the sends it depends on. What blocks both sides has the same place in the
+    common order at both, right behind the step that makes the value and in the order of the values, so that nobody waits for
+    somebody who waits for something later (PL-2).
     """
     outgoing: dict[str, list[ChannelSpec]] = defaultdict(list)
     incoming: dict[tuple[str, str], ChannelSpec] = {}
@@ -29,11 +31,12 @@ def add_messages(draft: Draft) -> Draft:
         for reader in spec.readers:
             incoming[reader, spec.value] = spec
     values = draft.values()
+    places = _places(draft)
     senders = {spec.id: (index, spec.writer) for index, spec in enumerate(draft.channels)}
     for party, actions in draft.programs.items():
         if party != DRIVER:
             uses = [(action, *values[party][action.verb, action.target]) for action in actions]
-            draft.programs[party] = _order_receives(senders, _with_moves(party, uses, incoming, outgoing))
+            draft.programs[party] = _order_receives(senders, _with_moves(party, uses, incoming, outgoing, places))
     writes = [_move_out(spec) for item in draft.inputs for spec in outgoing[item.value]]
     reads = [_move_in(incoming[DRIVER, value]) for value in _made_order(draft, draft.outputs)]
     draft.programs[DRIVER] = [*writes, *reads]
@@ -45,10 +48,20 @@ def _with_moves(
     uses: Iterable[tuple[Action, tuple[str, ...], tuple[str, ...]]],
     incoming: dict[tuple[str, str], ChannelSpec],
     outgoing: dict[str, list[ChannelSpec]],
+    places: Mapping[str, tuple[int, int]],
 ) -> list[Action]:
     program: list[Action] = []
     here: set[str] = set()
+    mine = [spec for (reader, _), spec in incoming.items() if reader == party and spec.transport.blocks]
+    blocking = deque(sorted(mine, key=lambda spec: places[spec.value]))
+
+    def receive_before(place: tuple[int, int]) -> None:
+        while blocking and places[blocking[0].value] < place:
+            here.add(blocking[0].value)
+            program.append(_move_in(blocking.popleft()))
+
     for action, inputs, outputs in uses:
+        receive_before((places[outputs[0]][0], -1))
         for value in inputs:
             if value not in here and (party, value) in incoming:
                 program.append(_move_in(incoming[party, value]))
@@ -56,12 +69,25 @@ def _with_moves(
         program.append(action)
         here.update(outputs)
         leaving = (spec for value in outputs for spec in outgoing[value])
-        program += map(_move_out, sorted(leaving, key=_push_order))
+        for spec in sorted(leaving, key=_push_order):
+            if spec.transport.blocks:
+                receive_before(places[spec.value])
+            program.append(_move_out(spec))
     return program
 
 
-def _push_order(spec: ChannelSpec) -> tuple[bool, int]:
-    return spec.transport is not Transport.COPY, spec.turn
+def _push_order(spec: ChannelSpec) -> tuple[bool, bool, int]:
+    return spec.transport.blocks, spec.transport is not Transport.COPY, spec.turn
+
+
+def _places(draft: Draft) -> dict[str, tuple[int, int]]:
+    """Of each value, the place of the step that makes it, which its parties share, and its own."""
+    steps = {value: place for place, value in enumerate(draft.maker)}
+    places = {value: (place, place) for value, place in steps.items()}
+    for collective in draft.collectives:
+        step = steps[collective.outputs[0][0]]
+        places |= {value: (step, steps[value]) for values in collective.outputs for value in values}
+    return places
 
 
 def _made_order(draft: Draft, values: Iterable[str]) -> list[str]:
@@ -142,22 +168,23 @@ def hoist_receives(draft: Draft) -> Draft:
     Only receives that transports carry out in the background move: reading shared memory is looking at it, and what a GPU pushes
     comes without being asked for.
     """
-    spare = {spec.id: spec.depth - 1 for spec in draft.channels}
+    spare = {spec.id: spec.depth - 1 for spec in draft.channels if not spec.transport.blocks}
     for party, actions in draft.programs.items():
-        receives = [action for action in actions if action.verb is Verb.RECV]
+        receives = [action for action in actions if action.verb is Verb.RECV and action.target in spare]
         ahead = min((spare[action.target] for action in receives), default=0)
-        others = [action for action in actions if action.verb is not Verb.RECV]
+        others = [action for action in actions if not (action.verb is Verb.RECV and action.target in spare)]
         started = [Action(Verb.RECV, action.target, RECV_STREAM, ahead) for action in receives]
         draft.programs[party] = [*started, *others]
     return draft
 
 
 def trail_sends(draft: Draft) -> Draft:
-    """Sends are only started; the ring's slots say how far they may trail."""
+    """Sends are only started, but for those that block; the ring's slots say how far they may trail."""
+    blocking = {spec.id for spec in draft.channels if spec.transport.blocks}
     for party, actions in draft.programs.items():
         draft.programs[party] = [
             Action(Verb.SEND, action.target, SEND_STREAM)
-            if action.verb is Verb.SEND and action.stream == MAIN
+            if action.verb is Verb.SEND and action.stream == MAIN and action.target not in blocking
             else action
             for action in actions
         ]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from crossfade.errors import GraphError
 from crossfade.graph.nodes import Node, describe
+from crossfade.plan.plan import CommunicatorSpec
 from crossfade.schedule import links
 from crossfade.topology import Link, LinkKind, Topology
 from crossfade.types import DRIVER, TargetDevice, Transport
@@ -41,19 +42,28 @@ class Wish:
         node: the node, for messages.
         transport: the name of a transport, ``auto`` and ``accelerator`` included.
         device: where the reader wants the tensors.
+        communicator: the user's that is asked for, for ``communicator``.
     """
 
     node: Node
     transport: str = Transport.AUTO
     device: TargetDevice = TargetDevice.DEFAULT
+    communicator: CommunicatorSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a value goes to a reader; values that go to several readers the same way share a channel."""
+    """How a value goes to a reader; values that go to several readers the same way share a channel.
+
+    Attributes:
+        transport, device: as in `ChannelSpec`.
+        communicator: the id of the one that moves it, for ``communicator``; and then the reader, for each has a channel of its own.
+    """
 
     transport: Transport
     device: TargetDevice = TargetDevice.DEFAULT
+    communicator: str = ""
+    reader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,8 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
     has_gpu = bool(gpus.of.get(writer)), bool(gpus.of.get(reader))
     if DRIVER in (writer, reader):
         return Way(Transport.SHM, _device(wish, Transport.SHM, writer, reader, has_gpu[1]))
+    if wish.communicator is not None:
+        return _by_communicator(wish, wish.communicator, writer, reader, has_gpu[1])
     transport = Transport(wish.transport)
     if transport is Transport.ACCELERATOR or transport.moves_device_memory:
         _check_ends(wish, writer, reader, has_gpu)
@@ -121,6 +133,24 @@ def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int 
         is_direct = all(has_gpu) and wish.device is not TargetDevice.CPU
         transport = _between(writer, reader, gpus, size_bytes) if is_direct else Transport.SHM
     return Way(transport, _device(wish, transport, writer, reader, has_gpu[1]))
+
+
+def _by_communicator(wish: Wish, communicator: CommunicatorSpec, writer: str, reader: str, has_gpu: bool) -> Way:
+    asks = f"{describe(wish.node)} asks for a communicator from {writer} to {reader}"
+    members = communicator.parties
+    outside = [party for party in (writer, reader) if party not in members]
+    if outside:
+        raise GraphError(
+            f"{asks}, in whose group {' and '.join(outside)} {'are' if outside[1:] else 'is'} not: it has {', '.join(members)}",
+            hint="list the actor's handle in get_actor_handles(); with_tensor_transport('auto', reader=...) asks for nothing to "
+            "one reader",
+        )
+    if wish.device is TargetDevice.CUDA or (wish.device is TargetDevice.CPU and has_gpu):
+        raise GraphError(
+            f"{asks}, and for the device {str(wish.device)!r}",
+            hint="leave the device out: the communicator's recv decides where a tensor comes",
+        )
+    return Way(Transport.COMMUNICATOR, communicator=communicator.id, reader=reader)
 
 
 def _between(writer: str, reader: str, gpus: Gpus, size_bytes: int) -> Transport:

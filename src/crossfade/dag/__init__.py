@@ -1,0 +1,28 @@
+"""Ray's import path of nodes, under Ray's names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crossfade.api import CompiledGraph  # also makes graphs compile
+from crossfade.api.context import DAGContext
+from crossfade.graph.nodes import InputNode, InputPart, MethodNode, MultiOutputNode, Node
+from crossfade.not_here import refuse_others
+
+__all__ = [
+    "ClassMethodNode",
+    "CompiledDAG",
+    "DAGContext",
+    "DAGNode",
+    "InputAttributeNode",
+    "InputNode",
+    "MultiOutputNode",
+]
+
+ClassMethodNode = MethodNode
+CompiledDAG = CompiledGraph
+DAGNode = Node
+InputAttributeNode = InputPart
+
+if not TYPE_CHECKING:
+    __getattr__ = refuse_others(__name__)

@@ -1,0 +1,203 @@
+"""Communicators: what a user moves tensors with, as a transport of edges and collectives."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+__all__ = ["CPUCommunicator", "Communicator", "TorchTensorAllocator"]
+
+TorchTensorAllocator: TypeAlias = Callable[[tuple[int, ...], Any], Any]
+"""(shape, dtype) to a new tensor."""
+
+
+class Communicator(ABC):
+    """A user's own way to move tensors between actors. It has Ray's methods.
+
+    Pass one as a transport: ``node.with_tensor_transport(transport=communicator)``, and likewise to ``allreduce.bind``. It is never
+    chosen by itself. When the graph is compiled, each actor of its group gets a copy, by pickle. There all methods are called on
+    the actor's main thread, where the actor's own methods run, and what they raise ends the graph, not the actor: nobody can know
+    how far the others have come.
+
+    Calls block. So that no two wait for each other, all actors make theirs in one order, which is proved when the graph is
+    compiled, and nobody calls `send`, `recv` or a collective before all whom it needs have come to that, or are about to.
+    """
+
+    @abstractmethod
+    def initialize(self, rank: int) -> None:
+        """Called first of all in each actor of the group, when a graph is compiled. It may wait until all have called it."""
+
+    @abstractmethod
+    def get_actor_handles(self) -> list[Any]:
+        """The handles of the actors of the group. Called in the driver. In actors a handle can be compared, and nothing else."""
+
+    @abstractmethod
+    def get_rank(self, actor: Any) -> int:
+        """The rank of an actor of the group, given its handle: 0 to n - 1. Called in the driver."""
+
+    @abstractmethod
+    def get_self_rank(self) -> int | None:
+        """The rank that `initialize` was given. Not called by crossfade."""
+
+    def get_world_size(self) -> int:
+        """The number of actors in the group. Not called by crossfade."""
+        return len(self.get_actor_handles())
+
+    @abstractmethod
+    def send(self, value: Any, peer_rank: int) -> None:
+        """Sends a tensor. Called for each tensor of a value that holds any elements, in order; the peer calls `recv` for each.
+
+        Args:
+            value: a contiguous tensor on the actor's device: its GPU, or the CPU if it has none. It may still be read afterwards,
+                and must not be changed.
+            peer_rank: the rank of the actor that receives.
+        """
+
+    @abstractmethod
+    def recv(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        peer_rank: int,
+        allocator: TorchTensorAllocator | None = None,
+    ) -> Any:
+        """Receives a tensor, and gives it once it may be used.
+
+        Args:
+            shape: of the tensor.
+            dtype: likewise.
+            peer_rank: the rank of the actor that sends.
+            allocator: makes a tensor of a shape and a dtype on this actor's device, to receive into.
+        """
+
+    @property
+    @abstractmethod
+    def recv_stream(self) -> Any:
+        """A stream for receiving. Not asked for by crossfade."""
+
+    @property
+    @abstractmethod
+    def send_stream(self) -> Any:
+        """A stream for sending. Not asked for by crossfade."""
+
+    @abstractmethod
+    def allgather(self, send_buf: Any, recv_buf: Any) -> None:
+        """Gathers the tensors of all ranks, one behind the other along dim 0 in their order.
+
+        Args:
+            send_buf: this actor's tensor.
+            recv_buf: where the result goes. Shapes fit, at all actors: that was agreed before anybody calls this.
+        """
+
+    @abstractmethod
+    def allreduce(self, send_buf: Any, recv_buf: Any, op: Any) -> None:
+        """Reduces the tensors of all ranks. Where each has several, it is called for one after the other.
+
+        Args:
+            send_buf: this actor's tensor.
+            recv_buf: where the result goes.
+            op: a `ReduceOp`.
+        """
+
+    @abstractmethod
+    def reducescatter(self, send_buf: Any, recv_buf: Any, op: Any) -> None:
+        """Reduces the tensors of all ranks, of which rank r of n gets part r of n along dim 0. Arguments as for `allreduce`."""
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Called last of all in each actor, when the graph is torn down, where `initialize` has returned."""
+
+    @abstractmethod
+    def get_transport_name(self) -> str:
+        """What kind it is, such as ``cpu``. Not called by crossfade."""
+
+    @classmethod
+    @abstractmethod
+    def generate_communicator_id(cls) -> str:
+        """An id that is unique. Not called by crossfade."""
+
+
+class CPUCommunicator(Communicator):
+    """Stands for the transport ``gloo``, which moves CPU tensors and blocks nobody: none of its methods moves anything itself.
+
+    Args:
+        world_size: the number of actors.
+        actor_handles: their handles, in the order of their ranks.
+    """
+
+    def __init__(self, world_size: int, actor_handles: list[Any]) -> None:
+        self._world_size = world_size
+        self._actor_handles = list(actor_handles)
+        self._rank: int | None = None
+
+    def initialize(self, rank: int) -> None:
+        """Notes the rank."""
+        self._rank = rank
+
+    def get_actor_handles(self) -> list[Any]:
+        """As given."""
+        return self._actor_handles
+
+    def get_rank(self, actor: Any) -> int:
+        """The position of the handle."""
+        return self._actor_handles.index(actor)
+
+    def get_self_rank(self) -> int | None:
+        """What `initialize` was given."""
+        return self._rank
+
+    def get_world_size(self) -> int:
+        """As given."""
+        return self._world_size
+
+    def send(self, value: Any, peer_rank: int) -> None:
+        """Refused."""
+        raise self._by_gloo()
+
+    def recv(
+        self, shape: tuple[int, ...], dtype: Any, peer_rank: int, allocator: TorchTensorAllocator | None = None
+    ) -> Any:
+        """Refused."""
+        raise self._by_gloo()
+
+    @property
+    def recv_stream(self) -> Any:
+        """Refused."""
+        raise self._by_gloo()
+
+    @property
+    def send_stream(self) -> Any:
+        """Refused."""
+        raise self._by_gloo()
+
+    def allgather(self, send_buf: Any, recv_buf: Any) -> None:
+        """Refused."""
+        raise self._by_gloo()
+
+    def allreduce(self, send_buf: Any, recv_buf: Any, op: Any = None) -> None:
+        """Refused."""
+        raise self._by_gloo()
+
+    def reducescatter(self, send_buf: Any, recv_buf: Any, op: Any = None) -> None:
+        """Refused."""
+        raise self._by_gloo()
+
+    def destroy(self) -> None:
+        """Nothing to do."""
+
+    def get_transport_name(self) -> str:
+        """``cpu``, as in Ray."""
+        return "cpu"
+
+    @classmethod
+    def generate_communicator_id(cls) -> str:
+        """A random one."""
+        return str(uuid.uuid4())
+
+    @staticmethod
+    def _by_gloo() -> NotImplementedError:
+        return NotImplementedError(
+            "a CPUCommunicator moves nothing itself\nhint: pass it as a transport, which means 'gloo'"
+        )

@@ -1,0 +1,30 @@
+"""What is wrong with the ways that go by communicators of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
+
+__all__ = ["wrong_communicators"]
+
+
+def wrong_communicators(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """(Id of a channel or collective, a party of it, what is wrong): one that goes by a communicator which is not there, or not its
+    parties', or that goes by one and should not.
+    """
+    groups = {spec.id: spec.parties for spec in plan.communicators}
+    specs: list[tuple[ChannelSpec | CollectiveSpec, tuple[str, ...]]]
+    specs = [(spec, (spec.writer, *spec.readers)) for spec in plan.channels]
+    specs += [(spec, spec.parties) for spec in plan.collectives]
+    for spec, parties in specs:
+        name = spec.communicator
+        if spec.transport.blocks != bool(name):
+            yield spec.id, parties[0], f"{spec.id} goes by {spec.transport}, and by the communicator {name or '(none)'}"
+        elif name and name not in groups:
+            yield spec.id, parties[0], f"{spec.id} goes by the communicator {name}, which the plan does not have"
+        elif name and not set(parties) <= set(groups[name]):
+            outside = ", ".join(sorted(set(parties) - set(groups[name])))
+            yield spec.id, parties[0], f"{spec.id} goes by the communicator {name}, in whose group {outside} is not"
+        elif name and isinstance(spec, ChannelSpec) and len(spec.readers) != 1:
+            yield spec.id, parties[0], f"channel {spec.id} goes by a communicator to {len(spec.readers)} readers"
