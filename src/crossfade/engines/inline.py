@@ -24,6 +24,7 @@ from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
 from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
 from crossfade.host.processes import describe_exit
+from crossfade.interrupted import interruptible
 from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.spans import Span
@@ -83,6 +84,7 @@ class InlineEngine:
         self._numbers = itertools.count()
         self._lock = threading.RLock()  # a method may use a graph itself
 
+    @interruptible
     def start_actor(
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
@@ -104,6 +106,7 @@ class InlineEngine:
             raise _dead(actor, self._ends.get(actor, KILLED))
         return self._instances[actor]
 
+    @interruptible
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
     ) -> _DoneCall:
@@ -263,6 +266,7 @@ class _InlinePlan:
             moved = [self._advance_one(actor) for actor in self._cursors]  # all of them, not up to the first
         return any(moved)
 
+    @interruptible
     def _advance_one(self, actor: str) -> bool:
         if actor in self._busy or self._lost is not None:
             return False

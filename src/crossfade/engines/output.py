@@ -19,6 +19,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Self
 
+from crossfade.interrupted import longest_sleep
+
 __all__ = ["MAX_LINE_LETTERS", "Lines", "Output", "Pipes"]
 
 MAX_LINE_LETTERS = 1 << 16
@@ -219,11 +221,13 @@ class Output:
             self._is_ending = True
             if self._is_starting:  # in a signal's handler, in the middle of `add`: that closes it
                 return
-            thread, self._thread = self._thread, None
+            thread = self._thread
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            while thread.is_alive():
+                thread.join(longest_sleep(None))
+        self._thread = None
         self._close_fds()
 
     def disown(self) -> None:
