@@ -50,6 +50,8 @@ PATIENCE_S = 1.0
 _DEAF_S = 0.1
 """The longest sleep of the main thread on what an interrupt does not wake."""
 
+_BRIEF_S = 0.001
+
 _OWN_PACKAGES = frozenset({"crossfade", *sys.stdlib_module_names})
 
 _whole: set[CodeType] = set()
@@ -95,7 +97,7 @@ def uninterrupted(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def brief(function: _F) -> _F:
-    """Marks a function of a few steps, as a destructor: an interrupt comes right behind it (inside, it would be lost)."""
+    """Marks a function of a few steps, as a destructor: an interrupt comes again behind it. (Raised inside, it would be lost.)"""
     return _mark(function, _brief)
 
 
@@ -135,7 +137,7 @@ def raise_held() -> None:
 def on_interrupt(number: int, frame: FrameType | None) -> None:
     """The handler of SIGINT."""
     if _is_marked(frame, _brief):
-        _thread.interrupt_main(signal.Signals(number))  # once more, one step later
+        _thread.start_new_thread(_interrupt_again, ())
         return
     if _is_marked(frame, _whole):
         now_s = time.monotonic()
@@ -145,6 +147,11 @@ def on_interrupt(number: int, frame: FrameType | None) -> None:
             return
     Held.is_pending = True
     _release(frame)
+
+
+def _interrupt_again() -> None:
+    time.sleep(_BRIEF_S)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def came_while_waiting(error: BaseException) -> bool:

@@ -390,7 +390,9 @@ def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itse
         seen.append("handler")
         os.close(os.open(fifo, os.O_WRONLY))
 
-    with handler_once(tear_down, lambda: connection._outgoing and sum(connection._outgoing[0].sent) > 1000):  # beyond its head
+    with handler_once(
+        tear_down, lambda: connection._outgoing and sum(connection._outgoing[0].sent) > 1000
+    ):  # beyond its head
         large = actor.same.remote(b"x" * (20 << 20))  # waits for room, for the actor is busy
     assert seen == ["handler"]
     graph.teardown()
