@@ -19,7 +19,7 @@ from crossfade.errors import (
     GetTimeoutError,
     SessionError,
 )
-from crossfade.interrupted import passed_through_others
+from crossfade.interrupted import came_while_waiting, longest_sleep, passed_through_others, uninterrupted
 
 if TYPE_CHECKING:
     from crossfade.api.session import Session
@@ -88,6 +88,7 @@ class Executions:
         self._num_outputs = len(plan.outputs)
         self._max_inflight = plan.max_inflight
         self._submit_timeout = submit_timeout
+        self._half: Sequence[Any] | None = None  # the inputs of the last execution, while some are not written
         self._is_torn = False  # an interrupt (Ctrl-C) came while an input was written
         self._is_collect_torn = False  # ... while a result was taken in
         self._make_locks()
@@ -129,6 +130,7 @@ class Executions:
             if self._is_missed:
                 self._tell_missed()
 
+    @uninterrupted
     def try_submit(self, values: Sequence[Any], num_own: int = 0) -> Execution | None:
         """Starts an execution if that needs no waiting. ``num_own``: see `take_in`."""
         if not self._try_lock(self._submitting):
@@ -170,6 +172,8 @@ class Executions:
             )
 
     def _submit(self, values: Sequence[Any]) -> Execution:
+        if self._half is not None:
+            self._finish_half(self._half)
         execution = Execution(self.num_submitted, self._num_outputs)
         try:
             self.inflight.append(execution)  # before its results can come
@@ -183,14 +187,34 @@ class Executions:
         except BaseException as error:
             number = execution.number
             if self.num_submitted == number:  # else it is under way, and nobody has its reference
+                self._is_torn = True  # until it is known: the next error may come before that
                 if self.inflight and self.inflight[-1] is execution:
                     self.inflight.pop()
-                is_whole = isinstance(error, Exception) and self.opened.is_whole_after(error, number)
-                self._is_torn = not (is_whole or _is_an_end(error))
+                if self.opened.is_whole_after(error, number) or _is_an_end(error):
+                    self._is_torn = False
+                elif came_while_waiting(error):  # for room for the rest of it: it has begun
+                    execution.drop()
+                    self.inflight.append(execution)
+                    self.num_submitted += 1
+                    self._half = values
+                    self._is_torn = False
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise SessionError(f"the graph cannot be executed: {self.ended}") from error
             raise
         return execution
+
+    def _finish_half(self, values: Sequence[Any]) -> None:
+        """Writes the rest of an execution whose `execute` was interrupted."""
+        try:
+            if not self.opened.try_submit(values):
+                self._submit_slowly(values)
+        except HalfSubmitted:
+            pass
+        except BaseException as error:
+            may_go_on = _is_an_end(error) or came_while_waiting(error) or isinstance(error, ChannelTimeout)
+            self._is_torn = not may_go_on
+            raise
+        self._half = None
 
     def _make_room(self) -> None:
         """Takes the oldest results in, and waits for them, unless it is the caller who has to get some first."""
@@ -267,6 +291,7 @@ class Executions:
             if self._num_waiting or self._num_watching:
                 self._notify()
 
+    @uninterrupted
     def is_over(self, execution: Execution) -> bool:
         """Whether a get of the execution's results would not wait. Takes results in, unless another thread does."""
         if self._collector:
@@ -311,7 +336,7 @@ class Executions:
                     left_s = None if deadline is None else deadline - time.monotonic()
                     if left_s is not None and left_s <= 0:
                         return False
-                    self._collected.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
+                    self._collected.wait(longest_sleep(None if left_s is None else min(left_s, threading.TIMEOUT_MAX)))
                 return False
             finally:
                 self._num_waiting -= 1
@@ -355,10 +380,15 @@ class Executions:
             self.inflight.popleft().values = values
             self.num_collected += 1
         except BaseException as error:
+            was_torn, self._is_collect_torn = (
+                self._is_collect_torn,
+                True,
+            )  # until it is known: the next error may come before
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise SessionError(f"the results are gone: {self.ended}") from error
             # An interrupt, or what a signal's handler raised: a value may be taken and in nobody's hands.
-            self._is_collect_torn |= not isinstance(error, CrossfadeError) or passed_through_others(error)
+            is_clean = isinstance(error, CrossfadeError) and not passed_through_others(error)
+            self._is_collect_torn = was_torn or not is_clean
             raise
         finally:
             self._collector = 0
@@ -371,6 +401,7 @@ class Executions:
             f"execution {execution.number} has not finished within {timeout} s", hint="get the same reference again"
         )
 
+    @uninterrupted
     def take_in(self, num_own: int = 0) -> None:
         """Takes in all results that are there, unless another thread does.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from crossfade.api.accepted import deadline_of, limit_of
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
+from crossfade.interrupted import Held, raise_held, uninterrupted, whole
 
 if TYPE_CHECKING:
     from crossfade.api.executions import Execution, Executions, Keeper
@@ -165,13 +166,18 @@ class CompiledRef(Ref):
     def _compiled(self) -> tuple[Executions, Execution] | None:
         return self._executions, self._execution
 
+    @whole
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`. References may be got in any order, by any thread."""
-        if timeout is not None:
-            timeout = limit_of(timeout)
-        execution = self._execution
-        if execution.values is None:
-            self._executions.collect(execution, timeout)
+        try:
+            if timeout is not None:
+                timeout = limit_of(timeout)
+            execution = self._execution
+            if execution.values is None:
+                self._executions.collect(execution, timeout)
+        finally:
+            if Held.is_pending:
+                raise_held()
         self._keeper = None
         value = execution.values[self._index]  # type: ignore[index]
         if type(value) is Failure:
@@ -181,8 +187,12 @@ class CompiledRef(Ref):
     def get_within(self, left_s: float, timeout: float | None) -> Any:
         """See `Ref.get_within`."""
         if self._execution.values is None:
-            self._executions.collect(self._execution, left_s, timeout)
+            self._collect(left_s, timeout)
         return self.get()
+
+    @uninterrupted
+    def _collect(self, left_s: float, timeout: float | None) -> None:
+        self._executions.collect(self._execution, left_s, timeout)
 
     def is_ready(self) -> bool:
         """See `Ref.is_ready`."""

@@ -12,7 +12,7 @@ from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.engines.protocol import ActorStatistics, HalfSubmitted
 from crossfade.engines.unpicklable import hint_for, name_culprit
 from crossfade.errors import ChannelError, CrossfadeError, Failure
-from crossfade.interrupted import passed_through_others
+from crossfade.interrupted import came_while_waiting, passed_through_others
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.plan.spans import Span
@@ -105,7 +105,7 @@ class DriverEnds:
             isinstance(error, OSError) and error.errno is not None
         )  # by the system: there is no memory for a value
         is_ours = (is_refused or isinstance(error, CrossfadeError)) and not passed_through_others(error)
-        is_clean = is_ours or came_of_pickling(error)
+        is_clean = is_ours or came_while_waiting(error) or (isinstance(error, Exception) and came_of_pickling(error))
         return is_clean and not self._num_written and self.num_submitted == num_submitted
 
     def _check_shapes(self, values: Sequence[Any]) -> None:
