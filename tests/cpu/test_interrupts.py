@@ -97,12 +97,21 @@ def interrupt_once(is_so: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def is_in(name: str) -> bool:
-    """Whether the main thread is in a function of that name."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_code.co_name != name:
-        frame = frame.f_back
-    return frame is not None
+class StandsIn:
+    """Whether the main thread is in a function of that name, and has not moved for a tenth of a second."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._seen: tuple[object, int, float] = None, 0, 0.0
+
+    def __call__(self) -> bool:
+        frame = innermost = sys._current_frames()[threading.main_thread().ident or 0]
+        place = innermost.f_code, innermost.f_lasti
+        if place != self._seen[:2]:
+            self._seen = *place, time.monotonic()
+        while frame.f_back is not None and frame.f_code.co_name != self._name:
+            frame = frame.f_back
+        return frame.f_code.co_name == self._name and time.monotonic() - self._seen[2] > 0.1
 
 
 def connections() -> list[Connection]:
@@ -206,7 +215,7 @@ def test_an_interrupt_while_a_large_argument_is_sent_to_a_busy_actor_leaves_it_w
     actor = Remote.remote()
     pid = actor.pid.remote().get()
     busy = actor.until.remote(str(pipe))
-    with interrupt_once(lambda: is_in("send")), pytest.raises(KeyboardInterrupt):
+    with interrupt_once(StandsIn("send")), pytest.raises(KeyboardInterrupt):
         actor.echo.remote(b"x" * (20 << 20))
     pipe.write_text("done")
     assert busy.get(timeout=20) == "done"
@@ -245,36 +254,20 @@ def test_the_second_interrupt_comes_at_once_where_the_first_one_was_held_back_fo
     graph.teardown()
 
 
-def test_an_interrupt_while_room_for_the_second_input_is_waited_for_keeps_executions_apart(
-    local: None, pipe: Path
-) -> None:
-    one, other = Remote.remote(), Remote.remote()
+def test_an_interrupt_while_room_for_the_second_input_is_waited_for_keeps_executions_apart(local: None) -> None:
+    one, other, third = (Remote.remote() for _ in range(3))
     with crossfade.InputNode() as inp:
-        nodes = one.echo.bind(inp[0]), other.until.bind(inp[1])
-        graph = crossfade.MultiOutputNode(list(nodes)).compile(max_inflight=2)
+        graph = third.pair.bind(one.echo.bind(inp[0]), other.echo.bind(inp[1])).compile()
     driver: Any = graph._executions.opened._driver
-    try_write, num_refused = driver._writes[1], 100
-
-    def refusing(value: Any) -> bool:
-        nonlocal num_refused
-        num_refused -= 1
-        return num_refused <= 0 and bool(try_write(value))
-
-    driver._writes[1] = refusing
-    num_refused = 1 << 60
     engine: Any = sessions.require().engine
-    with interrupt_once(lambda: engine.doorbell._sleeper), pytest.raises(KeyboardInterrupt):
-        graph.execute(1, str(pipe))
-    with interrupt_once(lambda: engine.doorbell._sleeper), pytest.raises(KeyboardInterrupt):
-        graph.execute(2, str(pipe))  # the first one has to be finished before it
-    num_refused = 0
-    refs = []
-    writer = threading.Thread(target=lambda: (pipe.write_text("one"), time.sleep(0.2), pipe.write_text("two")))
-    writer.start()
-    refs = graph.execute(3, str(pipe))
-    assert refs[0].get(timeout=20) == 3
-    assert refs[1].get(timeout=20) == "two"
-    writer.join()
+    try_write = driver._writes[1]
+    driver._writes[1] = lambda value: False
+    for number in (1, 2):  # the second one waits until the first one is written
+        with interrupt_once(lambda: engine.doorbell._sleeper), pytest.raises(KeyboardInterrupt):
+            graph.execute(number, number)
+    driver._writes[1] = try_write
+    assert graph.execute(3, 3).get(timeout=20) == (3, 3)
+    assert driver.num_submitted == 2
     graph.teardown()
 
 

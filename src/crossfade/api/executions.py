@@ -380,15 +380,11 @@ class Executions:
             self.inflight.popleft().values = values
             self.num_collected += 1
         except BaseException as error:
-            was_torn, self._is_collect_torn = (
-                self._is_collect_torn,
-                True,
-            )  # until it is known: the next error may come before
+            self._is_collect_torn = True  # until it is known: the next error may come before that
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise SessionError(f"the results are gone: {self.ended}") from error
             # An interrupt, or what a signal's handler raised: a value may be taken and in nobody's hands.
-            is_clean = isinstance(error, CrossfadeError) and not passed_through_others(error)
-            self._is_collect_torn = was_torn or not is_clean
+            self._is_collect_torn = not isinstance(error, CrossfadeError) or passed_through_others(error)
             raise
         finally:
             self._collector = 0
