@@ -21,7 +21,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from crossfade.api.executions import Execution, Executions
+    from crossfade.api.execution import Execution
+    from crossfade.api.executions import Executions
     from crossfade.api.refs import Ref
     from crossfade.api.session import Session
     from crossfade.engines.protocol import LoopBell

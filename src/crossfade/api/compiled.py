@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from crossfade.api.accepted import check_names, seconds_of
 from crossfade.api.arguments import Splitter
-from crossfade.api.executions import Execution, Executions, Keeper
+from crossfade.api.execution import Execution, Keeper
+from crossfade.api.executions import Executions
 from crossfade.api.links import known_links
 from crossfade.api.options import CompileOptions
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import Session, current
+from crossfade.api.signals import take_signals
 from crossfade.engines.protocol import GraphStatistics, OpenPlan
 from crossfade.errors import (
     GraphError,
@@ -25,6 +27,8 @@ from crossfade.errors import (
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.hints import add_note, check_flag
+from crossfade.interrupted import Held, raise_held, uninterrupted, whole
+from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Timeline
 from crossfade.types import DRIVER, Transport
@@ -71,6 +75,7 @@ class CompiledGraph:
 
     # Executing
 
+    @whole
     def execute(self, /, *args: Any, **kwargs: Any) -> Any:
         """Starts one execution and returns at once.
 
@@ -89,12 +94,17 @@ class CompiledGraph:
             StaticShapeError: nor do the shapes of their tensors fit what was promised of the input; the execution did not start.
             ChannelTimeout: ``submit_timeout`` passed before there was room.
         """
-        is_plain = self._takes_whole and len(args) == 1 and not kwargs and not isinstance(args[0], Ref)
-        values = args if is_plain else self._splitter.split(args, kwargs)
-        execution = self._submit(values)
-        if self._returns_list:
-            return [CompiledRef(self._executions, execution, index, self._keeper) for index in range(self._num_outputs)]
-        return CompiledRef(self._executions, execution, 0, self._keeper)
+        try:
+            is_plain = self._takes_whole and len(args) == 1 and not kwargs and not isinstance(args[0], Ref)
+            values = args if is_plain else self._splitter.split(args, kwargs)
+            execution = self._submit(values)
+            if self._returns_list:
+                num = self._num_outputs
+                return [CompiledRef(self._executions, execution, index, self._keeper) for index in range(num)]
+            return CompiledRef(self._executions, execution, 0, self._keeper)
+        finally:
+            if Held.is_pending:
+                raise_held()
 
     async def execute_async(self, /, *args: Any, **kwargs: Any) -> Any:
         """Starts one execution from an event loop, and waits (without blocking the loop) until there is room for it.
@@ -143,6 +153,7 @@ class CompiledGraph:
         workload.check_names(self.plan)
         return simulate(self.plan, workload, costs or CostModel(), num_executions)
 
+    @uninterrupted
     def timeline(self) -> Timeline:
         """What has run when, on all actors, since the graph was compiled. Waits for actors that are in the middle of a method.
 
@@ -162,6 +173,7 @@ class CompiledGraph:
             )
         return self._measured
 
+    @uninterrupted
     def statistics(self) -> GraphStatistics:
         """Counters of the graph, its parties and their channels. Waits for actors that are in the middle of a method."""
         if self._executions.ended:
@@ -200,8 +212,10 @@ class CompiledGraph:
 
     # Ending
 
+    @uninterrupted
     def teardown(self, kill_actors: bool = False, *, timeout: float | None = None) -> None:
-        """Takes the graph from its actors, which go on living. Results that were got, or collected, stay valid. Idempotent.
+        """Takes the graph from its actors, which go on living. Results that were got, or collected, stay valid. Idempotent, also
+        after an interrupt.
 
         Waits for actors that are in the middle of a method. Threads that wait for a result get a `SessionError` at once.
 
@@ -287,6 +301,14 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
         topology=topology,
         uuids=uuids,
     )
+    return _open(session, checked, plan, calls, chosen)
+
+
+@uninterrupted
+def _open(
+    session: Session, checked: CheckedGraph, plan: Plan, calls: Mapping[str, Call], chosen: CompileOptions
+) -> CompiledGraph:
+    take_signals()
     session.bury_orphans()
     if plan.communicators:
         from crossfade.api.communicators import check_apart, packed

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from crossfade.api.session import Session, current
 from crossfade.engines.state import ActorState, PartState, RingState, State
+from crossfade.interrupted import uninterrupted
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
 
@@ -26,6 +27,7 @@ _LOOK_S = 1.0
 _making = threading.Lock()
 
 
+@uninterrupted
 def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
     """Prints what every actor is doing, who waits for whom in every graph, what lies in the rings, and all stacks.
 

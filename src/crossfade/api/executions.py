@@ -7,9 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.api.accepted import deadline_of
+from crossfade.api.execution import NOT_YET, Execution
 from crossfade.engines.protocol import HalfSubmitted, OpenPlan
 from crossfade.errors import (
     CapacityExceeded,
@@ -21,65 +22,13 @@ from crossfade.errors import (
     GraphClosed,
     SessionError,
 )
-from crossfade.interrupted import passed_through_others
+from crossfade.interrupted import came_while_waiting, longest_sleep, passed_through_others, uninterrupted
 
 if TYPE_CHECKING:
     from crossfade.api.session import Session
     from crossfade.plan.plan import Plan
 
-__all__ = ["NOT_YET", "Execution", "Executions", "Keeper"]
-
-
-class _NotYet:
-    """The type of `NOT_YET`."""
-
-    def __repr__(self) -> str:
-        return "NOT_YET"
-
-
-NOT_YET: Final = _NotYet()
-"""In the place of an output that has not been taken in."""
-
-
-class Execution:
-    """One execution under way or finished. References hold it, so its values live as long as they are wanted.
-
-    Attributes:
-        number: counted from 0.
-        values: one for each output, `NOT_YET` until it is taken in.
-        num_missing: outputs that have not been taken in.
-        owners: for each output, who gives the reference to it, or None once that is gone.
-    """
-
-    __slots__ = ("num_missing", "number", "owners", "values")
-
-    def __init__(self, number: int, num_outputs: int) -> None:
-        self.number = number
-        self.values: list[Any] = [NOT_YET] * num_outputs
-        self.num_missing = num_outputs
-        self.owners: list[Callable[[], object]] = [_not_made_yet] * num_outputs
-
-    def has(self, place: int) -> bool:
-        """Whether an output has been taken in."""
-        return self.values[place] is not NOT_YET
-
-    def is_wanted(self) -> bool:
-        """Whether the user has a reference to a result that has not been taken in."""
-        owned = zip(self.values, self.owners, strict=False)  # of one that was dropped there are no owners
-        return any(value is NOT_YET and owner() is not None for value, owner in owned)
-
-    def drop(self) -> None:
-        """Nobody will get a result."""
-        self.owners.clear()
-
-
-def _never() -> bool:
-    return False
-
-
-def _not_made_yet() -> object:
-    """What stands for a reference that is about to be made."""
-    return True
+__all__ = ["Executions"]
 
 
 class Executions:
@@ -116,6 +65,7 @@ class Executions:
         self._num_outputs = len(plan.outputs)
         self._max_inflight = plan.max_inflight
         self._submit_timeout = submit_timeout
+        self._half: Sequence[Any] | None = None  # the inputs of the last execution, while some are not written
         self._is_torn = False  # an interrupt (Ctrl-C) came while an input was written
         self._is_collect_torn = False  # ... while a result was taken in
         self._make_locks()
@@ -157,6 +107,7 @@ class Executions:
             if self._is_missed:
                 self._tell_missed()
 
+    @uninterrupted
     def try_submit(self, values: Sequence[Any], num_own: int = 0) -> Execution | None:
         """Starts an execution if that needs no waiting. ``num_own``: see `take_in`."""
         if not self._try_lock(self._submitting):
@@ -198,6 +149,8 @@ class Executions:
             )
 
     def _submit(self, values: Sequence[Any]) -> Execution:
+        if self._half is not None:
+            self._finish_half(self._half)
         execution = Execution(self.num_submitted, self._num_outputs)
         try:
             self.inflight.append(execution)  # before its results can come
@@ -211,14 +164,34 @@ class Executions:
         except BaseException as error:
             number = execution.number
             if self.num_submitted == number:  # else it is under way, and nobody has its reference
+                self._is_torn = True  # until it is known: the next error may come before that
                 if self.inflight and self.inflight[-1] is execution:
                     self.inflight.pop()
-                is_whole = isinstance(error, Exception) and self.opened.is_whole_after(error, number)
-                self._is_torn = not (is_whole or _is_an_end(error))
+                if self.opened.is_whole_after(error, number) or _is_an_end(error):
+                    self._is_torn = False
+                elif came_while_waiting(error):  # for room for the rest of it: it has begun
+                    execution.drop()
+                    self.inflight.append(execution)
+                    self.num_submitted += 1
+                    self._half = values
+                    self._is_torn = False
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise GraphClosed(f"the graph cannot be executed: {self.ended}") from error
             raise
         return execution
+
+    def _finish_half(self, values: Sequence[Any]) -> None:
+        """Writes the rest of an execution whose `execute` was interrupted."""
+        try:
+            if not self.opened.try_submit(values):
+                self._submit_slowly(values)
+        except HalfSubmitted:
+            pass
+        except BaseException as error:
+            may_go_on = _is_an_end(error) or came_while_waiting(error) or isinstance(error, ChannelTimeout)
+            self._is_torn = not may_go_on
+            raise
+        self._half = None
 
     def _make_room(self) -> None:
         """Takes the oldest results in, and waits for them, unless it is the caller who has to get some first."""
@@ -291,13 +264,13 @@ class Executions:
         ``whole`` is the time limit of which ``timeout`` is left.
         """
         deadline = deadline_of(timeout)
-        values, is_enough = execution.values, is_enough or _never
+        values = execution.values
         if not self._collecting.acquire(False) and not self._await_turn(execution, place, deadline, is_enough):
-            if values[place] is NOT_YET and not is_enough():
+            if values[place] is NOT_YET and not (is_enough and is_enough()):
                 raise self._timed_out(execution, timeout if whole is None else whole)
             return  # another thread has collected it
         try:
-            while values[place] is NOT_YET and not is_enough():
+            while values[place] is NOT_YET and not (is_enough and is_enough()):
                 if self.ended:
                     raise GraphClosed(f"execution {execution.number} has no result: {self.ended}")
                 if not self._collect_next():
@@ -312,6 +285,7 @@ class Executions:
             if self._num_waiting or self._num_watching:
                 self._notify()
 
+    @uninterrupted
     def is_over(self, execution: Execution, place: int) -> bool:
         """Whether a get of an output would not wait. Takes results in, unless another thread does."""
         if self._collector:
@@ -344,7 +318,7 @@ class Executions:
                 self.opened.nudge()
 
     def _await_turn(
-        self, execution: Execution, place: int, deadline: float | None, is_enough: Callable[[], bool]
+        self, execution: Execution, place: int, deadline: float | None, is_enough: Callable[[], bool] | None
     ) -> bool:
         """Waits while another thread collects: True once this one may, False if that is not needed or the time is up."""
         if self.opened.is_waiting_here():
@@ -352,13 +326,13 @@ class Executions:
         with self._collected:
             self._num_waiting += 1
             try:
-                while execution.values[place] is NOT_YET and not is_enough():
+                while execution.values[place] is NOT_YET and not (is_enough and is_enough()):
                     if self._collecting.acquire(False):
                         return True
                     left_s = None if deadline is None else deadline - time.monotonic()
                     if left_s is not None and left_s <= 0:
                         return False
-                    self._collected.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
+                    self._collected.wait(longest_sleep(None if left_s is None else min(left_s, threading.TIMEOUT_MAX)))
                 return False
             finally:
                 self._num_waiting -= 1
@@ -399,12 +373,25 @@ class Executions:
             arrival = self.opened.try_collect()
             if arrival is None:
                 return False
-            self._take(*arrival)
+            number, places, value = arrival
+            inflight = self.inflight
+            execution = inflight[number - inflight[0].number]
+            if type(value) is Failure:
+                self.num_failures += 1
+            for place in places:
+                execution.values[place] = value
+            execution.num_missing -= len(places)
+            if not execution.num_missing:  # so all that were submitted before have their outputs, too
+                inflight.popleft()
+                self.num_collected += 1
+            elif number >= self.num_begun:
+                self.num_begun = number + 1
         except BaseException as error:
+            self._is_collect_torn = True  # until it is known: the next error may come before that
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise GraphClosed(f"the results are gone: {self.ended}") from error
             # An interrupt, or what a signal's handler raised: a value may be taken and in nobody's hands.
-            self._is_collect_torn |= not isinstance(error, CrossfadeError) or passed_through_others(error)
+            self._is_collect_torn = not isinstance(error, CrossfadeError) or passed_through_others(error)
             raise
         finally:
             self._collector = 0
@@ -412,26 +399,12 @@ class Executions:
             self._notify(num_own)
         return True
 
-    def _take(self, number: int, places: tuple[int, ...], value: Any) -> None:
-        """Puts an output where its reference finds it."""
-        inflight = self.inflight
-        execution = inflight[number - inflight[0].number]
-        for place in places:
-            execution.values[place] = value
-        if type(value) is Failure:
-            self.num_failures += 1
-        execution.num_missing -= len(places)
-        if not execution.num_missing:  # so all that were submitted before have their outputs, too
-            inflight.popleft()
-            self.num_collected += 1
-        elif number >= self.num_begun:
-            self.num_begun = number + 1
-
     def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
         return GetTimeoutError(
             f"execution {execution.number} has not finished within {timeout} s", hint="get the same reference again"
         )
 
+    @uninterrupted
     def take_in(self, num_own: int = 0) -> None:
         """Takes in all results that are there, unless another thread does.
 
@@ -491,26 +464,6 @@ class Executions:
         """This process was forked: the graph is its parent's, and other threads may have held the locks."""
         self.ended = "it belongs to the process that this one was forked from"
         self._make_locks()
-
-
-class Keeper:
-    """A graph, and references whose values are not there yet, have it: the plan stays open until nobody does.
-
-    Args:
-        executions: those of the plan.
-    """
-
-    __slots__ = ("_executions",)
-
-    def __init__(self, executions: Executions) -> None:
-        self._executions = executions
-
-    def __del__(self) -> None:
-        # Called by the garbage collector in the middle of anything: it only takes note.
-        executions = self._executions
-        if not executions.ended:
-            executions.end("the graph was dropped")
-            executions.session.orphans.append(executions.opened)
 
 
 def _is_an_end(error: BaseException) -> bool:

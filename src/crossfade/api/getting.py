@@ -1,20 +1,22 @@
-"""Getting results: one, or several, of which the first error is raised as soon as it is there."""
+"""Getting results: one, or several of which the first error is raised as soon as it is there."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, TypeGuard
 
 from crossfade.api.accepted import deadline_of, limit_of
+from crossfade.api.execution import NOT_YET
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import current
 from crossfade.api.wait import wait_for
-
-if TYPE_CHECKING:
-    from crossfade.api.executions import Executions
+from crossfade.errors import Failure
+from crossfade.interrupted import uninterrupted
 
 __all__ = ["get"]
+
+_COMPILED: Final = {CompiledRef}
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:
@@ -31,11 +33,16 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         TypeError: something else was passed.
         ValueError: ``timeout`` is below 0 and not -1.
     """
-    deadline = deadline_of(limit_of(timeout))
-    if not isinstance(refs, Ref):
-        flat = list(_flat(refs))
-        if len(flat) > 1:
-            _await(flat, deadline, timeout)
+    if isinstance(refs, Ref):
+        return refs.get(timeout)
+    deadline = None if timeout is None else deadline_of(limit_of(timeout))
+    if type(refs) is list and _are_of_one_graph(refs):
+        return _get_of_one_graph(refs, deadline, timeout)
+    flat = list(_flat(refs))
+    if _are_of_one_graph(flat):
+        _get_of_one_graph(flat, deadline, timeout)
+    elif len(flat) > 1:
+        _await(flat, deadline)
     return _shaped(refs, deadline, timeout)
 
 
@@ -61,63 +68,61 @@ def _left_s(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
 
 
-def _await(refs: Sequence[Ref], deadline: float | None, timeout: float | None) -> None:
+def _are_of_one_graph(refs: Sequence[Any]) -> TypeGuard[Sequence[CompiledRef]]:
+    """Whether they are results of the same compiled graph: the usual case, and the quick one."""
+    return set(map(type, refs)) == _COMPILED and len({ref._executions for ref in refs}) == 1
+
+
+@uninterrupted
+def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeout: float | None) -> list[Any]:
+    """Their values, in order. While one is waited for, others are looked at when an error has come, and only then."""
+    executions = refs[0]._executions
+    num_looked_at = 0
+
+    def has_failed() -> bool:
+        nonlocal num_looked_at
+        if executions.num_failures == num_looked_at:
+            return False
+        num_looked_at = executions.num_failures
+        return any(type(ref._execution.values[ref._index]) is Failure for ref in refs)
+
+    values = []
+    for ref in refs:
+        execution, place = ref._execution, ref._index
+        value = execution.values[place]
+        if value is NOT_YET:
+            left_s = None if deadline is None else _left_s(deadline)
+            executions.collect(execution, place, left_s, timeout, has_failed)
+            value = execution.values[place]
+        if value is NOT_YET or type(value) is Failure:
+            failed = (each for each in refs if type(each._execution.values[each._index]) is Failure)
+            next(failed).get()
+        ref._keeper = None
+        values.append(value)
+    return values
+
+
+def _await(refs: Sequence[Ref], deadline: float | None) -> None:
     """Waits until all are ready. Raises the first error that there is, though others are not ready."""
-    compiled = [ref for ref in refs if isinstance(ref, CompiledRef)]
-    graphs = {ref._executions for ref in compiled}
-    if len(compiled) == len(refs) and len(graphs) == 1:
-        failure = _OfOneGraph(graphs.pop(), compiled)
-        for ref in compiled:
-            if not ref.await_within(None if deadline is None else _left_s(deadline), timeout, failure.is_there):
-                break
-        failure.raise_if_there()
-        return
     session = current()
     if session is None or any(ref.session not in (None, session) for ref in refs):
         return  # getting them one after another says what is wrong
-    mixed = _OfSeveral(refs)
-    wait_for(refs, mixed.is_enough, None if deadline is None else _left_s(deadline))
-    mixed.raise_if_there()
+    look = _Look(refs)
+    wait_for(refs, look.is_enough, None if deadline is None else _left_s(deadline))
+    if look.failed is not None:
+        look.failed.get()
 
 
-class _OfOneGraph:
-    """Whether one of several results of a graph is an error. They are looked at when another error has come, and only then."""
-
-    def __init__(self, executions: Executions, refs: Sequence[CompiledRef]) -> None:
-        self._executions = executions
-        self._refs = refs
-        self._num_failures = -1
-        self._failed: CompiledRef | None = None
-
-    def is_there(self) -> bool:
-        """Whether there is one now."""
-        if self._num_failures != self._executions.num_failures:
-            self._num_failures = self._executions.num_failures
-            self._failed = next((ref for ref in self._refs if ref.has_failed()), None)
-        return self._failed is not None
-
-    def raise_if_there(self) -> None:
-        """Raises it."""
-        if self.is_there() and self._failed is not None:
-            self._failed.get()
-
-
-class _OfSeveral:
+class _Look:
     """Looks at results of any kind until all are ready, or one of those that are ready is an error."""
 
     def __init__(self, refs: Sequence[Ref]) -> None:
         self._pending = list(refs)
-        self._failed: Ref | None = None
+        self.failed: Ref | None = None
 
     def is_enough(self) -> bool:
         """Looks at those that were not ready before."""
         looks = [(ref, ref.is_ready()) for ref in self._pending]
-        ready = [ref for ref, is_ready in looks if is_ready]
         self._pending = [ref for ref, is_ready in looks if not is_ready]
-        self._failed = self._failed or next((ref for ref in ready if ref.has_failed()), None)
-        return self._failed is not None or not self._pending
-
-    def raise_if_there(self) -> None:
-        """Raises the error."""
-        if self._failed is not None:
-            self._failed.get()
+        self.failed = self.failed or next((ref for ref, is_ready in looks if is_ready and ref.has_failed()), None)
+        return self.failed is not None or not self._pending

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from crossfade.api.accepted import limit_of
-from crossfade.api.executions import NOT_YET
+from crossfade.api.execution import NOT_YET
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
+from crossfade.interrupted import Held, raise_held, uninterrupted, whole
 
 if TYPE_CHECKING:
-    from crossfade.api.executions import Execution, Executions, Keeper
+    from crossfade.api.execution import Execution, Keeper
+    from crossfade.api.executions import Executions
     from crossfade.api.session import Session
     from crossfade.engines.protocol import PendingCall
 
@@ -176,14 +178,19 @@ class CompiledRef(Ref):
     def _compiled(self) -> tuple[Executions, Execution, int] | None:
         return self._executions, self._execution, self._index
 
+    @whole
     def get(self, timeout: float | None = None) -> Any:
         """See `Ref.get`. References may be got in any order, by any thread."""
-        if timeout is not None:
-            timeout = limit_of(timeout)
-        value = self._execution.values[self._index]
-        if value is NOT_YET:
-            self._executions.collect(self._execution, self._index, timeout)
+        try:
+            if timeout is not None:
+                timeout = limit_of(timeout)
             value = self._execution.values[self._index]
+            if value is NOT_YET:
+                self._executions.collect(self._execution, self._index, timeout)
+                value = self._execution.values[self._index]
+        finally:
+            if Held.is_pending:
+                raise_held()
         self._keeper = None
         if type(value) is Failure:
             raise value.to_error()
@@ -191,16 +198,13 @@ class CompiledRef(Ref):
 
     def get_within(self, left_s: float, timeout: float | None) -> Any:
         """See `Ref.get_within`."""
-        self.await_within(left_s, timeout)
+        if not self._execution.has(self._index):
+            self._collect(left_s, timeout)
         return self.get()
 
-    def await_within(
-        self, left_s: float | None, timeout: float | None, is_enough: Callable[[], bool] | None = None
-    ) -> bool:
-        """Waits until the value is there, or until ``is_enough``, which looks at what has come; whether it is there."""
-        if not self._execution.has(self._index):
-            self._executions.collect(self._execution, self._index, left_s, timeout, is_enough)
-        return self._execution.has(self._index)
+    @uninterrupted
+    def _collect(self, left_s: float, timeout: float | None) -> None:
+        self._executions.collect(self._execution, self._index, left_s, timeout)
 
     def has_failed(self) -> bool:
         """Whether the value is an error that has come, or the graph has ended before it came."""

@@ -7,7 +7,7 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, overload
 
 from crossfade.api.accepted import RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_names
 from crossfade.api.booking import amounts
@@ -17,8 +17,12 @@ from crossfade.engines.methods import READY
 from crossfade.errors import SessionError, UnknownActor
 from crossfade.graph.actors import ActorInfo, Signatures
 from crossfade.graph.nodes import bind
+from crossfade.interrupted import uninterrupted
 from crossfade.not_here import NAMES_OF_ACTORS
 from crossfade.types import DRIVER
+
+if TYPE_CHECKING:
+    from crossfade.api.session import Session
 
 __all__ = ["ActorClass", "ActorHandle", "ActorMethod", "get_actor", "kill", "method", "remote"]
 
@@ -150,20 +154,26 @@ class ActorClass:
             ActorStartError: less is free than the actor books.
             TypeError: the arguments do not fit the constructor.
         """
-        session = require()
-        cls, options = self._cls, self._options
+        session, options = require(), self._options
         name: str | None = options.get("name")
         if name is not None and options.get("get_if_exists") and (found := session.find_actor(name)) is not None:
             return ActorHandle(found)
         if (takes := self._signatures.of_constructor()) is not None:
-            takes.check(cls.__name__, args, kwargs)
+            takes.check(self._cls.__name__, args, kwargs)
         booked = amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
-        values = resolve(args), resolve(kwargs)
+        return self._start(session, name, booked, resolve(args), resolve(kwargs))
+
+    @uninterrupted
+    def _start(
+        self, session: Session, name: str | None, booked: Mapping[str, float], args: Any, kwargs: Any
+    ) -> ActorHandle:
+        cls = self._cls
         actor, gpus = session.enter_actor(cls.__name__, name, booked)
-        methods = _methods_of(cls)
-        info = ActorInfo(actor, cls.__name__, session.id, methods, _coroutines_of(cls, methods), gpus, self._signatures)
         try:
-            session.engine.start_actor(actor, cls, *values, gpus)
+            methods = _methods_of(cls)
+            coroutines = _coroutines_of(cls, methods)
+            info = ActorInfo(actor, cls.__name__, session.id, methods, coroutines, gpus, self._signatures)
+            session.engine.start_actor(actor, cls, args, kwargs, gpus)
         except BaseException:
             session.forget_actor(actor, name)
             raise
@@ -306,6 +316,7 @@ class ActorMethod:
         return f"ActorMethod({self._info.id}.{self._name})"
 
 
+@uninterrupted
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     """The handle of a living actor, by its name.
 
@@ -325,6 +336,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     return ActorHandle(info)
 
 
+@uninterrupted
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     """Ends an actor at once, whatever it is doing. Its graphs and calls raise `ActorDiedError` from now on.
 

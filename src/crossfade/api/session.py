@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.api.accepted import RAY_INIT_OPTIONS, check_names
 from crossfade.api.booking import CPU, GPU, Ledger, amounts
-from crossfade.api.signals import release_signal, take_signal
+from crossfade.api.signals import release_signals, take_signals
 from crossfade.engines.machine import num_usable_cores, num_visible_gpus
 from crossfade.engines.protocol import DEFAULT_SPIN_US
 from crossfade.errors import SessionError
+from crossfade.interrupted import uninterrupted
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -129,10 +130,15 @@ class Session:
     def bury_orphans(self) -> None:
         """Takes the plans of dropped graphs from their actors."""
         while self.orphans:
-            self.orphans.popleft().leave()
+            opened = self.orphans.popleft()
+            try:
+                opened.leave()
+            except BaseException:
+                self.orphans.append(opened)
+                raise
 
     def close(self) -> None:
-        """Tears all graphs down and ends all actors."""
+        """Tears all graphs down and ends all actors. Interrupted, it may be called again."""
         self.is_over = True
         watches: list[LoopWatch] = []
         try:
@@ -161,6 +167,7 @@ class _Holder:
     parents: frozenset[str] = frozenset()  # sessions of the processes that this one was forked from
 
 
+@uninterrupted
 def init(
     address: str | None = None,
     *,
@@ -209,13 +216,14 @@ def init(
             if ignore_reinit_error:
                 return running
             raise SessionError("crossfade is initialised already", hint="call crossfade.shutdown() first")
+        take_signals()
+        _finish()
         totals = {
             **asked,
             CPU: num_usable_cores() if num_cpus is None else num_cpus,
             GPU: num_visible_gpus() if num_gpus is None else num_gpus,
         }
         _Holder.session = Session(_make_engine(engine, spin_us, log_to_driver), totals)
-        take_signal()
         return _Holder.session
 
 
@@ -232,7 +240,7 @@ def _make_engine(name: str, spin_us: float, log_to_driver: bool = True) -> Engin
 def current() -> Session | None:
     """The running session. A forked child has none: the actors are its parent's."""
     session = _Holder.session
-    return session if session is not None and session.pid == os.getpid() else None
+    return session if session is not None and session.pid == os.getpid() and not session.is_over else None
 
 
 def is_initialized() -> bool:
@@ -264,13 +272,25 @@ def require_same(session_id: str, what: str) -> Session:
     return session
 
 
+@uninterrupted
 def shutdown(**_: Any) -> None:
-    """Ends the session: graphs are torn down, actors stopped. Does nothing if there is none."""
+    """Ends the session: graphs are torn down, actors stopped. Does nothing if there is none. If Ctrl-C comes meanwhile, the session
+    is over, and another call ends what is left of it.
+    """
+    if _finish():
+        release_signals()
+
+
+def _finish() -> bool:
+    """Ends the session, or what an interrupt has left of it. False if there is none."""
+    session = _Holder.session
+    if session is None or session.pid != os.getpid():
+        return False
+    session.close()
     with _Holder.lock:
-        session, _Holder.session = current(), None
-    if session is not None:
-        session.close()
-        release_signal()
+        if _Holder.session is session:
+            _Holder.session = None
+    return True
 
 
 def _disown() -> None:

@@ -8,10 +8,12 @@ from contextlib import ExitStack
 from crossfade.api.accepted import check_timeout, seconds_of
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import current
+from crossfade.interrupted import uninterrupted
 
 __all__ = ["wait", "wait_for"]
 
 
+@uninterrupted
 def wait(
     refs: Sequence[Ref], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[Ref], list[Ref]]:

@@ -186,10 +186,14 @@ def decode(
 
 
 def came_of_pickling(error: BaseException) -> bool:
-    """Whether an error was raised, by whatever, while a value was pickled: nothing of it is written then."""
+    """Whether an error was raised, by whatever, while a value was pickled: nothing of it is written then. (One that a signal's
+    handler raises in this very function, where another error is looked at, did not.)
+    """
+    own = sys._getframe().f_code
     traceback = error.__traceback__
     while traceback is not None:
-        if traceback.tb_frame.f_globals.get("__name__") == __name__:
+        frame = traceback.tb_frame
+        if frame.f_globals.get("__name__") == __name__ and frame.f_code is not own:
             return True
         traceback = traceback.tb_next
     return False

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from crossfade.interrupted import brief
+
 __all__ = ["ReceiveBuffers"]
 
 _REUSED_BYTES = 16 << 20
@@ -47,6 +49,7 @@ class ReceiveBuffers:
         exporter = buffer.array_type.from_buffer(buffer.memory)
         address = ctypes.addressof(exporter)
 
+        @brief
         def give_back(_: object) -> None:
             del self._lent[address]
             self._free.append(buffer)

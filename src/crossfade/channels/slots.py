@@ -15,6 +15,7 @@ from crossfade.channels.ring_layout import RingLayout
 from crossfade.errors import ChannelError
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory
 from crossfade.host.semaphore import open_semaphore
+from crossfade.interrupted import brief
 
 __all__ = ["Mapped", "ReaderSlots", "WriterSlots"]
 
@@ -162,6 +163,7 @@ class ReaderSlots:
         """Lets go of the memory on which there are no views (it is part of a cycle of references, which is broken here)."""
         self._mapped = {}
 
+    @brief
     def _died(self, slot: int, _: object) -> None:
         # First out of the books, then free: the writer may fill it, and we may read it again, from then on.
         del self._kept[slot]

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from crossfade.engines import control
-from crossfade.engines.control import send
+from crossfade.engines.control import post, send
 from crossfade.engines.fate import Fate
 from crossfade.engines.output import Pipes
 from crossfade.engines.sentinel import SideDoor
@@ -54,6 +54,8 @@ class ActorProcess:
         self._is_overdue = False  # it was seen to end, and did not in time
         self.refusal = ""  # why nothing that it says is believed any more
         self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
+        self.on_room: Callable[[bool], None] = lambda is_wanted: None  # for what we could not send, while it is so
+        self._wants_room = False
         self.awaited: set[int] = set()  # calls whose reference is alive
         self.replies: dict[int, control.Returned] = {}
         with ExitStack() as undo, ExitStack() as theirs:  # of what fails, all goes; what the actor inherits goes anyway
@@ -85,29 +87,38 @@ class ActorProcess:
             self.fate = Fate(name, self.popen.pid)
             undo.pop_all()
 
-    def send(self, message: Any, fds: tuple[int, ...] = ()) -> bool:
-        """Sends a message, also to an actor that is too busy to look at its socket. False if it is sent afterwards."""
-        try:
-            is_sent = send(self.connection, message, fds)
-        except OSError as error:
-            if passed_through_others(error):
-                raise
-            return True  # it is gone; its pidfd tells how
-        self.bell.announce_mail()
+    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Sends a message, also to an actor that is too busy to look at its socket. What an interrupted wait leaves is sent by
+        whoever waits for anything.
+        """
+        with self._spoken_to():
+            send(self.connection, message, fds)
         if self.connection.has_message:
             self.on_message()
-        return is_sent
 
-    def flush(self) -> bool:
-        """Sends what `send` has left for afterwards. False if that cannot be yet."""
+    def post(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Sends a message without waiting for the actor to take it: if there is no room, it is sent by whoever waits."""
+        with self._spoken_to():
+            post(self.connection, message, fds)
+
+    def flush(self) -> None:
+        """Sends what is left of messages, as far as there is room."""
+        with self._spoken_to():
+            self.connection.flush()
+
+    @contextmanager
+    def _spoken_to(self) -> Iterator[None]:
         try:
-            is_sent = self.connection.flush()
+            yield
         except OSError as error:
             if passed_through_others(error):
                 raise
-            return True
-        self.bell.announce_mail()
-        return is_sent
+            # It is gone; its pidfd tells how.
+        finally:
+            self.bell.announce_mail()
+            if self.connection.has_unsent or self._wants_room:
+                self._wants_room = self.connection.has_unsent
+                self.on_room(self._wants_room)
 
     def break_off(self, error: FrameError) -> None:
         """Somebody without the key has written to its control connection: it cannot be talked to any more, and is killed."""

@@ -33,6 +33,7 @@ __all__ = [
     "Returned",
     "Stop",
     "dump_user",
+    "post",
     "send",
 ]
 
@@ -178,9 +179,15 @@ class Stop:
     """To the actor: exit."""
 
 
-def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> bool:
-    """Sends one message. False if it is sent afterwards (see `Connection.send`), which nobody but who closes a plan may ask for."""
-    return connection.send(pickle.dumps(message, 5), fds, may_postpone=isinstance(message, ClosePlan))
+def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:
+    """Sends one message, and waits while the other side does not take it."""
+    connection.send(pickle.dumps(message, 5), fds)
+
+
+def post(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:
+    """Sends one message, now as far as there is room; the rest is for `Connection.flush`."""
+    connection.post(pickle.dumps(message, 5), fds)
+    connection.flush()
 
 
 def dump_user(value: Any) -> bytes:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from operator import call
 from typing import Any
 
 from crossfade.channels.codec import came_of_pickling
@@ -13,7 +14,7 @@ from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.engines.protocol import ActorStatistics, Arrival, HalfSubmitted
 from crossfade.engines.unpicklable import hint_for, name_culprit
 from crossfade.errors import ChannelError, CrossfadeError, Failure
-from crossfade.interrupted import passed_through_others
+from crossfade.interrupted import came_while_waiting, passed_through_others
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.plan.spans import Span
@@ -50,6 +51,8 @@ class DriverEnds:
         self._idles = [ends.readers[channel.id].is_idle for channel in reads]
         self._places = [tuple(i for i, v in enumerate(plan.outputs) if v == channel.value) for channel in reads]
         self._num_read = [0] * len(reads)  # of each channel: values of so many executions
+        self.try_collect: Callable[[], Arrival | None] = self._collect_only if len(reads) == 1 else self._collect_any
+        """The next output of any execution, or None if none has come. See the protocol."""
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
@@ -104,7 +107,7 @@ class DriverEnds:
             isinstance(error, OSError) and error.errno is not None
         )  # by the system: there is no memory for a value
         is_ours = (is_refused or isinstance(error, CrossfadeError)) and not passed_through_others(error)
-        is_clean = is_ours or came_of_pickling(error)
+        is_clean = is_ours or came_while_waiting(error) or (isinstance(error, Exception) and came_of_pickling(error))
         return is_clean and not self._num_written and self.num_submitted == num_submitted
 
     def _check_shapes(self, values: Sequence[Any]) -> None:
@@ -139,10 +142,8 @@ class DriverEnds:
         key = self._plan.inputs[index].key
         return "the argument of execute" if key == "*" else f"the argument inp{key} of execute"
 
-    def try_collect(self) -> Arrival | None:
-        """The next output of any execution, or None if none has come. See the protocol."""
-        if len(self._reads) > 1:
-            return self._collect_any()
+    def _collect_only(self) -> Arrival | None:
+        """`try_collect` where there is one channel of outputs."""
         value = self._reads[0]()
         if value is EMPTY:
             return None
@@ -151,7 +152,7 @@ class DriverEnds:
         return number, self._places[0], value
 
     def _collect_any(self) -> Arrival | None:
-        """Each output comes by itself, in the order of the executions. One whose channel has ended keeps no other from coming."""
+        """`try_collect` where there are several. One whose channel has ended keeps no other from coming."""
         broken: ChannelError | None = None
         for index, read in enumerate(self._reads):
             number = self._num_read[index]
@@ -174,7 +175,7 @@ class DriverEnds:
         return self._idles[0] if len(self._idles) == 1 else self._is_idle
 
     def _is_idle(self) -> bool:
-        return all(is_idle() for is_idle in self._idles)
+        return False not in map(call, self._idles)
 
     def awaited(self) -> str:
         """The channel that is furthest behind."""

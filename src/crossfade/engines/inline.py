@@ -24,6 +24,7 @@ from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
 from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
 from crossfade.host.processes import KILLED, describe_exit
+from crossfade.interrupted import interruptible
 from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.spans import Span
@@ -81,6 +82,7 @@ class InlineEngine:
         self._numbers = itertools.count()
         self._lock = threading.RLock()  # a method may use a graph itself
 
+    @interruptible
     def start_actor(
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
@@ -102,6 +104,7 @@ class InlineEngine:
             raise _dead(actor, self._ends.get(actor, KILLED))
         return self._instances[actor]
 
+    @interruptible
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
     ) -> _DoneCall:
@@ -267,6 +270,7 @@ class _InlinePlan:
                         break
         return has_moved
 
+    @interruptible
     def _advance_one(self, actor: str) -> bool:
         if actor in self._busy or self._lost is not None:
             return False

@@ -32,6 +32,7 @@ from crossfade.host.frames import FrameError
 from crossfade.host.limits import allow_many_descriptors
 from crossfade.host.loop_bell import LoopBell
 from crossfade.host.processes import await_end, open_pidfd
+from crossfade.interrupted import brief, checkpoint, uninterrupted
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
@@ -64,16 +65,17 @@ class _LocalCall:
         """See the protocol."""
         return self._has_value or self._number in self._process.replies or bool(self._process.fate.end)
 
+    @uninterrupted
     def wait(self, timeout_s: float | None) -> bool:
         """See the protocol."""
         if self.is_done():
             return True
         connection = self._process.connection
         connection.refuse_to_wait()
-        if connection.has_message:
-            self._engine.catch_up([self._process])
+        self._engine.catch_up([self._process])
         return self._engine.doorbell.wait_until(self.is_done, timeout_s)
 
+    @uninterrupted
     def result(self) -> Any:
         """See the protocol."""
         with self._lock:
@@ -96,6 +98,7 @@ class _LocalCall:
             label = f"unpickling what {self._process.name} returned"
             return Failure.capture(error, actor=DRIVER, node=label, hint=hint_for_unpickling(error))
 
+    @brief
     def __del__(self) -> None:
         self._process.awaited.discard(self._number)
         self._process.replies.pop(self._number, None)
@@ -130,6 +133,7 @@ class LocalEngine:
         self._numbers = itertools.count()
         self._plans: dict[int, LocalPlan] = {}
         self._is_closed = False
+        self._closer = 0  # the thread that closes it
         self._ending = threading.RLock()
         self._introducing = threading.Lock()
 
@@ -145,6 +149,8 @@ class LocalEngine:
                 process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
                 try:
                     self._take_on(process, pipes)
+                    process.send(control.Create(actor, self._spin_us, payload, gpus))
+                    checkpoint()
                 except BaseException:
                     self._processes.pop(actor, None)
                     self._fates.pop(actor, None)
@@ -152,14 +158,15 @@ class LocalEngine:
                         self.doorbell.unwatch(fd)
                     process.discard()
                     raise
-        process.send(control.Create(actor, self._spin_us, payload, gpus))
 
     def _take_on(self, process: ActorProcess, pipes: Pipes) -> None:
         """A process that has just started is one of ours, unless another thread has closed the engine meanwhile."""
         with self._ending:
             self._refuse_if_closed(process)
+            control_fd = process.connection.fileno()
             process.on_message = lambda: self._received_early(process)
-            self.doorbell.watch(process.connection.fileno(), lambda: self._receive(process))
+            process.on_room = lambda is_wanted: self.doorbell.watch_room(control_fd, is_wanted=is_wanted)
+            self.doorbell.watch(control_fd, lambda: self._converse(process))
             pipes.follow(process.name, process.popen.pid, process.pidfd)
             self.doorbell.watch(process.pidfd, lambda: self._ended(process))
             self._fates[process.name] = process.fate
@@ -175,6 +182,12 @@ class LocalEngine:
         if process is None or fate.is_over:
             raise fate.error()
         return process
+
+    def _converse(self, process: ActorProcess) -> None:
+        """An actor has sent something, or has room for what was left."""
+        if process.connection.has_unsent:
+            process.flush()
+        self._receive(process)
 
     def _receive(self, process: ActorProcess) -> None:
         """Takes in what an actor has sent."""
@@ -194,7 +207,7 @@ class LocalEngine:
                 process.kill()  # it is not ending: its program has closed the socket, and it cannot be talked to
 
     def _take_in(self, process: ActorProcess) -> None:
-        while (message := process.connection.take()) is not None:
+        while (message := process.connection.peek()) is not None:
             reply = pickle.loads(message.payload)
             match reply:
                 case control.Created():
@@ -209,14 +222,17 @@ class LocalEngine:
                 case control.Opened() | control.Closed() | control.Reported() | control.Faulted():
                     for plan in list(self._plans.values()):
                         plan.receive(process.name, reply)
+            process.connection.drop(message)  # not before: interrupted until here, all of that is done once more
 
     def _received_early(self, process: ActorProcess) -> None:
         self._receive(process)
         self.doorbell.nudge()
 
     def catch_up(self, processes: Sequence[ActorProcess]) -> None:
-        """Takes in what was received when a signal's handler raised, of which no descriptor tells any more."""
+        """Goes on with what was under way when a signal's handler raised, of which no descriptor tells any more."""
         for process in processes:
+            if process.connection.has_unsent:
+                process.flush()
             if process.connection.has_message:
                 self._receive(process)
 
@@ -250,6 +266,7 @@ class LocalEngine:
         """See the protocol."""
         return self._ask(self._process(actor), control.AskTopology(next(self._numbers)))
 
+    @uninterrupted
     def _ask(self, process: ActorProcess, message: control.Call | control.AskTopology) -> _LocalCall:
         process.awaited.add(message.number)
         call = _LocalCall(self, process, message.number)
@@ -270,6 +287,7 @@ class LocalEngine:
         try:
             with explained(GraphError, "the graph was not compiled"):
                 opened.open(calls)
+            checkpoint()
         except BaseException:
             opened.leave()
             raise
@@ -287,18 +305,21 @@ class LocalEngine:
             if peer not in process.known:
                 other = None if peer == DRIVER else self._process(peer)
                 fds = (*self.bell_fds, self.pidfd) if other is None else (*other.bell_fds, other.pidfd)
-                process.send(control.Introduce(peer), fds)
+                process.post(control.Introduce(peer), fds)
                 process.known.add(peer)
 
-    def send(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> bool:
-        """Sends a control message to an actor. False if it is sent afterwards."""
+    def post(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Sends a control message to an actor, without waiting for anything; nobody hears it if that is gone."""
         process = self._processes.get(actor)
-        return process is None or process.send(message, fds)
+        if process is not None:
+            process.post(message, fds)
 
-    def flush(self, actor: str) -> bool:
-        """Sends what `send` has left for afterwards. False if that cannot be yet."""
-        process = self._processes.get(actor)
-        return process is None or process.flush()
+    def refuse_to_wait(self, actors: Sequence[str]) -> None:
+        """Raises a `SessionError` where a living one would never answer: in a signal's handler whose own thread sends to it."""
+        for actor in actors:
+            process = self._processes.get(actor)
+            if process is not None and self.is_alive(actor):
+                process.connection.refuse_to_wait()
 
     def bell(self, actor: str) -> Bell:
         """An actor's doorbell.
@@ -328,12 +349,14 @@ class LocalEngine:
         """Whether an actor's process still runs, as far as is known."""
         return not self._fates[actor].end
 
+    @uninterrupted
     def has_ended(self, actor: str) -> bool:
         """See the protocol."""
         self.doorbell.pump()  # deaths that nobody has waited for
         fate = self._fates.get(actor)
         return fate is None or fate.is_over
 
+    @uninterrupted
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
         return self.doorbell.wait_until(ready, timeout_s)
@@ -389,9 +412,17 @@ class LocalEngine:
     def close(self) -> None:
         """See the protocol. Actors are asked to stop, and killed if they do not within a second."""
         with self._ending:
-            if self._is_closed:
-                return
+            if self._closer not in (0, threading.get_ident()) or self.pidfd < 0:
+                return  # another thread does it, or has done it
+            self._closer = threading.get_ident()
             self._is_closed = True
+        try:
+            self._close()
+        finally:
+            self._closer = 0
+
+    def _close(self) -> None:
+        """Ends everything. Interrupted anywhere, it may be called again."""
         for plan in list(self._plans.values()):
             plan.abandon()
         alive = list(self._processes.values())
@@ -407,11 +438,11 @@ class LocalEngine:
                     process.await_exit()
                     process.fate.end = _SHUT_DOWN
         self.doorbell.nudge()
-        try:
-            if self._output is not None:
-                self._output.close()
-        finally:
-            for process in list(self._processes.values()):
-                process.close()
-            self.doorbell.close()
-            os.close(self.pidfd)
+        for process in list(self._processes.values()):
+            process.close()
+        self.doorbell.close()
+        if self._output is not None:
+            self._output.close()
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import mmap
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -75,11 +74,8 @@ class LocalPlan:
         self._faults: list[tuple[int, ActorError]] = []  # of actors that live and cannot go on, and when
         self._spin_us = spin_us_for(plan)
         self._is_closed = False
-        self._is_leaving = False  # the actors were told to leave the plan
-        self._is_postponed = (
-            False  # one of them is told when the thread goes on in which a signal's handler has told it
-        )
-        self._teller = 0  # the thread that is telling them
+        self._is_leaving = False  # the actors are told to leave the plan
+        self._told: dict[str, tuple[str, ...]] = {}  # to whom, and who is absent
         self._wiring: Wiring | None = None
         self._board: mmap.mmap | None = None
         self._driver: DriverEnds  # from `open` on
@@ -139,7 +135,7 @@ class LocalPlan:
                 self._origin_ns,
                 self._debug,
             )
-            engine.send(actor, message, fds)
+            engine.post(actor, message, fds)
         self._board = board
         bells = {actor: engine.bell(actor) for actor in self._actors}
         wiring = self._wiring = Wiring(plan, DRIVER, board, {owner: heaps[owner] for owner in kept}, bells)
@@ -260,15 +256,18 @@ class LocalPlan:
         return self._engine.is_waiting_here()
 
     def _query(self, timeout_s: float | None = None) -> dict[str, control.Reported]:
-        number = next(self._queries)
+        engine, number = self._engine, next(self._queries)
+        engine.refuse_to_wait(self._actors)
         answers: dict[str, control.Reported] = {}
         self._reports[number] = answers
-        engine = self._engine
-        for actor in self._actors:
-            if engine.is_alive(actor):
-                engine.send(actor, control.Report(self.number, number))
-        engine.await_answers(lambda: all(a in answers or not engine.is_alive(a) for a in self._actors), timeout_s)
-        return self._reports.pop(number)
+        try:
+            for actor in self._actors:
+                if engine.is_alive(actor):
+                    engine.post(actor, control.Report(self.number, number))
+            engine.await_answers(lambda: all(a in answers or not engine.is_alive(a) for a in self._actors), timeout_s)
+        finally:
+            del self._reports[number]
+        return answers
 
     def spans(self, timeout_s: float | None = None) -> list[Span]:
         """See the protocol."""
@@ -307,34 +306,29 @@ class LocalPlan:
         self._engine.doorbell.nudge()
 
     def leave(self) -> None:
-        """See the protocol."""
-        if not self._is_leaving:
-            self._is_leaving = True
-            self._tell_to_leave()
-            self._end_if_left()
+        """See the protocol. Interrupted, it may be called again, and tells those who were not told."""
+        self._is_leaving = True
+        self._tell_to_leave()
+        self._end_if_left()
 
     def _tell_to_leave(self) -> None:
         answers = {actor: self._answers.get((control.Opened, actor)) for actor in self._actors}
         absent = tuple(actor for actor, answer in answers.items() if answer is not None and answer.failure is not None)
-        before, self._teller = self._teller, threading.get_ident()
-        try:
-            for actor in self._actors:
-                if self._engine.is_alive(actor):
-                    self._is_postponed |= not self._engine.send(actor, control.ClosePlan(self.number, absent))
-        finally:
-            self._teller = before
+        for actor in self._actors:
+            if self._told.get(actor) != absent and self._engine.is_alive(actor):
+                self._engine.post(actor, control.ClosePlan(self.number, absent))
+                self._told[actor] = absent
 
     def close(self, timeout_s: float | None = None) -> None:
         """See the protocol."""
         self.leave()
-        if self._is_postponed:
-            are_sent = [self._engine.flush(actor) for actor in self._actors if self._engine.is_alive(actor)]
-            self._is_postponed = not all(are_sent)
-        if self._is_postponed or self._teller == threading.get_ident():
+        try:
+            self._engine.refuse_to_wait(self._actors)
+        except SessionError as error:
             raise TeardownTimeout(
                 "the graph is about to be taken from its actors: a signal's handler has come in the middle of sending to one",
                 hint="call teardown() again after the handler to wait for that, or teardown(kill_actors=True) to end the actors",
-            )
+            ) from error
         if not self._engine.await_answers(lambda: self._is_closed, timeout_s):
             raise TeardownTimeout(
                 f"the graph could not be taken from its actors within {timeout_s} s: {self._why_not_closed()}",

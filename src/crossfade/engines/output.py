@@ -271,7 +271,7 @@ class Output:
             self._is_ending = True
             if self._is_starting:  # in a signal's handler, in the middle of `add`: that closes it
                 return
-            thread, self._thread = self._thread, None
+            thread = self._thread
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
         if thread is not None and thread is not threading.current_thread() and not self._has_ended(thread):
@@ -281,6 +281,7 @@ class Output:
                 _PATIENCE_S
             )  # longer if it is in the middle of writing, and then it touches nothing here any more
             self._tell_unshown()
+        self._thread = None
         self._close_fds()
 
     def _has_ended(self, thread: threading.Thread) -> bool:

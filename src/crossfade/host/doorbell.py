@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from crossfade.errors import SessionError
 from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.host.semaphore import full_fence
+from crossfade.interrupted import longest_sleep, pause
 
 __all__ = ["DEFAULT_SPIN_US", "DEVICE_SPIN_US", "Bell", "Doorbell"]
 
@@ -149,6 +150,12 @@ class Doorbell:
             self._watched.register(fd, select.EPOLLIN)
             self._handlers[fd] = handler
 
+    def watch_room(self, fd: int, *, is_wanted: bool) -> None:
+        """Calls the handler of ``fd``, which is watched, also when it can be written to; or no more."""
+        with self._lock:
+            if fd in self._handlers and not self._is_closing:
+                self._watched.modify(fd, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))
+
     def unwatch(self, fd: int) -> None:
         """Undoes `watch`."""
         with self._lock:
@@ -275,7 +282,7 @@ class Doorbell:
                     return False
                 if self._is_closing:
                     raise _closed()
-                events = poller.poll(left_s)
+                events = pause(poller.poll, left_s)
                 with self._lock:  # the thread that this one has come in stands still, and wakes nobody
                     self._num_wakes += 1
                     self._turn.notify_all()
@@ -328,7 +335,7 @@ class Doorbell:
             self._fence()
             if ready():  # not a cheap look: a signal's handler may have done here, in this thread, what is waited for
                 return True
-            events = self._poller.poll(left_s)
+            events = pause(self._poller.poll, left_s)
         finally:
             with self._lock:
                 self._sleeper = 0
@@ -352,7 +359,7 @@ class Doorbell:
                 return True
             with self._lock:
                 if self._sleeper and self._num_wakes == num_wakes and not self._is_closing:
-                    self._turn.wait(left_s)
+                    self._turn.wait(longest_sleep(left_s))
             return False
         finally:
             with self._lock:

@@ -32,6 +32,7 @@ __all__ = [
     "Opener",
     "Role",
     "Sealer",
+    "check_size",
     "new_key",
 ]
 
@@ -72,6 +73,19 @@ def new_key() -> bytes:
     return os.urandom(KEY_BYTES)
 
 
+def check_size(size_bytes: int, num_fds: int) -> None:
+    """Refuses what is too much for one frame.
+
+    Raises:
+        ValueError: it is.
+    """
+    if size_bytes > MAX_PAYLOAD_BYTES or num_fds > MAX_FDS:
+        raise ValueError(
+            f"a message of {size_bytes} bytes and {num_fds} descriptors is too large: "
+            f"the most are {MAX_PAYLOAD_BYTES} and {MAX_FDS}"
+        )
+
+
 def _proofs_of(key: bytes, sender: Role) -> Any:
     """What the proofs of one direction start from."""
     if len(key) != KEY_BYTES:
@@ -100,13 +114,8 @@ class Sealer:
         Raises:
             ValueError: it is too much for one frame.
         """
-        size_bytes = len(payload)
-        if size_bytes > MAX_PAYLOAD_BYTES or num_fds > MAX_FDS:
-            raise ValueError(
-                f"a message of {size_bytes} bytes and {num_fds} descriptors is too large: "
-                f"the most are {MAX_PAYLOAD_BYTES} and {MAX_FDS}"
-            )
-        sizes = _SIZES.pack(size_bytes, num_fds)
+        check_size(len(payload), num_fds)
+        sizes = _SIZES.pack(len(payload), num_fds)
         proof = self._start.copy()
         proof.update(_NUMBER.pack(self.number) + sizes)
         head = sizes + proof.digest()
@@ -131,11 +140,20 @@ class Opener:
         self._head = bytearray()
         self._proof: Any = None  # of the frame whose payload is arriving; None before its head is whole
         self._parts: list[bytes] = []
+        self._num_parts = 0  # what follows them was taken by a copy, which was given up
         self._num_missing = 0  # bytes of the payload
         self._tail = bytearray()
         self._num_fds = 0  # that the frame says it has
         self._num_fds_here = 0  # that came with it
         self.error: FrameError | None = None
+
+    def copy(self) -> Opener:
+        """Another one, which goes on from here: whoever is interrupted while it takes something goes on with the first one."""
+        twin = Opener.__new__(Opener)
+        twin.__dict__.update(self.__dict__)
+        twin._head, twin._tail = bytearray(self._head), bytearray(self._tail)
+        twin._proof = self._proof and self._proof.copy()
+        return twin  # the parts are shared: there may be gigabytes
 
     def take(self, data: bytes, num_fds: int = 0) -> list[Frame]:
         """The frames that are whole with this piece. Those before an error are good.
@@ -151,11 +169,12 @@ class Opener:
                 self._take(memoryview(data), num_fds, frames)
             except FrameError as error:
                 self.error = error
-                self._parts.clear()
+                self._parts = []
         return frames
 
     def _take(self, data: memoryview, num_fds: int, frames: list[Frame]) -> None:
         at, end = 0, len(data)
+        del self._parts[self._num_parts :]
         while at < end:
             if self._proof is None:
                 at += self._fill(self._head, HEAD_BYTES, data[at:])
@@ -165,6 +184,7 @@ class Opener:
                 piece = data[at : at + self._num_missing]
                 self._proof.update(piece)
                 self._parts.append(bytes(piece))
+                self._num_parts += 1
                 self._num_missing -= len(piece)
                 at += len(piece)
             else:
@@ -206,6 +226,7 @@ class Opener:
             )
         frame = Frame(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts), self._num_fds)
         self._number += 1
-        self._proof, self._parts, self._num_fds_here, self._num_fds = None, [], 0, 0
+        self._proof, self._parts, self._num_parts = None, [], 0
+        self._num_fds_here, self._num_fds = 0, 0
         self._tail.clear()
         return frame

@@ -19,18 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfade.errors import SessionError
-from crossfade.host.frames import FrameError, Opener, Role, Sealer
-from crossfade.interrupted import passed_through_others
+from crossfade.host.frames import FrameError, Opener, Role, Sealer, check_size
+from crossfade.interrupted import passed_through_others, pause
 
 __all__ = ["Connection", "Message", "hand_over", "take_over"]
 
 _MAX_FDS_A_CALL = 250  # the kernel takes 253
 _CHUNK_BYTES = 1 << 18
 _RECEIVING = ((_CHUNK_BYTES,), (socket.CMSG_SPACE(_MAX_FDS_A_CALL * 4),), (socket.MSG_CMSG_CLOEXEC,))
-_FD = array.array("i")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """What arrived.
 
@@ -70,8 +69,44 @@ def take_over(fd: int, num_bytes: int) -> bytes:
     return secret
 
 
+class _Outgoing:
+    """A message on its way.
+
+    Attributes:
+        payload: its bytes.
+        fds: descriptors that go with it, owned by this object.
+        parts: its frame, from its first byte on.
+        number: the frame's number.
+        sent: how many of its bytes are sent: the sum.
+    """
+
+    __slots__ = ("fds", "number", "parts", "payload", "sent")
+
+    def __init__(self, payload: bytes, fds: list[int]) -> None:
+        self.payload = payload
+        self.fds = fds
+        self.parts: tuple[memoryview, ...] = ()
+        self.number = 0
+        self.sent: list[int] = []
+
+    def rest(self) -> memoryview:
+        """What comes next, empty if all of it was sent. The first bytes go one by one where descriptors go with them."""
+        at = sum(self.sent)
+        self.sent[:] = (at,)
+        if at * _MAX_FDS_A_CALL < len(self.fds):
+            return self.parts[0][at : at + 1]
+        for part in self.parts:
+            if at < len(part):
+                return part[at : at + _CHUNK_BYTES]
+            at -= len(part)
+        return self.parts[0][:0]
+
+
 class Connection:
     """One end. Sending and receiving may happen in different threads.
+
+    Whatever a signal's handler raises, and wherever, a message that was posted is sent, whole and once, and one that has arrived is
+    taken in: what was done is noted in the same step of the interpreter, and who comes next goes on from there.
 
     Args:
         sock: the socket, owned by this object from now on.
@@ -92,13 +127,13 @@ class Connection:
         # Both reentrant: a signal's handler may come where its own thread has one. It must not wait for that, nor go on with what
         # its thread was in the middle of.
         self._send_lock = threading.RLock()
-        self._sender = 0  # the thread that sends
-        self._postponed: deque[bytes] = deque()
+        self._flusher = 0  # the thread that sends, as far as there is room
+        self._senders: set[int] = set()  # threads that send, and wait for room
+        self._outgoing: deque[_Outgoing] = deque()  # some of the first may be sent
         self._receive_lock = threading.RLock()
         self._receiver = 0  # the thread that takes in
         self._arrived: deque[Any] = deque()  # what `recvmsg` has given and is not taken in
-        self._sent: list[int] = []  # of the frame under way: what each call took of it
-        self._frame = (0, 0)  # its number and length
+        self._fresh: deque[Message | None] = deque()  # what was taken in and is not in the inbox, and None
         self.is_closed = False
 
     @staticmethod
@@ -111,112 +146,115 @@ class Connection:
         """The descriptor, for waiting."""
         return self._socket.fileno()
 
-    def send(self, payload: bytes, fds: Sequence[int] = (), *, may_postpone: bool = False) -> bool:
-        """Sends a message whole. While the other side does not take it, what it sends is taken in, so two sides that
-        send to each other at once do not block each other.
-
-        Args:
-            payload: the message's bytes.
-            fds: descriptors that go with it.
-            may_postpone: in a signal's handler that has come while its thread sends another message here, have it sent after that.
-
-        Returns:
-            False if it was postponed.
+    def send(self, payload: bytes, fds: Sequence[int] = ()) -> None:
+        """Posts a message, and waits until it is sent. While the other side does not take it, what it sends is taken in, so two
+        sides that send to each other at once do not block each other. An interrupted wait leaves the rest to `flush`.
 
         Raises:
             ConnectionError: the other side is gone (FrameError: or it is not who it should be).
-            SessionError: this is such a handler.
+            SessionError: this is a signal's handler that has come while its thread sends here, or takes in.
             ValueError: the message is larger than any may be.
+        """
+        self.refuse_to_wait()
+        me = threading.get_ident()
+        try:
+            self._senders.add(me)
+            self.post(payload, fds)
+            while not self.flush():
+                self._await_room()
+        finally:
+            self._senders.discard(me)
+
+    def post(self, payload: bytes, fds: Sequence[int] = ()) -> None:
+        """Has a message sent after all those before it, by the next `flush`. Never blocks.
+
+        Args:
+            payload: the message's bytes.
+            fds: descriptors that go with it; duplicates of them do.
+
+        Raises:
+            ConnectionError, ValueError: see `send`.
         """
         if self.is_closed:
             self._raise_refusal()
             raise BrokenPipeError("the connection is closed")
-        with self._send_lock:
-            if self._sender or self._receiver == threading.get_ident():
-                if may_postpone and not fds:
-                    self._postponed.append(payload)
-                    return False
-                raise in_the_middle("sending to the same actor, or of taking in what it has sent")
-            self._sender = threading.get_ident()
-            try:
-                self._send(payload, fds)
-                self._send_postponed()
-            finally:
-                self._sender = 0
-        return True
+        check_size(len(payload), len(fds))
+        self._outgoing.append(_Outgoing(payload, [os.dup(fd) for fd in fds]))
 
     def flush(self) -> bool:
-        """Sends what was postponed and is not sent yet. False if that cannot be, in a signal's handler.
+        """Sends what was posted, as far as there is room. False if there is not enough, or if this is a signal's handler that has
+        come in the middle of this.
 
         Raises:
             ConnectionError: the other side is gone.
         """
         with self._send_lock:
-            if self._sender or self._receiver == threading.get_ident():
-                return not self._postponed
-            self._sender = threading.get_ident()
+            if self._flusher:
+                return False
+            self._flusher = threading.get_ident()
             try:
-                self._send_postponed()
+                while self._outgoing and self._send_one(self._outgoing[0]):
+                    self._outgoing.popleft()
+            except OSError as error:
+                if not passed_through_others(error):
+                    self._drop_outgoing()
+                raise
             finally:
-                self._sender = 0
-        return True
+                self._flusher = 0
+            return not self._outgoing
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether there is something to `flush`."""
+        return bool(self._outgoing)
 
     def refuse_to_wait(self) -> None:
         """Raises a `SessionError` where nothing would come: in a signal's handler whose own thread sends or takes in here."""
-        if threading.get_ident() in (self._sender, self._receiver):
+        me = threading.get_ident()
+        if me in self._senders or me in (self._flusher, self._receiver):
             raise in_the_middle("sending to the same actor, or of taking in what it has sent")
 
-    def _send_postponed(self) -> None:
-        while self._postponed:
-            self._send(self._postponed[0], ())
-            self._postponed.popleft()
-
-    def _send(self, payload: bytes, fds: Sequence[int]) -> None:
-        self._settle()
-        head, tail = self._sealer.seal(payload, len(fds))
-        size_bytes = len(head) + len(payload) + len(tail)
-        self._frame = (self._sealer.number, size_bytes)
-        parts = (head, payload, tail) if size_bytes > _CHUNK_BYTES else (b"".join((head, payload, tail)),)
-        try:
-            self._send_parts([memoryview(part) for part in parts], fds)
-        finally:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Counts the frame under way if all of it was sent. If only some was, the other side would take what follows for its
-        rest: that is the end of the connection. (May be interrupted by Ctrl-C anywhere, and called again.)
-        """
-        number, size_bytes = self._frame
-        num_sent = sum(self._sent)
-        if num_sent and num_sent == size_bytes:
-            self._sealer.number = number + 1
-        elif num_sent:
-            self.hang_up()
-        self._sent = []
-
-    def _send_parts(self, parts: Sequence[memoryview], fds: Sequence[int]) -> None:
-        first, *others = parts
-        for start in range(0, len(fds), _MAX_FDS_A_CALL):
-            batch = array.array("i", fds[start : start + _MAX_FDS_A_CALL])
-            first = first[self._send_some(first[:1], batch) :]
-        for part in (first, *others):
-            while part:
-                part = part[self._send_some(part[:_CHUNK_BYTES]) :]
-
-    def _send_some(self, data: memoryview, fds: array.array[int] = _FD) -> int:
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
-        while True:
+    def _send_one(self, message: _Outgoing) -> bool:
+        """Sends the rest of a message; False if there is no room. Interrupted anywhere, it may be called again."""
+        if not message.parts:
+            head, tail = self._sealer.seal(message.payload, len(message.fds))
+            size_bytes = len(head) + len(message.payload) + len(tail)
+            parts = (
+                (head, message.payload, tail)
+                if size_bytes > _CHUNK_BYTES
+                else (b"".join((head, message.payload, tail)),)
+            )
+            message.number = self._sealer.number
+            message.parts = tuple(map(memoryview, parts))
+        while rest := message.rest():
             try:
-                # Ctrl-C comes between two steps of the interpreter, and this is one: what was sent is also noted.
-                self._sent.extend(map(self._socket.sendmsg, ([data],), (ancillary,)))
-                return self._sent[-1]
+                self._send_some(message, rest)
             except BlockingIOError:
-                if self.is_closed:
-                    raise BrokenPipeError("the connection is closed") from None
-                poller = select.poll()
-                poller.register(self._socket, select.POLLIN | select.POLLOUT)
-                if any(event & select.POLLIN for _, event in poller.poll()):
-                    self._receive()
+                return False
+        self._sealer.number = message.number + 1
+        _close_all(message.fds)
+        return True
+
+    def _send_some(self, message: _Outgoing, data: memoryview) -> None:
+        start = message.sent[0] * _MAX_FDS_A_CALL
+        fds = array.array("i", message.fds[start : start + _MAX_FDS_A_CALL])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
+        # Handlers come between two steps of the interpreter, and this is one: what was sent is also noted.
+        message.sent.extend(map(self._socket.sendmsg, ([data],), (ancillary,)))
+
+    def _drop_outgoing(self) -> None:
+        """Nobody will take it."""
+        while self._outgoing:
+            _close_all(self._outgoing[0].fds)
+            self._outgoing.popleft()
+
+    def _await_room(self) -> None:
+        if self.is_closed:
+            raise BrokenPipeError("the connection is closed")
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN | select.POLLOUT)
+        if any(event & select.POLLIN for _, event in pause(poller.poll)):
+            self._receive()
 
     def take(self) -> Message | None:
         """The next message, if it has arrived whole. Never blocks.
@@ -224,13 +262,30 @@ class Connection:
         Raises:
             FrameError: what came after the messages that were taken was not sent by a holder of the key. Nothing more comes.
         """
-        if not self._inbox and not self.is_closed:
-            self._receive()
+        self._fill()
         try:
             return self._inbox.popleft()
         except IndexError:
             self._raise_refusal()
             return None
+
+    def peek(self) -> Message | None:
+        """As `take`, for who is interrupted before he is done with it: it is the next one until he has called `drop`."""
+        self._fill()
+        try:
+            return self._inbox[0]
+        except IndexError:
+            self._raise_refusal()
+            return None
+
+    def _fill(self) -> None:
+        if not self._inbox and not self.is_closed:
+            self._receive()
+
+    def drop(self, message: Message) -> None:
+        """Whoever has seen that message is done with it; in a signal's handler that came meanwhile, somebody may have been."""
+        with suppress(ValueError):
+            self._inbox.remove(message)
 
     def _raise_refusal(self) -> None:
         if self._opener.error is not None:  # a new object: one error raised twice would collect tracebacks
@@ -239,14 +294,14 @@ class Connection:
     @property
     def has_message(self) -> bool:
         """Whether something was received, by a send that had to wait or was interrupted, that nobody took: no descriptor tells."""
-        return bool(self._inbox or self._arrived)
+        return bool(self._inbox or self._fresh or self._arrived)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Blocks until something may have arrived, for at most ``timeout_s`` seconds."""
         if not self._inbox and not self.is_closed:
             poller = select.poll()
             poller.register(self._socket, select.POLLIN)
-            poller.poll(None if timeout_s is None else timeout_s * 1000)
+            pause(poller.poll, None if timeout_s is None else timeout_s * 1000)
 
     def _receive(self) -> None:
         """Takes in all that is there."""
@@ -260,6 +315,7 @@ class Connection:
                 self._receiver = 0
 
     def _receive_all(self) -> None:
+        self._hand_over()
         while not self.is_closed:
             if not self._arrived:
                 try:
@@ -276,22 +332,35 @@ class Connection:
             self._end()
 
     def _take_in(self, data: bytes, ancillary: Sequence[tuple[int, int, bytes]], flags: int, _: object) -> None:
-        """Takes in what has arrived last. Interrupted in the middle of that, nothing more can be."""
-        try:
-            received = _descriptors(ancillary)
-            self._fds.extend(received)
-            for frame in self._opener.take(data, len(received)):
-                fds = tuple(self._fds.popleft() for _ in range(frame.num_fds))
-                self._inbox.append(Message(frame.payload, fds))
-            if flags & socket.MSG_CTRUNC and self._opener.error is None:
-                self._opener.error = FrameError("descriptors were lost: the limit of open files may be reached")
-        except BaseException:
-            self._opener.error = self._opener.error or FrameError("taking in a message was interrupted")
-            raise
-        finally:
-            self._arrived.clear()
-            if not data or self._opener.error is not None:
-                self._end()
+        """Takes in what has arrived last, all at once: interrupted before that, nothing of it is."""
+        opener, fds, nothing = self._opener.copy(), self._fds.copy(), deque[Any]()
+        received = _descriptors(ancillary)
+        fds.extend(received)
+        frames = opener.take(data, len(received))
+        fresh = deque[Message | None](
+            Message(frame.payload, tuple(fds.popleft() for _ in range(frame.num_fds))) for frame in frames
+        )
+        fresh.append(None)
+        if flags & socket.MSG_CTRUNC and opener.error is None:
+            opener.error = FrameError("descriptors were lost: the limit of open files may be reached")
+        is_end = not data or opener.error is not None
+        if self.is_closed:  # meanwhile, by a signal's handler, with all that was here before
+            self._arrived = nothing
+            _close_all(received)
+            return
+        # Nothing is called in these lines, so no handler comes between them.
+        self._opener = opener
+        self._fds = fds
+        self._fresh = fresh
+        self._arrived = nothing
+        self._hand_over()
+        if is_end:
+            self._end()
+
+    def _hand_over(self) -> None:
+        """Puts what was taken in into the inbox, in one step of the interpreter."""
+        if self._fresh:
+            self._inbox.extend(iter(self._fresh.popleft, None))
 
     def _end(self) -> None:
         """Nothing more is taken in; descriptors that belong to no message are closed."""
@@ -314,9 +383,12 @@ class Connection:
         self._socket.close()
         with self._receive_lock:
             self._end()
+            self._hand_over()
             while self._inbox:
                 for fd in self._inbox.popleft().fds:
                     os.close(fd)
+        with self._send_lock:
+            self._drop_outgoing()
 
 
 def in_the_middle(doing: str) -> SessionError:
@@ -325,6 +397,12 @@ def in_the_middle(doing: str) -> SessionError:
         f"a signal's handler has come in the middle of {doing}",
         hint="let the handler take a note, and do it afterwards",
     )
+
+
+def _close_all(fds: list[int]) -> None:
+    """Closes descriptors, and takes them out of the list."""
+    while fds:
+        os.close(fds.pop())
 
 
 def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:

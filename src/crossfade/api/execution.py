@@ -1,0 +1,79 @@
+"""One execution of a graph: its outputs, as they come, and who still wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from crossfade.api.executions import Executions
+
+__all__ = ["NOT_YET", "Execution", "Keeper"]
+
+
+class _NotYet:
+    """The type of `NOT_YET`."""
+
+    def __repr__(self) -> str:
+        return "NOT_YET"
+
+
+NOT_YET: Final = _NotYet()
+"""In the place of an output that has not been taken in."""
+
+
+class Execution:
+    """One execution under way or finished. References hold it, so its values live as long as they are wanted.
+
+    Attributes:
+        number: counted from 0.
+        values: one for each output, `NOT_YET` until it is taken in.
+        num_missing: outputs that have not been taken in.
+        owners: for each output, who gives the reference to it, or None once that is gone.
+    """
+
+    __slots__ = ("num_missing", "number", "owners", "values")
+
+    def __init__(self, number: int, num_outputs: int) -> None:
+        self.number = number
+        self.values: list[Any] = [NOT_YET] * num_outputs
+        self.num_missing = num_outputs
+        self.owners: list[Callable[[], object]] = [_not_made_yet] * num_outputs
+
+    def has(self, place: int) -> bool:
+        """Whether an output has been taken in."""
+        return self.values[place] is not NOT_YET
+
+    def is_wanted(self) -> bool:
+        """Whether the user has a reference to a result that has not been taken in."""
+        owned = zip(self.values, self.owners, strict=False)  # of one that was dropped there are no owners
+        return any(value is NOT_YET and owner() is not None for value, owner in owned)
+
+    def drop(self) -> None:
+        """Nobody will get a result."""
+        self.owners.clear()
+
+
+def _not_made_yet() -> object:
+    """What stands for a reference that is about to be made."""
+    return True
+
+
+class Keeper:
+    """A graph, and references whose values are not there yet, have it: the plan stays open until nobody does.
+
+    Args:
+        executions: those of the plan.
+    """
+
+    __slots__ = ("_executions",)
+
+    def __init__(self, executions: Executions) -> None:
+        self._executions = executions
+
+    def __del__(self) -> None:
+        # Called by the garbage collector in the middle of anything: it only takes note.
+        executions = self._executions
+        if not executions.ended:
+            executions.end("the graph was dropped")
+            executions.session.orphans.append(executions.opened)
