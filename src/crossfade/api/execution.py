@@ -28,7 +28,7 @@ class Execution:
     Attributes:
         number: counted from 0.
         values: one for each output, `NOT_YET` until it is taken in.
-        num_missing: outputs that have not been taken in.
+        num_missing: outputs that have not been taken in; where there are several, which come one by one.
         owners: for each output, who gives the reference to it, or None once that is gone.
     """
 

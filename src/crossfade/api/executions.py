@@ -263,7 +263,7 @@ class Executions:
         """Takes results in until an output of ``execution`` is there, or until ``is_enough``, which looks at what was taken in.
         ``whole`` is the time limit of which ``timeout`` is left.
         """
-        deadline = deadline_of(timeout)
+        deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
         if not self._collecting.acquire(False) and not self._await_turn(execution, place, deadline, is_enough):
             if values[place] is NOT_YET and not (is_enough and is_enough()):
@@ -374,18 +374,13 @@ class Executions:
             if arrival is None:
                 return False
             number, places, value = arrival
-            inflight = self.inflight
-            execution = inflight[number - inflight[0].number]
             if type(value) is Failure:
                 self.num_failures += 1
-            for place in places:
-                execution.values[place] = value
-            execution.num_missing -= len(places)
-            if not execution.num_missing:  # so all that were submitted before have their outputs, too
-                inflight.popleft()
+            if self._num_outputs == 1:
+                self.inflight.popleft().values[0] = value
                 self.num_collected += 1
-            elif number >= self.num_begun:
-                self.num_begun = number + 1
+            else:
+                self._take_one_of_several(number, places, value)
         except BaseException as error:
             self._is_collect_torn = True  # until it is known: the next error may come before that
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
@@ -398,6 +393,17 @@ class Executions:
         if self._num_waiting or self._num_watching > num_own:
             self._notify(num_own)
         return True
+
+    def _take_one_of_several(self, number: int, places: tuple[int, ...], value: Any) -> None:
+        execution = self.inflight[number - self.inflight[0].number]
+        for place in places:
+            execution.values[place] = value
+        execution.num_missing -= len(places)
+        if not execution.num_missing:  # so all that were submitted before have their outputs, too
+            self.inflight.popleft()
+            self.num_collected += 1
+        elif number >= self.num_begun:
+            self.num_begun = number + 1
 
     def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
         return GetTimeoutError(
