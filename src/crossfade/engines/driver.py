@@ -51,8 +51,6 @@ class DriverEnds:
         self._idles = [ends.readers[channel.id].is_idle for channel in reads]
         self._places = [tuple(i for i, v in enumerate(plan.outputs) if v == channel.value) for channel in reads]
         self._num_read = [0] * len(reads)  # of each channel: values of so many executions
-        self.try_collect: Callable[[], Arrival | None] = self._collect_only if len(reads) == 1 else self._collect_any
-        """The next output of any execution, or None if none has come. See the protocol."""
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
@@ -142,8 +140,10 @@ class DriverEnds:
         key = self._plan.inputs[index].key
         return "the argument of execute" if key == "*" else f"the argument inp{key} of execute"
 
-    def _collect_only(self) -> Arrival | None:
-        """`try_collect` where there is one channel of outputs."""
+    def try_collect(self) -> Arrival | None:
+        """The next output of any execution, or None if none has come. See the protocol."""
+        if len(self._reads) > 1:
+            return self._collect_any()
         value = self._reads[0]()
         if value is EMPTY:
             return None
@@ -152,7 +152,7 @@ class DriverEnds:
         return number, self._places[0], value
 
     def _collect_any(self) -> Arrival | None:
-        """`try_collect` where there are several. One whose channel has ended keeps no other from coming."""
+        """Each output comes by itself, in the order of the executions. One whose channel has ended keeps no other from coming."""
         broken: ChannelError | None = None
         for index, read in enumerate(self._reads):
             number = self._num_read[index]

@@ -16,7 +16,7 @@ from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.plan.text import values_used
 from crossfade.runtime.cursor import Cursor, Round, Step
 from crossfade.runtime.guard import Guard
-from crossfade.runtime.intake import MISSING, Intake, settler
+from crossfade.runtime.intake import MISSING, Intake, Registers, settler
 from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
 from crossfade.runtime.run import Runner
@@ -141,12 +141,12 @@ class _Binder:
         self._calls = calls
         self._ends = ends
         self._ranges = find_ranges() if any(a.verb is Verb.RUN for a in plan.programs[actor]) else None
-        self._registers: list[Any] = []
-        self._register_of: dict[str, int] = {}
+        registers = Registers()
+        self._registers, self._register = registers.values, registers.of
         receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
         self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
         self.owing: list[Intake] = []  # what owes values that were not waited for
-        self._waiting = Waiting(plan, actor, self._registers, self._register, self._intake)
+        self._waiting = Waiting(plan, actor, registers)
         self._around_writes = self._passed_on()
 
     def _passed_on(self) -> dict[str, Callable[[], AbstractContextManager[None]]]:
@@ -178,15 +178,15 @@ class _Binder:
     def steps(self, action: Action) -> list[Bound]:
         """The steps of one action: waits for values from elsewhere that may not be there yet, then the action itself."""
         waiting = self._waiting
-        waits = waiting.before(action)
+        waits = waiting.before(action, self._intake)
         if action.verb is Verb.READ:
-            return [waiting.wait(action)]
+            return [waiting.wait(action, self._intake)]
         before = self._looks(self._plan.node[action.target]) if action.verb is Verb.RUN else ()
         steps = waits + [Bound(step, action, before=before) for step in self._steps_of(action)]
         if action.verb in (Verb.RECV, Verb.COLL):
             waiting.start(action)
             if action.stream == MAIN:
-                steps.append(waiting.wait(action))
+                steps.append(waiting.wait(action, self._intake))
         return steps
 
     def _steps_of(self, action: Action) -> list[Step]:
@@ -206,12 +206,6 @@ class _Binder:
                 return [self._free(action.target)]
             case Verb.READ:
                 return []
-
-    def _register(self, value: str) -> int:
-        if value not in self._register_of:
-            self._register_of[value] = len(self._registers)
-            self._registers.append(MISSING)
-        return self._register_of[value]
 
     def _intake(self, arrival: Action) -> Intake:
         """The intake of what a ``read``, ``recv`` or ``coll`` brings."""
@@ -308,7 +302,7 @@ class _Binder:
         values = self._plan.collective[collective].inputs_of(self._actor)
         inputs = [self._register(value) for value in values]
         outputs = [self._register(value) for value in self._plan.collective[collective].outputs_of(self._actor)]
-        intake = self._waiting.intake(action)
+        intake = self._waiting.intake(action, self._intake)
 
         def started() -> bool:
             if intake.num_owed and not intake.settle():  # one at a time

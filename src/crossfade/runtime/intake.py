@@ -17,7 +17,7 @@ from typing import Any, Final
 from crossfade.errors import Failure
 from crossfade.runtime.cursor import Idle, Step
 
-__all__ = ["MISSING", "Intake", "Wait", "settler"]
+__all__ = ["MISSING", "Intake", "Registers", "Wait", "settler"]
 
 
 class _Missing:
@@ -29,6 +29,25 @@ class _Missing:
 
 MISSING: Final = _Missing()
 """What a register holds that has no value in this round: not yet, or not any more."""
+
+
+class Registers:
+    """Where one party has its values.
+
+    Attributes:
+        values: the registers.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._places: dict[str, int] = {}
+
+    def of(self, value: str) -> int:
+        """The register of a value."""
+        if value not in self._places:
+            self._places[value] = len(self.values)
+            self.values.append(MISSING)
+        return self._places[value]
 
 
 class Intake:

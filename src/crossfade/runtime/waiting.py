@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
 from crossfade.plan.text import values_used
 from crossfade.runtime.cursor import Idle, Step
-from crossfade.runtime.intake import Intake, Wait
+from crossfade.runtime.intake import Intake, Registers, Wait
 
 __all__ = ["Bound", "Waiting"]
+
+Make: TypeAlias = Callable[[Action], Intake]
+"""Makes the intake of what a ``read``, ``recv`` or ``coll`` brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +43,11 @@ class Waiting:
         plan: the plan.
         actor: the party.
         registers: its registers.
-        register: of each value, which of them.
-        intake: makes the intake of what a ``read``, ``recv`` or ``coll`` brings.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        actor: str,
-        registers: list[Any],
-        register: Callable[[str], int],
-        intake: Callable[[Action], Intake],
-    ) -> None:
+    def __init__(self, plan: Plan, actor: str, registers: Registers) -> None:
         self._plan, self._actor = plan, actor
-        self._registers, self._register = registers, register
-        self._make_intake = intake
+        self._registers = registers
         self._intakes: dict[Action, Intake] = {}
         program = plan.programs[actor]
         self._arrivals = {value: action for action in program for value in self._brought(action)}
@@ -79,30 +72,30 @@ class Waiting:
     def _used(self, action: Action) -> tuple[str, ...]:
         return values_used(self._plan, action, self._actor)
 
-    def intake(self, arrival: Action) -> Intake:
+    def intake(self, arrival: Action, make: Make) -> Intake:
         """The intake of what an action brings; each time the same."""
         if arrival not in self._intakes:
-            self._intakes[arrival] = self._make_intake(arrival)
+            self._intakes[arrival] = make(arrival)
         return self._intakes[arrival]
 
     def may_be_owed(self, value: str) -> Intake | None:
         """The intake of a value that may not have been taken when it is freed; None for one that always has."""
-        return self.intake(self._arrivals[value]) if value in self._passed else None
+        return self._intakes[self._arrivals[value]] if value in self._passed else None
 
     def start(self, action: Action) -> None:
         """A ``recv`` or ``coll`` begins in the background: the first action that uses what it brings waits for it."""
         self._asked.update(self._brought(action))
         self._unawaited.update(self._brought(action))
 
-    def before(self, action: Action) -> list[Bound]:
+    def before(self, action: Action, make: Make) -> list[Bound]:
         """The waits for what an action uses, where no step before it has waited for that and could not pass."""
         maybe = self._unawaited if action.verb is Verb.FREE else self._unawaited | self._passed
         arrivals = dict.fromkeys(self._arrivals[value] for value in self._used(action) if value in maybe)
-        return [self.wait(arrival, action) for arrival in arrivals]
+        return [self.wait(arrival, make, action) for arrival in arrivals]
 
-    def wait(self, arrival: Action, user: Action | None = None) -> Bound:
+    def wait(self, arrival: Action, make: Make, user: Action | None = None) -> Bound:
         """Waits for what an action brings, on behalf of another action, or of the first one that uses it."""
-        values, intake = self._brought(arrival), self.intake(arrival)
+        values, intake = self._brought(arrival), self.intake(arrival, make)
         self._asked.update(values)
         self._unawaited.difference_update(values)
         is_collective = arrival.verb is Verb.COLL
@@ -114,8 +107,8 @@ class Waiting:
         if siblings:
             self._passed.add(values[0])
         awaited = [self._arrivals[value] for value in siblings if value in self._asked]
-        others = [self.intake(each) for each in awaited if self._may_come_out_of_turn(each)]
-        wait = Wait(intake, self._registers, [self._register(value) for value in siblings], others)
+        others = [self.intake(each, make) for each in awaited if self._may_come_out_of_turn(each)]
+        wait = Wait(intake, self._registers.values, [self._registers.of(value) for value in siblings], others)
         return Bound(wait.step, action, wait.is_idle, is_done=wait.has_taken if is_again else intake.has_value)
 
     def _may_come_out_of_turn(self, arrival: Action) -> bool:
