@@ -68,6 +68,7 @@ class TickMachine:
     costs: CostModel
     inflight: int
     now: int = 0
+    driver_awake: int = 0
     spans: Spans = field(default_factory=dict)
     done: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
     started: dict[tuple[str, str, int], int] = field(default_factory=dict)
@@ -95,9 +96,9 @@ class TickMachine:
             rounds = [(action, t + action.ahead) for t in range(first, NUM_EXECUTIONS) for action in program]
             return [Walker(actor, [(action, e) for action, e in rounds if 0 <= e < NUM_EXECUTIONS])]
         submit = [action for action in program if action.verb in (Verb.WRITE, Verb.SEND)]
-        get = [action for action in program if action not in submit]
+        gets = [[each for each in program if each.target == value and each not in submit] for value in self.plan.outputs]
         return [
-            Walker(actor, [(action, e) for e in range(NUM_EXECUTIONS) for action in part]) for part in (submit, get)
+            Walker(actor, [(action, e) for e in range(NUM_EXECUTIONS) for action in part]) for part in (submit, *gets)
         ]
 
     def move(self, walker: Walker) -> bool:
@@ -159,8 +160,8 @@ class TickMachine:
     def driver_may(self, action: Action, execution: int) -> bool:
         program = self.plan.programs[DRIVER]
         if action.verb in (Verb.WRITE, Verb.SEND):
-            last = program[-1]
-            return execution < self.inflight or ("free", DRIVER, last.target, execution - self.inflight) in self.done
+            before = execution - self.inflight
+            return before < 0 or all(("free", DRIVER, value, before) in self.done for value in self.plan.outputs)
         last = [action for action in program if action.verb in (Verb.WRITE, Verb.SEND)][-1]
         return ("write", DRIVER, last.target, execution) in self.done
 
@@ -176,7 +177,7 @@ class TickMachine:
 
     def is_seen(self, walker: Walker, facts: list[tuple[str, str, str, int]]) -> bool:
         """Whether a walker that looked for facts one by one, polling and then asleep, is past the last by now."""
-        seen = walker.since
+        seen = max(walker.since, self.driver_awake) if walker.actor == DRIVER else walker.since
         for fact in facts:
             if fact not in self.done:
                 return False
@@ -188,6 +189,8 @@ class TickMachine:
     def finish(self, walker: Walker, action: Action, execution: int) -> None:
         if action.verb is not Verb.FREE:
             self.spans[walker.actor, str(action), execution] = (walker.start, self.now)
+        if walker.actor == DRIVER:  # its walkers are one thread, which is awake for all of them
+            self.driver_awake = self.now
         self.done[str(action.verb), walker.actor, action.target, execution] = self.now
         if action.verb is Verb.SEND:
             self.sent += [(action.target, reader, execution) for reader in self.plan.channel[action.target].readers]

@@ -62,10 +62,12 @@ class Cursor:
 class Process:
     """What one actor's process does at the moment: its thread's work, and transfers in the background.
 
-    ``awake_us`` is when its thread was last known to be awake.
+    ``awake_us`` is when its thread was last known to be awake, and ``woken_us`` when it was last woken: what came while it was being
+    woken is seen then.
     """
 
     awake_us: float = 0.0
+    woken_us: float = 0.0
     at_work: Cursor | None = None
     lining_up: deque[Cursor] = field(default_factory=deque)
     compute: Work | None = None

@@ -176,7 +176,8 @@ class Simulation:
         seen_us = self._facts[key] + (costs.hop_us if need.is_hop else 0.0)
         process = self._processes[cursor.strand.thread]
         if seen_us > now_us and process.at_work is None and seen_us - process.awake_us > costs.spin_us:
-            seen_us += costs.wake_us
+            process.woken_us = seen_us = seen_us + costs.wake_us
+        seen_us = max(seen_us, process.woken_us)
         process.awake_us = max(now_us, seen_us)
         if seen_us <= now_us:
             return False
