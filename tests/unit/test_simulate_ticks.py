@@ -96,7 +96,9 @@ class TickMachine:
             rounds = [(action, t + action.ahead) for t in range(first, NUM_EXECUTIONS) for action in program]
             return [Walker(actor, [(action, e) for action, e in rounds if 0 <= e < NUM_EXECUTIONS])]
         submit = [action for action in program if action.verb in (Verb.WRITE, Verb.SEND)]
-        gets = [[each for each in program if each.target == value and each not in submit] for value in self.plan.outputs]
+        gets = [
+            [each for each in program if each.target == value and each not in submit] for value in self.plan.outputs
+        ]
         return [
             Walker(actor, [(action, e) for e in range(NUM_EXECUTIONS) for action in part]) for part in (submit, *gets)
         ]

@@ -111,7 +111,7 @@ class ActorProcess:
         try:
             yield
         except OSError as error:
-            if passed_through_others(error):
+            if passed_through_others(error) or limit_met(error) is not None:
                 raise
             # It is gone; its pidfd tells how.
         finally:

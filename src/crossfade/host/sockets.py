@@ -179,7 +179,7 @@ class Connection:
             self._raise_refusal()
             raise BrokenPipeError("the connection is closed")
         check_size(len(payload), len(fds))
-        self._outgoing.append(_Outgoing(payload, [os.dup(fd) for fd in fds]))
+        self._outgoing.append(_Outgoing(payload, _duplicates(fds)))
 
     def flush(self) -> bool:
         """Sends what was posted, as far as there is room. False if there is not enough, or if this is a signal's handler that has
@@ -397,6 +397,17 @@ def in_the_middle(doing: str) -> SessionError:
         f"a signal's handler has come in the middle of {doing}",
         hint="let the handler take a note, and do it afterwards",
     )
+
+
+def _duplicates(fds: Sequence[int]) -> list[int]:
+    """All of them, or an error."""
+    made: list[int] = []
+    try:
+        made.extend(map(os.dup, fds))  # one step of the interpreter: no handler comes between two of them
+    except OSError:
+        _close_all(made)
+        raise
+    return made
 
 
 def _close_all(fds: list[int]) -> None:
