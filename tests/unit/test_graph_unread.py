@@ -175,7 +175,7 @@ def test_a_node_that_is_kept_from_another_graph_is_used() -> None:
         (lambda inp: call({other(inp)}), GraphError),
         (lambda inp: bind_collective(CollectiveKind.ALLREDUCE, [[other(inp)], call(inp)]), GraphError),
         (lambda inp: bind_collective(CollectiveKind.ALLREDUCE, [other(inp)], op="som"), ValueError),
-        (lambda inp: MultiOutputNode(other(inp), call(inp)), TypeError),
+        (lambda inp: MultiOutputNode(other(inp), call(inp)), GraphError),
         (lambda inp: checked(MultiOutputNode([[other(inp)], call(inp)])), GraphError),  # type: ignore[list-item]
     ],
 )

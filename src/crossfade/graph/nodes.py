@@ -201,14 +201,14 @@ class MultiOutputNode(Node):
         nodes: the values.
 
     Raises:
-        TypeError: it is given nodes, or something else, and no list of them.
+        GraphError: it is given nodes, or something else, and no list of them.
     """
 
     def __init__(self, nodes: Iterable[Node], *others: object) -> None:
         if others or isinstance(nodes, Node) or not isinstance(nodes, Iterable):
             settle(nodes, others)
             given = ", ".join(label_of(each) if isinstance(each, Node) else repr(each) for each in (nodes, *others))
-            raise TypeError(f"MultiOutputNode is given {given}\nhint: pass a list: MultiOutputNode([node, ...])")
+            raise GraphError(f"MultiOutputNode is given {given}", hint="pass a list: MultiOutputNode([node, ...])")
         super().__init__()
         self.nodes = tuple(nodes)
         for node in nodes_in(self.nodes):
