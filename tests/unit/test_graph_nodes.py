@@ -222,7 +222,9 @@ def test_several_outputs_come_as_a_list() -> None:
         ((inp.x, inp.y), "inp.x, inp.y"),
         (([inp.x], None), r"\[.*\], None"),
     ):
-        with pytest.raises(GraphError, match=rf"^MultiOutputNode is given {said}\nhint: pass a list: MultiOutputNode\("):
+        with pytest.raises(
+            GraphError, match=rf"^MultiOutputNode is given {said}\nhint: pass a list: MultiOutputNode\("
+        ):
             made(*wrong)
 
 
