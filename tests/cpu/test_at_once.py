@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,13 @@ class Odd:
     def count(self, number: int) -> int:
         return number
 
+    def slowly(self, number: int) -> int:
+        time.sleep(0.02)
+        return number
+
+    def pair(self, *numbers: int) -> tuple[int, ...]:
+        return numbers
+
 
 @pytest.mark.timeout(60)
 def test_a_value_that_others_need_is_still_waited_for(gate: tuple[str, Callable[[], None]]) -> None:
@@ -217,22 +225,108 @@ def test_threads_get_outputs_of_one_execution_each_as_it_comes(gate: tuple[str, 
 
 
 @pytest.mark.timeout(60)
-def test_an_output_that_was_got_takes_no_room(gate: tuple[str, Callable[[], None]]) -> None:
-    """The other one was dropped: the next execution waits for it, and is not refused."""
+def test_a_loop_that_got_one_output_waits_for_the_other_and_is_not_refused(
+    gate: tuple[str, Callable[[], None]],
+) -> None:
+    """Whether the other one was dropped or is still held."""
     gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
     with InputNode() as inp:
         dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
     graph = dag.compile(max_inflight=1)
-    late, early = graph.execute(1)
-    assert early.get() == 1
+    refs = graph.execute(0)
     with pytest.raises(crossfade.CapacityExceeded):
-        graph.execute(2)
-    del late
+        graph.execute(1)
+    for number in range(1, 4):
+        assert refs[1].get() == number - 1
+        if number == 2:
+            del refs[0]
+        gate[1]()
+        refs = graph.execute(number)
     gate[1]()
-    refs = graph.execute(2)
-    gate[1]()
-    assert crossfade.get([early, *refs]) == [1, 2, 2]
+    assert crossfade.get(refs) == [3, 3]
     graph.teardown()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("engine", ["local", "inline"])
+def test_many_executions_that_fail_early_are_written_once_each(engine: str) -> None:
+    """They are over before a slower actor has read its input: the rings of the inputs are full, and nothing is half written."""
+    crossfade.init(engine=engine)
+    fails, slow, joins = (crossfade.remote(Odd).remote() for _ in range(3))
+    with InputNode() as inp:
+        dag = joins.pair.bind(fails.fail_if_odd.bind(inp[0]), slow.slowly.bind(inp[1]))
+    graph = dag.compile(max_inflight=2)
+    for number in range(12):
+        ref = graph.execute(number, number)
+        if number % 2:
+            with pytest.raises(ValueError, match=f"{number} is odd"):
+                ref.get()
+        else:
+            assert ref.get() == (number, number)
+    graph.teardown()
+    crossfade.shutdown()
+
+
+@pytest.mark.timeout(60)
+def test_a_submit_that_timed_out_and_one_in_a_loop_leave_nothing_half_written(
+    gate: tuple[str, Callable[[], None]],
+) -> None:
+    joins, waits, fails = (crossfade.remote(Gate).remote(gate[0]) for _ in range(3))
+    with InputNode() as inp:
+        dag = joins.give.bind(fails.fail.bind(inp[0]), waits.wait.bind(inp[1]))
+    graph = dag.compile(max_inflight=1, submit_timeout=0.05)
+    for number in range(2):  # one is waiting, and one lies in the ring
+        with pytest.raises(KeyError):
+            graph.execute(number, number).get()
+    for _ in range(2):
+        with pytest.raises(crossfade.ChannelTimeout):
+            graph.execute(2, 2)
+
+    async def in_loop() -> str:
+        pending = asyncio.ensure_future(graph.execute_async(3, 3))
+        done, _ = await asyncio.wait([pending], timeout=0.05)
+        assert not done
+        await asyncio.to_thread(lambda: [gate[1]() for _ in range(3)])
+        with pytest.raises(KeyError):
+            await (await pending)
+        return "done"
+
+    assert asyncio.run(in_loop()) == "done"
+    gate[1]()
+    graph.teardown()
+
+
+@pytest.mark.timeout(60)
+def test_an_error_is_raised_at_once_while_another_thread_takes_results_in(
+    gate: tuple[str, Callable[[], None]],
+) -> None:
+    fails, waits = (crossfade.remote(Gate).remote(gate[0]) for _ in range(2))
+    with InputNode() as inp:
+        dag = MultiOutputNode([waits.wait.bind(inp), fails.fail.bind(waits.wait.bind(inp))])
+    graph = dag.compile()
+    refs = graph.execute(1)
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.append(refs[0].get()))
+    thread.start()
+    gate[1]()  # the first output; the second fails once its method has been let go, too
+    gate[1]()
+    with pytest.raises(KeyError):
+        crossfade.get([refs[1], refs[0]])
+    thread.join()
+    assert got == [1]
+    graph.teardown()
+
+
+@pytest.mark.timeout(60)
+def test_a_death_is_raised_at_once_by_get_of_results_of_several_graphs(gate: tuple[str, Callable[[], None]]) -> None:
+    dies, waits = (crossfade.remote(Gate).remote(gate[0]) for _ in range(2))
+    graphs = [actor.wait.bind(InputNode()).compile() for actor in (dies, waits)]
+    refs = [graph.execute(1) for graph in graphs]
+    crossfade.kill(dies)
+    with pytest.raises(crossfade.ActorDiedError):
+        crossfade.get([refs[1], refs[0]])
+    gate[1]()
+    assert refs[1].get() == 1
 
 
 @pytest.mark.timeout(60)

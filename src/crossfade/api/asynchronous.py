@@ -156,6 +156,7 @@ class LoopWatch:
         self._look()  # once more, now that others ring
         if ref._compiled is not None and ref._compiled[1].has(ref._compiled[2]):
             _tell((future,))  # another thread took it in after `is_ready` and before `_begin`
+            self._forget(ref, future)
         try:
             yield from future.__await__()
         finally:

@@ -217,7 +217,7 @@ class CompiledGraph:
         """Takes the graph from its actors, which go on living. Results that were got, or collected, stay valid. Idempotent, also
         after an interrupt.
 
-        Waits for actors that are in the middle of a method. Threads that wait for a result get a `SessionError` at once.
+        Waits for actors that are in the middle of a method. Threads that wait for a result get a `GraphClosed` at once.
 
         Args:
             kill_actors: end all of its actors too; those in the middle of a method after ``timeout`` (one second by default).

@@ -45,9 +45,10 @@ class Execution:
         return self.values[place] is not NOT_YET
 
     def is_wanted(self) -> bool:
-        """Whether the user has a reference to a result that has not been taken in."""
-        owned = zip(self.values, self.owners, strict=False)  # of one that was dropped there are no owners
-        return any(value is NOT_YET and owner() is not None for value, owner in owned)
+        """Whether the user has references to results, some of which have not been taken in, and has got none of them yet."""
+        refs = [owner() for owner in self.owners]  # none of an execution that was dropped
+        is_missing = any(ref is not None and value is NOT_YET for ref, value in zip(refs, self.values, strict=False))
+        return is_missing and not any(getattr(ref, "was_got", False) for ref in refs)
 
     def drop(self) -> None:
         """Nobody will get a result."""

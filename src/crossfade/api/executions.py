@@ -22,7 +22,7 @@ from crossfade.errors import (
     GraphClosed,
     SessionError,
 )
-from crossfade.interrupted import came_while_waiting, longest_sleep, passed_through_others, uninterrupted
+from crossfade.interrupted import longest_sleep, passed_through_others, uninterrupted
 
 if TYPE_CHECKING:
     from crossfade.api.session import Session
@@ -46,7 +46,7 @@ class Executions:
         inflight: what was submitted and not taken in with all its outputs, oldest first.
         num_submitted: executions that were started.
         num_collected: executions of which all outputs were taken in; these are the first ones.
-        num_begun: executions of which any output was taken in; these, too.
+        num_begun: executions of which any output was taken in; these are the first ones as well.
         num_failures: outputs that were errors.
         ended: why no more can be done, once that is so.
     """
@@ -65,7 +65,6 @@ class Executions:
         self._num_outputs = len(plan.outputs)
         self._max_inflight = plan.max_inflight
         self._submit_timeout = submit_timeout
-        self._half: Sequence[Any] | None = None  # the inputs of the last execution, while some are not written
         self._is_torn = False  # an interrupt (Ctrl-C) came while an input was written
         self._is_collect_torn = False  # ... while a result was taken in
         self._make_locks()
@@ -100,7 +99,9 @@ class Executions:
                 try:
                     if len(self.inflight) >= self._max_inflight:
                         self._make_room()
-                    return self._submit(values)
+                    execution = self._submit(values)
+                    assert execution is not None, "it may wait, so it has started"
+                    return execution
                 finally:
                     self._is_submitting = False
         finally:
@@ -123,7 +124,7 @@ class Executions:
                     self.take_in(num_own)
                     if len(self.inflight) >= self._max_inflight:
                         return None
-                return self._submit(values)
+                return self._submit(values, may_wait=False)
             finally:
                 self._is_submitting = False
         finally:
@@ -148,13 +149,15 @@ class Executions:
                 hint="a signal's handler or a destructor came in between: let it take a note, and do it afterwards",
             )
 
-    def _submit(self, values: Sequence[Any]) -> Execution:
-        if self._half is not None:
-            self._finish_half(self._half)
+    def _submit(self, values: Sequence[Any], *, may_wait: bool = True) -> Execution | None:
+        """Starts an execution. None if there is no room and it may not wait; nothing is written then."""
         execution = Execution(self.num_submitted, self._num_outputs)
         try:
             self.inflight.append(execution)  # before its results can come
             if not self.opened.try_submit(values):
+                if not may_wait:
+                    self.inflight.pop()
+                    return None
                 self._submit_slowly(values)
             self.num_submitted += 1
         except HalfSubmitted as half:
@@ -167,31 +170,11 @@ class Executions:
                 self._is_torn = True  # until it is known: the next error may come before that
                 if self.inflight and self.inflight[-1] is execution:
                     self.inflight.pop()
-                if self.opened.is_whole_after(error, number) or _is_an_end(error):
-                    self._is_torn = False
-                elif came_while_waiting(error):  # for room for the rest of it: it has begun
-                    execution.drop()
-                    self.inflight.append(execution)
-                    self.num_submitted += 1
-                    self._half = values
-                    self._is_torn = False
+                self._is_torn = not (self.opened.is_whole_after(error, number) or _is_an_end(error))
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise GraphClosed(f"the graph cannot be executed: {self.ended}") from error
             raise
         return execution
-
-    def _finish_half(self, values: Sequence[Any]) -> None:
-        """Writes the rest of an execution whose `execute` was interrupted."""
-        try:
-            if not self.opened.try_submit(values):
-                self._submit_slowly(values)
-        except HalfSubmitted:
-            pass
-        except BaseException as error:
-            may_go_on = _is_an_end(error) or came_while_waiting(error) or isinstance(error, ChannelTimeout)
-            self._is_torn = not may_go_on
-            raise
-        self._half = None
 
     def _make_room(self) -> None:
         """Takes the oldest results in, and waits for them, unless it is the caller who has to get some first."""
@@ -257,17 +240,17 @@ class Executions:
         execution: Execution,
         place: int,
         timeout: float | None,
-        whole: float | None = None,
+        told_timeout: float | None = None,
         is_enough: Callable[[], bool] | None = None,
     ) -> None:
         """Takes results in until an output of ``execution`` is there, or until ``is_enough``, which looks at what was taken in.
-        ``whole`` is the time limit of which ``timeout`` is left.
+        ``told_timeout`` is the time limit that an error names, of which ``timeout`` is left.
         """
         deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
         if not self._collecting.acquire(False) and not self._await_turn(execution, place, deadline, is_enough):
             if values[place] is NOT_YET and not (is_enough and is_enough()):
-                raise self._timed_out(execution, timeout if whole is None else whole)
+                raise self._timed_out(execution, timeout if told_timeout is None else told_timeout)
             return  # another thread has collected it
         try:
             while values[place] is NOT_YET and not (is_enough and is_enough()):
@@ -277,9 +260,10 @@ class Executions:
                     left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                     # A signal's handler that gets results in this very thread may take in what is waited for.
                     if not self.opened.wait_to_collect(
-                        lambda: values[place] is not NOT_YET or self._collect_next(), left_s
+                        lambda: values[place] is not NOT_YET or (is_enough and is_enough()) or self._collect_next(),
+                        left_s,
                     ):
-                        raise self._timed_out(execution, timeout if whole is None else whole)
+                        raise self._timed_out(execution, timeout if told_timeout is None else told_timeout)
         finally:
             self._collecting.release()
             if self._num_waiting or self._num_watching:
@@ -322,7 +306,7 @@ class Executions:
     ) -> bool:
         """Waits while another thread collects: True once this one may, False if that is not needed or the time is up."""
         if self.opened.is_waiting_here():
-            return self._await_turn_within(execution, place, deadline)
+            return self._await_turn_within(execution, place, deadline, is_enough)
         with self._collected:
             self._num_waiting += 1
             try:
@@ -337,14 +321,18 @@ class Executions:
             finally:
                 self._num_waiting -= 1
 
-    def _await_turn_within(self, execution: Execution, place: int, deadline: float | None) -> bool:
+    def _await_turn_within(
+        self, execution: Execution, place: int, deadline: float | None, is_enough: Callable[[], bool] | None
+    ) -> bool:
         """In a signal's handler, whose thread others may count on to be woken: waits where that one does."""
         has_turn = False
 
         def ready() -> bool:
             nonlocal has_turn
-            has_turn = execution.values[place] is NOT_YET and self._collecting.acquire(False)
-            return has_turn or execution.values[place] is not NOT_YET
+            if execution.values[place] is not NOT_YET or (is_enough and is_enough()):
+                return True
+            has_turn = self._collecting.acquire(False)
+            return has_turn
 
         with self.watched():
             self.opened.wait_until(ready, None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -374,13 +362,13 @@ class Executions:
             if arrival is None:
                 return False
             number, places, value = arrival
-            if type(value) is Failure:
-                self.num_failures += 1
             if self._num_outputs == 1:
                 self.inflight.popleft().values[0] = value
                 self.num_collected += 1
             else:
                 self._take_one_of_several(number, places, value)
+            if type(value) is Failure:  # counted once it is where those find it who count
+                self.num_failures += 1
         except BaseException as error:
             self._is_collect_torn = True  # until it is known: the next error may come before that
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down

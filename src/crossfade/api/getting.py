@@ -78,13 +78,14 @@ def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeo
     """Their values, in order. While one is waited for, others are looked at when an error has come, and only then."""
     executions = refs[0]._executions
     num_looked_at = 0
+    failed: CompiledRef | None = None
 
     def has_failed() -> bool:
-        nonlocal num_looked_at
-        if executions.num_failures == num_looked_at:
-            return False
-        num_looked_at = executions.num_failures
-        return any(type(ref._execution.values[ref._index]) is Failure for ref in refs)
+        nonlocal num_looked_at, failed
+        if failed is None and executions.num_failures != num_looked_at:
+            num_looked_at = executions.num_failures
+            failed = next((ref for ref in refs if type(ref._execution.values[ref._index]) is Failure), None)
+        return failed is not None
 
     values = []
     for ref in refs:
@@ -95,13 +96,13 @@ def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeo
             executions.collect(execution, place, left_s, timeout, has_failed)
             value = execution.values[place]
         if value is NOT_YET or type(value) is Failure:
-            failed = (each for each in refs if type(each._execution.values[each._index]) is Failure)
-            next(failed).get()
+            (ref if failed is None else failed).get()
         ref._keeper = None
         values.append(value)
     return values
 
 
+@uninterrupted
 def _await(refs: Sequence[Ref], deadline: float | None) -> None:
     """Waits until all are ready. Raises the first error that there is, though others are not ready."""
     session = current()

@@ -207,9 +207,14 @@ class CompiledRef(Ref):
         self._executions.collect(self._execution, self._index, left_s, timeout)
 
     def has_failed(self) -> bool:
-        """Whether the value is an error that has come, or the graph has ended before it came."""
+        """See `Ref.has_failed`. One that is ready, and has no value, never gets one."""
         value = self._execution.values[self._index]
-        return type(value) is Failure or (value is NOT_YET and bool(self._executions.ended))
+        return type(value) is Failure or value is NOT_YET
+
+    @property
+    def was_got(self) -> bool:
+        """Whether `get` has given its value or raised its error."""
+        return self._keeper is None
 
     def is_ready(self) -> bool:
         """See `Ref.is_ready`."""

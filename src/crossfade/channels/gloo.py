@@ -318,9 +318,7 @@ class GlooWriter(_End):
 
     def try_write(self, value: object) -> bool:
         """See the protocol. A slot is a value that has not reached all readers."""
-        self._raise_if_ended()
-        self._forget_done()
-        if len(self._underway) >= self._depth:
+        if not self.has_room():
             return False
         message = message_of(value)
         transfers = [_Transfer(self, message) for _ in self._lanes]
@@ -330,6 +328,12 @@ class GlooWriter(_End):
         self._num_values += 1
         self._num_bytes += message.size_bytes
         return True
+
+    def has_room(self) -> bool:
+        """See the protocol."""
+        self._raise_if_ended()
+        self._forget_done()
+        return len(self._underway) < self._depth
 
     def _forget_done(self) -> None:
         while self._underway and all(transfer.is_done for transfer in self._underway[0]):

@@ -42,19 +42,23 @@ class LocalWriter:
 
     def try_write(self, value: object) -> bool:
         """See the protocol."""
+        if not self.has_room():
+            return False
+        data = message_of(value).to_bytes()
+        for queue in self._ring.queues:
+            queue.append(data)
+        self._num_values += 1
+        self._num_bytes += len(data)
+        return True
+
+    def has_room(self) -> bool:
+        """See the protocol."""
         ring = self._ring
         if self._is_closed:
             raise ChannelClosed(f"channel {ring.name} was closed by this side")
         if ring.reader_gone:
             raise ChannelBroken(f"channel {ring.name} is broken: {ring.reader_gone}")
-        if max(map(len, ring.queues)) >= ring.depth:
-            return False
-        data = message_of(value).to_bytes()
-        for queue in ring.queues:
-            queue.append(data)
-        self._num_values += 1
-        self._num_bytes += len(data)
-        return True
+        return max(map(len, ring.queues)) < ring.depth
 
     def try_flush(self) -> bool:
         """Always: an accepted value has been copied."""

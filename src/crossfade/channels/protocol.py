@@ -72,6 +72,13 @@ class Writer(Protocol):
             Exception: whatever pickling the value raised; nothing was written then.
         """
 
+    def has_room(self) -> bool:
+        """Whether the ring has room for one more value; if not, the readers ring when that changes. Only this side takes room away.
+
+        Raises:
+            ChannelClosed, ChannelBroken: see CH-2.
+        """
+
     def try_flush(self) -> bool:
         """Whether every accepted value has left this process's memory."""
 

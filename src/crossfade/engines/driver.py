@@ -51,12 +51,13 @@ class DriverEnds:
         self._idles = [ends.readers[channel.id].is_idle for channel in reads]
         self._places = [tuple(i for i, v in enumerate(plan.outputs) if v == channel.value) for channel in reads]
         self._num_read = [0] * len(reads)  # of each channel: values of so many executions
+        self._at = 0
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
         self._num_writes = len(self._writes)
-        self._num_written = 0  # of the present execution
-        self._failure: Failure | None = None
+        self._rooms = [ends.writers[name].has_room for _, name in inputs]
+        self._is_writing = False  # some inputs of an execution are written, and not all
         self.num_submitted = 0
         if recorder is not None:
             self._writes = [
@@ -69,33 +70,31 @@ class DriverEnds:
             ]
 
     def try_submit(self, values: Sequence[Any]) -> bool:
-        """Writes the inputs that are not written yet; False if one has no room.
+        """Writes the inputs of one execution; False, with nothing written, if there is no room for one of them.
 
         Raises:
             StaticShapeError: an input is not what it was promised to be; nothing was written.
             HalfSubmitted: an input other than the first could not be pickled; the execution is under way all the same.
         """
-        if self._num_written == 0:
-            if self._static:
-                self._check_shapes(values)
-            try:
-                is_written = self._writes[0](values[0])
-            except Exception as error:
-                if came_of_pickling(error):
-                    name_culprit(error, [(self._input_name(0), values[0])])
-                raise
-            if not is_written:
-                return False
-            if self._num_writes == 1:
-                self.num_submitted += 1
-                return True
-            self._num_written = 1
-        if self._num_written < self._num_writes and not self._write_rest(values):
+        if self._static:
+            self._check_shapes(values)
+        if self._num_writes > 1 and not all(has_room() for has_room in self._rooms):
             return False
-        self._num_written = 0
+        try:
+            is_written = self._writes[0](values[0])
+        except Exception as error:
+            if came_of_pickling(error):
+                name_culprit(error, [(self._input_name(0), values[0])])
+            raise
+        if not is_written:
+            return False
+        failure = None
+        if self._num_writes > 1:
+            self._is_writing = True
+            failure = self._write_rest(values)
+            self._is_writing = False
         self.num_submitted += 1
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
+        if failure is not None:
             raise HalfSubmitted(failure)
         return True
 
@@ -106,7 +105,7 @@ class DriverEnds:
         )  # by the system: there is no memory for a value
         is_ours = (is_refused or isinstance(error, CrossfadeError)) and not passed_through_others(error)
         is_clean = is_ours or came_while_waiting(error) or (isinstance(error, Exception) and came_of_pickling(error))
-        return is_clean and not self._num_written and self.num_submitted == num_submitted
+        return is_clean and not self._is_writing and self.num_submitted == num_submitted
 
     def _check_shapes(self, values: Sequence[Any]) -> None:
         for index, shape in self._static:
@@ -115,25 +114,23 @@ class DriverEnds:
             elif (error := shape.fault_of(values[index])) is not None:
                 raise error
 
-    def _write_rest(self, values: Sequence[Any]) -> bool:
-        for at in range(self._num_written, self._num_writes):
-            write = self._writes[at]
+    def _write_rest(self, values: Sequence[Any]) -> Failure | None:
+        """Writes all inputs but the first, for which there is room. One that cannot be pickled, and all after it, are that error:
+        the execution is under way, and its actors get an error instead of a missing value.
+        """
+        failure: Failure | None = None
+        for index, write in zip(self._inputs[1:], self._writes[1:], strict=True):
             try:
-                is_written = write(values[self._inputs[at]] if self._failure is None else self._failure)
+                write(values[index] if failure is None else failure)
             except ChannelError:
                 raise
             except Exception as error:
                 if not came_of_pickling(error):
                     raise  # somebody else's, by a signal's handler: it may be written, and it may not
-                # Part of the execution is under way: let the rest of it see the error instead of a missing value.
-                name = self._input_name(self._inputs[at])
-                hint = hint_for(error, values[self._inputs[at]])
-                self._failure = Failure.capture(error, actor=DRIVER, node=f"pickling {name}", hint=hint)
-                is_written = write(self._failure)
-            if not is_written:
-                return False
-            self._num_written = at + 1
-        return True
+                node, hint = f"pickling {self._input_name(index)}", hint_for(error, values[index])
+                failure = Failure.capture(error, actor=DRIVER, node=node, hint=hint)
+                write(failure)
+        return failure
 
     def _input_name(self, index: int) -> str:
         """How an error calls what the driver writes for an input."""
@@ -154,17 +151,17 @@ class DriverEnds:
     def _collect_any(self) -> Arrival | None:
         """Each output comes by itself, in the order of the executions. One whose channel has ended keeps no other from coming."""
         broken: ChannelError | None = None
-        for index, read in enumerate(self._reads):
+        for index in (*range(self._at, len(self._reads)), *range(self._at)):  # beginning behind the one that came last
             number = self._num_read[index]
             if number == self.num_submitted:
                 continue
             try:
-                value = read()
+                value = self._reads[index]()
             except ChannelError as error:
                 broken = broken or error
                 continue
             if value is not EMPTY:
-                self._num_read[index] = number + 1
+                self._num_read[index], self._at = number + 1, index + 1
                 return number, self._places[index], value
         if broken is not None:
             raise broken

@@ -12,6 +12,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from crossfade.channels.codec import decode, message_of
@@ -160,9 +161,13 @@ class InlineEngine:
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
         while not ready():
-            with self._lock:
-                moved = [plan.try_advance(ready) for plan in list(self._plans)]  # all of them, not up to the first
-            if not any(moved):
+            has_moved = False
+            for plan in list(self._plans):
+                moved = plan.try_advance(ready)
+                if moved is Moved.ENOUGH:
+                    return True
+                has_moved |= moved is Moved.SOME
+            if not has_moved:
                 return bool(ready())
         return True
 
@@ -196,6 +201,14 @@ def _open_collectives(plan: Plan, ends: Mapping[str, Ends]) -> None:
         parties = open_local_collective(meeting, len(spec.outputs[spec.root]))
         for party, end in zip(spec.parties, parties, strict=True):
             ends[party].collectives[spec.id] = end
+
+
+class Moved(Enum):
+    """What actors could do: nothing, something, or enough for whoever waits."""
+
+    NOTHING = auto()
+    SOME = auto()
+    ENOUGH = auto()
 
 
 class _InlinePlan:
@@ -254,23 +267,22 @@ class _InlinePlan:
         if actor in self._cursors:
             self._lost = self._lost or (actor, how)
 
-    def try_advance(self, ready: Callable[[], object]) -> bool:
-        """Does what can be done now; False if that is nothing."""
-        return self._lost is None and self._advance(ready)
+    def try_advance(self, ready: Callable[[], object]) -> Moved:
+        """Does what can be done now."""
+        return Moved.NOTHING if self._lost is not None else self._advance(ready)
 
-    def _advance(self, ready: Callable[[], object]) -> bool:
+    def _advance(self, ready: Callable[[], object]) -> Moved:
         """Lets each actor go as far as it can, until ``ready()``: who waits for one result does not wait for all methods."""
         self.check()
-        has_moved = False
+        moved = Moved.NOTHING
         with self._lock:
             for actor in self._cursors:
                 if self._advance_one(actor):
-                    has_moved = True
+                    moved = Moved.SOME
                     if ready():
-                        break
-        return has_moved
+                        return Moved.ENOUGH
+        return moved
 
-    @interruptible
     def _advance_one(self, actor: str) -> bool:
         if actor in self._busy or self._lost is not None:
             return False
@@ -306,8 +318,13 @@ class _InlinePlan:
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol. Without an engine of its own that could make progress, standing still is a deadlock."""
         while not ready():
-            if not self._advance(ready) and not ready():
-                raise PlanError(f"the graph stands still and nothing more can happen:\n{self._plan}")
+            match self._advance(ready):
+                case Moved.ENOUGH:  # `ready` does what it finds to do, so it is not asked once more
+                    return True
+                case Moved.NOTHING:
+                    if ready():
+                        return True
+                    raise PlanError(f"the graph stands still and nothing more can happen:\n{self._plan}")
         return True
 
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
