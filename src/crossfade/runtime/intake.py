@@ -8,7 +8,7 @@ channel, so that all channels stay in step. Owed values are looked at whenever t
 Why this cannot deadlock (PL-2): a wait of the plan is left out, or comes later while nothing waits for it. So the waits that are
 left are some of those in which the validator found no cycle.
 
-An execution whose outputs have all come may so be under way on an actor that has not even read its input: the rings of the inputs may
+An execution whose outputs have all come may so be under way on an actor that has not even read its input: the rings of inputs may
 be full though no execution is in flight. The driver writes all inputs of an execution or none (`engines.driver`).
 """
 
