@@ -171,7 +171,7 @@ class _Watch:
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         parent, _, child = name.rpartition(".")
-        if parent in _NAMES:
+        if parent in _NAMES and not child.startswith("__"):
             raise ModuleNotFoundError(
                 _message(parent, child)
             )  # without `name=`, for which Python would say it in its own words

@@ -20,6 +20,8 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from crossfade.interrupted import brief, uninterrupted
+
 if TYPE_CHECKING:
     from crossfade.api.execution import Execution
     from crossfade.api.executions import Executions
@@ -215,6 +217,7 @@ class LoopWatch:
             watched.__enter__()
             self._told[executions] = executions.num_collected
 
+    @uninterrupted
     def _rung(self) -> None:
         self._bell.take()
         self._look()
@@ -276,6 +279,7 @@ class LoopWatch:
             except RuntimeError:  # closed just now
                 return
 
+    @uninterrupted
     def _end(self) -> None:
         self._look()
         self.close()
@@ -289,6 +293,7 @@ class LoopWatch:
                 loop.remove_reader(self._bell.fileno())
             self._bell.close()
 
+    @brief
     def __del__(self) -> None:
         self.close()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from crossfade.interrupted import brief
+
 if TYPE_CHECKING:
     from crossfade.api.executions import Executions
 
@@ -72,6 +74,7 @@ class Keeper:
     def __init__(self, executions: Executions) -> None:
         self._executions = executions
 
+    @brief
     def __del__(self) -> None:
         # Called by the garbage collector in the middle of anything: it only takes note.
         executions = self._executions

@@ -188,13 +188,13 @@ class CompiledRef(Ref):
             if value is NOT_YET:
                 self._executions.collect(self._execution, self._index, timeout)
                 value = self._execution.values[self._index]
+            self._keeper = None
+            if type(value) is Failure:
+                raise value.to_error()
+            return value
         finally:
             if Held.is_pending:
                 raise_held()
-        self._keeper = None
-        if type(value) is Failure:
-            raise value.to_error()
-        return value
 
     def get_within(self, left_s: float, timeout: float | None) -> Any:
         """See `Ref.get_within`."""

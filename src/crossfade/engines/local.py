@@ -135,7 +135,7 @@ class LocalEngine:
         self._is_closed = False
         self._closer = 0  # the thread that closes it
         self._ending = threading.RLock()
-        self._introducing = threading.Lock()
+        self._introducing = threading.RLock()
 
     def start_actor(
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
@@ -239,18 +239,20 @@ class LocalEngine:
     def _ended(self, process: ActorProcess) -> None:
         """An actor's process has ended."""
         with self._ending:
-            if not process.fate.end:
+            if process.name in self._processes:
                 self._bury(process)
 
     def _bury(self, process: ActorProcess) -> None:
-        self._take_replies(process)  # its last words
-        self.doorbell.unwatch(process.pidfd)
-        self.doorbell.unwatch(process.connection.fileno())
-        process.fate.end = process.describe_end(process.await_exit())
-        process.close()
-        self._processes.pop(process.name, None)
+        """Tells everybody who waits for it, then forgets it. Interrupted, it is done once more: its end is watched until then."""
+        if not process.fate.end:
+            self._take_replies(process)  # its last words
+            process.fate.end = process.describe_end(process.await_exit())
         for plan in list(self._plans.values()):
             plan.lose(process.name, process.fate.error())
+        self.doorbell.unwatch(process.connection.fileno())
+        self.doorbell.unwatch(process.pidfd)
+        process.close()
+        self._processes.pop(process.name, None)
 
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
@@ -295,6 +297,7 @@ class LocalEngine:
 
     def _await_created(self, actor: str) -> None:
         process = self._process(actor)
+        self.catch_up([process])
         self.doorbell.wait_until(lambda: process.fate.is_created or process.fate.is_over)
         self._process(actor)
 
@@ -359,6 +362,7 @@ class LocalEngine:
     @uninterrupted
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
+        self.catch_up(list(self._processes.values()))
         return self.doorbell.wait_until(ready, timeout_s)
 
     def error_of(self, actor: str) -> ActorError:

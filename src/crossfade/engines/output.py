@@ -272,17 +272,20 @@ class Output:
             if self._is_starting:  # in a signal's handler, in the middle of `add`: that closes it
                 return
             thread = self._thread
-        if self._wake_fd >= 0:
-            os.eventfd_write(self._wake_fd, 1)
+        self._wake_up()
         if thread is not None and thread is not threading.current_thread() and not self._has_ended(thread):
             self._has_given_up = True
-            os.eventfd_write(self._wake_fd, 1)
+            self._wake_up()
             thread.join(
                 _PATIENCE_S
             )  # longer if it is in the middle of writing, and then it touches nothing here any more
             self._tell_unshown()
         self._thread = None
         self._close_fds()
+
+    def _wake_up(self) -> None:
+        if self._wake_fd >= 0:  # a signal's handler may have closed it
+            os.eventfd_write(self._wake_fd, 1)
 
     def _has_ended(self, thread: threading.Thread) -> bool:
         """Waits for the thread. False once nobody has taken anything for some time."""

@@ -29,6 +29,7 @@ from crossfade.graph.nodes import (
 )
 from crossfade.graph.type_hints import TorchTensorType
 from crossfade.hints import nearest
+from crossfade.interrupted import brief
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 
 __all__ = ["CollectiveNode", "CollectiveOutput", "bind_collective"]
@@ -75,6 +76,7 @@ class CollectiveNode(Node):
         for node in self.inputs:
             node._take_to(self)
 
+    @brief
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting():  # as for a MethodNode
             leave_if_unread(self, self.outputs)

@@ -29,6 +29,7 @@ from crossfade.graph.actors import ActorInfo, unknown_method
 from crossfade.graph.arguments import brief, find_hidden, leaves, snapshot
 from crossfade.graph.node import Node
 from crossfade.graph.unread import Trace, leave_trace
+from crossfade.interrupted import brief as brief_step
 
 __all__ = [
     "ActorInfo",
@@ -152,6 +153,7 @@ class MethodNode(Node):
         for node in self.inputs:
             node._take_to(self)
 
+    @brief_step
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_exiting():  # else this module's names may be gone, and nobody compiles any more
             leave_if_unread(self, self.outputs)

@@ -15,6 +15,7 @@ __all__ = ["allow_many_descriptors", "limit_met", "reserve_descriptors", "with_r
 _MET = {
     errno.EMFILE: ", the process has no descriptor left",
     errno.ENFILE: ", the system has no descriptor left",
+    errno.ETOOMANYREFS: ", too many descriptors are on their way to processes that have not taken them",
     errno.EFBIG: "",  # said where memory is taken
 }
 
@@ -24,6 +25,7 @@ _HINTS = {
         "actors, or close files"
     ),
     errno.ENFILE: "end what holds many files open",
+    errno.ETOOMANYREFS: "let busy actors finish, or raise the limit of descriptors (ulimit -n)",
     errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
 }
 

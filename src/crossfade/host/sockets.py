@@ -20,6 +20,7 @@ from typing import Any
 
 from crossfade.errors import SessionError
 from crossfade.host.frames import FrameError, Opener, Role, Sealer, check_size
+from crossfade.host.limits import limit_met
 from crossfade.interrupted import passed_through_others, pause
 
 __all__ = ["Connection", "Message", "hand_over", "take_over"]
@@ -197,7 +198,7 @@ class Connection:
                     self._outgoing.popleft()
             except OSError as error:
                 if not passed_through_others(error):
-                    self._drop_outgoing()
+                    self._drop_refused(error)
                 raise
             finally:
                 self._flusher = 0
@@ -241,6 +242,13 @@ class Connection:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
         # Handlers come between two steps of the interpreter, and this is one: what was sent is also noted.
         message.sent.extend(map(self._socket.sendmsg, ([data],), (ancillary,)))
+
+    def _drop_refused(self, error: OSError) -> None:
+        """Drops the message that met a limit of the system; all of them where the other side is gone."""
+        if limit_met(error) is not None and not sum(self._outgoing[0].sent):
+            _close_all(self._outgoing.popleft().fds)
+        else:
+            self._drop_outgoing()
 
     def _drop_outgoing(self) -> None:
         """Nobody will take it."""
