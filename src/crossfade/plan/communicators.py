@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
+from crossfade.types import DRIVER
 
 __all__ = ["wrong_communicators"]
 
@@ -18,13 +19,13 @@ def wrong_communicators(plan: Plan) -> Iterator[tuple[str, str, str]]:
     specs = [(spec, (spec.writer, *spec.readers)) for spec in plan.channels]
     specs += [(spec, spec.parties) for spec in plan.collectives]
     for spec, parties in specs:
-        name = spec.communicator
+        name, party = spec.communicator, next(iter(parties), DRIVER)
         if spec.transport.blocks != bool(name):
-            yield spec.id, parties[0], f"{spec.id} goes by {spec.transport}, and by the communicator {name or '(none)'}"
+            yield spec.id, party, f"{spec.id} goes by {spec.transport}, and by the communicator {name or '(none)'}"
         elif name and name not in groups:
-            yield spec.id, parties[0], f"{spec.id} goes by the communicator {name}, which the plan does not have"
+            yield spec.id, party, f"{spec.id} goes by the communicator {name}, which the plan does not have"
         elif name and not set(parties) <= set(groups[name]):
             outside = ", ".join(sorted(set(parties) - set(groups[name])))
-            yield spec.id, parties[0], f"{spec.id} goes by the communicator {name}, in whose group {outside} is not"
+            yield spec.id, party, f"{spec.id} goes by the communicator {name}, in whose group {outside} is not"
         elif name and isinstance(spec, ChannelSpec) and len(spec.readers) != 1:
-            yield spec.id, parties[0], f"channel {spec.id} goes by a communicator to {len(spec.readers)} readers"
+            yield spec.id, party, f"channel {spec.id} goes by a communicator to {len(spec.readers)} readers"
