@@ -51,7 +51,8 @@ class DriverEnds:
         self._idles = [ends.readers[channel.id].is_idle for channel in reads]
         self._places = [tuple(i for i, v in enumerate(plan.outputs) if v == channel.value) for channel in reads]
         self._num_read = [0] * len(reads)  # of each channel: values of so many executions
-        self._at = 0
+        self._ring = (*range(len(reads)), *range(len(reads)))
+        self._at = 0  # where in it the next look begins
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
@@ -151,7 +152,8 @@ class DriverEnds:
     def _collect_any(self) -> Arrival | None:
         """Each output comes by itself, in the order of the executions. One whose channel has ended keeps no other from coming."""
         broken: ChannelError | None = None
-        for index in (*range(self._at, len(self._reads)), *range(self._at)):  # beginning behind the one that came last
+        at = self._at
+        for index in self._ring[at : at + len(self._reads)]:  # beginning behind the one that came last
             number = self._num_read[index]
             if number == self.num_submitted:
                 continue
