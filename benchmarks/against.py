@@ -1,9 +1,9 @@
 """Is it as quick as before? The measures of `benchmarks.hop_latency` on two sources of crossfade, block by block in turns.
 
-Run ``python -m benchmarks.against REF`` from the root of the repository, where REF is a commit: ``--rounds`` for more blocks than
-seven, ``--only`` for some measures, ``--report NAME`` to write the Markdown report. Both are measured by this tree,
-in one run, each block on fresh actors in a process of its own; which source begins changes from round to round. Exits with 1
-if a measure takes over 2 % longer than before, by the median ratio of paired blocks.
+Run ``python -m benchmarks.against REF`` from the root of the repository, where REF is a commit, or the folder of another
+checkout: ``--rounds`` for more blocks than seven, ``--only`` for some measures, ``--report NAME`` to write the Markdown report.
+Both are measured by this tree, in one run, in pairs of processes, each measure on fresh actors; which source begins changes from
+round to round. Exits with 1 if a measure takes over 2 % longer than before, by the median ratio of paired blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.common import Series, Table, ratio, this_machine, write_report
@@ -28,19 +28,21 @@ KEYS = ("hot", "chain2", "chain4", "fan2", "fan4", "echo", "inflight")
 
 @contextmanager
 def source_of(ref: str) -> Iterator[Path]:
-    """The source of a commit, in a folder that is gone afterwards."""
+    """The source of a commit, in a folder that is gone afterwards, or that of another checkout."""
+    if Path(ref).is_dir():
+        yield Path(ref).resolve() / "src"
+        return
     with tempfile.TemporaryDirectory(prefix="crossfade-against-") as folder:
         packed = subprocess.run(["git", "archive", ref, "src"], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
         yield Path(folder) / "src"
 
 
-def block(source: Path, measure: Measure, num: int) -> list[float]:
+def block(worker: Worker, measure: Measure, num: int) -> list[float]:
     """The samples of one block, in microseconds."""
-    with Worker("benchmarks.hop_worker", "crossfade", source=source) as worker:
-        samples: list[float] = worker.begin({**measure.request, "num": num}, limit_s=LIMIT_S)["samples"]
-        worker.finish(limit_s=LIMIT_S)
-        return samples
+    samples: list[float] = worker.begin({**measure.request, "num": num}, limit_s=LIMIT_S)["samples"]
+    worker.finish(limit_s=LIMIT_S)
+    return samples
 
 
 def measured(
@@ -50,20 +52,24 @@ def measured(
     results = [[Series() for _ in sources] for _ in measures]
     for number in range(num_rounds):
         print(f"round {number + 1} of {num_rounds}", file=sys.stderr)
-        for measure, series in zip(measures, results, strict=True):
-            sides = list(zip(sources, series, strict=True))
-            for source, side in sides if number % 2 == 0 else sides[::-1]:
-                try:
-                    side.add(block(source, measure, measure.num_quick if quick else measure.num))
-                except WorkerFailed as failure:
-                    side.fail(str(failure))
+        with ExitStack() as stack:
+            workers = [
+                stack.enter_context(Worker("benchmarks.hop_worker", "crossfade", source=source)) for source in sources
+            ]
+            for measure, series in zip(measures, results, strict=True):
+                sides = list(zip(workers, series, strict=True))
+                for worker, side in sides if number % 2 == 0 else sides[::-1]:
+                    try:
+                        side.add(block(worker, measure, measure.num_quick if quick else measure.num))
+                    except WorkerFailed as failure:
+                        side.fail(str(failure))
     return results
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints, writes the report."""
     parser = argparse.ArgumentParser(prog="benchmarks.against", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("ref", help="the commit to compare with")
+    parser.add_argument("ref", help="the commit, or the folder of the checkout, to compare with")
     parser.add_argument("--rounds", type=int, default=7, help="blocks of each source")
     parser.add_argument("--quick", action="store_true", help="short blocks: a smoke run")
     parser.add_argument(

@@ -140,14 +140,14 @@ class Program:
         """Whether it has succeeded, and what came out."""
         try:
             result = attempt(action)
-        except (KeyboardInterrupt, Late):
-            self.cut[name] += 1
-            return False, None
-        except crossfade.TaskError as error:
+        except crossfade.TaskError as error:  # which may be a Late as well
             if "raised Late" not in str(error):  # it has come in the middle of unpickling a result
                 raise
             self.num_torn += 1
             return True, None
+        except (KeyboardInterrupt, Late):
+            self.cut[name] += 1
+            return False, None
         except crossfade.SessionError as error:
             if "interrupted in the middle" not in str(error):
                 raise
@@ -161,14 +161,16 @@ class Program:
         return True, result
 
     def until_done(self, name: str, action: Callable[[], Any]) -> Any:
-        """Repeats it until it succeeds, or the graph says that it cannot; interrupted often, once where it is calm."""
-        num_torn = self.num_torn
+        """Repeats it until it succeeds, or the graph says that it cannot; interrupted often, where it is calm."""
+        num_torn, is_done, result = self.num_torn, False, None
         for _ in range(20):
             is_done, result = self.use(name, action)
             if is_done or self.num_torn > num_torn:
                 return result
         with self.storm.calm():
-            return self.use(name, action)[1]
+            while not is_done and self.num_torn == num_torn:  # a signal may be on its way still
+                is_done, result = self.use(name, action)
+            return result
 
     def next_value(self) -> tuple[int, bytes]:
         self.number += 1

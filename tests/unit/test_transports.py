@@ -390,9 +390,9 @@ def test_pl4_the_inline_engine_runs_plans_with_device_channels(
         found: dict[int, Any] = {}
 
         def is_whole(number: int = number, found: dict[int, Any] = found) -> bool:
-            while (arrival := opened.try_collect()) is not None:
-                assert arrival[0] == number
-                found.update(dict.fromkeys(arrival[1], arrival[2]))
+            for execution, places, value in opened.try_collect():
+                assert execution == number
+                found.update(dict.fromkeys(places, value))
             return len(found) == len(expected)
 
         assert opened.wait_to_collect(is_whole, None)

@@ -31,7 +31,7 @@ class Execution:
         number: counted from 0.
         values: one for each output, `NOT_YET` until it is taken in.
         num_missing: outputs that have not been taken in; where there are several, which come one by one.
-        owners: for each output, who gives the reference to it, or None once that is gone.
+        owners: for each output whose reference has been made, who gives that, or None once it is gone.
     """
 
     __slots__ = ("num_missing", "number", "owners", "values")
@@ -40,7 +40,7 @@ class Execution:
         self.number = number
         self.values: list[Any] = [NOT_YET] * num_outputs
         self.num_missing = num_outputs
-        self.owners: list[Callable[[], object]] = [_not_made_yet] * num_outputs
+        self.owners: list[Callable[[], object]] = []
 
     def has(self, place: int) -> bool:
         """Whether an output has been taken in."""
@@ -48,18 +48,18 @@ class Execution:
 
     def is_wanted(self) -> bool:
         """Whether the user has references to results, some of which have not been taken in, and has got none of them yet."""
-        refs = [owner() for owner in self.owners]  # none of an execution that was dropped
-        is_missing = any(ref is not None and value is NOT_YET for ref, value in zip(refs, self.values, strict=False))
+        refs = [owner() for owner in self.owners]
+        refs += [True] * (len(self.values) - len(refs))  # they are about to be made
+        is_missing = any(ref is not None and value is NOT_YET for ref, value in zip(refs, self.values, strict=True))
         return is_missing and not any(getattr(ref, "was_got", False) for ref in refs)
 
     def drop(self) -> None:
         """Nobody will get a result."""
-        self.owners.clear()
+        self.owners = [_gone] * len(self.values)
 
 
-def _not_made_yet() -> object:
-    """What stands for a reference that is about to be made."""
-    return True
+def _gone() -> None:
+    """What stands for a reference that nobody has."""
 
 
 class Keeper:

@@ -7,11 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.api.accepted import deadline_of
 from crossfade.api.execution import NOT_YET, Execution
-from crossfade.engines.protocol import HalfSubmitted, OpenPlan
+from crossfade.engines.protocol import EMPTY, HalfSubmitted, OpenPlan
 from crossfade.errors import (
     CapacityExceeded,
     ChannelError,
@@ -99,8 +100,8 @@ class Executions:
                 try:
                     if len(self.inflight) >= self._max_inflight:
                         self._make_room()
-                    execution = self._submit(values)
-                    assert execution is not None, "it may wait, so it has started"
+                    execution = Execution(self.num_submitted, self._num_outputs)
+                    self._submit(execution, values)
                     return execution
                 finally:
                     self._is_submitting = False
@@ -124,7 +125,8 @@ class Executions:
                     self.take_in(num_own)
                     if len(self.inflight) >= self._max_inflight:
                         return None
-                return self._submit(values, may_wait=False)
+                execution = Execution(self.num_submitted, self._num_outputs)
+                return execution if self._submit(execution, values, may_wait=False) else None
             finally:
                 self._is_submitting = False
         finally:
@@ -143,21 +145,20 @@ class Executions:
 
     def _refuse_within_collect(self) -> None:
         """Raises where this thread, and not another one, is in the middle of taking a result in."""
-        if self._collector == threading.get_ident():
+        if self._collector == get_ident():
             raise SessionError(
                 "the graph cannot be used in the middle of taking in one of its results",
                 hint="a signal's handler or a destructor came in between: let it take a note, and do it afterwards",
             )
 
-    def _submit(self, values: Sequence[Any], *, may_wait: bool = True) -> Execution | None:
-        """Starts an execution. None if there is no room and it may not wait; nothing is written then."""
-        execution = Execution(self.num_submitted, self._num_outputs)
+    def _submit(self, execution: Execution, values: Sequence[Any], *, may_wait: bool = True) -> bool:
+        """Starts an execution. False if there is no room and it may not wait; nothing is written then."""
         try:
             self.inflight.append(execution)  # before its results can come
             if not self.opened.try_submit(values):
                 if not may_wait:
                     self.inflight.pop()
-                    return None
+                    return False
                 self._submit_slowly(values)
             self.num_submitted += 1
         except HalfSubmitted as half:
@@ -174,7 +175,7 @@ class Executions:
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise GraphClosed(f"the graph cannot be executed: {self.ended}") from error
             raise
-        return execution
+        return True
 
     def _make_room(self) -> None:
         """Takes the oldest results in, and waits for them, unless it is the caller who has to get some first."""
@@ -242,28 +243,41 @@ class Executions:
         timeout: float | None,
         told_timeout: float | None = None,
         is_enough: Callable[[], bool] | None = None,
-    ) -> None:
+    ) -> Any:
         """Takes results in until an output of ``execution`` is there, or until ``is_enough``, which looks at what was taken in.
-        ``told_timeout`` is the time limit that an error names, of which ``timeout`` is left.
+
+        Args:
+            execution: which one.
+            place: of the output.
+            timeout: the longest wait, in seconds; None for ever.
+            told_timeout: the time limit that an error names, of which ``timeout`` is left.
+            is_enough: see above.
+
+        Returns:
+            The value or a `Failure`; `NOT_YET` if it is enough without it.
         """
         deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
         if not self._collecting.acquire(False) and not self._await_turn(execution, place, deadline, is_enough):
             if values[place] is NOT_YET and not (is_enough and is_enough()):
                 raise self._timed_out(execution, timeout if told_timeout is None else told_timeout)
-            return  # another thread has collected it
+            return values[place]  # another thread has collected it
         try:
             while values[place] is NOT_YET and not (is_enough and is_enough()):
-                if self.ended:
-                    raise GraphClosed(f"execution {execution.number} has no result: {self.ended}")
-                if not self._collect_next():
-                    left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if self._collect_next():
+                    continue
+
+                def is_done() -> bool:
                     # A signal's handler that gets results in this very thread may take in what is waited for.
-                    if not self.opened.wait_to_collect(
-                        lambda: values[place] is not NOT_YET or (is_enough and is_enough()) or self._collect_next(),
-                        left_s,
-                    ):
-                        raise self._timed_out(execution, timeout if told_timeout is None else told_timeout)
+                    while values[place] is NOT_YET and not (is_enough and is_enough()):
+                        if not self._collect_next():
+                            return False
+                    return True
+
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self.opened.wait_to_collect(is_done, left_s):
+                    raise self._timed_out(execution, timeout if told_timeout is None else told_timeout)
+            return values[place]
         finally:
             self._collecting.release()
             if self._num_waiting or self._num_watching:
@@ -349,26 +363,21 @@ class Executions:
                 self._collected.notify_all()
 
     def _collect_next(self, num_own: int = 0) -> bool:
-        """Takes in one output, if any has come. ``num_own``: watchers who need not be told."""
-        if self.ended:
-            raise GraphClosed(f"there is no result: {self.ended}")
-        if self._is_collect_torn:
-            raise _torn()
-        if self._collector:
-            self._refuse_within_collect()
-        self._collector = threading.get_ident()
+        """Takes in what has come, at most one value of each output. ``num_own``: watchers who need not be told."""
+        if self.ended or self._is_collect_torn or self._collector:
+            self._refuse_to_collect()
+        self._collector = get_ident()
         try:
-            arrival = self.opened.try_collect()
-            if arrival is None:
-                return False
-            number, places, value = arrival
             if self._num_outputs == 1:
+                value = self.opened.try_take()
+                if value is EMPTY:
+                    return False
                 self.inflight.popleft().values[0] = value
                 self.num_collected += 1
-            else:
-                self._take_one_of_several(number, places, value)
-            if type(value) is Failure:  # counted once it is where those find it who count
-                self.num_failures += 1
+                if type(value) is Failure:  # counted once it is where those find it who count
+                    self.num_failures += 1
+            elif not self._take_some_of_several():
+                return False
         except BaseException as error:
             self._is_collect_torn = True  # until it is known: the next error may come before that
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
@@ -382,16 +391,29 @@ class Executions:
             self._notify(num_own)
         return True
 
-    def _take_one_of_several(self, number: int, places: tuple[int, ...], value: Any) -> None:
-        execution = self.inflight[number - self.inflight[0].number]
-        for place in places:
-            execution.values[place] = value
-        execution.num_missing -= len(places)
-        if not execution.num_missing:  # so all that were submitted before have their outputs, too
-            self.inflight.popleft()
-            self.num_collected += 1
-        elif number >= self.num_begun:
-            self.num_begun = number + 1
+    def _take_some_of_several(self) -> bool:
+        arrivals, inflight = self.opened.try_collect(), self.inflight
+        for number, places, value in arrivals:
+            execution = inflight[number - inflight[0].number]
+            for place in places:
+                execution.values[place] = value
+            if type(value) is Failure:
+                self.num_failures += 1
+            execution.num_missing -= len(places)
+            if not execution.num_missing:  # so all that were submitted before have their outputs, too
+                inflight.popleft()
+                self.num_collected += 1
+            elif number >= self.num_begun:
+                self.num_begun = number + 1
+        return bool(arrivals)
+
+    def _refuse_to_collect(self) -> None:
+        """Raises unless it is another thread that collects, which its lock shows."""
+        if self.ended:
+            raise GraphClosed(f"there is no result: {self.ended}")
+        if self._is_collect_torn:
+            raise _torn()
+        self._refuse_within_collect()
 
     def _timed_out(self, execution: Execution, timeout: float | None) -> GetTimeoutError:
         return GetTimeoutError(

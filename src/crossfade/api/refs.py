@@ -167,7 +167,7 @@ class CompiledRef(Ref):
         self._execution = execution
         self._index = index
         self._keeper: Keeper | None = keeper  # until the values are there
-        execution.owners[index] = weakref.ref(self)
+        execution.owners.append(weakref.ref(self))
 
     @property
     def session(self) -> Session | None:
@@ -186,8 +186,7 @@ class CompiledRef(Ref):
                 timeout = limit_of(timeout)
             value = self._execution.values[self._index]
             if value is NOT_YET:
-                self._executions.collect(self._execution, self._index, timeout)
-                value = self._execution.values[self._index]
+                value = self._executions.collect(self._execution, self._index, timeout)
             self._keeper = None
             if type(value) is Failure:
                 raise value.to_error()

@@ -51,12 +51,10 @@ class DriverEnds:
         self._idles = [ends.readers[channel.id].is_idle for channel in reads]
         self._places = [tuple(i for i, v in enumerate(plan.outputs) if v == channel.value) for channel in reads]
         self._num_read = [0] * len(reads)  # of each channel: values of so many executions
-        self._ring = (*range(len(reads)), *range(len(reads)))
-        self._at = 0  # where in it the next look begins
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
-        self._num_writes = len(self._writes)
+        self._is_simple = len(self._writes) == 1 and not self._static
         self._rooms = [ends.writers[name].has_room for _, name in inputs]
         self._is_writing = False  # some inputs of an execution are written, and not all
         self.num_submitted = 0
@@ -77,27 +75,39 @@ class DriverEnds:
             StaticShapeError: an input is not what it was promised to be; nothing was written.
             HalfSubmitted: an input other than the first could not be pickled; the execution is under way all the same.
         """
-        if self._static:
-            self._check_shapes(values)
-        if self._num_writes > 1 and not all(has_room() for has_room in self._rooms):
-            return False
+        if not self._is_simple:
+            return self._try_submit_all(values)
         try:
             is_written = self._writes[0](values[0])
         except Exception as error:
-            if came_of_pickling(error):
-                name_culprit(error, [(self._input_name(0), values[0])])
+            self._name_culprit(error, values)
             raise
-        if not is_written:
+        if is_written:
+            self.num_submitted += 1
+        return is_written
+
+    def _try_submit_all(self, values: Sequence[Any]) -> bool:
+        if self._static:
+            self._check_shapes(values)
+        if not all(has_room() for has_room in self._rooms):
             return False
-        failure = None
-        if self._num_writes > 1:
-            self._is_writing = True
-            failure = self._write_rest(values)
-            self._is_writing = False
+        try:
+            if not self._writes[0](values[0]):
+                return False
+        except Exception as error:
+            self._name_culprit(error, values)
+            raise
+        self._is_writing = True
+        failure = self._write_rest(values)
+        self._is_writing = False
         self.num_submitted += 1
         if failure is not None:
             raise HalfSubmitted(failure)
         return True
+
+    def _name_culprit(self, error: Exception, values: Sequence[Any]) -> None:
+        if came_of_pickling(error):
+            name_culprit(error, [(self._input_name(0), values[0])])
 
     def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
         """See the protocol."""
@@ -138,36 +148,32 @@ class DriverEnds:
         key = self._plan.inputs[index].key
         return "the argument of execute" if key == "*" else f"the argument inp{key} of execute"
 
-    def try_collect(self) -> Arrival | None:
-        """The next output of any execution, or None if none has come. See the protocol."""
-        if len(self._reads) > 1:
-            return self._collect_any()
+    def try_take(self) -> Any:
+        """See the protocol."""
         value = self._reads[0]()
-        if value is EMPTY:
-            return None
-        number = self._num_read[0]
-        self._num_read[0] = number + 1
-        return number, self._places[0], value
+        if value is not EMPTY:
+            self._num_read[0] += 1
+        return value
 
-    def _collect_any(self) -> Arrival | None:
-        """Each output comes by itself, in the order of the executions. One whose channel has ended keeps no other from coming."""
+    def try_collect(self) -> Sequence[Arrival]:
+        """See the protocol. An output whose channel has ended keeps no other from coming."""
+        arrivals: list[Arrival] = []
         broken: ChannelError | None = None
-        at = self._at
-        for index in self._ring[at : at + len(self._reads)]:  # beginning behind the one that came last
+        for index, read in enumerate(self._reads):
             number = self._num_read[index]
             if number == self.num_submitted:
                 continue
             try:
-                value = self._reads[index]()
+                value = read()
             except ChannelError as error:
                 broken = broken or error
                 continue
             if value is not EMPTY:
-                self._num_read[index], self._at = number + 1, index + 1
-                return number, self._places[index], value
-        if broken is not None:
+                self._num_read[index] = number + 1
+                arrivals.append((number, self._places[index], value))
+        if broken is not None and not arrivals:
             raise broken
-        return None
+        return arrivals
 
     def idle(self) -> Callable[[], bool]:
         """A cheap look: true as long as no output has come."""

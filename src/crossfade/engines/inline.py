@@ -310,7 +310,12 @@ class _InlinePlan:
         with self._lock:
             return self._driver.try_submit(values)
 
-    def try_collect(self) -> Arrival | None:
+    def try_take(self) -> Any:
+        """See the protocol."""
+        with self._lock:
+            return self._driver.try_take()
+
+    def try_collect(self) -> Sequence[Arrival]:
         """See the protocol."""
         with self._lock:
             return self._driver.try_collect()

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.fitting import Fitting
+from crossfade.channels.protocol import EMPTY
 from crossfade.engines import control
 from crossfade.engines.board import (
     board_size_bytes,
@@ -229,15 +230,25 @@ class LocalPlan:
         except ChannelError as error:
             raise self._explained(error) from None
 
-    def try_collect(self) -> Arrival | None:
+    def try_take(self) -> Any:
         """See the protocol."""
         try:
-            arrival = self._driver.try_collect()
+            value = self._driver.try_take()
         except ChannelError as error:
             raise self._explained(error) from None
-        if arrival is None and (self._lost is not None or self._faults):
+        if value is EMPTY and (self._lost is not None or self._faults):
             raise self._why_lost().again()
-        return arrival
+        return value
+
+    def try_collect(self) -> Sequence[Arrival]:
+        """See the protocol."""
+        try:
+            arrivals = self._driver.try_collect()
+        except ChannelError as error:
+            raise self._explained(error) from None
+        if not arrivals and (self._lost is not None or self._faults):
+            raise self._why_lost().again()
+        return arrivals
 
     def _explained(self, error: ChannelError) -> Exception:
         return self._why_lost().again() if self._death() is not None or self._faults else error

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from crossfade.channels.protocol import EMPTY
 from crossfade.engines.state import State
 from crossfade.errors import Failure
 from crossfade.host.doorbell import DEFAULT_SPIN_US
@@ -16,6 +17,7 @@ from crossfade.plan.spans import Span
 
 __all__ = [
     "DEFAULT_SPIN_US",
+    "EMPTY",
     "ActorStatistics",
     "Arrival",
     "Engine",
@@ -117,19 +119,27 @@ class OpenPlan(Protocol):
             Exception: what pickling the first value raised; the execution did not start.
         """
 
-    def try_collect(self) -> Arrival | None:
-        """An output that has come, or None. Each output comes in the order of the executions, and waits for no other one.
+    def try_take(self) -> Any:
+        """The next value of a plan that has one output, or `EMPTY`.
 
         Raises:
             ActorDiedError: an actor of the plan is gone; outputs that have come are given first.
             ActorError: the same where one that lives cannot go on with the plan.
         """
 
+    def try_collect(self) -> Sequence[Arrival]:
+        """What has come of the outputs of a plan, at most one of each. Each output comes in the order of the executions, and waits
+        for no other one.
+
+        Raises:
+            ActorDiedError, ActorError: as `try_take`.
+        """
+
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """Waits until ``ready()`` is true; False if the time passed."""
 
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
-        """Waits until ``ready()``, which calls `try_collect`, is true; False if the time passed."""
+        """Waits until ``ready()``, which calls `try_take` or `try_collect`, is true; False if the time passed."""
 
     def is_waiting_here(self) -> bool:
         """Whether the calling thread waits already: a signal's handler has come in the middle of that."""

@@ -54,6 +54,9 @@ class CollectiveNode(Node):
         outputs: what the actors get, by rank, then by position: as many for each rank as the root or everybody brings.
     """
 
+    inputs: tuple[Node, ...] = ()  # as a MethodNode's
+    outputs: tuple[CollectiveOutput, ...] = ()
+
     def __init__(
         self,
         kind: CollectiveKind,
@@ -68,7 +71,7 @@ class CollectiveNode(Node):
         self.root = root
         self.parties = tuple(parties)
         self.members = tuple(map(tuple, members))
-        self.inputs: tuple[Node, ...] = tuple(dict.fromkeys(node for nodes in members for node in nodes))
+        self.inputs = tuple(dict.fromkeys(node for nodes in members for node in nodes))
         num_values = len(self.members[root])
         self.outputs = tuple(
             CollectiveOutput(self, rank, index) for rank in range(len(parties)) for index in range(num_values)

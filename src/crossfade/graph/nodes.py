@@ -135,12 +135,13 @@ class MethodNode(Node):
         outputs: one node for each value of a method that returns several; else empty.
     """
 
+    inputs: tuple[Node, ...] = ()  # what `__del__` looks at if an error comes before the rest
+    outputs: tuple[OutputNode, ...] = ()
+
     def __init__(
         self, actor: ActorInfo, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_returns: int = 1
     ) -> None:
         super().__init__()
-        self.inputs: tuple[Node, ...] = ()  # what `__del__` looks at if an error comes before the rest
-        self.outputs: tuple[OutputNode, ...] = ()
         self.actor = actor
         self.method = method
         self.args: tuple[Any, ...] = snapshot(args)

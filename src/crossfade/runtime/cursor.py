@@ -72,7 +72,7 @@ class Cursor:
         try:
             while at < end:
                 if not steps[at]():
-                    return at != first or self._has_settled()
+                    return at != first or (bool(self._owing) and self._has_settled())
                 at += 1
                 self._at = at  # for whoever asks, from another thread, what this one is doing
             self._next_round()
@@ -83,7 +83,7 @@ class Cursor:
 
     def _has_settled(self) -> bool:
         """Whether something that is owed has come."""
-        return bool(self._owing) and self._settle is not None and self._settle()
+        return self._settle is not None and self._settle()
 
     def _next_round(self) -> None:
         self._round.number += 1

@@ -58,6 +58,7 @@ class Intake:
 
     Attributes:
         take: fills the register, whatever is in it; False if the value is not there.
+        idle: a cheap look: true as long as there is most likely nothing to take.
         num_owed: how many values are to be dropped before the next one is taken.
 
     Args:
@@ -65,11 +66,11 @@ class Intake:
         register: which of them the value fills; the first, where there are several.
         take: see above.
         drop: takes the value and forgets it; False if it is not there.
-        idle: a cheap look: true as long as there is most likely nothing to take.
+        idle: see above.
         owing: the party's intakes that owe something; this one joins them when it does.
     """
 
-    __slots__ = ("_drop", "_idle", "_owing", "_register", "_registers", "num_owed", "take")
+    __slots__ = ("_drop", "_owing", "_register", "_registers", "idle", "num_owed", "take")
 
     def __init__(
         self, registers: list[Any], register: int, take: Step, drop: Step, idle: Idle, owing: list[Intake]
@@ -78,7 +79,7 @@ class Intake:
         self._register = register
         self.take = take
         self._drop = drop
-        self._idle = idle
+        self.idle = idle
         self._owing = owing
         self.num_owed = 0
 
@@ -98,7 +99,7 @@ class Intake:
 
     def is_idle(self) -> bool:
         """A cheap look: whether `try_take` would most likely change nothing."""
-        return self._registers[self._register] is not MISSING or self._idle()
+        return self._registers[self._register] is not MISSING or self.idle()
 
     def owe(self) -> None:
         """The value of this round is not needed any more, and has not been taken."""

@@ -101,7 +101,9 @@ class Waiting:
         is_collective = arrival.verb is Verb.COLL
         action = Action(Verb.COLL if is_collective else Verb.READ, arrival.target)
         if values[0] not in self._is_used_with_others or not self._may_come_out_of_turn(arrival):
-            return Bound(intake.try_take if is_collective else intake.take, action, intake.is_idle)
+            if is_collective:
+                return Bound(intake.try_take, action, intake.is_idle)
+            return Bound(intake.take, action, intake.idle)  # it is never owed
         siblings = self._siblings(values[0], user)
         is_again = values[0] in self._passed
         if siblings:
