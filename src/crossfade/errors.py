@@ -180,6 +180,9 @@ class MissingDependency(CrossfadeError, ImportError):
             hint=f"pip install 'crossfade[{extra}]'",
         )
 
+    def __reduce__(self) -> Any:
+        return ByParts(self).__reduce__()
+
 
 class MutatedValueError(CrossfadeError):
     """A value was changed after it was returned or passed. Only graphs compiled with ``debug=True`` look for that."""

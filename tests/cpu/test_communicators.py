@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -446,7 +447,11 @@ def test_two_graphs_do_not_share_actors_of_communicators(engine: str, tmp_path: 
     plain = c.echo.bind(a.ones.bind(crossfade.InputNode())).compile()
     assert plain.execute(1).get().tolist() == first.execute(1).get().tolist() == [1]
     first.teardown()
-    assert compiled(b, c).execute(2).get().tolist() == [1, 1]
+    second = compiled(b, c)
+    assert second.execute(2).get().tolist() == [1, 1]
+    del second
+    gc.collect()
+    assert compiled(a, b).execute(3).get().tolist() == [1, 1, 1]  # it waits until the actors have left what was dropped
 
 
 def test_a_cpu_communicator_means_gloo(engine: str) -> None:

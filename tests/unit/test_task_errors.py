@@ -116,6 +116,15 @@ def test_an_error_keeps_its_type_and_what_it_has(error: Exception, names: tuple[
     assert str(came).startswith(f"A0.f (node n0) on actor A0 raised {type(error).__name__}")
 
 
+def test_an_error_of_ours_that_the_user_pickles_has_its_hint() -> None:
+    for error in (
+        DeviceError("no memory", hint="free some"),
+        MissingDependency("numpy", extra="array", needed_for="it"),
+    ):
+        came = pickle.loads(pickle.dumps(error))
+        assert (type(came), str(came), came.hint) == (type(error), str(error), error.hint)
+
+
 @pytest.mark.parametrize(
     ("run", "names"),
     [

@@ -1,20 +1,19 @@
-"""Communicators of the user's on their way from the driver to actors, and who may have one."""
+"""Communicators of the user's on their way from the driver to actors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
 import cloudpickle
 
 from crossfade.api.remote import ActorHandle
-from crossfade.errors import GraphError
 from crossfade.hints import add_note
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 
-__all__ = ["check_apart", "packed"]
+__all__ = ["packed"]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -48,20 +47,3 @@ def packed(plan: Plan, calls: Mapping[str, Call]) -> dict[str, Call]:
             raise
         found[spec.id] = Call((file.getvalue(),), {})
     return found
-
-
-def check_apart(plan: Plan, others: Iterable[Plan]) -> None:
-    """Looks whether other graphs have communicators on the same actors, which could wait for each other across the graphs.
-
-    Raises:
-        GraphError: one has.
-    """
-    mine = {party for spec in plan.communicators for party in spec.parties}
-    for other in others:
-        both = mine.intersection(party for spec in other.communicators for party in spec.parties)
-        if both:
-            raise GraphError(
-                f"{', '.join(sorted(both))} take part in a communicator of another graph already, and what both do would wait for "
-                "each other",
-                hint="tear the other graph down first, or bind everything in one graph",
-            )

@@ -311,9 +311,8 @@ def _open(
     take_signals()
     session.bury_orphans()
     if plan.communicators:
-        from crossfade.api.communicators import check_apart, packed
+        from crossfade.api.communicators import packed
 
-        check_apart(plan, [graph.plan for graph in list(session.graphs) if not graph._executions.ended])
         calls = packed(plan, calls)
     opened = session.engine.open(plan, calls, record=chosen.record, debug=chosen.debug)
     graph = CompiledGraph(session, checked, plan, opened, chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from crossfade.device.driver import Driver
+from crossfade.interrupted import brief
 
 __all__ = ["Moment", "Moments"]
 
@@ -36,6 +37,7 @@ class Moment:
         """Holds a stream until then."""
         self._moments.driver.wait_event(stream, self._event)
 
+    @brief
     def __del__(self) -> None:
         self._moments._take_back(self._event)
 

@@ -16,6 +16,7 @@ from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals, ring_
 from crossfade.device.signals import Counter, SignalBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import align
+from crossfade.interrupted import brief
 
 __all__ = ["Lease", "Leased", "RingReceiver"]
 
@@ -128,6 +129,7 @@ class Leased(Lease):
 
     __slots__ = ()
 
+    @brief
     def __del__(self) -> None:
         if _getpid() == self._pid:  # a forked child drops copies of tensors: the slot is still its parent's
             self._ring._end(self)

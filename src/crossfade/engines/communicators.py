@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from crossfade.errors import GraphError
 from crossfade.plan.call import Call
 from crossfade.plan.plan import Plan
 
-__all__ = ["Communicators"]
+__all__ = ["Communicators", "entangled", "refuse_entangled"]
 
 
 class Communicators:
@@ -48,3 +49,25 @@ class Communicators:
                 communicator.destroy()
             except Exception:
                 traceback.print_exc()
+
+
+def entangled(plan: Plan, others: Iterable[Plan]) -> list[str]:
+    """Actors that are in the group of a communicator in this plan and in another one."""
+    mine = {party for spec in plan.communicators for party in spec.parties}
+    return sorted(
+        mine.intersection(party for other in others for spec in other.communicators for party in spec.parties)
+    )
+
+
+def refuse_entangled(plan: Plan, others: Iterable[Plan]) -> None:
+    """Communicators of two plans on the same actors could wait for each other across the plans.
+
+    Raises:
+        GraphError: there are such.
+    """
+    if parties := entangled(plan, others):
+        raise GraphError(
+            f"{', '.join(parties)} take part in a communicator of another graph already, and what both do would wait for each "
+            "other",
+            hint="tear the other graph down first, or bind everything in one graph",
+        )

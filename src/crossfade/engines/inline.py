@@ -17,6 +17,7 @@ from typing import Any
 
 from crossfade.channels.codec import decode, message_of
 from crossfade.channels.local import LocalReader, open_local
+from crossfade.engines.communicators import refuse_entangled
 from crossfade.engines.control import Constants, dump_user
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.methods import method_of
@@ -133,6 +134,7 @@ class InlineEngine:
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
         """See the protocol."""
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
+        refuse_entangled(plan, [opened.plan for opened in self._plans])
         with CulpritNamed(constants(plan.nodes, calls)):
             copies = {node: Constants.of(call).load() for node, call in calls.items()}
         opened = _InlinePlan(
@@ -228,7 +230,7 @@ class _InlinePlan:
         debug: bool,
     ) -> None:
         self.number = number
-        self._plan = plan
+        self.plan = plan
         self._registry = registry
         self._lock = lock
         self._end = end
@@ -329,7 +331,7 @@ class _InlinePlan:
                 case Moved.NOTHING:
                     if ready():
                         return True
-                    raise PlanError(f"the graph stands still and nothing more can happen:\n{self._plan}")
+                    raise PlanError(f"the graph stands still and nothing more can happen:\n{self.plan}")
         return True
 
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from crossfade.channels.codec import hint_for_unpickling
 from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
+from crossfade.engines.communicators import entangled, refuse_entangled
 from crossfade.engines.control import dump_user
 from crossfade.engines.explained import explained
 from crossfade.engines.fate import Fate
@@ -45,6 +46,10 @@ _LAST_STEPS_S = 0.2
 """So long an actor that has hung up may take to exit, so that it is said why it did."""
 
 _GRACE_S = 1.0
+
+_LEAVING_S = 30.0
+"""So long the actors of a graph that was dropped, or not compiled, may take to leave it (they may be loading torch still), before
+another one's communicators are refused."""
 
 _ENDING_S = 1.0
 """So long a fault of one actor is held back for another one that is on its way out, and may be the reason."""
@@ -282,9 +287,13 @@ class LocalEngine:
             self._await_created(name)
         number = next(self._numbers)
         opened = LocalPlan(self, number, plan, record=record, debug=debug)
+        if plan.communicators:
+            self.await_answers(lambda: not entangled(plan, self._plans_of(is_leaving=True)), _LEAVING_S)
         with self._ending:
             if self._is_closed:
                 raise SessionError(f"the graph was not compiled: {_SHUT_DOWN}")
+            if plan.communicators:
+                refuse_entangled(plan, self._plans_of())
             self._plans[number] = opened
         try:
             with explained(GraphError, "the graph was not compiled"):
@@ -399,6 +408,10 @@ class LocalEngine:
             process.disown()
         if self._output is not None:
             self._output.disown()
+
+    def _plans_of(self, *, is_leaving: bool = False) -> list[Plan]:
+        """The plans that are open; or those of them that the actors are told to leave."""
+        return [opened.plan for opened in list(self._plans.values()) if opened.is_leaving or not is_leaving]
 
     def forget(self, number: int) -> None:
         """A plan is closed."""

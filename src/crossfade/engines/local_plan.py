@@ -58,13 +58,17 @@ class LocalPlan:
         plan: the plan.
         record: whether every party records its spans.
         debug: whether every actor watches its values.
+
+    Attributes:
+        number, plan: see above.
+        is_leaving: whether the actors are told to leave it.
     """
 
     def __init__(self, engine: LocalEngine, number: int, plan: Plan, *, record: bool, debug: bool) -> None:
         self._debug = debug
         self._engine = engine
         self.number = number
-        self._plan = plan
+        self.plan = plan
         self._record = record
         self._origin_ns = time.monotonic_ns()
         self._actors = [name for name in plan.programs if name != DRIVER]
@@ -75,7 +79,7 @@ class LocalPlan:
         self._faults: list[tuple[int, ActorError]] = []  # of actors that live and cannot go on, and when
         self._spin_us = spin_us_for(plan)
         self._is_closed = False
-        self._is_leaving = False  # the actors are told to leave the plan
+        self.is_leaving = False
         self._told: dict[str, tuple[str, ...]] = {}  # to whom, and who is absent
         self._wiring: Wiring | None = None
         self._board: mmap.mmap | None = None
@@ -89,7 +93,7 @@ class LocalPlan:
             CrossfadeError: an actor could not open its channels.
             GraphError: there is less memory than its rings take from the start.
         """
-        plan = self._plan
+        plan = self.plan
         _refuse_too_large(plan)
         payloads = {  # before there is anything to give back: it may raise
             actor: _pickled(plan, actor, calls) for actor in self._actors
@@ -99,7 +103,7 @@ class LocalPlan:
         self._await_opened()
 
     def _open(self, payloads: Mapping[str, control.Constants], undo: ExitStack) -> None:
-        plan, engine = self._plan, self._engine
+        plan, engine = self.plan, self._engine
 
         def create(label: str, size_bytes: int, undo: ExitStack = undo) -> Memory:
             memory = Memory.create(label, size_bytes)
@@ -153,7 +157,7 @@ class LocalPlan:
         """Waits for every actor, or for the first one that dies, and raises what one could not do."""
         engine = self._engine
         # Who waits in a communicator's `initialize` for one that has raised there may never answer.
-        is_refused = self._has_refused if self._plan.communicators else bool
+        is_refused = self._has_refused if self.plan.communicators else bool
         engine.await_answers(
             lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened) or is_refused()
         )
@@ -179,11 +183,11 @@ class LocalPlan:
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply
         elif isinstance(reply, control.Faulted):
-            if reply.number == self.number and not self._is_leaving:
+            if reply.number == self.number and not self.is_leaving:
                 self._faults.append((reply.at_ns, _cannot_go_on(actor, reply.text)))
         elif reply.number == self.number:
             self._answers[type(reply), actor] = reply
-            if self._is_leaving and isinstance(reply, control.Opened) and reply.failure is not None:
+            if self.is_leaving and isinstance(reply, control.Opened) and reply.failure is not None:
                 self._tell_to_leave()  # the others could not know
             self._end_if_left()
 
@@ -197,7 +201,7 @@ class LocalPlan:
 
     def _end_if_left(self) -> None:
         """Closes the driver's side once the last actor has left, or where the session is over."""
-        if self._is_closed or (self._is_leaving and not self._missing(control.Closed)):
+        if self._is_closed or (self.is_leaving and not self._missing(control.Closed)):
             self.abandon()
 
     def check(self) -> None:
@@ -259,7 +263,7 @@ class LocalPlan:
 
     def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
-        idle, num_parties = self._driver.idle(), len(self._plan.programs)
+        idle, num_parties = self._driver.idle(), len(self.plan.programs)
         return self._engine.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
 
     def is_waiting_here(self) -> bool:
@@ -292,7 +296,7 @@ class LocalPlan:
 
     def _who_waited(self, actor: str) -> str:
         """Which nodes, on other actors or the driver, need what an actor's nodes make."""
-        plan = self._plan
+        plan = self.plan
         made = {value: node.id for node in plan.nodes if node.actor == actor for value in node.outputs}
         waiting = [
             f"{node.actor}.{node.method} (node {node.id}) waited for its node {made[value]}"
@@ -306,7 +310,7 @@ class LocalPlan:
 
     def rings(self) -> tuple[RingState, ...]:
         """What lies in the shared-memory rings."""
-        return () if self._board is None else ring_states(self._plan, self._board)
+        return () if self._board is None else ring_states(self.plan, self._board)
 
     def awaited(self) -> str:
         """See the protocol."""
@@ -318,7 +322,7 @@ class LocalPlan:
 
     def leave(self) -> None:
         """See the protocol. Interrupted, it may be called again, and tells those who were not told."""
-        self._is_leaving = True
+        self.is_leaving = True
         self._tell_to_leave()
         self._end_if_left()
 
