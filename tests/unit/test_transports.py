@@ -395,7 +395,7 @@ def test_pl4_the_inline_engine_runs_plans_with_device_channels(
                 found.update(dict.fromkeys(places, value))
             return len(found) == len(expected)
 
-        assert opened.wait_to_collect(is_whole, None)
+        assert opened.wait_to_collect(is_whole, 0, None)
         assert found == expected
     engine.close()
 

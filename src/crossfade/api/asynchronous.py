@@ -242,9 +242,8 @@ class LoopWatch:
         for number in list(numbers) if is_over else range(self._told[executions], told):
             if number in numbers:
                 numbers.pop(number).tell_all()
-        for number in range(told, executions.num_begun):  # of which some outputs have come
-            if number in numbers and numbers[number].tell():
-                del numbers[number]
+        for number in [number for number in numbers if numbers[number].tell()]:  # of whose outputs some may have come
+            del numbers[number]
         self._told[executions] = told
         self._serve(executions)
         if not numbers:

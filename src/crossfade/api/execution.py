@@ -30,16 +30,16 @@ class Execution:
     Attributes:
         number: counted from 0.
         values: one for each output, `NOT_YET` until it is taken in.
-        num_missing: outputs that have not been taken in; where there are several, which come one by one.
+        num_missing: of several outputs, which come one by one, how many different values have not been taken in.
         owners: for each output whose reference has been made, who gives that, or None once it is gone.
     """
 
     __slots__ = ("num_missing", "number", "owners", "values")
 
-    def __init__(self, number: int, num_outputs: int) -> None:
+    def __init__(self, number: int, num_outputs: int, num_values: int) -> None:
         self.number = number
         self.values: list[Any] = [NOT_YET] * num_outputs
-        self.num_missing = num_outputs
+        self.num_missing = num_values
         self.owners: list[Callable[[], object]] = []
 
     def has(self, place: int) -> bool:

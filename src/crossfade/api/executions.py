@@ -47,7 +47,6 @@ class Executions:
         inflight: what was submitted and not taken in with all its outputs, oldest first.
         num_submitted: executions that were started.
         num_collected: executions of which all outputs were taken in; these are the first ones.
-        num_begun: executions of which any output was taken in; these are the first ones as well.
         num_failures: outputs that were errors.
         ended: why no more can be done, once that is so.
     """
@@ -60,10 +59,10 @@ class Executions:
         self.inflight: deque[Execution] = deque()
         self.num_submitted = 0
         self.num_collected = 0
-        self.num_begun = 0
         self.num_failures = 0
         self.ended = ""
         self._num_outputs = len(plan.outputs)
+        self._num_values = len(set(plan.outputs))
         self._max_inflight = plan.max_inflight
         self._submit_timeout = submit_timeout
         self._is_torn = False  # an interrupt (Ctrl-C) came while an input was written
@@ -100,7 +99,7 @@ class Executions:
                 try:
                     if len(self.inflight) >= self._max_inflight:
                         self._make_room()
-                    execution = Execution(self.num_submitted, self._num_outputs)
+                    execution = Execution(self.num_submitted, self._num_outputs, self._num_values)
                     self._submit(execution, values)
                     return execution
                 finally:
@@ -125,7 +124,7 @@ class Executions:
                     self.take_in(num_own)
                     if len(self.inflight) >= self._max_inflight:
                         return None
-                execution = Execution(self.num_submitted, self._num_outputs)
+                execution = Execution(self.num_submitted, self._num_outputs, self._num_values)
                 return execution if self._submit(execution, values, may_wait=False) else None
             finally:
                 self._is_submitting = False
@@ -243,6 +242,7 @@ class Executions:
         timeout: float | None,
         told_timeout: float | None = None,
         is_enough: Callable[[], bool] | None = None,
+        looks_first: bool = True,
     ) -> Any:
         """Takes results in until an output of ``execution`` is there, or until ``is_enough``, which looks at what was taken in.
 
@@ -252,6 +252,7 @@ class Executions:
             timeout: the longest wait, in seconds; None for ever.
             told_timeout: the time limit that an error names, of which ``timeout`` is left.
             is_enough: see above.
+            looks_first: before it waits; of no use to who has just done so.
 
         Returns:
             The value or a `Failure`; `NOT_YET` if it is enough without it.
@@ -264,7 +265,7 @@ class Executions:
             return values[place]  # another thread has collected it
         try:
             while values[place] is NOT_YET and not (is_enough and is_enough()):
-                if self._collect_next():
+                if looks_first and self._collect_next():
                     continue
 
                 def is_done() -> bool:
@@ -275,7 +276,7 @@ class Executions:
                     return True
 
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self.opened.wait_to_collect(is_done, left_s):
+                if not self.opened.wait_to_collect(is_done, place, left_s):
                     raise self._timed_out(execution, timeout if told_timeout is None else told_timeout)
             return values[place]
         finally:
@@ -399,12 +400,10 @@ class Executions:
                 execution.values[place] = value
             if type(value) is Failure:
                 self.num_failures += 1
-            execution.num_missing -= len(places)
+            execution.num_missing -= 1
             if not execution.num_missing:  # so all that were submitted before have their outputs, too
                 inflight.popleft()
                 self.num_collected += 1
-            elif number >= self.num_begun:
-                self.num_begun = number + 1
         return bool(arrivals)
 
     def _refuse_to_collect(self) -> None:

@@ -75,7 +75,7 @@ def _are_of_one_graph(refs: Sequence[Any]) -> TypeGuard[Sequence[CompiledRef]]:
 
 @uninterrupted
 def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeout: float | None) -> list[Any]:
-    """Their values, in order. While the last is waited for, others come in, and are looked at if an error has come, only then."""
+    """Their values, in order. While one is waited for, others are looked at when an error has come, and only then."""
     executions = refs[0]._executions
     num_looked_at = 0
     failed: CompiledRef | None = None
@@ -87,15 +87,20 @@ def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeo
             failed = next((ref for ref in refs if type(ref._execution.values[ref._index]) is Failure), None)
         return failed is not None
 
-    for ref in reversed(refs):
-        if ref._execution.values[ref._index] is NOT_YET:
+    values, looks_first = [], True
+    for ref in refs:
+        value = ref._execution.values[ref._index]
+        if value is NOT_YET:
             left_s = None if deadline is None else _left_s(deadline)
-            executions.collect(ref._execution, ref._index, left_s, timeout, has_failed)
+            value = executions.collect(ref._execution, ref._index, left_s, timeout, has_failed, looks_first)
+            if value is NOT_YET:
+                break
+            looks_first = False
+        ref._keeper = None
+        values.append(value)
     if has_failed() and failed is not None:
         failed.get()
-    for ref in refs:
-        ref._keeper = None
-    return [ref._execution.values[ref._index] for ref in refs]
+    return values
 
 
 @uninterrupted

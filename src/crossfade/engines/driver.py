@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from operator import call
 from typing import Any
 
 from crossfade.channels.codec import came_of_pickling
@@ -48,7 +47,8 @@ class DriverEnds:
         reads = [plan.channel[a.target] for a in program if a.verb is Verb.READ]
         self._reads = [ends.readers[channel.id].try_read for channel in reads]
         self._channels = [channel.id for channel in reads]
-        self._idles = [ends.readers[channel.id].is_idle for channel in reads]
+        by_value = {channel.value: channel.id for channel in reads}
+        self._idles = [ends.readers[by_value[value]].is_idle for value in plan.outputs]
         self._places = [tuple(i for i, v in enumerate(plan.outputs) if v == channel.value) for channel in reads]
         self._num_read = [0] * len(reads)  # of each channel: values of so many executions
         self._static = [
@@ -175,12 +175,9 @@ class DriverEnds:
             raise broken
         return arrivals
 
-    def idle(self) -> Callable[[], bool]:
-        """A cheap look: true as long as no output has come."""
-        return self._idles[0] if len(self._idles) == 1 else self._is_idle
-
-    def _is_idle(self) -> bool:
-        return False not in map(call, self._idles)
+    def idle(self, place: int) -> Callable[[], bool]:
+        """A cheap look: true as long as that output has not come."""
+        return self._idles[place]
 
     def awaited(self) -> str:
         """The channel that is furthest behind."""

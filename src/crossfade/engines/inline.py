@@ -334,7 +334,7 @@ class _InlinePlan:
                     raise PlanError(f"the graph stands still and nothing more can happen:\n{self.plan}")
         return True
 
-    def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+    def wait_to_collect(self, ready: Callable[[], object], place: int, timeout_s: float | None) -> bool:
         """See the protocol."""
         return self.wait_until(ready, timeout_s)
 

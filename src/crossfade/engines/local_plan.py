@@ -261,9 +261,9 @@ class LocalPlan:
         """See the protocol."""
         return self._engine.doorbell.wait_until(ready, timeout_s)
 
-    def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+    def wait_to_collect(self, ready: Callable[[], object], place: int, timeout_s: float | None) -> bool:
         """See the protocol."""
-        idle, num_parties = self._driver.idle(), len(self.plan.programs)
+        idle, num_parties = self._driver.idle(place), len(self.plan.programs)
         return self._engine.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
 
     def is_waiting_here(self) -> bool:

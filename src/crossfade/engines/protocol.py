@@ -138,8 +138,11 @@ class OpenPlan(Protocol):
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """Waits until ``ready()`` is true; False if the time passed."""
 
-    def wait_to_collect(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
-        """Waits until ``ready()``, which calls `try_take` or `try_collect`, is true; False if the time passed."""
+    def wait_to_collect(self, ready: Callable[[], object], place: int, timeout_s: float | None) -> bool:
+        """Waits until ``ready()``, which calls `try_take` or `try_collect`, is true; False if the time passed.
+
+        As long as it spins it looks for the output of that place only: another one, which may be an error, is found when it sleeps.
+        """
 
     def is_waiting_here(self) -> bool:
         """Whether the calling thread waits already: a signal's handler has come in the middle of that."""
