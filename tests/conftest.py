@@ -6,6 +6,7 @@ of ``make test`` again (``tests/soak/test_properties_long.py``).
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -31,3 +32,9 @@ settings.register_profile(
 )
 settings.register_profile("soak", settings.get_profile("default"), max_examples=2_000, derandomize=False)
 settings.load_profile("default")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: tests that call the garbage collector need not have it look at that."""
+    gc.collect()
+    gc.freeze()

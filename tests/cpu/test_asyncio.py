@@ -14,26 +14,26 @@ import pytest
 import crossfade
 from tests.helpers.awaiting import SESSIONS, call, result_of, run, write
 from tests.helpers.doers import Actor, graph_of
-from tests.helpers.kept_actors import Kept, open_pairs, pair_of
+from tests.helpers.kept_actors import Kept, crew_of, open_crews
 
 pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[dict[str, Kept]]:
-    yield from open_pairs(SESSIONS, lambda: (Actor.remote(), Actor.remote()))
+    yield from open_crews(SESSIONS, lambda: (Actor.remote(), Actor.remote()))
 
 
 @pytest.fixture(params=["spin", "inline"], ids=["local", "inline"])
 def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
     """Two actors on each engine in turn, whose session is the program's."""
-    yield from pair_of(kept[request.param])
+    yield from crew_of(kept[request.param])
 
 
 @pytest.fixture(params=["spin", "sleep"])
 def processes(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
     """Two actors that are processes, whose session is the program's."""
-    yield from pair_of(kept[request.param])
+    yield from crew_of(kept[request.param])
 
 
 # What it gives

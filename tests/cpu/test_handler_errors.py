@@ -20,6 +20,7 @@ import pytest
 import crossfade
 from crossfade.api import session as sessions
 from crossfade.channels.protocol import EMPTY
+from tests.helpers.signals import sent_once
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -80,21 +81,11 @@ def handler(act: Callable[[], object], after_s: float) -> Iterator[None]:
 @contextmanager
 def handler_once(act: Callable[[], object], is_so: Callable[[], object]) -> Iterator[None]:
     """Does something in the main thread when it has come to where something is so, and stays there."""
-    before, is_over = signal.signal(signal.SIGUSR2, lambda *_: act()), threading.Event()
-
-    def look() -> None:
-        while not is_so():
-            if is_over.wait(0.001):
-                return
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
-
-    thread = threading.Thread(target=look)
-    thread.start()
+    before = signal.signal(signal.SIGUSR2, lambda *_: act())
     try:
-        yield
+        with sent_once(signal.SIGUSR2, is_so):
+            yield
     finally:
-        is_over.set()
-        thread.join()
         signal.signal(signal.SIGUSR2, before)
 
 

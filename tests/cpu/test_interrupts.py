@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from crossfade import interrupted
 from crossfade.api import session as sessions
 from crossfade.host.sockets import Connection
 from tests.helpers.footprint import footprint
+from tests.helpers.signals import send, sent_once
 from tests.helpers.storms import storm
 
 pytestmark = pytest.mark.timeout(120)
@@ -74,27 +75,12 @@ def echo_graph(*actors: Any, **options: Any) -> Any:
 
 
 def interrupt() -> None:
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    send(signal.SIGINT)
 
 
-@contextmanager
-def interrupt_once(is_so: Callable[[], object]) -> Iterator[None]:
+def interrupt_once(is_so: Callable[[], object]) -> AbstractContextManager[None]:
     """Ctrl-C comes once something is so."""
-    is_over = threading.Event()
-
-    def look() -> None:
-        while not is_so():
-            if is_over.wait(0.001):
-                return
-        interrupt()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return sent_once(signal.SIGINT, is_so)
 
 
 class StandsIn:

@@ -14,7 +14,7 @@ import pytest
 
 import crossfade
 from tests.helpers.doers import graph_of
-from tests.helpers.kept_actors import ENGINES, Kept, open_pairs, pair_of
+from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
 
 
 class Doer:
@@ -58,19 +58,19 @@ Actor = crossfade.remote(Doer)
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[dict[str, Kept]]:
-    yield from open_pairs(ENGINES, lambda: (Actor.remote("good day"), Actor.remote()))
+    yield from open_crews(ENGINES, lambda: (Actor.remote("good day"), Actor.remote()))
 
 
 @pytest.fixture(params=["local", "inline"])
 def actors(request: pytest.FixtureRequest, kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
     """Two actors on each engine in turn, whose session is the program's."""
-    yield from pair_of(kept[request.param])
+    yield from crew_of(kept[request.param])
 
 
 @pytest.fixture
 def processes(kept: dict[str, Kept]) -> Iterator[tuple[Any, Any]]:
     """Two actors that are processes, whose session is the program's."""
-    yield from pair_of(kept["local"])
+    yield from crew_of(kept["local"])
 
 
 def test_ordinary_calls(actors: Any) -> None:

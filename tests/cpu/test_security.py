@@ -97,6 +97,7 @@ def test_an_actor_that_is_sent_garbage_stops_and_the_others_go_on(kind: str, cap
         graphs[0].execute(2).get(timeout=30)
     assert graphs[1].execute(3).get(timeout=30) == 3
     assert crossfade.get(other.echo.remote(4)) == 4
+    crossfade.shutdown()  # then all that the actors have said is shown
     assert "holder of the key" in capfd.readouterr().err
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from crossfade.experimental.channel import Communicator
 
-__all__ = ["FifoCommunicator"]
+__all__ = ["FifoCommunicator", "Worker", "by_value"]
 
 
 class FifoCommunicator(Communicator):
@@ -137,3 +142,45 @@ class FifoCommunicator(Communicator):
     @classmethod
     def generate_communicator_id(cls) -> str:
         return "fifo"
+
+
+class Worker:
+    """Makes tensors, and does little with them."""
+
+    def ones(self, n: int) -> Any:
+        import torch
+
+        return torch.ones(n)
+
+    def add(self, *tensors: Any) -> Any:
+        return sum(tensors)
+
+    def pair(self, n: int) -> Any:
+        import torch
+
+        return {"a": torch.full((n,), 2.0), "b": (torch.arange(n), torch.empty(0, 3)), "c": "text"}
+
+    def total(self, value: Any) -> list[Any]:
+        return [value["a"].sum().item(), value["b"][0].sum().item(), tuple(value["b"][1].shape), value["c"]]
+
+    def maybe(self, n: int) -> Any:
+        import torch
+
+        if n == 3:
+            raise ValueError("no 3 here")
+        return torch.full((2,), float(n)) if n % 2 else n
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@contextmanager
+def by_value() -> Iterator[None]:
+    """Meanwhile this module travels by value: actors import nothing of the tests."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)

@@ -1,4 +1,4 @@
-"""Two actors in each of several sessions, which all tests of a file share; a session is the program's only while a test has it."""
+"""A few actors in each of several sessions, which a file's tests share; a session is the program's only while a test has it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from crossfade.api.session import Session
 from tests.helpers.graphs import kept_session, session_of
 
-__all__ = ["ENGINES", "Kept", "open_pairs", "pair_of"]
+__all__ = ["ENGINES", "Kept", "crew_of", "open_crews"]
 
-Kept = tuple[Session, tuple[Any, Any]]
+Kept = tuple[Session, tuple[Any, ...]]
 
 ENGINES: Mapping[str, Mapping[str, Any]] = {"local": {}, "inline": {"engine": "inline"}}
 """One session on each engine."""
 
 
-def open_pairs(
-    sessions: Mapping[str, Mapping[str, Any]], make: Callable[[], tuple[Any, Any]]
+def open_crews(
+    sessions: Mapping[str, Mapping[str, Any]], make: Callable[[], tuple[Any, ...]]
 ) -> Iterator[dict[str, Kept]]:
     """Sessions by their name, each with what ``make`` made in it, until the generator goes on."""
     with ExitStack() as stack:
@@ -30,8 +30,8 @@ def open_pairs(
         yield made
 
 
-def pair_of(kept: Kept) -> Iterator[tuple[Any, Any]]:
-    """The two actors, whose session is the program's until the generator goes on."""
-    session, both = kept
+def crew_of(kept: Kept) -> Iterator[tuple[Any, ...]]:
+    """The actors, whose session is the program's until the generator goes on."""
+    session, actors = kept
     with session_of(session):
-        yield both
+        yield actors

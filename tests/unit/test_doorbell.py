@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from crossfade.errors import SessionError
-from crossfade.host.doorbell import Doorbell
+from crossfade.host.doorbell import Bell, Doorbell
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -231,3 +231,27 @@ def test_what_a_handler_took_in_is_found_before_sleeping_though_nothing_more_com
     assert doorbell.wait_until(lambda: True, LIMIT_S, idle=lambda: True)
     assert time.monotonic() - begin_s < LIMIT_S / 2
     doorbell.close()
+
+
+@pytest.mark.parametrize("kind", ["bell", "doorbell"])
+def test_an_error_behind_a_closed_descriptor_does_not_have_it_closed_again(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A signal's handler may raise there; the number may be somebody else's by the next call."""
+    doorbell = Doorbell(*Doorbell.create_fds("test"))
+    end: Bell | Doorbell = doorbell if kind == "doorbell" else doorbell.bell()
+    closed: list[int] = []
+    close = os.close
+
+    def close_and_raise(fd: int) -> None:
+        close(fd)
+        closed.append(fd)
+        if len(closed) == 1:
+            raise TimeoutError
+
+    monkeypatch.setattr(os, "close", close_and_raise)
+    with pytest.raises(TimeoutError):
+        end.close()
+    end.close()
+    doorbell.close()
+    assert len(closed) == len(set(closed))

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from crossfade.engines.protocol import EMPTY
 from crossfade.interrupted import brief
 
 if TYPE_CHECKING:
     from crossfade.api.executions import Executions
 
-__all__ = ["NOT_YET", "Execution", "Keeper"]
-
-
-class _NotYet:
-    """The type of `NOT_YET`."""
-
-    def __repr__(self) -> str:
-        return "NOT_YET"
-
-
-NOT_YET: Final = _NotYet()
-"""In the place of an output that has not been taken in."""
+__all__ = ["Execution", "Keeper"]
 
 
 class Execution:
@@ -29,7 +19,7 @@ class Execution:
 
     Attributes:
         number: counted from 0.
-        values: one for each output, `NOT_YET` until it is taken in.
+        values: one for each output, `EMPTY` until it is taken in.
         num_missing: of several outputs, which come one by one, how many different values have not been taken in.
         owners: for each output whose reference has been made, who gives that, or None once it is gone.
     """
@@ -38,19 +28,19 @@ class Execution:
 
     def __init__(self, number: int, num_outputs: int, num_values: int) -> None:
         self.number = number
-        self.values: list[Any] = [NOT_YET] * num_outputs
+        self.values: list[Any] = [EMPTY] * num_outputs
         self.num_missing = num_values
         self.owners: list[Callable[[], object]] = []
 
     def has(self, place: int) -> bool:
         """Whether an output has been taken in."""
-        return self.values[place] is not NOT_YET
+        return self.values[place] is not EMPTY
 
     def is_wanted(self) -> bool:
         """Whether the user has references to results, some of which have not been taken in, and has got none of them yet."""
         refs = [owner() for owner in self.owners]
         refs += [True] * (len(self.values) - len(refs))  # they are about to be made
-        is_missing = any(ref is not None and value is NOT_YET for ref, value in zip(refs, self.values, strict=True))
+        is_missing = any(ref is not None and value is EMPTY for ref, value in zip(refs, self.values, strict=True))
         return is_missing and not any(getattr(ref, "was_got", False) for ref in refs)
 
     def drop(self) -> None:

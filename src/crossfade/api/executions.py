@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from crossfade.api.accepted import deadline_of
-from crossfade.api.execution import NOT_YET, Execution
+from crossfade.api.execution import Execution
 from crossfade.engines.protocol import EMPTY, HalfSubmitted, OpenPlan
 from crossfade.errors import (
     CapacityExceeded,
@@ -232,7 +232,7 @@ class Executions:
         """Takes results in until those of ``execution`` are all there."""
         deadline = deadline_of(timeout)
         for place in range(self._num_outputs):
-            if execution.values[place] is NOT_YET:
+            if execution.values[place] is EMPTY:
                 self.collect(execution, place, None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def collect(
@@ -255,22 +255,22 @@ class Executions:
             looks_first: before it waits; of no use to who has just done so.
 
         Returns:
-            The value or a `Failure`; `NOT_YET` if it is enough without it.
+            The value or a `Failure`; `EMPTY` if it is enough without it.
         """
         deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
         if not self._collecting.acquire(False) and not self._await_turn(execution, place, deadline, is_enough):
-            if values[place] is NOT_YET and not (is_enough and is_enough()):
+            if values[place] is EMPTY and not (is_enough and is_enough()):
                 raise self._timed_out(execution, timeout if told_timeout is None else told_timeout)
             return values[place]  # another thread has collected it
         try:
-            while values[place] is NOT_YET and not (is_enough and is_enough()):
+            while values[place] is EMPTY and not (is_enough and is_enough()):
                 if looks_first and self._collect_next():
                     continue
 
                 def is_done() -> bool:
                     # A signal's handler that gets results in this very thread may take in what is waited for.
-                    while values[place] is NOT_YET and not (is_enough and is_enough()):
+                    while values[place] is EMPTY and not (is_enough and is_enough()):
                         if not self._collect_next():
                             return False
                     return True
@@ -291,7 +291,7 @@ class Executions:
             self._refuse_within_collect()
         if self._try_lock(self._collecting):
             try:
-                while execution.values[place] is NOT_YET:
+                while execution.values[place] is EMPTY:
                     if not self._collect_next():
                         self.opened.check()
                         break
@@ -301,7 +301,7 @@ class Executions:
                 self._collecting.release()
                 self._pass_turn()
                 self._tell_missed()
-        return execution.values[place] is not NOT_YET or bool(self.ended)
+        return execution.values[place] is not EMPTY or bool(self.ended)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -325,7 +325,7 @@ class Executions:
         with self._collected:
             self._num_waiting += 1
             try:
-                while execution.values[place] is NOT_YET and not (is_enough and is_enough()):
+                while execution.values[place] is EMPTY and not (is_enough and is_enough()):
                     if self._collecting.acquire(False):
                         return True
                     left_s = None if deadline is None else deadline - time.monotonic()
@@ -344,7 +344,7 @@ class Executions:
 
         def ready() -> bool:
             nonlocal has_turn
-            if execution.values[place] is not NOT_YET or (is_enough and is_enough()):
+            if execution.values[place] is not EMPTY or (is_enough and is_enough()):
                 return True
             has_turn = self._collecting.acquire(False)
             return has_turn

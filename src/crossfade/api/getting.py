@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeGuard
 
 from crossfade.api.accepted import deadline_of, limit_of
-from crossfade.api.execution import NOT_YET
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import current
 from crossfade.api.wait import wait_for
+from crossfade.engines.protocol import EMPTY
 from crossfade.errors import Failure
 from crossfade.interrupted import uninterrupted
 
@@ -90,10 +90,10 @@ def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeo
     values, looks_first = [], True
     for ref in refs:
         value = ref._execution.values[ref._index]
-        if value is NOT_YET:
+        if value is EMPTY:
             left_s = None if deadline is None else _left_s(deadline)
             value = executions.collect(ref._execution, ref._index, left_s, timeout, has_failed, looks_first)
-            if value is NOT_YET:
+            if value is EMPTY:
                 break
             looks_first = False
         ref._keeper = None

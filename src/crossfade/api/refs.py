@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from crossfade.api.accepted import limit_of
-from crossfade.api.execution import NOT_YET
+from crossfade.engines.protocol import EMPTY
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
 from crossfade.interrupted import Held, raise_held, uninterrupted, whole
@@ -185,7 +185,7 @@ class CompiledRef(Ref):
             if timeout is not None:
                 timeout = limit_of(timeout)
             value = self._execution.values[self._index]
-            if value is NOT_YET:
+            if value is EMPTY:
                 value = self._executions.collect(self._execution, self._index, timeout)
             self._keeper = None
             if type(value) is Failure:
@@ -208,7 +208,7 @@ class CompiledRef(Ref):
     def has_failed(self) -> bool:
         """See `Ref.has_failed`. One that is ready, and has no value, never gets one."""
         value = self._execution.values[self._index]
-        return type(value) is Failure or value is NOT_YET
+        return type(value) is Failure or value is EMPTY
 
     @property
     def was_got(self) -> bool:

@@ -30,7 +30,7 @@ class Empty:
 
 
 EMPTY: Final = Empty()
-"""What ``try_read`` returns when nothing is there."""
+"""What ``try_read`` returns when nothing is there; and what stands wherever a value may come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,12 @@ class Bell:
 
     def close(self) -> None:
         """Gives the descriptor back."""
-        if self.event_fd >= 0:
-            os.close(self.event_fd)
-            self.event_fd = -1
+        fd, self.event_fd = (
+            self.event_fd,
+            -1,
+        )  # before it is closed: an error may come in between, and nothing is closed twice
+        if fd >= 0:
+            os.close(fd)
             self.flags = memoryview(bytearray(2))  # lets go of the mapping
             del self._mapping
 
@@ -393,9 +396,10 @@ class Doorbell:
             if self._is_closing and not self._num_users:
                 self._poller.close()
                 self._watched.close()
-                os.close(self.event_fd)
-                os.close(self.memory_fd)
-                self.event_fd = self.memory_fd = -1
+                fds, self.event_fd, self.memory_fd = (self.event_fd, self.memory_fd), -1, -1
+                for fd in fds:
+                    if fd >= 0:
+                        os.close(fd)
 
 
 def _left_s(deadline: float | None) -> float | None:

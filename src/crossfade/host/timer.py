@@ -65,9 +65,9 @@ class Timer:
 
     def close(self) -> None:
         """Gives the descriptor back. Nobody may wait any more. Idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _spec(delay_ns: int) -> _Spec:

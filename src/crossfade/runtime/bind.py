@@ -16,7 +16,7 @@ from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.plan.text import values_used
 from crossfade.runtime.cursor import Cursor, Round, Step
 from crossfade.runtime.guard import Guard
-from crossfade.runtime.intake import MISSING, Intake, Registers, settler
+from crossfade.runtime.intake import Intake, Registers, settler
 from crossfade.runtime.nvtx import find_ranges
 from crossfade.runtime.record import Recorder
 from crossfade.runtime.run import Runner
@@ -349,13 +349,13 @@ class _Binder:
         intake = self._waiting.may_be_owed(value)
 
         def free() -> bool:
-            registers[register] = MISSING
+            registers[register] = EMPTY
             if release is not None:
                 release()
             return True
 
         def owe_or_free() -> bool:
-            if intake is None or registers[register] is not MISSING:
+            if intake is None or registers[register] is not EMPTY:
                 return free()
             intake.owe()
             return True

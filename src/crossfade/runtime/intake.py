@@ -15,30 +15,20 @@ be full though no execution is in flight. The driver writes all inputs of an exe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
+from crossfade.channels.protocol import EMPTY
 from crossfade.errors import Failure
 from crossfade.runtime.cursor import Idle, Step
 
-__all__ = ["MISSING", "Intake", "Registers", "Wait", "settler"]
-
-
-class _Missing:
-    """The type of `MISSING`."""
-
-    def __repr__(self) -> str:
-        return "MISSING"
-
-
-MISSING: Final = _Missing()
-"""What a register holds that has no value in this round: not yet, or not any more."""
+__all__ = ["Intake", "Registers", "Wait", "settler"]
 
 
 class Registers:
     """Where one party has its values.
 
     Attributes:
-        values: the registers.
+        values: the registers. One that has no value in this round, not yet or not any more, holds `EMPTY`.
     """
 
     def __init__(self) -> None:
@@ -49,7 +39,7 @@ class Registers:
         """The register of a value."""
         if value not in self._places:
             self._places[value] = len(self.values)
-            self.values.append(MISSING)
+            self.values.append(EMPTY)
         return self._places[value]
 
 
@@ -85,13 +75,13 @@ class Intake:
 
     def try_take(self) -> bool:
         """Whether the register has its value; takes it, if it is there."""
-        if self._registers[self._register] is not MISSING:
+        if self._registers[self._register] is not EMPTY:
             return True
         return (not self.num_owed or self.settle()) and self.take()
 
     def has_value(self) -> bool:
         """Whether the register has its value."""
-        return self._registers[self._register] is not MISSING
+        return self._registers[self._register] is not EMPTY
 
     def has_failed(self) -> bool:
         """Whether the value is there, or comes now, and is an error."""
@@ -99,7 +89,7 @@ class Intake:
 
     def is_idle(self) -> bool:
         """A cheap look: whether `try_take` would most likely change nothing."""
-        return self._registers[self._register] is not MISSING or self.idle()
+        return self._registers[self._register] is not EMPTY or self.idle()
 
     def owe(self) -> None:
         """The value of this round is not needed any more, and has not been taken."""

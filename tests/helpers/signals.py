@@ -1,0 +1,35 @@
+"""A signal that comes to the main thread once something is so."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["send", "sent_once"]
+
+
+def send(number: int) -> None:
+    """Sends it to the main thread, now."""
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+@contextmanager
+def sent_once(number: int, is_so: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile another thread looks whether it is so, every millisecond, and sends the signal when it is."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_so():
+            if is_over.wait(0.001):
+                return
+        send(number)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
