@@ -20,16 +20,16 @@ class Execution:
     Attributes:
         number: counted from 0.
         values: one for each output, `EMPTY` until it is taken in.
-        num_missing: of several outputs, which come one by one, how many different values have not been taken in.
+        num_values: of several outputs, which come one by one, how many different values have been taken in.
         owners: for each output whose reference has been made, who gives that, or None once it is gone.
     """
 
-    __slots__ = ("num_missing", "number", "owners", "values")
+    __slots__ = ("num_values", "number", "owners", "values")
 
-    def __init__(self, number: int, num_outputs: int, num_values: int) -> None:
+    def __init__(self, number: int, num_outputs: int) -> None:
         self.number = number
         self.values: list[Any] = [EMPTY] * num_outputs
-        self.num_missing = num_values
+        self.num_values = 0
         self.owners: list[Callable[[], object]] = []
 
     def has(self, place: int) -> bool:

@@ -62,6 +62,7 @@ class Executions:
         self.num_failures = 0
         self.ended = ""
         self._num_outputs = len(plan.outputs)
+        self._has_one_output = len(plan.outputs) == 1
         self._num_values = len(set(plan.outputs))
         self._max_inflight = plan.max_inflight
         self._submit_timeout = submit_timeout
@@ -99,7 +100,7 @@ class Executions:
                 try:
                     if len(self.inflight) >= self._max_inflight:
                         self._make_room()
-                    execution = Execution(self.num_submitted, self._num_outputs, self._num_values)
+                    execution = Execution(self.num_submitted, self._num_outputs)
                     self._submit(execution, values)
                     return execution
                 finally:
@@ -124,7 +125,7 @@ class Executions:
                     self.take_in(num_own)
                     if len(self.inflight) >= self._max_inflight:
                         return None
-                execution = Execution(self.num_submitted, self._num_outputs, self._num_values)
+                execution = Execution(self.num_submitted, self._num_outputs)
                 return execution if self._submit(execution, values, may_wait=False) else None
             finally:
                 self._is_submitting = False
@@ -278,6 +279,7 @@ class Executions:
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self.opened.wait_to_collect(is_done, place, left_s):
                     raise self._timed_out(execution, timeout if told_timeout is None else told_timeout)
+                break
             return values[place]
         finally:
             self._collecting.release()
@@ -369,7 +371,7 @@ class Executions:
             self._refuse_to_collect()
         self._collector = get_ident()
         try:
-            if self._num_outputs == 1:
+            if self._has_one_output:
                 value = self.opened.try_take()
                 if value is EMPTY:
                     return False
@@ -400,8 +402,8 @@ class Executions:
                 execution.values[place] = value
             if type(value) is Failure:
                 self.num_failures += 1
-            execution.num_missing -= 1
-            if not execution.num_missing:  # so all that were submitted before have their outputs, too
+            execution.num_values += 1
+            if execution.num_values == self._num_values:  # so all that were submitted before have their outputs, too
                 inflight.popleft()
                 self.num_collected += 1
         return bool(arrivals)
