@@ -1,12 +1,13 @@
-"""Who may import whom, read from the source: the table of docs/architecture.md, enforced.
+"""Who may import whom: the table of docs/architecture.md, read from there, and enforced on the source, subfolders included.
 
 Every import counts: at the top of a module, inside a function, under ``if TYPE_CHECKING`` and by
-``importlib.import_module`` with a literal name. Only cycles are looked for among the imports that really run.
+``importlib.import_module``, whose name has to be a literal. Only cycles are looked for among the imports that really run.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,36 +20,62 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PACKAGE = "crossfade"
 
-SHARED = {"errors", "types", "topology", "whole_errors", "interrupted", "hints", "not_here"}
-"""Modules that every room may import; they import only each other."""
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
-MAY_IMPORT: Mapping[str, set[str]] = {
-    "graph": set(),
-    "plan": set(),
-    "schedule": {"graph", "plan"},
-    "host": set(),
-    "device": {"host"},
-    "peers": {"host", "device"},
-    "channels": {"host", "device", "peers"},
-    "runtime": {"plan", "channels", "host", "device"},
-    "engines": {"graph", "plan", "channels", "runtime", "host", "device"},
-    "api": {"graph", "plan", "schedule", "engines"},
-    "p2p": {"host", "device", "peers"},
-    "ops": {"device", "peers"},
-    "batches": {"device", "peers"},
-    "pipelines": {"plan", "schedule", "p2p"},
-    "profile": {"plan", "schedule", "host", "device", "peers"},
-}
-"""The rooms, and the other rooms that each may import. ``cli`` may import all of them."""
 
-FACADE = {"__init__", "actor", "collective", "dag", "exceptions", "experimental", "util"}
-"""Modules that only re-export, under Ray's import paths. They may import any room but ``cli``; no room imports them."""
+@dataclass(frozen=True)
+class Table:
+    """Who may import whom, as `DOCUMENT` says it.
+
+    Attributes:
+        shared: modules that every room may import; they import only each other.
+        rooms: the rooms, and the other rooms that each may import. ``cli`` may import all of them.
+        facade: modules that only re-export, under Ray's import paths. They may import any room but ``cli``; no room imports them.
+        never_torch: rooms and modules that work without torch.
+    """
+
+    shared: frozenset[str]
+    rooms: Mapping[str, set[str]]
+    facade: frozenset[str]
+    never_torch: frozenset[str]
+
+    @classmethod
+    def read(cls, text: str) -> Table:
+        """From the page's sentence about the shared modules, and its table."""
+        (sentence,) = (line for line in text.splitlines() if line.startswith("Who may import whom"))
+        shared = frozenset(re.findall(r"`(\w+)`", sentence))
+        rooms: dict[str, set[str]] = {}
+        facade, never_torch = set[str](), set(shared)
+        rows = text.split("| room | may import |\n| --- | --- |\n")[1].split("\n\n")[0]
+        for row in rows.splitlines():
+            left, right = (cell.strip() for cell in row.strip("|").split("|"))
+            names, (may, *rest) = re.findall(r"\w+", left), right.split("; ")
+            never_torch.update(names if "never torch" in rest else ())
+            if may == "any room but cli":
+                facade.update(names)
+            elif may != "any room":
+                rooms.update((name, set(re.findall(r"\w+", may)) - {"none"}) for name in names)
+        return cls(shared, rooms, frozenset(facade), frozenset(never_torch) | ENTRY)
+
 
 ENTRY = {"__main__"}
 """Modules that Python starts. They may import ``cli`` only."""
 
-NEVER_TORCH = SHARED | FACADE | ENTRY | {"graph", "plan", "schedule", "host"}
+TABLE = Table.read(DOCUMENT.read_text())
+
+NAMES_FOUND_AT_RUN_TIME = {
+    "crossfade.__init__": "public names are imported when they are first used; its own table says from where",
+    "crossfade.ops.__init__": "likewise",
+    "crossfade.not_here": "a facade's submodules, by the name that was looked for",
+    "crossfade.cli.plan": "the user's module",
+    "crossfade.ops.ahead": "an operator by its name, until operators have one table",
+    "crossfade.ops.backward": "likewise",
+    "crossfade.ops.tunable": "likewise",
+}
+"""The modules that may import by a name that is no literal, and what."""
+
 RAY_ONLY_IN = "crossfade.engines.ray"
+UNKNOWN = "a name that is no literal"
 HEAVY = {"torch", "numpy", "ray", "typer", "rich"}
 """What ``import crossfade`` leaves unimported."""
 
@@ -91,11 +118,14 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
-            name = str(node.args[0].value)
-            dots = len(name) - len(name.lstrip("."))
-            base = self._base[: len(self._base) - dots + 1] if dots else []
-            self._add(node, ".".join([*base, name[dots:]]))
+        if called in ("import_module", "__import__") and node.args:
+            if isinstance(node.args[0], ast.Constant):
+                name = str(node.args[0].value)
+                dots = len(name) - len(name.lstrip("."))
+                base = self._base[: len(self._base) - dots + 1] if dots else []
+                self._add(node, ".".join([*base, name[dots:]]))
+            else:
+                self._add(node, UNKNOWN)
         self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
@@ -140,16 +170,16 @@ def room_of(module: str) -> str:
 
 def allowed_rooms(room: str) -> set[str]:
     """The rooms that a module of ``room`` may import, its own included."""
-    rooms = set(MAY_IMPORT)
-    if room in SHARED:
-        return SHARED
-    if room in FACADE:
-        return rooms | SHARED | FACADE
+    rooms, shared, facade = set(TABLE.rooms), set(TABLE.shared), set(TABLE.facade)
+    if room in shared:
+        return shared
+    if room in facade:
+        return rooms | shared | facade
     if room in ENTRY:
         return {"cli"}
     if room == "cli":
-        return rooms | SHARED | FACADE | {"cli"}
-    return MAY_IMPORT[room] | SHARED | {room}
+        return rooms | shared | facade | {"cli"}
+    return TABLE.rooms[room] | shared | {room}
 
 
 def wrong_rooms(imports: list[Import]) -> Iterator[str]:
@@ -160,10 +190,18 @@ def wrong_rooms(imports: list[Import]) -> Iterator[str]:
                 yield f"{found}: {room} may import {', '.join(sorted(allowed_rooms(room) - {room}))}"
 
 
+def unknown_names(imports: list[Import]) -> Iterator[str]:
+    for found in imports:
+        if found.target == UNKNOWN and not {found.importer, f"{found.importer}.__init__"} & set(
+            NAMES_FOUND_AT_RUN_TIME
+        ):
+            yield str(found)
+
+
 def wrong_libraries(imports: list[Import]) -> Iterator[str]:
     for found in imports:
         top = found.target.split(".")[0]
-        if top == "torch" and room_of(found.importer) in NEVER_TORCH:
+        if top == "torch" and room_of(found.importer) in TABLE.never_torch:
             yield f"{found}: {room_of(found.importer)} works without torch"
         if top == "ray" and found.importer != RAY_ONLY_IN:
             yield f"{found}: only {RAY_ONLY_IN} names ray"
@@ -192,8 +230,13 @@ def imports() -> list[Import]:
 
 def test_every_module_is_in_a_room_of_the_table() -> None:
     rooms = {room_of(name.removesuffix(".__init__")) for name in read_sources()}
-    unknown = rooms - set(MAY_IMPORT) - SHARED - FACADE - ENTRY - {"cli"}
-    assert not unknown, f"not in the table: {sorted(unknown)}\nhint: add them to docs/architecture.md and to this table"
+    unknown = rooms - set(TABLE.rooms) - TABLE.shared - TABLE.facade - ENTRY - {"cli"}
+    assert not unknown, f"not in the table: {sorted(unknown)}\nhint: add them to docs/architecture.md"
+
+
+def test_every_room_of_the_table_is_there() -> None:
+    rooms = {room_of(name.removesuffix(".__init__")) for name in read_sources()}
+    assert rooms >= {*TABLE.rooms, *TABLE.shared, *TABLE.facade}
 
 
 def test_the_source_was_found(imports: list[Import]) -> None:
@@ -224,8 +267,14 @@ def test_no_import_cycle(imports: list[Import]) -> None:
 
 
 def test_the_table_itself_has_no_cycle() -> None:
-    TopologicalSorter(MAY_IMPORT).prepare()
-    assert set().union(*MAY_IMPORT.values()) <= set(MAY_IMPORT)
+    TopologicalSorter(TABLE.rooms).prepare()
+    assert set().union(*TABLE.rooms.values()) <= set(TABLE.rooms)
+
+
+def test_imports_have_literal_names(imports: list[Import]) -> None:
+    assert not list(unknown_names(imports))
+    found = {each.importer for each in imports if each.target == UNKNOWN}
+    assert {name.removesuffix(".__init__") for name in NAMES_FOUND_AT_RUN_TIME} == found
 
 
 def run_python(code: str) -> str:
@@ -305,3 +354,25 @@ def test_a_library_in_the_wrong_room_is_seen(library: str, module: str) -> None:
 def test_a_cycle_is_seen(first: str, second: str, is_cycle: bool) -> None:
     package = sources(plan_init="from crossfade.plan import a", plan_a=first, plan_b=second)
     assert bool(import_cycle(find_imports(package))) is is_cycle
+
+
+@pytest.mark.parametrize("name", ["name", "f'crossfade.plan.{name}'", "str(__package__)"])
+def test_an_import_whose_name_is_no_literal_is_seen(name: str) -> None:
+    package = sources(plan_text=f"import importlib\ndef f(name):\n    importlib.import_module({name})")
+    assert len(list(unknown_names(find_imports(package)))) == 1
+
+
+def test_an_import_in_a_subfolder_is_seen() -> None:
+    package = {"crossfade.plan.sub.text": "from crossfade.engines import local", "crossfade.engines.local": ""}
+    assert len(list(wrong_rooms(find_imports(package)))) == 1
+
+
+def test_the_table_is_read_as_it_stands() -> None:
+    table = Table.read(
+        "Who may import whom (every room may also import `errors` and `types`):\n\n| room | may import |\n| --- | --- |\n"
+        "| graph, plan | none; never torch |\n| api | graph, plan |\n| `__init__`, dag | any room but cli; never torch |\n"
+        "| cli | any room; only `__main__` imports it |\n\nText.\n"
+    )
+    assert table.rooms == {"graph": set(), "plan": set(), "api": {"graph", "plan"}}
+    assert [*map(sorted, (table.shared, table.facade))] == [["errors", "types"], ["__init__", "dag"]]
+    assert table.never_torch == {"errors", "types", "graph", "plan", "__init__", "dag", "__main__"}

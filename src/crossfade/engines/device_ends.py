@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.channels.asking import all_of
@@ -25,8 +24,9 @@ from crossfade.engines.board import (
 )
 from crossfade.engines.device_turns import DeviceTurns
 from crossfade.engines.devices import Devices
+from crossfade.engines.explained import torch_needed
 from crossfade.engines.fault_place import fault_text
-from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
+from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.plan.actions import Action, Verb
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     _Reader: TypeAlias = CopyReader | StagedReader | NcclReader
 
 __all__ = ["DeviceEnds"]
+
+_WHAT = "channels between devices"
 
 
 class DeviceEnds:
@@ -118,8 +120,10 @@ class DeviceEnds:
         """Those of staged copies, before any death is looked out for that may have to let them go."""
         mine = [spec for spec in self._plan.channels if self._party in (spec.writer, *spec.readers)]
         if any(spec.transport is Transport.STAGED for spec in mine):
+            with torch_needed(_WHAT):
+                from crossfade.channels.staged_lane import make_streams
             for home in self._homes:
-                _module("staged_lane").make_streams(home)
+                make_streams(home)
 
     def _close_memories(self) -> None:
         for memory in self._shared.values():
@@ -142,8 +146,10 @@ class DeviceEnds:
         """
         for pair in nccl_links(self._plan):
             if self._party in pair:
+                with torch_needed(_WHAT):
+                    from crossfade.channels.nccl_link import NcclLink
                 homes = self._homes if self._party == pair[0] else self._targets(pair[0])
-                self._add_link(pair, _module("nccl_link").NcclLink(store, pair, self._party, homes))
+                self._add_link(pair, NcclLink(store, pair, self._party, homes))
 
     def _add_link(self, pair: tuple[str, str], link: NcclLink) -> None:
         with self._lock:
@@ -171,7 +177,9 @@ class DeviceEnds:
         match spec.transport:
             case Transport.COPY:
                 signals, turns = self._signals_of(place, homes), self._turns.open(place, board, bells)
-                writer = _module("copy_engine").CopyWriter(
+                with torch_needed(_WHAT):
+                    from crossfade.channels.copy_engine import CopyWriter
+                writer = CopyWriter(
                     *args,
                     **_lanes(place),
                     homes=homes,
@@ -181,12 +189,14 @@ class DeviceEnds:
                     node=node,
                 )
             case Transport.STAGED:
-                writer = _module("staged_engine").StagedWriter(
-                    *args, **_lanes(place), homes=homes, chunks=self._chunks(place)
-                )
+                with torch_needed(_WHAT):
+                    from crossfade.channels.staged_engine import StagedWriter
+                writer = StagedWriter(*args, **_lanes(place), homes=homes, chunks=self._chunks(place))
             case _:
                 links = [self._links[self._party, reader] for reader in spec.readers]
-                writer = _module("nccl").NcclWriter(*args, homes=homes, links=links)
+                with torch_needed(_WHAT):
+                    from crossfade.channels.nccl import NcclWriter
+                writer = NcclWriter(*args, homes=homes, links=links)
         self._writers.append((spec, writer))
         return writer
 
@@ -201,7 +211,9 @@ class DeviceEnds:
         match spec.transport:
             case Transport.COPY:
                 signals = self._signals_of(place, homes)
-                reader = _module("copy_reader").CopyReader(
+                with torch_needed(_WHAT):
+                    from crossfade.channels.copy_reader import CopyReader
+                reader = CopyReader(
                     *args,
                     **_lanes(place),
                     homes=homes,
@@ -210,11 +222,13 @@ class DeviceEnds:
                     copies=copies,
                 )
             case Transport.STAGED:
-                reader = _module("staged_engine").StagedReader(
-                    *args, **_lanes(place), homes=homes, chunks=self._chunks(place), copies=copies
-                )
+                with torch_needed(_WHAT):
+                    from crossfade.channels.staged_engine import StagedReader
+                reader = StagedReader(*args, **_lanes(place), homes=homes, chunks=self._chunks(place), copies=copies)
             case _:
-                reader = _module("nccl").NcclReader(*args, link=self._links[spec.writer, self._party], copies=copies)
+                with torch_needed(_WHAT):
+                    from crossfade.channels.nccl import NcclReader
+                reader = NcclReader(*args, link=self._links[spec.writer, self._party], copies=copies)
         self._readers.append((spec, reader))
         return reader
 
@@ -229,7 +243,9 @@ class DeviceEnds:
         return [BoardPart(self._boards[home.device], place.first_signal, num_signals) for home in homes]
 
     def _chunks(self, place: RingPlace) -> Any:
-        return _module("staged_lane").Chunks(self._shared[STAGING], place.chunks_offset, staged_layout())
+        with torch_needed(_WHAT):
+            from crossfade.channels.staged_lane import Chunks
+        return Chunks(self._shared[STAGING], place.chunks_offset, staged_layout())
 
     def distrust(self) -> ChannelBroken | None:
         """Why what was computed here cannot be trusted, if so. Any thread may ask."""
@@ -361,11 +377,3 @@ class DeviceEnds:
 
 def _lanes(place: RingPlace) -> dict[str, Any]:
     return {"lanes_offset": place.lanes_offset, "layout": lanes_of(place)}
-
-
-def _module(name: str) -> Any:
-    """A module of `crossfade.channels` that needs torch."""
-    try:
-        return import_module(f"crossfade.channels.{name}")
-    except ImportError as error:
-        raise MissingDependency("torch", extra="torch", needed_for="channels between devices") from error

@@ -1,14 +1,14 @@
-"""Errors of the system about limits of a process, as errors with words."""
+"""Context managers that turn errors of the system, and of imports, into errors with a hint."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from crossfade.errors import CrossfadeError
+from crossfade.errors import CrossfadeError, MissingDependency
 from crossfade.host.limits import limit_met
 
-__all__ = ["explained"]
+__all__ = ["explained", "torch_needed"]
 
 
 @contextmanager
@@ -22,3 +22,12 @@ def explained(kind: type[CrossfadeError], what: str) -> Iterator[None]:
             raise
         words, hint = met
         raise kind(f"{what}: {words}", hint=hint) from error
+
+
+@contextmanager
+def torch_needed(needed_for: str) -> Iterator[None]:
+    """A context of imports of modules that import torch: where it is missing, a `MissingDependency` says what needs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependency("torch", extra="torch", needed_for=needed_for) from error

@@ -20,11 +20,12 @@ from crossfade.channels.local import LocalReader, open_local
 from crossfade.engines.communicators import refuse_entangled
 from crossfade.engines.control import Constants, dump_user
 from crossfade.engines.driver import DriverEnds, channel_statistics
+from crossfade.engines.explained import torch_needed
 from crossfade.engines.methods import method_of
 from crossfade.engines.protocol import ActorStatistics, Arrival
 from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
-from crossfade.errors import ActorDiedError, ActorStartError, Failure, MissingDependency, PlanError
+from crossfade.errors import ActorDiedError, ActorStartError, Failure, PlanError
 from crossfade.host.processes import KILLED, describe_exit
 from crossfade.interrupted import interruptible
 from crossfade.plan.call import Call
@@ -194,11 +195,9 @@ class InlineEngine:
 
 def _open_collectives(plan: Plan, ends: Mapping[str, Ends]) -> None:
     for spec in plan.collectives:
-        try:
+        with torch_needed("a collective"):
             from crossfade.channels.collective import Meeting
             from crossfade.channels.local_collective import open_local_collective
-        except ImportError as error:
-            raise MissingDependency("torch", extra="torch", needed_for="a collective") from error
         meeting = Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)
         parties = open_local_collective(meeting, len(spec.outputs[spec.root]))
         for party, end in zip(spec.parties, parties, strict=True):

@@ -14,6 +14,7 @@ from crossfade.channels.checked_writer import CheckedWriter
 from crossfade.channels.protocol import Collective, Reader, Writer
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.engines.board import RingPlace, is_on_devices, link_parties, places
+from crossfade.engines.explained import torch_needed
 from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
@@ -183,10 +184,8 @@ class Wiring:
             if store is not None:
                 store.close()
             return None
-        try:
+        with torch_needed("the transport 'gloo'"):
             from crossfade.channels.gloo import GlooLink
-        except ImportError as error:
-            raise MissingDependency("torch", extra="torch", needed_for="the transport 'gloo'") from error
         return GlooLink(store, parties, self._party, self._bells[self._party])
 
     def _open_gloo(self, spec: ChannelSpec, index: int) -> None:
@@ -317,10 +316,8 @@ class Wiring:
 
 
 def _by_communicator() -> Any:
-    try:
+    with torch_needed("a communicator"):
         from crossfade.channels import by_communicator
-    except ImportError as error:
-        raise MissingDependency("torch", extra="torch", needed_for="a communicator") from error
     return by_communicator
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,7 @@ def all_gather(job: Job) -> None:
 
 
 def _function(name: str) -> Callable[..., Any] | None:
-    import_module(_MODULE)  # defines it
+
     return getattr(torch_or_raise().ops.symm_mem, name, None)
 
 
@@ -121,7 +120,8 @@ def _handles(group: PeerGroup) -> dict[int, Any]:
 
 def _share(name: Any, size_bytes: int) -> Any:
     """A handle that keeps torch's shared memory of at least this size. Collective."""
-    symmetric = import_module(_MODULE)
+    from torch.distributed import _symmetric_memory as symmetric
+
     with warnings.catch_warnings():  # later torches need no such call, and warn of it
         warnings.simplefilter("ignore", FutureWarning)
         symmetric.enable_symm_mem_for_group(name)
