@@ -1,6 +1,6 @@
 """Collectives between the actors of a graph, on CPU and GPU tensors: ``allreduce.bind([a.grad.bind(x), b.grad.bind(x)])``.
 
-Each ``bind`` takes a node of each of one or more actors and gives a node for each of them, to be used like any other.
+Each ``bind`` takes one node of each of one or more actors and returns one node for each of them, to be used like any other node.
 """
 
 from __future__ import annotations

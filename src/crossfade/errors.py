@@ -120,7 +120,7 @@ class ActorDiedError(ActorError):
 
 
 class SystemFault(CrossfadeError):
-    """Neither a method's error nor an actor's: what ``RaySystemError`` catches."""
+    """A fault of neither a method nor an actor: what ``RaySystemError`` catches."""
 
 
 class ChannelError(SystemFault):
@@ -164,7 +164,7 @@ class SessionError(SystemFault):
 
 
 class GraphClosed(SessionError, ChannelClosed):
-    """The graph was torn down, or its session was shut down, so nothing can be executed, and results that had not come are gone."""
+    """The graph was torn down, or its session shut down: nothing can be executed, and results that had not arrived are lost."""
 
 
 class UnknownActor(SessionError, ValueError):

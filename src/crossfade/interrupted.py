@@ -1,16 +1,16 @@
-"""What comes in between: Ctrl-C, which waits until what it came into is whole, and errors that a signal's handler has raised.
+"""Ctrl-C and other signals: delays interrupts until the running function is complete, and recognises errors that handlers raise.
 
-Handlers run between any two steps of the main thread. An interrupt raised there would leave half a message, or a value in nobody's
-hands. So crossfade takes SIGINT (`crossfade.api.signals`), and `on_interrupt` looks where it has come: the innermost function
-that is marked decides.
+Handlers run between any two steps of the main thread. An interrupt raised there would leave half a message, or lose a value that
+was just taken. So crossfade handles SIGINT (`crossfade.api.signals`), and `on_interrupt` looks at the stack that it interrupts:
+the innermost marked function decides.
 
-- in a function that is `whole` (or `uninterrupted`) it is held back, and raised when that function is done;
+- in a function that is `whole` (or `uninterrupted`), the interrupt is held back, and raised when that function ends;
 - in `pause`, where such a function waits, and in a function that is `interruptible`, it is raised at once;
-- elsewhere too, as Python does.
+- in a function that is `brief`, it is sent again a little later; where no function is marked, it is raised at once, as Python does.
 
-An interrupt that comes when another one has been held back for a second is raised wherever it is. Marks cost nothing when a
-function is called. Who does not have SIGINT taken, or raises from other signals, has errors come anywhere: they end
-a graph in the middle of a value, but no message (`crossfade.host.sockets`).
+An interrupt that arrives when another one has been held back for a second is raised wherever it is. Marks cost nothing when a
+function is called. If crossfade does not handle SIGINT, or another signal's handler raises, errors can occur anywhere: they end a
+graph in the middle of a value, but never break a message (`crossfade.host.sockets`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 PATIENCE_S = 1.0
-"""An interrupt that has been held back for so long does not hold the next one back."""
+"""Once an interrupt has been held back for this long, the next one is raised at once."""
 
 _DEAF_S = 0.1
-"""The longest sleep of the main thread on what an interrupt does not wake."""
+"""The longest sleep of the main thread on a condition, which an interrupt does not wake."""
 
 _BRIEF_S = 0.001
 
@@ -65,11 +65,11 @@ def _mark(function: _F, marked: set[CodeType]) -> _F:
 
 
 class Held:
-    """The interrupt that is held back.
+    """The state of the interrupt that is held back.
 
     Attributes:
         is_pending: whether there is one.
-        since_s: since when, on the monotonic clock.
+        since_s: when it arrived, on the monotonic clock.
     """
 
     is_pending = False
@@ -77,12 +77,12 @@ class Held:
 
 
 def whole(function: _F) -> _F:
-    """Marks a function in which interrupts are held back. At its end it calls `raise_held` if one is."""
+    """Marks a function in which interrupts are held back. The function must end with `raise_held` if one is pending."""
     return _mark(function, _whole)
 
 
 def uninterrupted(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Has interrupts held back in a function, and raised at its end."""
+    """Decorates a function in which interrupts are held back: a pending one is raised at its end."""
 
     @functools.wraps(function)
     def until_done(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -97,30 +97,30 @@ def uninterrupted(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def brief(function: _F) -> _F:
-    """Marks a function of a few steps, as a destructor: an interrupt comes again behind it. (Raised inside, it would be lost.)"""
+    """Marks a short function such as a destructor: an interrupt is sent again after it. (An error raised inside would be lost.)"""
     return _mark(function, _brief)
 
 
 def interruptible(function: _F) -> _F:
-    """Marks a function in which interrupts are raised at once, whoever calls it."""
+    """Marks a function in which interrupts are raised at once, even if the caller holds them back."""
     return _mark(function, _open)
 
 
 def checkpoint() -> None:
-    """Raises the interrupt that is held back, in the middle of a function that is whole but for this: it can be undone here."""
+    """Raises the pending interrupt, if any, inside a function that holds interrupts back; the caller can undo its work here."""
     if Held.is_pending:
         _release(sys._getframe())
 
 
 @interruptible
 def pause(wait: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Waits, in the middle of a function that is whole but for this: an interrupt, a held one too, ends the wait."""
+    """Calls a function that waits; an interrupt, also a pending one, ends the wait even inside a function that holds them back."""
     checkpoint()
     return wait(*args, **kwargs)
 
 
 def longest_sleep(timeout_s: float | None) -> float | None:
-    """How long to sleep on a condition, which is no `pause`: not long in the main thread. Raises an interrupt that has come."""
+    """Returns how long to sleep on a condition: at most 0.1 s in the main thread, as no interrupt ends it. Raises a held one."""
     if threading.get_ident() != threading.main_thread().ident:
         return timeout_s
     checkpoint()
@@ -128,14 +128,14 @@ def longest_sleep(timeout_s: float | None) -> float | None:
 
 
 def raise_held() -> None:
-    """Raises the interrupt that is held back, unless the caller has been called by a function in which it is, too."""
+    """Raises the pending interrupt, unless a caller further out holds interrupts back too."""
     frame = sys._getframe(1)
     if not _is_marked(frame.f_back, _whole):
         _release(frame)
 
 
 def on_interrupt(number: int, frame: FrameType | None) -> None:
-    """The handler of SIGINT."""
+    """Handles SIGINT: raises the interrupt, holds it back, or sends it again later."""
     if _is_marked(frame, _brief):
         _thread.start_new_thread(_interrupt_again, ())
         return
@@ -155,7 +155,7 @@ def _interrupt_again() -> None:
 
 
 def came_while_waiting(error: BaseException) -> bool:
-    """Whether an error was raised in a `pause`, by whatever handler: everything is whole there."""
+    """Whether an error was raised inside a `pause`, by any handler: no operation was left half done then."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code is cast(Any, pause).__code__:
@@ -176,7 +176,7 @@ def passed_through_others(error: BaseException) -> bool:
 
 
 def _is_marked(frame: FrameType | None, marked: set[CodeType]) -> bool:
-    """Whether the innermost function with a mark has that one."""
+    """Whether the innermost marked function on the stack has this mark."""
     while frame is not None:
         code = frame.f_code
         if code in _whole or code in _brief or code in _open:
@@ -186,9 +186,9 @@ def _is_marked(frame: FrameType | None, marked: set[CodeType]) -> bool:
 
 
 def _release(frame: FrameType | None) -> None:
-    """Raises the interrupt, as Python does: in `asyncio.run` the first one cancels the main task instead."""
+    """Raises the interrupt as Python does: in `asyncio.run` the first one cancels the main task instead."""
     if threading.get_ident() != threading.main_thread().ident:
-        return  # it is the main thread's
+        return  # the interrupt is for the main thread
     Held.is_pending = False
     runners = sys.modules.get("asyncio.runners")
     while runners is not None and frame is not None:

@@ -1,4 +1,4 @@
-"""Names of Ray's that crossfade does not have, what to do instead, and how whoever looks for one hears of that.
+"""Hints for names of Ray's that crossfade does not have: what to use instead, and how a program that looks for one gets the hint.
 
 The modules at Ray's import paths are listed here. A name that one of them does not have is an `AttributeError` with a hint, and a
 `ModuleNotFoundError` with the same hint where it is imported: ``from crossfade.dag import FunctionNode``, or, as a module,
@@ -139,22 +139,20 @@ _NAMES: dict[str, dict[str, str]] = {
     },
     "crossfade.util.scheduling_strategies": {},
 }
-"""The modules that have Ray's import paths, and of each the names that it does not have, with hints."""
+"""The modules that have Ray's import paths; for each, the names that it does not have, with hints."""
 
 
 def error_of(module: str, name: str) -> AttributeError:
-    """What to raise for a name that one of these modules does not have."""
+    """Makes the error for a name that one of these modules does not have."""
     return AttributeError(_message(module, name))
 
 
 def refuse_others(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of one of these modules, which has its names by itself. Imports from it are watched from now on."""
-    vars(sys.modules[module]).setdefault(
-        "__path__", []
-    )  # else nobody asks `_Watch` what `from module import name` lacks
+    """Returns the ``__getattr__`` for one of these modules, for names that it lacks. Imports from it are watched from now on."""
+    vars(sys.modules[module]).setdefault("__path__", [])  # without it, `from module import name` would not ask `_Watch`
 
     def refuse(name: str) -> Any:
-        if f"{module}.{name}" in _NAMES:  # Ray's packages have theirs as attributes too
+        if f"{module}.{name}" in _NAMES:  # submodules are attributes too, as in Ray
             return import_module(f"{module}.{name}")
         raise error_of(module, name)
 
@@ -162,19 +160,19 @@ def refuse_others(module: str) -> Callable[[str], Any]:
 
 
 def watch_imports() -> None:
-    """From now on imports that these modules cannot meet say what to do instead. No other import is touched."""
+    """Makes failing imports from these modules raise an error with a hint. No other import is affected."""
     sys.meta_path.append(_Watch())
 
 
 class _Watch:
-    """Stands behind all finders, so it is asked only for modules that nobody has found."""
+    """A finder behind all others, so it is asked only for modules that no other finder has found."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         parent, _, child = name.rpartition(".")
         if parent in _NAMES and not child.startswith("__"):
             raise ModuleNotFoundError(
                 _message(parent, child)
-            )  # without `name=`, for which Python would say it in its own words
+            )  # without `name=`, with which Python would replace the message
 
 
 def _message(module: str, name: str) -> str:

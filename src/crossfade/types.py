@@ -38,11 +38,11 @@ class Transport(StrEnum):
     NVLink connects."""
 
     COMMUNICATOR = "communicator"
-    """A communicator of the user's, where one was given. It blocks both sides. No name asks for it."""
+    """A user-defined communicator. It blocks both sides. It is passed as an object: no name selects it."""
 
     @property
     def blocks(self) -> bool:
-        """Whether whoever moves something by it does nothing else meanwhile, so that nothing moves in the background."""
+        """Whether a transfer blocks the thread that makes it, so that nothing moves in the background."""
         return self is Transport.COMMUNICATOR
 
     @property

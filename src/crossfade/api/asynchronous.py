@@ -242,7 +242,7 @@ class LoopWatch:
         for number in list(numbers) if is_over else range(self._told[executions], told):
             if number in numbers:
                 numbers.pop(number).tell_all()
-        for number in [number for number in numbers if numbers[number].tell()]:  # of whose outputs some may have come
+        for number in [number for number in numbers if numbers[number].tell()]:  # some outputs may have arrived
             del numbers[number]
         self._told[executions] = told
         self._serve(executions)
@@ -308,16 +308,16 @@ class _Outputs:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self.futures: dict[int, list[asyncio.Future[None]]] = {}  # by the output's place
+        self.futures: dict[int, list[asyncio.Future[None]]] = {}  # by the position of the output
 
     def tell(self) -> bool:
-        """Wakes those whose output has come; True if nobody waits any more."""
+        """Wakes the tasks whose output has arrived. True if no task waits any more."""
         for place in [place for place in self.futures if self._execution.has(place)]:
             _tell(self.futures.pop(place))
         return not self.futures
 
     def tell_all(self) -> None:
-        """Wakes all."""
+        """Wakes all tasks that wait."""
         for futures in self.futures.values():
             _tell(futures)
 

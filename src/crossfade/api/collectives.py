@@ -18,13 +18,13 @@ class AllReduce:
         """Puts an all-reduce into the graph.
 
         Args:
-            nodes: a node of each of the actors, giving tensors of one shape and dtype; or a list for each actor of as many
-                nodes each: tensor k of each actor is reduced with tensor k of the others, and tensors of one dtype travel
-                as one. Lists of one tensor of each actor, as in Ray, mean the same.
+            nodes: one node per actor, whose values are tensors of one shape and dtype; or one list per actor, all of the same
+                length: tensor k of each actor is reduced with tensor k of the others, and tensors of one dtype travel together.
+                Or, as in Ray, one list per tensor, with one node per actor.
             op: how: a `ReduceOp`, or its name.
             transport: ``gloo`` for CPU tensors; for GPU tensors ``copy`` (by copy engines), `Transport.NCCL`, or ``accelerator``
-                (``"nccl"`` means it too), which chooses of these; ``auto``, the default, which chooses of all. Or a
-                ``TorchTensorType`` that says so, or a `Communicator` whose group these actors are.
+                (``"nccl"`` means it too), which chooses between these two; ``auto``, the default, chooses among all. Or a
+                ``TorchTensorType`` that names one of them, or a `Communicator` whose group these actors are.
 
         Returns:
             A node for each actor; of lists, a list of nodes for each actor.

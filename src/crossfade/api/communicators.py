@@ -1,4 +1,4 @@
-"""Communicators of the user's on their way from the driver to actors."""
+"""Sends user-defined communicators from the driver to the actors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["packed"]
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Takes handles of actors along, which can be compared where they arrive."""
+    """Pickles handles of actors as objects that can be compared where they arrive, and nothing else."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ActorHandle):
@@ -26,10 +26,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def packed(plan: Plan, calls: Mapping[str, Call]) -> dict[str, Call]:
-    """What travels beside a plan, with each communicator as its pickle.
+    """Returns the arguments that travel beside a plan, with each communicator replaced by its pickle.
 
     Raises:
-        Exception: what pickling one raised, with a note that names it.
+        Exception: the error that pickling a communicator raised, with a note that names the communicator.
     """
     found = dict(calls)
     for spec in plan.communicators:

@@ -70,7 +70,7 @@ class CompiledGraph:
         self._id = os.urandom(16).hex()
 
     def get_id(self) -> str:
-        """A text that no other compiled graph has."""
+        """Returns an id that no other compiled graph has."""
         return self._id
 
     # Executing
@@ -214,18 +214,18 @@ class CompiledGraph:
 
     @uninterrupted
     def teardown(self, kill_actors: bool = False, *, timeout: float | None = None) -> None:
-        """Takes the graph from its actors, which go on living. Results that were got, or collected, stay valid. Idempotent, also
+        """Takes the graph from its actors, which stay alive. Results that were got, or collected, stay valid. Idempotent, also
         after an interrupt.
 
         Waits for actors that are in the middle of a method. Threads that wait for a result get a `GraphClosed` at once.
 
         Args:
-            kill_actors: end all of its actors too; those in the middle of a method after ``timeout`` (one second by default).
+            kill_actors: also end all actors of the graph; those inside a method after ``timeout`` (one second by default).
             timeout: the longest wait in seconds; None for ever.
 
         Raises:
-            TeardownTimeout: an actor was busy for longer than that; it says with what. Call it again to wait on.
-            TypeError: ``kill_actors`` is no bool, such as a time limit that was not given by name.
+            TeardownTimeout: an actor was busy for longer; the message says with what. Call this method again to continue waiting.
+            TypeError: ``kill_actors`` is no bool, for example a time limit that was passed without its name.
         """
         kill_actors = check_flag("kill_actors", kill_actors, _limit_meant(kill_actors))
         timeout = seconds_of(timeout)

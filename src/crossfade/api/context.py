@@ -18,20 +18,20 @@ _OPTION_OF = {
 
 @dataclass
 class DAGContext:
-    """What ``compile`` takes where an option is left out, under Ray's names. `get_current` gives this process's only one.
+    """Defaults for the options of ``compile``, under Ray's names. `get_current` returns the only instance of this process.
 
-    It begins with this library's own defaults, so there is no hidden time limit, and no environment variable (``RAY_CGRAPH_...``)
-    is read. A change counts for graphs that are compiled afterwards.
+    The initial values are this library's own defaults, so there is no hidden time limit, and no environment variable
+    (``RAY_CGRAPH_...``) is read. A change applies to graphs that are compiled afterwards.
 
     Attributes:
         submit_timeout: the longest ``execute`` waits for room, in seconds; None, or Ray's -1, for ever.
-        get_timeout: accepted; it decides nothing. Say ``get(timeout=...)``.
-        teardown_timeout: accepted; it decides nothing. Say ``teardown(timeout=...)``.
-        read_iteration_timeout: accepted; it decides nothing.
+        get_timeout: accepted and ignored. Use ``get(timeout=...)``.
+        teardown_timeout: accepted and ignored. Use ``teardown(timeout=...)``.
+        read_iteration_timeout: accepted and ignored.
         buffer_size_bytes: memory to set aside for each slot of each channel, ``buffer_bytes`` of ``compile``.
         max_inflight_executions: how many executions may be under way.
-        max_buffered_results: accepted; it decides nothing.
-        overlap_gpu_communication: start receives early and let sends trail.
+        max_buffered_results: accepted and ignored.
+        overlap_gpu_communication: start receives early, and finish sends late.
     """
 
     submit_timeout: float | None = None
@@ -47,12 +47,12 @@ class DAGContext:
 
     @staticmethod
     def get_current() -> DAGContext:
-        """The one of this process."""
+        """Returns the settings of this process."""
         if DAGContext._current is None:
             DAGContext._current = DAGContext()
         return DAGContext._current
 
     def options(self) -> Mapping[str, Any]:
-        """The options of ``compile`` that it stands for."""
+        """Returns the settings as options of ``compile``."""
         values = {ours: getattr(self, rays) for rays, ours in _OPTION_OF.items()}
         return {**values, "submit_timeout": None if self.submit_timeout == -1 else self.submit_timeout}

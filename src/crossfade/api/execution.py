@@ -1,4 +1,4 @@
-"""One execution of a graph: its outputs, as they come, and who still wants them."""
+"""One execution of a graph: its outputs as they arrive, and the references that still want them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Execution", "Keeper"]
 
 
 class Execution:
-    """One execution under way or finished. References hold it, so its values live as long as they are wanted.
+    """One execution, under way or finished. References hold it, so its values live as long as a reference needs them.
 
     Attributes:
-        number: counted from 0.
-        values: one for each output, `EMPTY` until it is taken in.
-        num_values: of several outputs, which come one by one, how many different values have been taken in.
-        owners: for each output whose reference has been made, who gives that, or None once it is gone.
+        number: the position among the executions of the graph, counted from 0.
+        values: one entry for each output, `EMPTY` until the output is taken in.
+        num_values: if the graph has several outputs: how many distinct values have been taken in.
+        owners: for each output whose reference was made: a function that returns the reference, or None once it is gone.
     """
 
     __slots__ = ("num_values", "number", "owners", "values")
@@ -37,26 +37,26 @@ class Execution:
         return self.values[place] is not EMPTY
 
     def is_wanted(self) -> bool:
-        """Whether the user has references to results, some of which have not been taken in, and has got none of them yet."""
+        """Whether the user still has to get results: some live references miss their values, and none of them has been got."""
         refs = [owner() for owner in self.owners]
-        refs += [True] * (len(self.values) - len(refs))  # they are about to be made
+        refs += [True] * (len(self.values) - len(refs))  # their references are about to be made
         is_missing = any(ref is not None and value is EMPTY for ref, value in zip(refs, self.values, strict=True))
         return is_missing and not any(getattr(ref, "was_got", False) for ref in refs)
 
     def drop(self) -> None:
-        """Nobody will get a result."""
+        """Forgets the references: no result of this execution will be got."""
         self.owners = [_gone] * len(self.values)
 
 
 def _gone() -> None:
-    """What stands for a reference that nobody has."""
+    """The owner function of an output whose reference was dropped: returns None."""
 
 
 class Keeper:
-    """A graph, and references whose values are not there yet, have it: the plan stays open until nobody does.
+    """Keeps a plan open: the graph and all references without a value hold it, and the plan is closed once all have dropped it.
 
     Args:
-        executions: those of the plan.
+        executions: the executions of the plan.
     """
 
     __slots__ = ("_executions",)
@@ -66,7 +66,7 @@ class Keeper:
 
     @brief
     def __del__(self) -> None:
-        # Called by the garbage collector in the middle of anything: it only takes note.
+        # The garbage collector may call this at any point, so it only takes a note.
         executions = self._executions
         if not executions.ended:
             executions.end("the graph was dropped")

@@ -44,10 +44,10 @@ class Executions:
     Attributes:
         session, plan, opened: see above.
         is_quick: whether the last result that an event loop waited for came within the time for which it looked.
-        inflight: what was submitted and not taken in with all its outputs, oldest first.
+        inflight: executions that were submitted, and whose outputs have not all been taken in, oldest first.
         num_submitted: executions that were started.
-        num_collected: executions of which all outputs were taken in; these are the first ones.
-        num_failures: outputs that were errors.
+        num_collected: executions whose outputs have all been taken in; these are always the oldest ones.
+        num_failures: errors that were taken in; a value that is several outputs counts once.
         ended: why no more can be done, once that is so.
     """
 
@@ -152,7 +152,7 @@ class Executions:
             )
 
     def _submit(self, execution: Execution, values: Sequence[Any], *, may_wait: bool = True) -> bool:
-        """Starts an execution. False if there is no room and it may not wait; nothing is written then."""
+        """Starts an execution. False, with nothing written, if there is no room and ``may_wait`` is False."""
         try:
             self.inflight.append(execution)  # before its results can come
             if not self.opened.try_submit(values):
@@ -168,7 +168,7 @@ class Executions:
         except BaseException as error:
             number = execution.number
             if self.num_submitted == number:  # else it is under way, and nobody has its reference
-                self._is_torn = True  # until it is known: the next error may come before that
+                self._is_torn = True  # pessimistic until checked: another error may interrupt the check
                 if self.inflight and self.inflight[-1] is execution:
                     self.inflight.pop()
                 self._is_torn = not (self.opened.is_whole_after(error, number) or _is_an_end(error))
@@ -230,7 +230,7 @@ class Executions:
     # Collecting
 
     def collect_all(self, execution: Execution, timeout: float | None) -> None:
-        """Takes results in until those of ``execution`` are all there."""
+        """Takes results in until all outputs of ``execution`` have arrived."""
         deadline = deadline_of(timeout)
         for place in range(self._num_outputs):
             if execution.values[place] is EMPTY:
@@ -245,18 +245,18 @@ class Executions:
         is_enough: Callable[[], bool] | None = None,
         looks_first: bool = True,
     ) -> Any:
-        """Takes results in until an output of ``execution`` is there, or until ``is_enough``, which looks at what was taken in.
+        """Takes results in until an output of ``execution`` has arrived or ``is_enough()`` is true, which looks at what came.
 
         Args:
-            execution: which one.
-            place: of the output.
+            execution: the execution.
+            place: the position of the output.
             timeout: the longest wait, in seconds; None for ever.
-            told_timeout: the time limit that an error names, of which ``timeout`` is left.
+            told_timeout: the time limit to name in an error; ``timeout`` is what is left of it.
             is_enough: see above.
-            looks_first: before it waits; of no use to who has just done so.
+            looks_first: whether to look for results before waiting; False if the caller has just done so.
 
         Returns:
-            The value or a `Failure`; `EMPTY` if it is enough without it.
+            The value or a `Failure`; `EMPTY` if ``is_enough()`` was true without it.
         """
         deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
@@ -288,7 +288,7 @@ class Executions:
 
     @uninterrupted
     def is_over(self, execution: Execution, place: int) -> bool:
-        """Whether a get of an output would not wait. Takes results in, unless another thread does."""
+        """Whether a get of this output would return without waiting. Takes results in, unless another thread is doing so."""
         if self._collector:
             self._refuse_within_collect()
         if self._try_lock(self._collecting):
@@ -366,7 +366,7 @@ class Executions:
                 self._collected.notify_all()
 
     def _collect_next(self, num_own: int = 0) -> bool:
-        """Takes in what has come, at most one value of each output. ``num_own``: watchers who need not be told."""
+        """Takes in what has arrived, at most one value of each output. ``num_own``: watchers that need no notification."""
         if self.ended or self._is_collect_torn or self._collector:
             self._refuse_to_collect()
         self._collector = get_ident()
@@ -377,12 +377,12 @@ class Executions:
                     return False
                 self.inflight.popleft().values[0] = value
                 self.num_collected += 1
-                if type(value) is Failure:  # counted once it is where those find it who count
+                if type(value) is Failure:  # counted after the value is stored: readers of the count then find it
                     self.num_failures += 1
             elif not self._take_some_of_several():
                 return False
         except BaseException as error:
-            self._is_collect_torn = True  # until it is known: the next error may come before that
+            self._is_collect_torn = True  # pessimistic until checked: another error may interrupt the check
             if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
                 raise GraphClosed(f"the results are gone: {self.ended}") from error
             # An interrupt, or what a signal's handler raised: a value may be taken and in nobody's hands.
@@ -403,13 +403,13 @@ class Executions:
             if type(value) is Failure:
                 self.num_failures += 1
             execution.num_values += 1
-            if execution.num_values == self._num_values:  # so all that were submitted before have their outputs, too
+            if execution.num_values == self._num_values:  # all outputs of earlier executions are there then, too
                 inflight.popleft()
                 self.num_collected += 1
         return bool(arrivals)
 
     def _refuse_to_collect(self) -> None:
-        """Raises unless it is another thread that collects, which its lock shows."""
+        """Raises an error, unless another thread is the one that collects, which its lock tells."""
         if self.ended:
             raise GraphClosed(f"there is no result: {self.ended}")
         if self._is_collect_torn:
@@ -467,7 +467,7 @@ class Executions:
         self.opened.nudge()
 
     def end(self, reason: str) -> None:
-        """No more: whoever waits for room or for a result gets a `GraphClosed`."""
+        """Ends submitting and collecting: a thread that waits for room or for a result gets a `GraphClosed`."""
         self.ended = self.ended or reason
 
     @contextmanager

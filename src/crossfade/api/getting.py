@@ -1,4 +1,4 @@
-"""Getting results: one, or several of which the first error is raised as soon as it is there."""
+"""Gets results: one, or several, of which the first error is raised as soon as it arrives."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _COMPILED: Final = {CompiledRef}
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:
-    """The value of a reference, or the list of values of a list of references (nested lists keep their shape).
+    """Returns the value of a reference, or the list of values of a list of references (nested lists keep their shape).
 
-    Of several, the first that turns out to be an error is raised at once, whatever the others still do; all may be got again.
+    Of several, the first that turns out to be an error is raised at once, without waiting for the others; all may be got again.
 
     Args:
         refs: what ``execute`` or ``method.remote`` returned, or a list of such.
@@ -69,13 +69,13 @@ def _left_s(deadline: float) -> float:
 
 
 def _are_of_one_graph(refs: Sequence[Any]) -> TypeGuard[Sequence[CompiledRef]]:
-    """Whether they are results of the same compiled graph: the usual case, and the quick one."""
+    """Whether all references are results of the same compiled graph: the usual case, and the fast one."""
     return set(map(type, refs)) == _COMPILED and len({ref._executions for ref in refs}) == 1
 
 
 @uninterrupted
 def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeout: float | None) -> list[Any]:
-    """Their values, in order. While one is waited for, others are looked at when an error has come, and only then."""
+    """Returns the values, in order. While waiting for one, checks the others only after an error has been taken in."""
     executions = refs[0]._executions
     num_looked_at = 0
     failed: CompiledRef | None = None
@@ -105,10 +105,10 @@ def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeo
 
 @uninterrupted
 def _await(refs: Sequence[Ref], deadline: float | None) -> None:
-    """Waits until all are ready. Raises the first error that there is, though others are not ready."""
+    """Waits until all references are ready, or one of them is an error, which is raised."""
     session = current()
     if session is None or any(ref.session not in (None, session) for ref in refs):
-        return  # getting them one after another says what is wrong
+        return  # getting them one after another raises the right error
     look = _Look(refs)
     wait_for(refs, look.is_enough, None if deadline is None else _left_s(deadline))
     if look.failed is not None:
@@ -116,14 +116,14 @@ def _await(refs: Sequence[Ref], deadline: float | None) -> None:
 
 
 class _Look:
-    """Looks at results of any kind until all are ready, or one of those that are ready is an error."""
+    """Checks references of any kind until all are ready, or one of the ready ones is an error."""
 
     def __init__(self, refs: Sequence[Ref]) -> None:
         self._pending = list(refs)
         self.failed: Ref | None = None
 
     def is_enough(self) -> bool:
-        """Looks at those that were not ready before."""
+        """Checks the references that were not ready before. True if no more waiting is needed."""
         looks = [(ref, ref.is_ready()) for ref in self._pending]
         self._pending = [ref for ref, is_ready in looks if not is_ready]
         self.failed = self.failed or next((ref for ref, is_ready in looks if is_ready and ref.has_failed()), None)

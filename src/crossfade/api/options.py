@@ -55,8 +55,8 @@ class CompileOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> CompileOptions:
-        """From keyword arguments; those that are left out from the current `DAGContext`. Ray's names are accepted; those that
-        decide nothing here are ignored.
+        """Makes options from keyword arguments; the current `DAGContext` supplies those that are left out. Ray's names are
+        accepted; those that have no effect here are ignored.
 
         Raises:
             TypeError: an unknown option, or one of the wrong type.

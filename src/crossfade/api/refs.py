@@ -34,7 +34,7 @@ class Ref:
 
     @property
     def _compiled(self) -> tuple[Executions, Execution, int] | None:
-        """For a result of a compiled graph: its executions, which of them, and which of its outputs."""
+        """For a result of a compiled graph: its executions, the execution, and the position of the output. Else None."""
         return None
 
     def get(self, timeout: float | None = None) -> Any:
@@ -62,7 +62,7 @@ class Ref:
         raise NotImplementedError
 
     def has_failed(self) -> bool:
-        """Of one that is ready: whether `get` would raise."""
+        """Whether `get` would raise an error; for a reference that is ready."""
         return False
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -206,13 +206,13 @@ class CompiledRef(Ref):
         self._executions.collect(self._execution, self._index, left_s, timeout)
 
     def has_failed(self) -> bool:
-        """See `Ref.has_failed`. One that is ready, and has no value, never gets one."""
+        """See `Ref.has_failed`. A reference that is ready but has no value will never get one."""
         value = self._execution.values[self._index]
         return type(value) is Failure or value is EMPTY
 
     @property
     def was_got(self) -> bool:
-        """Whether `get` has given its value or raised its error."""
+        """Whether `get` has returned the value or raised the error."""
         return self._keeper is None
 
     def is_ready(self) -> bool:

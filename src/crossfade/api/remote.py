@@ -200,7 +200,7 @@ class ActorHandle:
 
     @property
     def _ray_actor_id(self) -> str:
-        """What Ray's programs compare."""
+        """The id under its name in Ray, which programs for Ray compare."""
         return self._info.id
 
     def __getattr__(self, name: str) -> ActorMethod:

@@ -138,7 +138,7 @@ class Session:
                 raise
 
     def close(self) -> None:
-        """Tears all graphs down and ends all actors. Interrupted, it may be called again."""
+        """Tears all graphs down and ends all actors. May be called again after an interrupt."""
         self.is_over = True
         watches: list[LoopWatch] = []
         try:
@@ -274,15 +274,15 @@ def require_same(session_id: str, what: str) -> Session:
 
 @uninterrupted
 def shutdown(**_: Any) -> None:
-    """Ends the session: graphs are torn down, actors stopped. Does nothing if there is none. If Ctrl-C comes meanwhile, the session
-    is over, and another call ends what is left of it.
+    """Ends the session: tears graphs down and stops actors. Does nothing if there is no session. If Ctrl-C interrupts this, the
+    session is over, and another call ends what is left of it.
     """
     if _finish():
         release_signals()
 
 
 def _finish() -> bool:
-    """Ends the session, or what an interrupt has left of it. False if there is none."""
+    """Ends the session, or what an interrupt has left of it. False if there was none."""
     session = _Holder.session
     if session is None or session.pid != os.getpid():
         return False

@@ -1,5 +1,5 @@
-"""Signals that crossfade takes while there is a session, where the program has not: SIGUSR1, by which a program that stands still
-can be asked from outside what it waits for, and SIGINT, so that Ctrl-C comes where everything is whole.
+"""Handles signals while there is a session, unless the program handles them: SIGUSR1, on which a program that hangs reports what it
+waits for, and SIGINT, so that Ctrl-C is raised only where no operation is half done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["install_answer", "release_signals", "take_signals"]
 
 
 class _Holder:
-    """What answers SIGUSR1."""
+    """Holds the function that answers SIGUSR1."""
 
     answer: Callable[[], object] = object
 
@@ -27,7 +27,7 @@ def install_answer(answer: Callable[[], object]) -> None:
 
 
 def take_signals() -> None:
-    """Takes the signals, where the program has not taken them itself and this is the main thread."""
+    """Installs the handlers, if this is the main thread, for the signals that the program does not handle itself."""
     if threading.current_thread() is threading.main_thread():
         for number, theirs, ours in _SIGNALS:
             if signal.getsignal(number) is theirs:

@@ -40,7 +40,7 @@ def wait(
 
 
 def wait_for(refs: Sequence[Ref], is_enough: Callable[[], bool], timeout_s: float | None) -> None:
-    """Waits until ``is_enough``, which looks at the references, is true; at most so long, and not without a session."""
+    """Waits until ``is_enough()``, which checks the references, is true or the time limit passes. Never waits without a session."""
     session = current()
     if not is_enough() and session is not None:
         with ExitStack() as watching:

@@ -1,12 +1,12 @@
-"""Values whose tensors a communicator of the user's moves (`crossfade.graph.communicators`): edges, and what is done together.
+"""Edges and collectives whose tensors a user-defined communicator moves (`crossfade.graph.communicators`).
 
-The message goes through the ring in shared memory, with dtype and shape of each tensor. The reader takes it and calls ``recv`` for
-each tensor, at once; the writer, when it sees that the message was taken, calls ``send`` for each. So whoever is in a call waits
-for somebody who is on the way to the other end of it. A value without tensors, and so a `Failure`, goes through the ring alone.
+The message goes through the ring in shared memory, with dtype and shape of each tensor. The reader takes it and at once calls
+``recv`` for each tensor; the writer, after it sees that the message was taken, calls ``send`` for each. So an actor that is in a
+call waits only for an actor that is about to make the matching call. A value without tensors, or a `Failure`, uses the ring alone.
 
-Closing keeps that up: the writer takes its last message back, or, where the reader was quicker, still sends what belongs to it.
+Closing keeps this order: the writer withdraws its last message or, if the reader has already taken it, still sends its tensors.
 
-What a communicator raises breaks the channel, for nobody knows what the other side has of it.
+An error that a communicator raises breaks the channel, since it is not known what the other side has received.
 
 Imported only where torch is installed.
 """
@@ -33,10 +33,10 @@ __all__ = ["CommunicatorReader", "CommunicatorWriter", "together"]
 
 
 def _call(communicator: Any, method: str, what: str, *args: Any) -> Any:
-    """Calls a method of the user's.
+    """Calls a method of a user-defined communicator.
 
     Raises:
-        ChannelBroken: it raised something.
+        ChannelBroken: the method raised an error.
     """
     try:
         return getattr(communicator, method)(*args)
@@ -47,14 +47,14 @@ def _call(communicator: Any, method: str, what: str, *args: Any) -> Any:
 
 
 class CommunicatorWriter(ShmWriter):
-    """The writing end, of one reader.
+    """The writing end of a channel with one reader.
 
     Args:
         *args: see `ShmWriter`.
         communicator: moves the tensors.
         peer: the reader's rank.
-        device: the kind of device whose tensors it moves; others stay in the message.
-        distrust: why values cannot be trusted, if so; must not wait. None where all can.
+        device: the kind of device whose tensors it moves; tensors on other devices stay in the message.
+        distrust: returns an error if values may be wrong, else None; must not wait. None if values can always be trusted.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class CommunicatorWriter(ShmWriter):
             self._raise_if_ended()
             if self._is_wanting:
                 return False
-            self.ask_to_be_rung()  # and look once more
+            self.ask_to_be_rung()  # and check once more before returning
         self._send()
         return True
 
@@ -103,7 +103,7 @@ class CommunicatorWriter(ShmWriter):
             _call(self._communicator, "send", f"channel {self.name}", tensor, self._peer)
 
     def close(self) -> None:
-        """See the protocol. A reader that has taken a message gets the tensors, too."""
+        """See the protocol. If the reader has taken the message, its tensors are sent first."""
         if self._unsent and not (self._items.acquire(False) or self._state[self._gone]):
             with suppress(ChannelBroken):
                 self._send()
@@ -112,14 +112,14 @@ class CommunicatorWriter(ShmWriter):
 
 
 def _layouts(tensors: Sequence[Placed]) -> bytearray:
-    """Dtype and shape of the tensors that hold anything."""
+    """Returns the pickled dtype and shape of each tensor that has any elements."""
     return bytearray(
         pickle.dumps([(each.tensor.dtype, tuple(each.tensor.shape)) for each in tensors if each.size_bytes])
     )
 
 
 class _Coming:
-    """A message whose tensors are to be received."""
+    """A message that was read, and whose tensors are still to be received."""
 
     __slots__ = ("message", "private")
 
@@ -129,13 +129,13 @@ class _Coming:
 
 
 class CommunicatorReader(ShmReader):
-    """The reading end.
+    """The reading end of a channel.
 
     Args:
         *args: see `ShmReader`.
         communicator: moves the tensors.
         peer: the writer's rank.
-        device: where memory is made for tensors.
+        device: where tensors are allocated.
     """
 
     def __init__(self, *args: Any, communicator: Any, peer: int, device: str) -> None:
@@ -177,14 +177,14 @@ class CommunicatorReader(ShmReader):
 
 
 def _misfit(tensor: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> str | None:
-    """What was received, in words, where it is not what was sent."""
+    """Describes what was received if it differs from what was sent; None if it is right."""
     if not isinstance(tensor, torch.Tensor):
         return repr(tensor)
     return None if (tensor.dtype, tuple(tensor.shape)) == (dtype, shape) else f"a {tensor.dtype} {tuple(tensor.shape)}"
 
 
 def together(communicator: Any, meeting: Meeting, offer: Offer) -> list[torch.Tensor]:
-    """Does this party's part of a collective, for which all parties' tensors fit. Blocks until it is done.
+    """Runs this party's part of a collective for which all parties' tensors fit. Blocks until it is done.
 
     Raises:
         ChannelBroken: the communicator raised something.

@@ -186,8 +186,8 @@ def decode(
 
 
 def came_of_pickling(error: BaseException) -> bool:
-    """Whether an error was raised, by whatever, while a value was pickled: nothing of it is written then. (One that a signal's
-    handler raises in this very function, where another error is looked at, did not.)
+    """Whether an error was raised while a value was pickled, by any code: nothing of the value is written then. (An error that a
+    signal's handler raises in this very function, which examines another error, does not count.)
     """
     own = sys._getframe().f_code
     traceback = error.__traceback__

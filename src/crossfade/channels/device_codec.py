@@ -94,7 +94,7 @@ class Placed(NamedTuple):
 
 
 Note: TypeAlias = Callable[[Sequence[Placed]], bytearray]
-"""What is noted of tensors that go beside a message."""
+"""Makes the notes about the tensors that go beside a message."""
 
 
 class Split(NamedTuple):
@@ -163,7 +163,7 @@ class Splitter:
     Args:
         lane_of: which lane a tensor takes.
         note_bytes: what the channel has to note of a value's lanes takes so much room.
-        note: gives what is noted of a value's tensors, instead.
+        note: makes the notes about a value's tensors; if it is given, ``note_bytes`` does not count.
     """
 
     def __init__(self, lane_of: LaneOf, note_bytes: int = 0, note: Note | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Values that need more memory than there is: an error with figures, before the system ends a process for taking it."""
+"""Raises a MemoryError with figures for values too large for the free memory, before the system kills a process over them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from crossfade.host.memory import available_bytes
 __all__ = ["Fitting", "refuse_too_large", "too_large"]
 
 _LARGE_BYTES = 64 << 20
-"""Below that nobody asks how much is available, which takes longer than to copy it."""
+"""Smaller values are not checked: reading how much memory is available takes longer than copying them."""
 
 _MOST_LOOKED_AT = 256
-"""Things in one value."""
+"""How many objects inside one value are looked at."""
 
 _HINT = "send it in parts, or make it on the actor that uses it"
 
 
 class Fitting:
-    """A context in which a value is pickled.
+    """A context manager for pickling a value.
 
     Raises:
-        MemoryError: its numpy arrays are larger than the memory that is available, or pickling it has met the end of that.
+        MemoryError: its numpy arrays are larger than the memory that is available, or pickling ran out of memory.
     """
 
     __slots__ = ("_value",)
@@ -40,13 +40,13 @@ class Fitting:
 
 
 def refuse_too_large(size_bytes: int) -> None:
-    """Raises the MemoryError for what cannot be copied."""
+    """Raises a MemoryError if this many bytes are more than the available memory. Sizes below 64 MiB are not checked."""
     if size_bytes >= _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):
         raise _error(size_bytes, free_bytes)
 
 
 def too_large(value: object) -> MemoryError:
-    """The error for a value for whose pickle there was no memory."""
+    """Makes the error for a value whose pickle did not fit into memory."""
     return _error(_bytes_in(value), available_bytes())
 
 
@@ -56,13 +56,13 @@ def _error(size_bytes: int, free_bytes: int) -> MemoryError:
 
 
 def _bytes_in(value: object) -> int:
-    """Bytes of the numpy arrays in a value, as far as one sees them without asking it. (An array that repeats one number takes
-    little memory itself, and its pickle does not.)
+    """Returns the bytes of the numpy arrays in a value, without calling the value's own code. (An array that repeats one number
+    takes little memory itself, but its pickle does not.)
     """
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return 0
-    arrays: dict[int, int] = {}  # by id: a pickle has each once
+    arrays: dict[int, int] = {}  # by id: a pickle contains each array once
     num_left, todo = _MOST_LOOKED_AT, [value]
     while todo and num_left > 0:
         num_left -= 1

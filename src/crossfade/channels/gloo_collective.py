@@ -4,17 +4,17 @@ Each set of actors that does something together has a process group of its own, 
 they hold its key (`channels.gloo_proof`). Each of these actors has a thread for it, which does the group's collectives one after
 another in the order of the plan (PL-1).
 
-A collective begins with an exchange of *frames*, 256 bytes from everybody to everybody: what each offers (`channels.collective`),
-or that it ends. An offer that is too long for a frame, such as an exception, follows in a second exchange. From
-these all parties draw the same conclusion: to move data, to give everybody the same `Failure`, or to end. So nobody waits in a
-reduction for somebody who cannot take part.
+A collective begins with an exchange of *frames*, 256 bytes from each party to each other: what the party offers
+(`channels.collective`), or that it ends. An offer that is too long for a frame, such as an exception, follows in a second exchange.
+From these all parties draw the same conclusion: to move data, to give every party the same `Failure`, or to end. So no party waits
+in a reduction for one that cannot take part.
 
 Tensors are copied before they are reduced, since values never change. Gloo cannot reduce every dtype: half-precision floats are
 reduced in float32 and rounded once, small integers in wider ones. Its reduction of several ranks is in no order that can be
 relied on. A reduce-scatter is an all-reduce of which each keeps its part; tensors of one dtype travel as one.
 
-Where a mover is given, as for communicators of the user's, gloo carries frames only: what all have agreed on is done by the mover,
-in the thread that asks for the result.
+If a group has a mover, as for user-defined communicators, gloo carries frames only: the mover moves the tensors that all parties
+agreed on, in the thread that asks for the result.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class GlooGroup:
     Args:
         store: memory that all parties see, for meeting each other; owned by this object from now on.
         number: the group's number among those of the plan.
-        parties: everybody's name, in the same order everywhere; making the group waits for all of them.
+        parties: the names of all parties, in the same order at each; making the group waits for all of them.
         me: this party's name.
         bell: this process's own doorbell, rung when something is done.
         mover: moves the tensors, given the collective and this party's offer; may block. None for gloo.
@@ -136,8 +136,8 @@ class GlooGroup:
         self._tasks.put(None)
 
     def finish(self, deadline: float) -> None:
-        """After `ask_to_end`: moves what all have agreed on and nobody has asked for, since the others may be at it. Waits until
-        that is known, up to a moment of the monotonic clock.
+        """Moves the tensors that all parties agreed on and this one has not fetched, since the others may wait for it. Call
+        `ask_to_end` first. Waits until the last agreement is known, up to ``deadline`` on the monotonic clock.
         """
         if self._mover is not None:
             self._has_said_all.wait(max(0.0, deadline - time.monotonic()))
@@ -283,7 +283,7 @@ class GlooCollective:
 
     Attributes:
         result: what this party gets, until it takes it.
-        agreed: makes it, where a mover does and all have agreed to that.
+        agreed: makes the result, if the group has a mover and all parties have agreed to move.
     """
 
     on_moved: Callable[[int, int], None] | None = None
@@ -310,7 +310,7 @@ class GlooCollective:
         """See the protocol: what comes out is there."""
 
     def try_finish(self) -> Sequence[object] | None:
-        """See the protocol. Blocks where a mover does."""
+        """See the protocol. Blocks if the group has a mover."""
         self.move_agreed()
         if self.result is not None:
             result, self.result = self.result, None
@@ -323,7 +323,7 @@ class GlooCollective:
         return self.result is None and self.agreed is None
 
     def move_agreed(self) -> None:
-        """Has the mover do what was agreed on, if that is still to be done."""
+        """Lets the mover move the tensors that were agreed on, unless that was done."""
         if self.agreed is not None:
             agreed, self.agreed = self.agreed, None
             self.result = agreed()

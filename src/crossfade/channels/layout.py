@@ -70,7 +70,7 @@ class Encoded(NamedTuple):
             copy_bytes(target[offset : offset + data.nbytes], data)
 
     def to_bytes(self) -> bytes:
-        """The message in one piece.
+        """Returns the message in one piece.
 
         Raises:
             MemoryError: it is larger than the memory that is available.

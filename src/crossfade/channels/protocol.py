@@ -30,7 +30,7 @@ class Empty:
 
 
 EMPTY: Final = Empty()
-"""What ``try_read`` returns when nothing is there; and what stands wherever a value may come."""
+"""What ``try_read`` returns when no value has arrived; also marks a missing value elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Writer(Protocol):
         """
 
     def has_room(self) -> bool:
-        """Whether the ring has room for one more value; if not, the readers ring when that changes. Only this side takes room away.
+        """Whether the ring has room for one more value; if not, the readers ring when it has. Only this side takes room away.
 
         Raises:
             ChannelClosed, ChannelBroken: see CH-2.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossfade.api import CompiledGraph  # also makes graphs compile
+from crossfade.api import CompiledGraph  # the import also installs the compiler
 from crossfade.api.context import DAGContext
 from crossfade.graph.nodes import InputNode, InputPart, MethodNode, MultiOutputNode, Node
 from crossfade.not_here import refuse_others

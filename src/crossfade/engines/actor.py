@@ -93,7 +93,7 @@ class _Actor:
         self._instance: Any = None
         self._has_mail = False
         self._num_turns = 0
-        self._first_reserved = 0  # descriptor, when the last message came
+        self._first_reserved = 0  # a descriptor: the first of the reserve, when the last message came
         self._is_stopped = False
         self.is_forked = False
         self._devices: ActorDevices | None = None

@@ -48,17 +48,17 @@ class ActorProcess:
         self.name = name
         self.num_oom_kills = count_oom_kills()
         self.known: set[str] = set()  # peers that it was introduced to
-        self._is_killed = False  # by us
-        self._has_exited = False  # and it was asked how
+        self._is_killed = False  # by `kill`
+        self._has_exited = False  # and its exit status was collected
         self._exit_code: int | None = None
         self._is_overdue = False  # it was seen to end, and did not in time
         self.refusal = ""  # why nothing that it says is believed any more
         self.on_message: Callable[[], None] = lambda: None  # for what comes in while we send
-        self.on_room: Callable[[bool], None] = lambda is_wanted: None  # for what we could not send, while it is so
+        self.on_room: Callable[[bool], None] = lambda is_wanted: None  # called when the wait for room starts or ends
         self._wants_room = False
         self.awaited: set[int] = set()  # calls whose reference is alive
         self.replies: dict[int, control.Returned] = {}
-        with ExitStack() as undo, ExitStack() as theirs:  # of what fails, all goes; what the actor inherits goes anyway
+        with ExitStack() as undo, ExitStack() as theirs:  # after an error, all is closed; the actor's copies always are
             self.bell_fds = Doorbell.create_fds(name)
             for fd in self.bell_fds:
                 undo.callback(os.close, fd)
@@ -88,8 +88,8 @@ class ActorProcess:
             undo.pop_all()
 
     def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
-        """Sends a message, also to an actor that is too busy to look at its socket. What an interrupted wait leaves is sent by
-        whoever waits for anything.
+        """Sends a message, waiting for room if the actor is busy. If the wait is interrupted, the next thread that waits on the
+        driver's doorbell sends the rest.
         """
         with self._spoken_to():
             send(self.connection, message, fds)
@@ -97,12 +97,12 @@ class ActorProcess:
             self.on_message()
 
     def post(self, message: Any, fds: tuple[int, ...] = ()) -> None:
-        """Sends a message without waiting for the actor to take it: if there is no room, it is sent by whoever waits."""
+        """Sends a message without waiting for the actor: what has no room now is sent by a thread that waits on the doorbell."""
         with self._spoken_to():
             post(self.connection, message, fds)
 
     def flush(self) -> None:
-        """Sends what is left of messages, as far as there is room."""
+        """Sends the queued messages, as far as there is room."""
         with self._spoken_to():
             self.connection.flush()
 
@@ -113,7 +113,7 @@ class ActorProcess:
         except OSError as error:
             if passed_through_others(error) or limit_met(error) is not None:
                 raise
-            # It is gone; its pidfd tells how.
+            # The actor has ended; its pidfd tells how.
         finally:
             self.bell.announce_mail()
             if self.connection.has_unsent or self._wants_room:
@@ -126,8 +126,8 @@ class ActorProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Ends it at once. (``Popen.kill`` would ask how it ended, and take "somebody else knows" for "with code 0".)"""
-        with suppress(OSError):  # it is gone, and perhaps buried by another thread
+        """Kills the process. (``Popen.kill`` would poll it, and mistake an exit status that was collected elsewhere for code 0.)"""
+        with suppress(OSError):  # it has ended, and another thread may have closed the pidfd
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self._is_killed = True
 
@@ -140,14 +140,14 @@ class ActorProcess:
         return has_ended
 
     def await_exit(self) -> int | None:
-        """Waits for its end. Its exit status, as ``subprocess`` gives it; None if nobody can say.
+        """Waits for the process to end. Returns its exit status as ``subprocess`` does; None if the status is lost.
 
-        ``Popen.wait`` has a lock, which a signal's handler would wait for where its own thread has it, and leave others waiting.
-        Also, it takes "somebody else knows" for "with code 0".
+        ``Popen.wait`` has a lock: a signal's handler would wait for its own thread if that holds the lock, and could leave other
+        threads waiting. It also mistakes a status that was collected elsewhere for code 0.
         """
         if not self._has_exited:
             code: int | None = None
-            with suppress(ChildProcessError):  # somebody else has collected it
+            with suppress(ChildProcessError):  # the status was collected elsewhere
                 result = os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
                 if result is not None:
                     code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status

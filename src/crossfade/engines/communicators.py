@@ -1,4 +1,4 @@
-"""The communicators of the user's that one actor has in one plan, from when it opens the plan to when it leaves it."""
+"""The user-defined communicators that one actor has in one plan, from opening the plan to leaving it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Communicators", "entangled", "refuse_entangled"]
 
 
 class Communicators:
-    """Copies of them, each of which has its rank. The actor's main thread makes this, and ends it.
+    """The actor's copies of its user-defined communicators, initialized with its ranks. Made and ended by its main thread.
 
     Args:
         plan: the plan.
-        party: who this is.
-        calls: what travels beside the plan: under a communicator's id its pickle.
+        party: the actor.
+        calls: the arguments that travel beside the plan: under a communicator's id its pickle.
 
     Attributes:
-        by_id: those in whose group the party is.
+        by_id: the communicators in whose group the actor is.
 
     Raises:
-        Exception: what one raised.
+        Exception: an error that a communicator raised.
     """
 
     def __init__(self, plan: Plan, party: str, calls: Mapping[str, Call]) -> None:
@@ -42,7 +42,7 @@ class Communicators:
             raise
 
     def destroy(self) -> None:
-        """Ends them, once nothing is moved any more. What one raises is printed, and keeps no other from its end."""
+        """Destroys the communicators, after the last transfer. An error of one is printed; the others are still destroyed."""
         while self.by_id:
             _, communicator = self.by_id.popitem()
             try:
@@ -52,7 +52,7 @@ class Communicators:
 
 
 def entangled(plan: Plan, others: Iterable[Plan]) -> list[str]:
-    """Actors that are in the group of a communicator in this plan and in another one."""
+    """Returns the actors that are in the group of a communicator both in this plan and in one of the others."""
     mine = {party for spec in plan.communicators for party in spec.parties}
     return sorted(
         mine.intersection(party for other in others for spec in other.communicators for party in spec.parties)
@@ -60,10 +60,10 @@ def entangled(plan: Plan, others: Iterable[Plan]) -> list[str]:
 
 
 def refuse_entangled(plan: Plan, others: Iterable[Plan]) -> None:
-    """Communicators of two plans on the same actors could wait for each other across the plans.
+    """Refuses a plan whose communicators share actors with those of open plans: they could wait for each other across the plans.
 
     Raises:
-        GraphError: there are such.
+        GraphError: there are such actors.
     """
     if parties := entangled(plan, others):
         raise GraphError(

@@ -180,12 +180,12 @@ class Stop:
 
 
 def send(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:
-    """Sends one message, and waits while the other side does not take it."""
+    """Sends one message, and waits for room while the other side does not take it."""
     connection.send(pickle.dumps(message, 5), fds)
 
 
 def post(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> None:
-    """Sends one message, now as far as there is room; the rest is for `Connection.flush`."""
+    """Queues one message without blocking; `Connection.flush` sends what has no room now."""
     connection.post(pickle.dumps(message, 5), fds)
     connection.flush()
 

@@ -50,13 +50,13 @@ class DriverEnds:
         by_value = {channel.value: channel.id for channel in reads}
         self._idles = [ends.readers[by_value[value]].is_idle for value in plan.outputs]
         self._places = [tuple(i for i, v in enumerate(plan.outputs) if v == channel.value) for channel in reads]
-        self._num_read = [0] * len(reads)  # of each channel: values of so many executions
+        self._num_read = [0] * len(reads)  # for each channel, how many executions' values were read
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
         self._is_simple = len(self._writes) == 1 and not self._static
         self._rooms = [ends.writers[name].has_room for _, name in inputs]
-        self._is_writing = False  # some inputs of an execution are written, and not all
+        self._is_writing = False  # some inputs of an execution are written, but not all
         self.num_submitted = 0
         if recorder is not None:
             self._writes = [
@@ -126,8 +126,8 @@ class DriverEnds:
                 raise error
 
     def _write_rest(self, values: Sequence[Any]) -> Failure | None:
-        """Writes all inputs but the first, for which there is room. One that cannot be pickled, and all after it, are that error:
-        the execution is under way, and its actors get an error instead of a missing value.
+        """Writes all inputs but the first, for which there is room. For one that cannot be pickled, and all after it, that error is
+        written: the execution is under way, and its actors get an error instead of a missing value.
         """
         failure: Failure | None = None
         for index, write in zip(self._inputs[1:], self._writes[1:], strict=True):
@@ -156,7 +156,7 @@ class DriverEnds:
         return value
 
     def try_collect(self) -> Sequence[Arrival]:
-        """See the protocol. An output whose channel has ended keeps no other from coming."""
+        """See the protocol. A channel that has ended does not keep other outputs from arriving."""
         arrivals: list[Arrival] = []
         broken: ChannelError | None = None
         for index, read in enumerate(self._reads):
@@ -176,11 +176,11 @@ class DriverEnds:
         return arrivals
 
     def idle(self, place: int) -> Callable[[], bool]:
-        """A cheap look: true as long as that output has not come."""
+        """Returns a cheap check: True as long as that output has most likely not arrived."""
         return self._idles[place]
 
     def awaited(self) -> str:
-        """The channel that is furthest behind."""
+        """Returns the output channel from which the fewest values were read."""
         return self._channels[self._num_read.index(min(self._num_read))]
 
     def _recorded(self, move: Callable[..., Any], action: Action, execution: Callable[[], int]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Context managers that turn errors of the system, and of imports, into errors with a hint."""
+"""Context managers that turn errors of the system and of imports into errors that say what failed and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["explained", "torch_needed"]
 
 @contextmanager
 def explained(kind: type[CrossfadeError], what: str) -> Iterator[None]:
-    """A context: an error of meeting a limit of this process leaves it as one of ``kind``, which says ``what`` failed."""
+    """A context manager: an OSError about a limit of this process leaves it as an error of ``kind`` that says ``what`` failed."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What became of an actor: all that the driver keeps of one that has ended, for whoever asks it for something afterwards."""
+"""What became of an actor: all that the driver keeps of an actor that has ended, to answer later requests with an error."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Fate"]
 
 @dataclass(slots=True)
 class Fate:
-    """What became of an actor.
+    """The state of an actor, as far as its start and its end are concerned.
 
     Attributes:
         name: the actor's name.
-        pid: its process.
-        is_created: its constructor has returned.
-        start_failure: what that raised.
-        end: how its process ended; empty as long as it has not.
+        pid: the id of its process.
+        is_created: whether its constructor has returned.
+        start_failure: the error that the constructor raised.
+        end: how its process ended; empty as long as it has not ended.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Fate:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be asked of the actor any more."""
+        """Whether the actor can take no more requests."""
         return bool(self.end or self.start_failure)
 
     def error(self) -> ActorError:
-        """The error for who asks something of it."""
+        """Makes the error for a request to the actor."""
         error: ActorError
         if self.start_failure is not None:
             cause = self.start_failure.to_error()
@@ -48,5 +48,5 @@ class Fate:
         return error
 
     def obituary(self) -> ActorState:
-        """What it is doing, once it has ended."""
+        """Describes the dead actor for a report of what actors are doing."""
         return ActorState(self.name, self.pid, f"is dead: {self.end}")

@@ -205,7 +205,7 @@ def _open_collectives(plan: Plan, ends: Mapping[str, Ends]) -> None:
 
 
 class Moved(Enum):
-    """What actors could do: nothing, something, or enough for whoever waits."""
+    """What the actors could do: nothing, something, or enough for the caller that waits."""
 
     NOTHING = auto()
     SOME = auto()
@@ -269,11 +269,11 @@ class _InlinePlan:
             self._lost = self._lost or (actor, how)
 
     def try_advance(self, ready: Callable[[], object]) -> Moved:
-        """Does what can be done now."""
+        """Does what `_advance` does; nothing after an actor has ended."""
         return Moved.NOTHING if self._lost is not None else self._advance(ready)
 
     def _advance(self, ready: Callable[[], object]) -> Moved:
-        """Lets each actor go as far as it can, until ``ready()``: who waits for one result does not wait for all methods."""
+        """Lets one actor after another run, to a step that must wait or the end of its round, until ``ready()`` is true."""
         self.check()
         moved = Moved.NOTHING
         with self._lock:
@@ -325,7 +325,7 @@ class _InlinePlan:
         """See the protocol. Without an engine of its own that could make progress, standing still is a deadlock."""
         while not ready():
             match self._advance(ready):
-                case Moved.ENOUGH:  # `ready` does what it finds to do, so it is not asked once more
+                case Moved.ENOUGH:  # `ready` does work itself, so it is not called again
                     return True
                 case Moved.NOTHING:
                     if ready():

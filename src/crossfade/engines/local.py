@@ -48,8 +48,8 @@ _LAST_STEPS_S = 0.2
 _GRACE_S = 1.0
 
 _LEAVING_S = 30.0
-"""So long the actors of a graph that was dropped, or not compiled, may take to leave it (they may be loading torch still), before
-another one's communicators are refused."""
+"""How long compiling a graph with user-defined communicators waits for the actors to leave other graphs with such communicators,
+which may take a while (an actor may still be loading torch), before it is refused."""
 
 _ENDING_S = 1.0
 """So long a fault of one actor is held back for another one that is on its way out, and may be the reason."""
@@ -133,12 +133,12 @@ class LocalEngine:
                 undo.callback(os.close, fd)
             self.doorbell = Doorbell(*self.bell_fds, spin_us=spin_us)
             undo.pop_all()
-        self._processes: dict[str, ActorProcess] = {}  # of those that have not ended
-        self._fates: dict[str, Fate] = {}  # of all
+        self._processes: dict[str, ActorProcess] = {}  # by name; those that have not ended
+        self._fates: dict[str, Fate] = {}  # by name; of all actors
         self._numbers = itertools.count()
         self._plans: dict[int, LocalPlan] = {}
         self._is_closed = False
-        self._closer = 0  # the thread that closes it
+        self._closer = 0  # the thread that closes the engine, or 0
         self._ending = threading.RLock()
         self._introducing = threading.RLock()
 
@@ -149,7 +149,7 @@ class LocalEngine:
         with explained(ActorStartError, f"actor {actor} could not be started"):
             things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
             with CulpritNamed(things):
-                payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process: it may raise
+                payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process starts, since it may raise
             with Pipes(self._output) as pipes:
                 process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
                 try:
@@ -189,7 +189,7 @@ class LocalEngine:
         return process
 
     def _converse(self, process: ActorProcess) -> None:
-        """An actor has sent something, or has room for what was left."""
+        """Handles an actor's socket: sends what was left unsent if there is room now, and takes in what has arrived."""
         if process.connection.has_unsent:
             process.flush()
         self._receive(process)
@@ -209,7 +209,7 @@ class LocalEngine:
         if process.connection.is_closed:
             self.doorbell.unwatch(process.connection.fileno())
             if not (self._is_closed or process.fate.end or await_end(process.pidfd, _LAST_STEPS_S)):
-                process.kill()  # it is not ending: its program has closed the socket, and it cannot be talked to
+                process.kill()  # it is not ending: it closed its socket, so it cannot be reached
 
     def _take_in(self, process: ActorProcess) -> None:
         while (message := process.connection.peek()) is not None:
@@ -227,14 +227,14 @@ class LocalEngine:
                 case control.Opened() | control.Closed() | control.Reported() | control.Faulted():
                     for plan in list(self._plans.values()):
                         plan.receive(process.name, reply)
-            process.connection.drop(message)  # not before: interrupted until here, all of that is done once more
+            process.connection.drop(message)  # last: if interrupted before this, the whole message is handled again
 
     def _received_early(self, process: ActorProcess) -> None:
         self._receive(process)
         self.doorbell.nudge()
 
     def catch_up(self, processes: Sequence[ActorProcess]) -> None:
-        """Goes on with what was under way when a signal's handler raised, of which no descriptor tells any more."""
+        """Handles messages that were left when a signal's handler raised: unsent or received ones that no descriptor signals."""
         for process in processes:
             if process.connection.has_unsent:
                 process.flush()
@@ -248,9 +248,9 @@ class LocalEngine:
                 self._bury(process)
 
     def _bury(self, process: ActorProcess) -> None:
-        """Tells everybody who waits for it, then forgets it. Interrupted, it is done once more: its end is watched until then."""
+        """Tells all plans of an actor's end, then forgets the actor. If interrupted, it runs again: the pidfd stays watched."""
         if not process.fate.end:
-            self._take_replies(process)  # its last words
+            self._take_replies(process)  # its last messages
             process.fate.end = process.describe_end(process.await_exit())
         for plan in list(self._plans.values()):
             plan.lose(process.name, process.fate.error())
@@ -321,23 +321,23 @@ class LocalEngine:
                 process.known.add(peer)
 
     def post(self, actor: str, message: Any, fds: tuple[int, ...] = ()) -> None:
-        """Sends a control message to an actor, without waiting for anything; nobody hears it if that is gone."""
+        """Sends a control message to an actor, without waiting for room; does nothing if the actor has ended."""
         process = self._processes.get(actor)
         if process is not None:
             process.post(message, fds)
 
     def refuse_to_wait(self, actors: Sequence[str]) -> None:
-        """Raises a `SessionError` where a living one would never answer: in a signal's handler whose own thread sends to it."""
+        """Raises a `SessionError` in a signal's handler whose own thread is sending to a living actor, or receiving from it."""
         for actor in actors:
             process = self._processes.get(actor)
             if process is not None and self.is_alive(actor):
                 process.connection.refuse_to_wait()
 
     def bell(self, actor: str) -> Bell:
-        """An actor's doorbell.
+        """Returns an actor's doorbell.
 
         Raises:
-            ActorError: it has ended.
+            ActorError: the actor has ended.
         """
         return self._process(actor).bell
 
@@ -410,7 +410,7 @@ class LocalEngine:
             self._output.disown()
 
     def _plans_of(self, *, is_leaving: bool = False) -> list[Plan]:
-        """The plans that are open; or those of them that the actors are told to leave."""
+        """Returns the open plans; with ``is_leaving`` only those that the actors were told to leave."""
         return [opened.plan for opened in list(self._plans.values()) if opened.is_leaving or not is_leaving]
 
     def forget(self, number: int) -> None:
@@ -430,7 +430,7 @@ class LocalEngine:
         """See the protocol. Actors are asked to stop, and killed if they do not within a second."""
         with self._ending:
             if self._closer not in (0, threading.get_ident()) or self.pidfd < 0:
-                return  # another thread does it, or has done it
+                return  # another thread is closing it, or has closed it
             self._closer = threading.get_ident()
             self._is_closed = True
         try:
@@ -439,7 +439,7 @@ class LocalEngine:
             self._closer = 0
 
     def _close(self) -> None:
-        """Ends everything. Interrupted anywhere, it may be called again."""
+        """Ends all plans, actors and descriptors. May be called again after an interrupt at any point."""
         for plan in list(self._plans.values()):
             plan.abandon()
         alive = list(self._processes.values())

@@ -61,7 +61,7 @@ class LocalPlan:
 
     Attributes:
         number, plan: see above.
-        is_leaving: whether the actors are told to leave it.
+        is_leaving: whether the actors were told to leave the plan.
     """
 
     def __init__(self, engine: LocalEngine, number: int, plan: Plan, *, record: bool, debug: bool) -> None:
@@ -80,7 +80,7 @@ class LocalPlan:
         self._spin_us = spin_us_for(plan)
         self._is_closed = False
         self.is_leaving = False
-        self._told: dict[str, tuple[str, ...]] = {}  # to whom, and who is absent
+        self._told: dict[str, tuple[str, ...]] = {}  # by actor: the absent actors that it was told of
         self._wiring: Wiring | None = None
         self._board: mmap.mmap | None = None
         self._driver: DriverEnds  # from `open` on
@@ -156,7 +156,7 @@ class LocalPlan:
     def _await_opened(self) -> None:
         """Waits for every actor, or for the first one that dies, and raises what one could not do."""
         engine = self._engine
-        # Who waits in a communicator's `initialize` for one that has raised there may never answer.
+        # An actor in a communicator's `initialize` may wait for ever for another one that has raised there.
         is_refused = self._has_refused if self.plan.communicators else bool
         engine.await_answers(
             lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened) or is_refused()
@@ -170,11 +170,11 @@ class LocalPlan:
                 failure: Failure | None = self._answers[control.Opened, actor].failure
                 if failure is not None:
                     raise self._death() or failure.to_error()
-            elif not self._has_refused():  # it died before the engine knew of this plan
+            elif not self._has_refused():  # the actor died before the engine knew of this plan
                 raise engine.error_of(actor)
 
     def _has_refused(self) -> bool:
-        """Whether an actor has answered that it could not open its channels."""
+        """Whether an actor has answered that it could not open the plan."""
         return any(kind is control.Opened and answer.failure for (kind, _), answer in list(self._answers.items()))
 
     def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
@@ -321,7 +321,7 @@ class LocalPlan:
         self._engine.doorbell.nudge()
 
     def leave(self) -> None:
-        """See the protocol. Interrupted, it may be called again, and tells those who were not told."""
+        """See the protocol. After an interrupt it may be called again: it tells the actors that were not told yet."""
         self.is_leaving = True
         self._tell_to_leave()
         self._end_if_left()
@@ -367,7 +367,7 @@ class LocalPlan:
 
 
 def _pickled(plan: Plan, actor: str, calls: Mapping[str, Call]) -> control.Constants:
-    """What was bound to the methods of nodes of one actor, and the communicators in whose groups it is."""
+    """Pickles the arguments that one actor's nodes were bound with, and the communicators in whose groups it is."""
     nodes = [node for node in plan.nodes if node.actor == actor]
     mine = [node.id for node in nodes] + [each.id for each in plan.communicators if actor in each.parties]
     bound = [(calls[node.id].args, calls[node.id].kwargs) for node in nodes]

@@ -3,8 +3,8 @@
 An actor's stdout and stderr are pipes. One thread of the driver, started with the first actor, sleeps on all of them and writes
 whole lines to ``sys.stdout`` and ``sys.stderr`` as they are at that moment (pytest and notebooks replace them).
 
-It waits as long as nobody reads those (as a pager does not that nobody scrolls), and its actors wait with it once their pipes are
-full. Only `Output.close` gives up: a second after somebody has last taken anything.
+The thread waits as long as nothing reads those streams (such as a pager that is not scrolled), and the actors wait with it once
+their pipes are full. Only `Output.close` gives up: after a second in which nothing was read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_LINE_LETTERS = 1 << 16
 _CHUNK_BYTES = 1 << 16
 
 _PATIENCE_S = 1.0
-"""So long `Output.close` waits for somebody to take anything of what is left to be shown. Each byte taken starts it anew."""
+"""How long `Output.close` waits for the reader of a stream to read anything. Each byte read starts the time anew."""
 
 _NUM_NAMED = 8
-"""Of so many actors it is said how much was not shown."""
+"""For how many actors the closing message says how much was not shown."""
 
 
 class _GivenUp(Exception):
-    """In the thread: `Output.close` has given up, and nothing here is the thread's any more."""
+    """Ends the thread after `Output.close` has given up: the thread must not touch the `Output` any more."""
 
 
 class Lines:
@@ -73,7 +73,7 @@ class _Stream:
     fd: int
     stream: str  # "stdout" or "stderr"
     lines: Lines
-    unshown: deque[str] = field(default_factory=deque)  # pieces of what came out of it
+    unshown: deque[str] = field(default_factory=deque)  # pieces of output that are not written yet
 
 
 class Pipes:
@@ -115,7 +115,7 @@ class Pipes:
             pidfd: readable once that has ended; a duplicate is kept.
         """
         if self._output is not None:
-            end_fd = os.dup(pidfd)  # first of all, since it may raise
+            end_fd = os.dup(pidfd)  # done first, since it may raise
             self._undo.pop_all()
             for fd in self.for_child:
                 if fd is not None:
@@ -144,7 +144,7 @@ class Output:
         self._is_ending = False
         self._is_starting = False
         self._thread: threading.Thread | None = None
-        self._stream = ""  # which is written to
+        self._stream = ""  # the stream that is being written to
         self._num_shown = 0  # pieces
         self._has_given_up = False
         self._starting = threading.RLock()  # a signal's handler may end the session where its thread has it
@@ -239,7 +239,7 @@ class Output:
         os.close(stream.fd)
 
     def _show(self, stream: _Stream, text: str) -> None:
-        """Writes to ``sys.stdout`` or ``sys.stderr``, whatever these are now, as they take it."""
+        """Writes to ``sys.stdout`` or ``sys.stderr``, whatever these are now, as fast as the stream takes it."""
         stream.unshown.extend(pieces(text))
         self._stream = stream.stream
         while stream.unshown:
@@ -251,8 +251,8 @@ class Output:
             self._num_shown += 1
 
     def _await_room(self) -> None:
-        """Waits until a piece can be written at once. (A thread that stood in the middle of writing would keep others, and the end
-        of the interpreter, from ``sys.stdout``.)
+        """Waits until a piece can be written at once. (If the thread blocked in the middle of a write, other threads and the end of
+        the interpreter would have to wait for ``sys.stdout``.)
         """
         fd = fd_of(self._stream)
         if fd < 0:
@@ -266,7 +266,7 @@ class Output:
             self._wake()
 
     def close(self) -> None:
-        """Shows what is left and ends the thread. Idempotent. Waits while somebody reads it, however slowly, and a second more."""
+        """Shows what is left and ends the thread. Idempotent. Gives up after a second in which the stream's reader read nothing."""
         with self._starting:
             self._is_ending = True
             if self._is_starting:  # in a signal's handler, in the middle of `add`: that closes it
@@ -276,9 +276,7 @@ class Output:
         if thread is not None and thread is not threading.current_thread() and not self._has_ended(thread):
             self._has_given_up = True
             self._wake_up()
-            thread.join(
-                _PATIENCE_S
-            )  # longer if it is in the middle of writing, and then it touches nothing here any more
+            thread.join(_PATIENCE_S)  # a thread that is still writing then touches nothing here afterwards
             self._tell_unshown()
         self._thread = None
         self._close_fds()
@@ -288,7 +286,7 @@ class Output:
             os.eventfd_write(self._wake_fd, 1)
 
     def _has_ended(self, thread: threading.Thread) -> bool:
-        """Waits for the thread. False once nobody has taken anything for some time."""
+        """Waits for the thread to end. False after a second in which the stream's reader has read nothing."""
         while thread.is_alive():
             before = self._progress()
             thread.join(_PATIENCE_S)
@@ -297,13 +295,13 @@ class Output:
         return True
 
     def _progress(self) -> tuple[int, int]:
-        """Other numbers after anything was taken: pieces that were written, and bytes that lie in the pipe, if it is one."""
-        with suppress(OSError, ValueError):  # it is no pipe, or nothing with a descriptor
+        """Returns counts that change whenever something is read: pieces written, and bytes left in the pipe, if it is one."""
+        with suppress(OSError, ValueError):  # the stream is no pipe, or has no descriptor
             return self._num_shown, num_unread(fd_of(self._stream))
         return self._num_shown, 0
 
     def _tell_unshown(self) -> None:
-        """Says on stderr what was not shown; if that is not read either, nobody can be told."""
+        """Says on stderr what was not shown, if stderr takes it at once."""
         self._take_new()
         texts: dict[str, str] = {}
         for stream in self._streams.values():

@@ -30,7 +30,7 @@ __all__ = [
 
 
 Arrival: TypeAlias = tuple[int, tuple[int, ...], Any]
-"""An output that has come: the number of its execution, its places among the plan's outputs, the value or a `Failure`."""
+"""An output that has arrived: the number of its execution, its positions among the plan's outputs, the value or a `Failure`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +120,16 @@ class OpenPlan(Protocol):
         """
 
     def try_take(self) -> Any:
-        """The next value of a plan that has one output, or `EMPTY`.
+        """Returns the next value of a plan that has one output, or `EMPTY`.
 
         Raises:
-            ActorDiedError: an actor of the plan is gone; outputs that have come are given first.
-            ActorError: the same where one that lives cannot go on with the plan.
+            ActorDiedError: an actor of the plan has died; outputs that have arrived are returned first.
+            ActorError: a living actor cannot continue the plan; outputs that have arrived are returned first.
         """
 
     def try_collect(self) -> Sequence[Arrival]:
-        """What has come of the outputs of a plan, at most one of each. Each output comes in the order of the executions, and waits
-        for no other one.
+        """Returns the outputs that have arrived, at most one value of each. The values of one output come in the order of the
+        executions, whether or not other outputs have arrived.
 
         Raises:
             ActorDiedError, ActorError: as `try_take`.
@@ -139,9 +139,9 @@ class OpenPlan(Protocol):
         """Waits until ``ready()`` is true; False if the time passed."""
 
     def wait_to_collect(self, ready: Callable[[], object], place: int, timeout_s: float | None) -> bool:
-        """Waits until ``ready()``, which calls `try_take` or `try_collect`, is true; False if the time passed.
+        """Waits until ``ready()``, which calls `try_take` or `try_collect`, returns true; False if the time limit passed.
 
-        As long as it spins it looks for the output of that place only: another one, which may be an error, is found when it sleeps.
+        While it spins, it checks only the output at ``place``: another output, which may be an error, is found once it sleeps.
         """
 
     def is_waiting_here(self) -> bool:
@@ -157,7 +157,7 @@ class OpenPlan(Protocol):
         """Raises `ActorDiedError` if an actor of the plan is gone, or `ActorError` if one that lives cannot go on."""
 
     def awaited(self) -> str:
-        """The channel by which the driver waits for the oldest output that is missing."""
+        """Returns the channel by which the driver waits for the oldest missing output."""
 
     def nudge(self) -> None:
         """Makes the threads that wait look again."""

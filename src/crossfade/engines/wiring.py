@@ -54,7 +54,7 @@ class Wiring:
         host_copies: how it brings tensors to its devices and from there, if it has any.
         on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
         exchanges: is told of the groups in which it does collectives on its devices, if it has any.
-        communicators: those of the user's that move tensors, by id; they stay the caller's.
+        communicators: the user-defined communicators that move tensors, by id; they stay the caller's.
 
     Attributes:
         ends: its ends.
@@ -91,7 +91,7 @@ class Wiring:
         self._heaps = heaps
         self._bells = bells
         self._groups: list[Any] = []
-        self._agreeing: list[GlooGroup] = []  # those of them whose tensors communicators move
+        self._agreeing: list[GlooGroup] = []  # the groups whose tensors communicators move
         self._link: Any = None
         try:
             self._open(board, store)
@@ -173,7 +173,7 @@ class Wiring:
         return ShmReader(*args)
 
     def _mover_to(self, spec: ChannelSpec, peer: str) -> dict[str, Any]:
-        """What moves the tensors of a channel, between this party and another."""
+        """Returns what moves the tensors of a channel between this party and another, as keyword arguments."""
         ranks = next(each.parties for each in self._plan.communicators if each.id == spec.communicator)
         device = "cuda" if self._plan.devices.get(self._party) else "cpu"
         return {"communicator": self._communicators[spec.communicator], "peer": ranks.index(peer), "device": device}
@@ -322,7 +322,7 @@ def _by_communicator() -> Any:
 
 
 def _group_key(spec: CollectiveSpec) -> tuple[tuple[str, ...], Transport, str]:
-    """What collectives have in common that are done in one group."""
+    """Returns what all collectives of one group have in common."""
     return spec.group, spec.transport, spec.communicator
 
 

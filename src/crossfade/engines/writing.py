@@ -1,4 +1,4 @@
-"""Writing to ``sys.stdout`` and ``sys.stderr``, whatever these are now, in pieces that a pipe with room takes at once."""
+"""Writes to ``sys.stdout`` and ``sys.stderr``, whatever these are now, in pieces that a pipe with room takes at once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from contextlib import suppress
 __all__ = ["fd_of", "has_room", "num_unread", "pieces", "write", "write_beside"]
 
 _PIECE_BYTES = select.PIPE_BUF
-"""So much goes into a pipe that is ready for writing, without waiting."""
+"""How many bytes a pipe that is ready for writing takes without blocking."""
 
 _LETTER_BYTES = 4
-"""The most that a letter takes."""
+"""The most bytes that one character takes."""
 
 _FORK_WAIT_S = 1.0
 
 _writing = threading.Lock()
-"""Held while a thread writes. A fork waits for it, so that the child has no half-written buffer and no lock that nobody frees."""
+"""Held while a thread writes. A fork waits up to a second for it, so a child inherits no half-written buffer and no held lock."""
 
 
 def pieces(text: str) -> Iterator[str]:
-    """A text in pieces, cut behind lines where it can be."""
+    """Splits a text into pieces, after line ends where possible."""
     num_letters = _PIECE_BYTES if text.isascii() else _PIECE_BYTES // _LETTER_BYTES
     start = 0
     while start < len(text):
@@ -39,14 +39,14 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def fd_of(stream: str) -> int:
-    """The descriptor behind ``sys.stdout`` or ``sys.stderr``; -1 if there is none."""
-    with suppress(Exception):  # what a program has put there may raise anything
+    """Returns the descriptor behind ``sys.stdout`` or ``sys.stderr``; -1 if there is none."""
+    with suppress(Exception):  # a program may have put any object there
         return int(getattr(sys, stream).fileno())
     return -1
 
 
 def has_room(stream: str) -> bool:
-    """Whether ``sys.stdout`` or ``sys.stderr`` takes a piece at once, as far as can be known."""
+    """Whether ``sys.stdout`` or ``sys.stderr`` takes a piece at once; True if that cannot be known."""
     fd = fd_of(stream)
     if fd < 0:
         return True
@@ -56,20 +56,20 @@ def has_room(stream: str) -> bool:
 
 
 def num_unread(fd: int) -> int:
-    """Bytes that are in a pipe."""
+    """Returns the number of bytes in a pipe that are not read yet."""
     count = array.array("i", [0])
     fcntl.ioctl(fd, termios.FIONREAD, count)
     return count[0]
 
 
 def write(text: str, stream: str) -> None:
-    """Writes to ``sys.stdout`` or ``sys.stderr``. What they refuse is lost: nobody could be told."""
+    """Writes to ``sys.stdout`` or ``sys.stderr``. Errors are ignored: there is no place to report them."""
     with _writing:
         write_beside(text, stream)
 
 
 def write_beside(text: str, stream: str) -> None:
-    """`write`, also while another thread stands in the middle of writing to the other one."""
+    """Writes as `write` does, but without its lock, for use while another thread is blocked writing to the other stream."""
     file = getattr(sys, stream)
     if text and file is not None:
         with suppress(Exception):
@@ -82,7 +82,7 @@ def write_beside(text: str, stream: str) -> None:
 
 
 class _Forking:
-    """Whether the thread that forks holds the lock."""
+    """Notes whether the thread that forks holds the lock."""
 
     has_lock = False
 

@@ -1,4 +1,4 @@
-"""What a graph knows about an actor: its methods, and what arguments they take."""
+"""What a graph knows about an actor: its methods, and the arguments that they take."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ActorInfo:
         methods: the number of values that each method returns, by the method's name.
         coroutines: the names of those declared with ``async def``, which cannot be called here.
         gpus: indices of the GPUs that it has booked.
-        signatures: what the methods take; None where nothing is known.
+        signatures: the arguments that the methods take; None if they are not known.
     """
 
     id: str
@@ -42,10 +42,10 @@ class ActorInfo:
     signatures: Signatures | None = field(default=None, compare=False, repr=False)
 
     def check_arguments(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuses arguments that the method does not take, as far as that is known.
+        """Refuses arguments that the method does not take, if its signature is known.
 
         Raises:
-            TypeError: it has the method's signature.
+            TypeError: the arguments do not fit; the message shows the signature.
         """
         takes = None if self.signatures is None else self.signatures.of(method)
         if takes is not None:
@@ -53,27 +53,27 @@ class ActorInfo:
 
 
 class Signatures:
-    """What the methods and the constructor of a class take. Each is looked up once, when it is first called or bound."""
+    """The arguments that the methods and the constructor of a class take. Each is looked up at its first call or bind."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
         self._known: dict[str, Takes | None] = {}
 
     def of(self, method: str) -> Takes | None:
-        """What a method takes. None where Python does not tell (of a builtin), or it is another thing that can be called."""
+        """Returns what a method takes. None if Python does not tell (for a builtin), or if it is another kind of callable."""
         if method not in self._known:
             self._known[method] = _takes(_bound(self._cls, method))
         return self._known[method]
 
     def of_constructor(self) -> Takes | None:
-        """What the class takes, likewise."""
+        """Returns what the constructor takes; None in the same cases."""
         if "" not in self._known:
             self._known[""] = _takes(self._cls)
         return self._known[""]
 
 
 def _bound(cls: type, method: str) -> Any:
-    """A method as an instance has it, or None."""
+    """Returns a method as an instance has it, or None."""
     match inspect.getattr_static(cls, method, None):
         case FunctionType() as function:
             return MethodType(function, cls)  # its first argument counts as given, whatever it is
@@ -91,12 +91,12 @@ def _takes(function: Any) -> Takes | None:
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What arguments a function takes.
+    """The arguments that a function takes.
 
     Attributes:
-        signature: as Python has it.
-        least: fewer positional arguments are not enough by themselves.
-        most: how many positional arguments it takes.
+        signature: its signature, from ``inspect``.
+        least: fewer positional arguments cannot be enough without keyword arguments.
+        most: the largest number of positional arguments that it takes.
     """
 
     signature: Signature
@@ -105,9 +105,9 @@ class Takes:
 
     @classmethod
     def of(cls, function: Any) -> Takes:
-        """What a function, a method of an instance or a class takes.
+        """Returns the arguments that a function, a method of an instance or a class takes.
 
-        A decorator's function that takes anything takes what the function inside takes, if ``functools.wraps`` names one.
+        A wrapper with ``*args, **kwargs`` takes what the wrapped function takes, if ``functools.wraps`` names it.
 
         Raises:
             TypeError, ValueError: Python does not tell.
@@ -126,7 +126,7 @@ class Takes:
         """Refuses arguments that do not fit.
 
         Raises:
-            TypeError: what does not fit, and the signature.
+            TypeError: the arguments do not fit; the message shows the signature.
         """
         if not kwargs and self.least <= len(args) <= self.most:
             return  # 0.2 us; Python's own check takes ten times as long
@@ -139,7 +139,7 @@ class Takes:
         raise TypeError(f"the arguments do not fit {label}: {problem}\nhint: it is {label}{self}")
 
     def __str__(self) -> str:
-        """The signature without annotations, with defaults in a few letters."""
+        """Returns the signature without annotations, with shortened defaults."""
         shown = [
             each.replace(
                 annotation=each.empty, default=each.empty if each.default is each.empty else _Brief(each.default)
@@ -160,7 +160,7 @@ class _Brief:
 
 
 def unknown_method(actor: ActorInfo, method: str) -> tuple[str, str]:
-    """What to say about a method that the actor does not have: the problem and the hint."""
+    """Describes a method that the actor does not have: the problem and the hint."""
     public = [name for name in actor.methods if not name.startswith("_")]
     has = f"{actor.id} has {', '.join(public)}" if public else f"{actor.id} has no methods"
     return f"actor {actor.id} ({actor.class_name}) has no method {method!r}", nearest(method, public, has)

@@ -84,7 +84,7 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
     """
     outputs = _outputs_of(output)
     for node in outputs:
-        node._is_compiled = True  # whatever comes of it: it is meant as a graph
+        node._is_compiled = True  # even if compiling fails: the user meant it as a graph
     nodes = _sorted(walk(outputs))
     for node in nodes:
         if isinstance(node, MethodNode):
@@ -314,14 +314,14 @@ def _check_all_used(nodes: Sequence[Node], output: Node) -> None:
     """
     if not _forgotten(nodes, output):
         return
-    gc.collect()  # what an error has named and the user has dropped since may still be there, held by a cycle of references
+    gc.collect()  # an error may have named nodes that the user has dropped since; a cycle of references may still hold them
     error = _tell_forgotten(nodes, output)
     if error is not None:
         raise error
 
 
 def _tell_forgotten(nodes: Sequence[Node], output: Node) -> GraphError | None:
-    """The error, which names the first that is forgotten. From now on all of them are told."""
+    """Makes the error, which names the first forgotten call (or else part). All forgotten calls then count as reported."""
     forgotten = _forgotten(nodes, output)
     parts = [each for each in forgotten if isinstance(each, InputPart)]
     calls = [each for each in forgotten if not isinstance(each, InputPart)]
@@ -347,8 +347,8 @@ def _tell_forgotten(nodes: Sequence[Node], output: Node) -> GraphError | None:
 
 
 def _forgotten(nodes: Sequence[Node], output: Node) -> list[MethodNode | CollectiveNode | InputPart | Trace]:
-    """Calls that nothing uses, traces of such calls, and parts of the input that nothing uses, in the order of their creation. What
-    belongs to other graphs is used: several may be made of one input.
+    """Finds calls that nothing uses, traces of such calls, and parts of the input that nothing uses, in order of creation.
+    Nodes of other graphs count as used: several graphs may share an input.
     """
     seen = dict.fromkeys(nodes)
     pending = list(seen)

@@ -51,10 +51,10 @@ class CollectiveNode(Node):
         parties: the actors, in rank order, each once.
         members: for each rank the nodes whose tensors it brings: the same number for all, or for a broadcast none but the root's.
         inputs: all of them.
-        outputs: what the actors get, by rank, then by position: as many for each rank as the root or everybody brings.
+        outputs: the values that the actors get, by rank, then by position: for each rank as many as the root or each party brings.
     """
 
-    inputs: tuple[Node, ...] = ()  # as a MethodNode's
+    inputs: tuple[Node, ...] = ()  # see `MethodNode.inputs`
     outputs: tuple[CollectiveOutput, ...] = ()
 
     def __init__(
@@ -81,7 +81,7 @@ class CollectiveNode(Node):
 
     @brief
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting():  # as for a MethodNode
+        if not is_exiting():  # see `MethodNode.__del__`
             leave_if_unread(self, self.outputs)
 
     def outputs_at(self, rank: int) -> tuple[CollectiveOutput, ...]:
@@ -143,8 +143,8 @@ def bind_collective(
             `ActorInfo`.
         op: how tensors are reduced: a `ReduceOp`, another enumeration's member of the same name, or the name.
         root: whose tensor is broadcast: a position in ``nodes``.
-        transport: how tensors move: ``None``, the name of a transport, a `Communicator`, or a `TorchTensorType`, of which only that
-            counts.
+        transport: how tensors move: ``None``, the name of a transport, a `Communicator`, or a `TorchTensorType`, of which only the
+            transport counts.
 
     Returns:
         A node for each actor, or where several tensors were given a list of nodes for each actor.
@@ -165,7 +165,7 @@ def bind_collective(
 
 
 def _made(kind: CollectiveKind, nodes: Any, op: Any, root: Any, transport: Any) -> tuple[CollectiveNode, bool]:
-    """The collective, and whether what it gives is given as lists."""
+    """Makes the collective. Returns it, and whether its results are to be returned as lists."""
     reduction = _reduction(kind, op) if kind.reduces else None
     asked = _checked_transport(kind, transport)
     if not isinstance(nodes, list | tuple):

@@ -1,4 +1,4 @@
-"""Which actors are in a communicator's group, and whether that fits what it is asked to do."""
+"""Finds the actors in a communicator's group, and checks that a communicator can do what is asked of it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["check_collective", "members_of"]
 
 
 def members_of(communicator: Communicator) -> tuple[ActorInfo, ...]:
-    """The actors of a communicator's group, in the order of their ranks.
+    """Returns the actors of a communicator's group, in the order of their ranks.
 
     Raises:
-        GraphError: what it gives are no handles, or their ranks are not 0 to n - 1.
+        GraphError: the communicator did not return handles of actors, or their ranks are not 0 to n - 1.
     """
     name = type(communicator).__name__
     handles = list(communicator.get_actor_handles())
@@ -38,7 +38,7 @@ def members_of(communicator: Communicator) -> tuple[ActorInfo, ...]:
 
 
 def check_collective(communicator: Communicator, kind: CollectiveKind, parties: Sequence[str]) -> None:
-    """Looks whether a communicator can do a collective of these actors.
+    """Checks that a communicator can do a collective of these actors.
 
     Raises:
         GraphError: it cannot.

@@ -21,12 +21,12 @@ _DEVICES = {
 
 
 def asked_transport(transport: str | Communicator, by_cpu: Transport = Transport.SHM) -> str | Communicator:
-    """The name of what is asked for, or the communicator itself.
+    """Returns the name of the transport that the user wants, or the communicator itself.
 
     Args:
         transport: as the user wrote it. The bare string ``nccl`` is Ray's name of any transport for device tensors, and ``cpu`` of
             those that go by the host. A `CPUCommunicator` means gloo.
-        by_cpu: what that means here.
+        by_cpu: the transport that ``cpu`` means here.
     """
     if isinstance(transport, CPUCommunicator):
         return str(Transport.GLOO)

@@ -1,4 +1,4 @@
-"""What all nodes have: how their value should move, compiling, and what to say where they are taken for values."""
+"""What all nodes have: how their value should move, compiling, and errors for using a node as a value."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Node"]
 class Node:
     """One value of a graph. Nodes are equal, and hash, by identity.
 
-    All attributes begin with an underscore, so that an `InputNode` can give parts of every other name:
+    All attributes begin with an underscore, so that every other name of an `InputNode` is a part of the input:
 
     - ``_order``: the position in the order of creation, which is topological: what a node uses was created before it.
-    - ``_users``: the calls, collectives and `MultiOutputNode`s that take this node, as far as they are still alive.
-    - ``_is_compiled``: it is, or was to be, a part of a graph that was compiled.
-    - ``_is_settled``: if it is dropped, it needs no `graph.unread.Trace`: something has taken it, or an error has named it.
-    - ``_trace``: a call that was made from it, is gone, and was read by nothing.
+    - ``_users``: the living calls, collectives and `MultiOutputNode`s that take this node.
+    - ``_is_compiled``: compiling a graph with this node was at least tried.
+    - ``_is_settled``: if it is dropped, it leaves no `graph.unread.Trace`: something has taken it, or an error has named it.
+    - ``_trace``: the trace of a call that was made from this node, and was dropped without being read.
     - ``_transport``: how the value should move: a name, of which ``auto`` leaves it to crossfade, or a communicator.
     - ``_transport_to``: how it should move to some of its readers, by the id of the actor, where that differs.
     - ``_target_device``: where readers want the tensors in it.
@@ -63,14 +63,14 @@ class Node:
             transport: its name; an unknown one is found when the graph is compiled. The string ``nccl`` means, as in Ray, any
                 transport for device tensors (``accelerator``); ``Transport.NCCL`` means NCCL. Or a `Communicator` of your own.
             device: where readers want the tensors: ``default``, ``cpu``, ``cuda`` or ``gpu``, which is the same. By default those
-                that readers with a GPU want on it are the ones that come from a GPU. Parts of the input that do not say it, nor
-                the transport, do as the whole.
+                that readers with a GPU want on it are the ones that come from a GPU. Parts of the input for which no device, or no
+                transport, was set take it from the whole input.
             _static_shape: Ray's spelling of ``static_shape``.
             _direct_return: Ray's spelling of ``direct_return``.
             static_shape: every execution's tensors have the same shapes and dtypes; one that breaks this ends its execution in a
                 `StaticShapeError`. It is promised of the value, for all its readers.
             direct_return: the value is a tensor itself and does not only contain tensors.
-            reader: the actor to which the value should move that way; to the others it goes as it did. None means all.
+            reader: the actor that should get the value that way; the other readers get it as before. None means all readers.
 
         Raises:
             TypeError: the transport is neither a name nor a communicator, a flag is no bool, or the reader is no actor.
@@ -89,7 +89,7 @@ class Node:
         else:
             self._transport_to[_id_of(reader)] = asked
             self._target_device_to[_id_of(reader)] = target_device
-        if reader is None or _static_shape or static_shape is not None:  # a way to one reader takes no promise back
+        if reader is None or _static_shape or static_shape is not None:  # else the promise stays
             self._static_shape = is_static
         if reader is None or _direct_return or direct_return is not None:
             self._direct_return = is_direct
@@ -136,28 +136,28 @@ class Node:
         return self.compile(*unnamed, **options)
 
     def _take_to(self, user: Node) -> None:
-        """Notes who takes the node."""
+        """Notes that another node takes this node."""
         self._users.add(user)
         self._is_settled = True
 
     def _sources(self) -> tuple[Node, ...]:
-        """The nodes that this one is directly made from."""
+        """Returns the nodes that this one is directly made from."""
         return ()
 
     def _label(self) -> str:
-        """How messages and drawings call it."""
+        """Returns the node's name in messages and drawings."""
         return type(self).__name__
 
-    if not TYPE_CHECKING:  # else every name would be one of a node's
+    if not TYPE_CHECKING:  # type checkers would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
-            """Asked only for names that a node does not have."""
+            """Called only for names that a node does not have."""
             if name in ("execute", "execute_async", "plan", "statistics", "teardown", "timeline", "visualize"):
                 raise AttributeError(
                     f"{self._label()} is a node of a graph that is not compiled, and has no {name}\n"
                     f"hint: graph = node.compile(), then graph.{name}"
                 )
-            return object.__getattribute__(self, name)  # raises what Python says
+            return object.__getattribute__(self, name)  # raises Python's own error
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -173,7 +173,7 @@ class Node:
 
 
 def _id_of(reader: Any) -> str:
-    """An actor's id, from its handle."""
+    """Returns an actor's id, from its handle."""
     info = getattr(reader, "_info", reader)
     if not isinstance(info, ActorInfo):
         raise TypeError(f"{reader!r} is no actor\nhint: pass the handle that Cls.remote() returned")

@@ -10,8 +10,8 @@
     ├── CollectiveNode    what several actors do together, and CollectiveOutput, what one of them gets (`graph.collectives`)
     └── MultiOutputNode   several values as the output of a graph
 
-A node refers to the nodes that it uses, and these refer weakly to it: a node that the user drops is gone. A call that nothing has
-read leaves a trace then (`graph.unread`).
+A node refers to the nodes that it uses, and these refer weakly to it, so a node that the user drops is freed. If nothing has read a
+call by then, it leaves a trace (`graph.unread`).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class MethodNode(Node):
         outputs: one node for each value of a method that returns several; else empty.
     """
 
-    inputs: tuple[Node, ...] = ()  # what `__del__` looks at if an error comes before the rest
+    inputs: tuple[Node, ...] = ()  # `__del__` needs it even if `__init__` raises early
     outputs: tuple[OutputNode, ...] = ()
 
     def __init__(
@@ -156,7 +156,7 @@ class MethodNode(Node):
 
     @brief_step
     def __del__(self, is_exiting: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_exiting():  # else this module's names may be gone, and nobody compiles any more
+        if not is_exiting():  # the interpreter may have deleted this module's names
             leave_if_unread(self, self.outputs)
 
     @property
@@ -204,7 +204,7 @@ class MultiOutputNode(Node):
         nodes: the values.
 
     Raises:
-        GraphError: it is given nodes, or something else, and no list of them.
+        GraphError: the argument is a node or no iterable, or there are several arguments.
     """
 
     def __init__(self, nodes: Iterable[Node], *others: object) -> None:
@@ -268,14 +268,14 @@ def nodes_in(*arguments: Any) -> tuple[Node, ...]:
 
 
 def settle(*arguments: Any) -> None:
-    """For what is refused: the calls among the arguments were read, as far as their user is concerned."""
+    """Counts the calls among the arguments as read: the node that was to take them was refused."""
     with suppress(GraphError):  # the arguments contain themselves
         for node in nodes_in(*arguments):
             node._is_settled = True
 
 
 def leave_if_unread(node: Node, values: Iterable[Node]) -> None:
-    """A call that is being dropped leaves its `Trace`, unless something has read it or one of its values."""
+    """Leaves a `Trace` of a call that is being dropped, unless something has read it or one of its values."""
     sources = node._sources()
     if sources and not any(each._is_settled or each._is_compiled for each in (node, *values)):
         leave_trace(Trace(describe(node), node._order), sources)

@@ -1,12 +1,12 @@
-"""Calls that can never run: nothing has read them, and nobody can reach them any more.
+"""Traces of calls that can never run: nothing has read them, and no reference to them is left.
 
-A node knows those that it uses, and they know it weakly. So a call that the user drops is gone, and whoever compiles a graph later
-could not tell that it never runs. Therefore it leaves a *trace* on everything that it was made from: the calls among its arguments,
-theirs, and the input. Each of these keeps one trace at most, so calls that are bound and dropped for ever pile up nothing.
+A node refers to the nodes that it uses, and they refer weakly to it. So a call that the user drops is freed, and a graph compiled
+later could not tell that it never runs. Therefore the call leaves a *trace* on everything that it was made from: the calls among
+its arguments, theirs, and the input. Each of these keeps at most one trace, so memory does not grow with calls bound and dropped.
 
 A call leaves no trace if it is *settled*: another call, a collective or a `MultiOutputNode` has taken it, or was refused with it; a
-graph was compiled from it, or was to be; or an error has named it already. Nor does a call whose arguments have no nodes: no graph
-has it.
+graph was compiled from it, or compiling was tried; or an error has named it already. Nor does a call without nodes among its
+arguments leave one: it belongs to no graph.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _orders = itertools.count()
 
 
 def next_order() -> int:
-    """The next position in the order of creation."""
+    """Returns the next position in the order of creation."""
     return next(_orders)
 
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """What is left of a call that nothing read.
+    """What is left of a call that was dropped before anything read it.
 
     Attributes:
-        call: the call in a few words.
-        order: when it was bound.
-        told_at: when an error has named it. It concerns no output that is bound after that.
+        call: a short description of the call.
+        order: the position of the call in the order of creation.
+        told_at: the position at which an error named the call. The trace concerns no output that is bound after that.
     """
 
     call: str
@@ -41,7 +41,7 @@ class Trace:
     told_at: int | None = None
 
     def concerns(self, output: int) -> bool:
-        """Whether the call is missing in a graph whose output was created at this position."""
+        """Whether the call counts as missing in a graph whose output was created at this position."""
         return self.told_at is None or output < self.told_at
 
 
@@ -52,7 +52,7 @@ class _Traced(Protocol):
 
 
 def leave_trace(trace: Trace, sources: Iterable[_Traced]) -> None:
-    """Leaves a trace on all that a call was made from, up to where there is one already that nobody was told of."""
+    """Leaves a trace on all nodes that a call was made from, up to those that have a trace that no error has named yet."""
     pending = list(sources)
     while pending:
         node = pending.pop()

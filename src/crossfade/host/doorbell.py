@@ -56,7 +56,7 @@ class Bell:
 
     @classmethod
     def of(cls, memory_fd: int, event_fd: int) -> Bell:
-        """The bell of a doorbell's descriptors, with some of its own."""
+        """Makes a bell from a doorbell's descriptors, which it duplicates."""
         memory = Memory(os.dup(memory_fd))
         try:
             return cls(memory, os.dup(event_fd))
@@ -83,7 +83,7 @@ class Bell:
         fd, self.event_fd = (
             self.event_fd,
             -1,
-        )  # before it is closed: an error may come in between, and nothing is closed twice
+        )  # before closing: an error in between must not lead to closing twice
         if fd >= 0:
             os.close(fd)
             self.flags = memoryview(bytearray(2))  # lets go of the mapping
@@ -154,7 +154,7 @@ class Doorbell:
             self._handlers[fd] = handler
 
     def watch_room(self, fd: int, *, is_wanted: bool) -> None:
-        """Calls the handler of ``fd``, which is watched, also when it can be written to; or no more."""
+        """Starts, or with ``is_wanted`` False stops, to call the handler of the watched ``fd`` also when it can be written to."""
         with self._lock:
             if fd in self._handlers and not self._is_closing:
                 self._watched.modify(fd, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))

@@ -74,10 +74,10 @@ def new_key() -> bytes:
 
 
 def check_size(size_bytes: int, num_fds: int) -> None:
-    """Refuses what is too much for one frame.
+    """Refuses a message that is too large for one frame.
 
     Raises:
-        ValueError: it is.
+        ValueError: it is too large.
     """
     if size_bytes > MAX_PAYLOAD_BYTES or num_fds > MAX_FDS:
         raise ValueError(
@@ -140,7 +140,7 @@ class Opener:
         self._head = bytearray()
         self._proof: Any = None  # of the frame whose payload is arriving; None before its head is whole
         self._parts: list[bytes] = []
-        self._num_parts = 0  # what follows them was taken by a copy, which was given up
+        self._num_parts = 0  # parts beyond these are from a copy that was discarded
         self._num_missing = 0  # bytes of the payload
         self._tail = bytearray()
         self._num_fds = 0  # that the frame says it has
@@ -148,12 +148,12 @@ class Opener:
         self.error: FrameError | None = None
 
     def copy(self) -> Opener:
-        """Another one, which goes on from here: whoever is interrupted while it takes something goes on with the first one."""
+        """Returns a copy with the same state: an interrupted caller discards the copy and continues with the original."""
         twin = Opener.__new__(Opener)
         twin.__dict__.update(self.__dict__)
         twin._head, twin._tail = bytearray(self._head), bytearray(self._tail)
         twin._proof = self._proof and self._proof.copy()
-        return twin  # the parts are shared: there may be gigabytes
+        return twin  # the list of parts is shared: the parts may take gigabytes
 
     def take(self, data: bytes, num_fds: int = 0) -> list[Frame]:
         """The frames that are whole with this piece. Those before an error are good.

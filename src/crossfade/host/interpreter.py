@@ -1,6 +1,6 @@
-"""Starting interpreters that find modules where this one does.
+"""Starts interpreters that find modules where this one does.
 
-They are told so through inherited memory: one argument of a program takes 128 KB at most, and anybody can read it.
+The search path is passed in inherited memory: an argument of a program takes 128 KB at most, and any user can read it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ main({arguments})
 
 
 def search_path() -> Memory:
-    """Memory for the other interpreter to inherit; `code_to_run` reads it and closes it there."""
+    """Makes memory with the search path, for another interpreter to inherit; `code_to_run` reads it and closes it there."""
     memory = Memory.create("search-path", 0)
     data = memoryview(marshal.dumps([str(entry) or os.getcwd() for entry in sys.path]))
     try:
@@ -36,5 +36,5 @@ def search_path() -> Memory:
 
 
 def code_to_run(path_fd: int, module: str, *arguments: object) -> str:
-    """What to run with ``python -c``: the module's ``main``, with plain arguments."""
+    """Returns the code for ``python -c``: it calls the module's ``main`` with plain arguments."""
     return _CODE.format(fd=path_fd, module=module, arguments=", ".join(map(repr, arguments)))

@@ -1,6 +1,6 @@
-"""Limits that the system sets to a process: of descriptors (ulimit -n), and of the size of files (ulimit -f).
+"""Limits that the system sets for a process: the number of descriptors (ulimit -n), and the size of files (ulimit -f).
 
-What is said when one is met, and a reserve for descriptors that are sent to this process.
+Gives the words for an error about a limit, and keeps a reserve of descriptors for those that are sent to this process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MET = {
     errno.EMFILE: ", the process has no descriptor left",
     errno.ENFILE: ", the system has no descriptor left",
     errno.ETOOMANYREFS: ", too many descriptors are on their way to processes that have not taken them",
-    errno.EFBIG: "",  # said where memory is taken
+    errno.EFBIG: "",  # `host.memory` words this one
 }
 
 _HINTS = {
@@ -30,26 +30,26 @@ _HINTS = {
 }
 
 _RESERVE = 64
-"""Descriptors; at most an eighth of all."""
+"""The number of reserved descriptors; at most an eighth of the limit."""
 
 
 def limit_met(error: BaseException) -> tuple[str, str] | None:
-    """Which limit an error says was met, and what to do about it. None for an error of another kind."""
+    """Returns which limit an error says was met, and what to do about it. None for an error of another kind."""
     if not isinstance(error, OSError) or error.errno not in _MET:
         return None
     return f"{error.strerror}{_MET[error.errno]}", _HINTS[error.errno]
 
 
 def allow_many_descriptors() -> None:
-    """Raises this process's limit of open descriptors as far as it may: each peer takes three, and each plan one for each heap."""
+    """Raises the limit of open descriptors to the hard limit: each peer takes three descriptors, each plan one per heap."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         _set_limit(hard, hard)
 
 
 def reserve_descriptors() -> None:
-    """Has this process's programs find none left a little before there is none: the system drops, without a word to the sender,
-    descriptors that are sent to a process which has no room for them.
+    """Lowers the limit of open descriptors below the hard limit: the system silently drops descriptors that are sent to a process
+    without room for them, and the reserve keeps room.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _set_limit(hard - max(0, min(_RESERVE, hard // 8)), hard)
@@ -57,7 +57,7 @@ def reserve_descriptors() -> None:
 
 @contextmanager
 def with_reserve() -> Iterator[int]:
-    """While descriptors are received: the reserve may be used. Gives the first number that belongs to it."""
+    """A context manager in which the reserve may be used, for receiving. Yields the first descriptor number of the reserve."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _set_limit(hard, hard)
     try:

@@ -59,7 +59,7 @@ def _os_error() -> OSError:
 
 def available_bytes() -> int:
     """Memory that the system can give without swapping, by its own estimate."""
-    with suppress(OSError), open("/proc/meminfo") as file:  # there may be no descriptor left
+    with suppress(OSError), open("/proc/meminfo") as file:  # possibly no descriptor is left
         for line in file:
             name, _, rest = line.partition(":")
             if name == "MemAvailable":
@@ -69,7 +69,7 @@ def available_bytes() -> int:
 
 @contextmanager
 def _size_limit_named() -> Iterator[None]:
-    """A context: its EFBIG leaves it with words. Nobody takes memory for a file, but the system does."""
+    """A context manager that adds words to an EFBIG: to the system, shared memory is a file, which users may not expect."""
     try:
         yield
     except OSError as error:

@@ -52,7 +52,7 @@ def is_ending(pid: int) -> bool:
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit status as ``subprocess`` gives it, in words: negative numbers are signals. None: a child's, and nobody can say."""
+    """Returns an exit status, as ``subprocess`` has it, in words: negative numbers are signals; None is a lost status."""
     if code is None:
         return f"it ended (how is not known: {_why_unknown()})"
     if code >= 0:

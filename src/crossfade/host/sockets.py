@@ -71,14 +71,14 @@ def take_over(fd: int, num_bytes: int) -> bytes:
 
 
 class _Outgoing:
-    """A message on its way.
+    """A message that is being sent.
 
     Attributes:
         payload: its bytes.
-        fds: descriptors that go with it, owned by this object.
-        parts: its frame, from its first byte on.
+        fds: descriptors to send with it, owned by this object.
+        parts: the frame's bytes, in order; empty until the frame is sealed.
         number: the frame's number.
-        sent: how many of its bytes are sent: the sum.
+        sent: counts of bytes that were sent; their sum says how far the frame was sent.
     """
 
     __slots__ = ("fds", "number", "parts", "payload", "sent")
@@ -91,7 +91,7 @@ class _Outgoing:
         self.sent: list[int] = []
 
     def rest(self) -> memoryview:
-        """What comes next, empty if all of it was sent. The first bytes go one by one where descriptors go with them."""
+        """Returns the bytes to send next, empty after the last. If descriptors go along, the first bytes are sent one at a time."""
         at = sum(self.sent)
         self.sent[:] = (at,)
         if at * _MAX_FDS_A_CALL < len(self.fds):
@@ -104,10 +104,10 @@ class _Outgoing:
 
 
 class Connection:
-    """One end. Sending and receiving may happen in different threads.
+    """One end of a connection. Sending and receiving may happen in different threads.
 
-    Whatever a signal's handler raises, and wherever, a message that was posted is sent, whole and once, and one that has arrived is
-    taken in: what was done is noted in the same step of the interpreter, and who comes next goes on from there.
+    A signal's handler may raise at any point: a posted message is still sent, whole and once, and a message that has arrived is
+    still taken in. Progress is noted in the same interpreter step that makes it, and the next caller continues from there.
 
     Args:
         sock: the socket, owned by this object from now on.
@@ -115,7 +115,7 @@ class Connection:
         role: which side this is.
 
     Attributes:
-        is_closed: the other side is gone (or this one closed it); what had arrived can still be taken.
+        is_closed: the other side has closed, or this side has; messages that had arrived can still be taken.
     """
 
     def __init__(self, sock: socket.socket, key: bytes, role: Role) -> None:
@@ -128,13 +128,13 @@ class Connection:
         # Both reentrant: a signal's handler may come where its own thread has one. It must not wait for that, nor go on with what
         # its thread was in the middle of.
         self._send_lock = threading.RLock()
-        self._flusher = 0  # the thread that sends, as far as there is room
-        self._senders: set[int] = set()  # threads that send, and wait for room
-        self._outgoing: deque[_Outgoing] = deque()  # some of the first may be sent
+        self._flusher = 0  # the thread that is in `flush`
+        self._senders: set[int] = set()  # the threads that are in `send`
+        self._outgoing: deque[_Outgoing] = deque()  # of the first message, a part may already be sent
         self._receive_lock = threading.RLock()
         self._receiver = 0  # the thread that takes in
-        self._arrived: deque[Any] = deque()  # what `recvmsg` has given and is not taken in
-        self._fresh: deque[Message | None] = deque()  # what was taken in and is not in the inbox, and None
+        self._arrived: deque[Any] = deque()  # results of `recvmsg` that are not taken in yet
+        self._fresh: deque[Message | None] = deque()  # messages that are not in the inbox yet, and then None
         self.is_closed = False
 
     @staticmethod
@@ -148,13 +148,13 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, payload: bytes, fds: Sequence[int] = ()) -> None:
-        """Posts a message, and waits until it is sent. While the other side does not take it, what it sends is taken in, so two
-        sides that send to each other at once do not block each other. An interrupted wait leaves the rest to `flush`.
+        """Posts a message, and waits until it is sent. While it waits for room, it takes in what the other side sends, so two sides
+        that send to each other at the same time do not block each other. If the wait is interrupted, `flush` sends the rest.
 
         Raises:
-            ConnectionError: the other side is gone (FrameError: or it is not who it should be).
-            SessionError: this is a signal's handler that has come while its thread sends here, or takes in.
-            ValueError: the message is larger than any may be.
+            ConnectionError: the other side has closed (FrameError: or it is not who it should be).
+            SessionError: the caller is a signal's handler that interrupted its own thread while that was sending or taking in here.
+            ValueError: the message is larger than the limit.
         """
         self.refuse_to_wait()
         me = threading.get_ident()
@@ -167,11 +167,11 @@ class Connection:
             self._senders.discard(me)
 
     def post(self, payload: bytes, fds: Sequence[int] = ()) -> None:
-        """Has a message sent after all those before it, by the next `flush`. Never blocks.
+        """Queues a message behind all earlier ones, for the next `flush` to send. Never blocks.
 
         Args:
             payload: the message's bytes.
-            fds: descriptors that go with it; duplicates of them do.
+            fds: descriptors that go with it; they are duplicated, so the caller keeps them.
 
         Raises:
             ConnectionError, ValueError: see `send`.
@@ -183,11 +183,11 @@ class Connection:
         self._outgoing.append(_Outgoing(payload, _duplicates(fds)))
 
     def flush(self) -> bool:
-        """Sends what was posted, as far as there is room. False if there is not enough, or if this is a signal's handler that has
-        come in the middle of this.
+        """Sends the posted messages as far as there is room. False if there is not enough room, or if the caller is a signal's
+        handler that interrupted its own thread in this method.
 
         Raises:
-            ConnectionError: the other side is gone.
+            ConnectionError: the other side has closed.
         """
         with self._send_lock:
             if self._flusher:
@@ -206,7 +206,7 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether there is something to `flush`."""
+        """Whether any posted message is not sent completely."""
         return bool(self._outgoing)
 
     def refuse_to_wait(self) -> None:
@@ -216,7 +216,7 @@ class Connection:
             raise in_the_middle("sending to the same actor, or of taking in what it has sent")
 
     def _send_one(self, message: _Outgoing) -> bool:
-        """Sends the rest of a message; False if there is no room. Interrupted anywhere, it may be called again."""
+        """Sends the rest of a message; False if there is not enough room. May be called again after an interrupt at any point."""
         if not message.parts:
             head, tail = self._sealer.seal(message.payload, len(message.fds))
             size_bytes = len(head) + len(message.payload) + len(tail)
@@ -240,18 +240,18 @@ class Connection:
         start = message.sent[0] * _MAX_FDS_A_CALL
         fds = array.array("i", message.fds[start : start + _MAX_FDS_A_CALL])
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
-        # Handlers come between two steps of the interpreter, and this is one: what was sent is also noted.
+        # Handlers run between two interpreter steps. Sending and noting the count are one step, so no count is lost.
         message.sent.extend(map(self._socket.sendmsg, ([data],), (ancillary,)))
 
     def _drop_refused(self, error: OSError) -> None:
-        """Drops the message that met a limit of the system; all of them where the other side is gone."""
+        """Drops the first message if it met a limit of the system, before any of it was sent; else drops all messages."""
         if limit_met(error) is not None and not sum(self._outgoing[0].sent):
             _close_all(self._outgoing.popleft().fds)
         else:
             self._drop_outgoing()
 
     def _drop_outgoing(self) -> None:
-        """Nobody will take it."""
+        """Drops all posted messages and closes their descriptors."""
         while self._outgoing:
             _close_all(self._outgoing[0].fds)
             self._outgoing.popleft()
@@ -278,7 +278,7 @@ class Connection:
             return None
 
     def peek(self) -> Message | None:
-        """As `take`, for who is interrupted before he is done with it: it is the next one until he has called `drop`."""
+        """Returns the next message as `take` does, but keeps it until `drop`, so that an interrupted caller gets it again."""
         self._fill()
         try:
             return self._inbox[0]
@@ -291,7 +291,7 @@ class Connection:
             self._receive()
 
     def drop(self, message: Message) -> None:
-        """Whoever has seen that message is done with it; in a signal's handler that came meanwhile, somebody may have been."""
+        """Removes a message that `peek` returned. Does nothing if a signal's handler has removed it meanwhile."""
         with suppress(ValueError):
             self._inbox.remove(message)
 
@@ -340,7 +340,7 @@ class Connection:
             self._end()
 
     def _take_in(self, data: bytes, ancillary: Sequence[tuple[int, int, bytes]], flags: int, _: object) -> None:
-        """Takes in what has arrived last, all at once: interrupted before that, nothing of it is."""
+        """Takes in the result of one `recvmsg`, completely or, if interrupted, not at all."""
         opener, fds, nothing = self._opener.copy(), self._fds.copy(), deque[Any]()
         received = _descriptors(ancillary)
         fds.extend(received)
@@ -352,11 +352,11 @@ class Connection:
         if flags & socket.MSG_CTRUNC and opener.error is None:
             opener.error = FrameError("descriptors were lost: the limit of open files may be reached")
         is_end = not data or opener.error is not None
-        if self.is_closed:  # meanwhile, by a signal's handler, with all that was here before
+        if self.is_closed:  # a signal's handler closed it meanwhile, with everything that was here before
             self._arrived = nothing
             _close_all(received)
             return
-        # Nothing is called in these lines, so no handler comes between them.
+        # These lines call nothing, so no handler can run between them.
         self._opener = opener
         self._fds = fds
         self._fresh = fresh
@@ -366,7 +366,7 @@ class Connection:
             self._end()
 
     def _hand_over(self) -> None:
-        """Puts what was taken in into the inbox, in one step of the interpreter."""
+        """Moves the messages that were taken in to the inbox, in one interpreter step."""
         if self._fresh:
             self._inbox.extend(iter(self._fresh.popleft, None))
 
@@ -408,10 +408,10 @@ def in_the_middle(doing: str) -> SessionError:
 
 
 def _duplicates(fds: Sequence[int]) -> list[int]:
-    """All of them, or an error."""
+    """Duplicates all of the descriptors; after an error, none is left open."""
     made: list[int] = []
     try:
-        made.extend(map(os.dup, fds))  # one step of the interpreter: no handler comes between two of them
+        made.extend(map(os.dup, fds))  # one interpreter step: no handler can run inside it
     except OSError:
         _close_all(made)
         raise
@@ -419,7 +419,7 @@ def _duplicates(fds: Sequence[int]) -> list[int]:
 
 
 def _close_all(fds: list[int]) -> None:
-    """Closes descriptors, and takes them out of the list."""
+    """Closes the descriptors and removes them from the list."""
     while fds:
         os.close(fds.pop())
 

@@ -1,4 +1,4 @@
-"""What is wrong with the ways that go by communicators of the user's."""
+"""Finds what is wrong with channels and collectives that use user-defined communicators."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["wrong_communicators"]
 
 
 def wrong_communicators(plan: Plan) -> Iterator[tuple[str, str, str]]:
-    """(Id of a channel or collective, a party of it, what is wrong): one that goes by a communicator which is not there, or not its
-    parties', or that goes by one and should not.
+    """Yields (id of a channel or collective, a party of it, the problem): its communicator is not in the plan, is not
+    for all of its parties, or does not fit its transport; or it is a channel by communicator and has not exactly one reader.
     """
     groups = {spec.id: spec.parties for spec in plan.communicators}
     specs: list[tuple[ChannelSpec | CollectiveSpec, tuple[str, ...]]]

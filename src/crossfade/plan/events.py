@@ -3,11 +3,11 @@
 Each party runs its actions once per round, in rounds -A, ..., -1, 0, 1, ...: A is the largest ``ahead``. In round t an
 action handles execution t + ahead, and does nothing where that is negative.
 
-The driver does not take its outputs one after another: each is taken as soon as it has come, once the round's inputs are written
-(`output_reads`), and the next round's inputs are written when all have been taken.
+The driver does not take its outputs one after another: it takes each as soon as it has arrived, after the round's inputs are
+written (`output_reads`), and it writes the next round's inputs when all outputs are taken.
 
-An actor whose method fails takes some of that method's inputs later (`crossfade.runtime.intake`). Then it waits less: nothing
-waits for the step that comes later, but the writer's credit and the next value of the same channel, which wait for it anyway.
+An actor whose method fails takes some of that method's inputs later (`crossfade.runtime.intake`). This only removes waits: nothing
+waits for the delayed step but the writer's credit and the next value of the same channel, which wait for it anyway.
 
 Each action is an event of each round. That event b waits for event a is an edge with a *lag*: b of round t waits for a
 of round t - lag. Program order has lag 0, and 1 from the end of a round to the start of the next. Messages have lag 0,
@@ -16,7 +16,7 @@ these), and a receive that runs k ahead comes k rounds before its execution's: e
 
 What moves in the background has events of its own, one per execution. The *arrival* of a value over an ordered transport
 waits for its send, its receive, and the arrival before it at the same party: a party has one receiving thread (decision
-0004). By a communicator of the user's nothing moves in the background, and the arrival waits for both ends alone. The *meeting* of
+0004). A user-defined communicator moves nothing in the background: the arrival waits for the two ends alone. The *meeting* of
 a collective waits until all its parties have started it; it ends at none of them before.
 """
 
@@ -86,7 +86,7 @@ def waits_of(plan: Plan, book: Book) -> Waits:
 
 
 def output_reads(plan: Plan) -> list[list[int]]:
-    """Of each output that the driver takes by itself, and does nothing else with: the places of its ``read`` and ``free``."""
+    """For each output that the driver reads and does not use for anything else: the positions of its ``read`` and ``free``."""
     actions = plan.programs.get(DRIVER, ())
     uses = {value for action in actions if action.verb is not Verb.FREE for value in values_used(plan, action, DRIVER)}
     places: dict[str, list[int]] = {}
@@ -99,7 +99,7 @@ def output_reads(plan: Plan) -> list[list[int]]:
 
 
 def _add_program(waits: Waits, plan: Plan, actor: str, starts: Mapping[Step, int], ends: Mapping[Step, int]) -> None:
-    """What one party does, one step after another, round after round."""
+    """Adds the waits between the steps of one party, one step after another, round after round."""
     reads = output_reads(plan) if actor == DRIVER else []
     beside = {index for read in reads for index in read}
     program = [index for index in range(len(plan.programs[actor])) if index not in beside]

@@ -52,7 +52,7 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorSpec:
-    """A communicator of the user's.
+    """A user-defined communicator.
 
     Attributes:
         id: m0, m1, ...
@@ -81,7 +81,7 @@ class ChannelSpec:
             ``buffer_bytes`` then is; 0 for others.
         turn: for ``copy``, the place of its first use among what comes to the same reader by ``copy``: who writes several channels
             at once pushes those of low turns first, and large values of several writers go in this order (`crossfade.plan.turns`).
-        communicator: for ``communicator``, the id of the one that moves the tensors; such a channel has one reader.
+        communicator: for ``communicator``, the id of the communicator that moves the tensors; such a channel has one reader.
     """
 
     id: str
@@ -122,7 +122,7 @@ class CollectiveSpec:
         parties: the actors, in rank order.
         inputs: for each rank the ids of the values that it brings.
         outputs: for each rank the ids of the values that it gets: c0.0 at rank 0, or c0.0.0, c0.0.1, ... where they are several.
-        communicator: for ``communicator``, the id of the one that does it.
+        communicator: for ``communicator``, the id of the communicator that does the collective.
     """
 
     id: str
@@ -164,7 +164,7 @@ class Plan:
         collectives: what several actors do together, in the order that every actor keeps to.
         devices: indices of the GPUs of the actors that have any.
         static: ids of the values whose tensors, as the user promises, are alike in every execution.
-        communicators: those of the user's that move values.
+        communicators: the user-defined communicators that move values.
     """
 
     inputs: tuple[InputSpec, ...]

@@ -22,8 +22,8 @@ that start with ``#`` are for people: the parser skips them.
 Collectives come after the nodes: ``collective c0 = allreduce(sum) over gloo: A(n0) -> c0.0; B(n1) -> c0.1``.
 Where actors have GPUs, ``device A = 0, 1`` says which, a channel may end in ``slots=2 turn=1 device=cuda``, and comments say of
 each channel and of each collective between GPUs what it does on which stream. ``static n0, i0`` lists the values of static shape.
-``communicator m0 = A, B`` is one of the user's, with its actors in the order of their ranks; channels that go by it have
-``| communicator m0 depth=2 ...``, and collectives ``over communicator m0``.
+``communicator m0 = A, B`` is a user-defined communicator, with its actors in the order of their ranks; its channels have
+``| communicator m0 depth=2 ...``, and its collectives ``over communicator m0``.
 """
 
 from __future__ import annotations

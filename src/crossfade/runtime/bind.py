@@ -83,7 +83,7 @@ def bind(
         step = recorder.wrap(on_devices(bound), bound.action, _what(plan, bound.action), bound.is_done)
         if bound.action.verb is not Verb.RUN:
             return step
-        return unless(binder.is_passed_by(plan.node[bound.action.target]), bound.step, step)
+        return unless(binder.is_skipped(plan.node[bound.action.target]), bound.step, step)
 
     def on_devices(bound: Bound) -> Step:
         step = bound.step
@@ -145,7 +145,7 @@ class _Binder:
         self._registers, self._register = registers.values, registers.of
         receives = {plan.channel[a.target].value: a for a in plan.programs[actor] if a.verb is Verb.RECV}
         self._releases = {value: ends.readers[action.target].release for value, action in receives.items()}
-        self.owing: list[Intake] = []  # what owes values that were not waited for
+        self.owing: list[Intake] = []  # intakes that owe a value that the party did not wait for
         self._waiting = Waiting(plan, actor, registers)
         self._around_writes = self._passed_on()
 
@@ -170,13 +170,13 @@ class _Binder:
                 found.update(dict.fromkeys(outputs, around))
         return found
 
-    def is_passed_by(self, node: NodeSpec) -> Callable[[], bool]:
-        """Whether the method is not going to run, since something that it needs is an error."""
+    def is_skipped(self, node: NodeSpec) -> Callable[[], bool]:
+        """Returns a check whether the method will be skipped, because one of its inputs is an error."""
         registers, inputs = self._registers, [self._register(value) for value in node.inputs]
         return lambda: any(type(registers[register]) is Failure for register in inputs)
 
     def steps(self, action: Action) -> list[Bound]:
-        """The steps of one action: waits for values from elsewhere that may not be there yet, then the action itself."""
+        """Returns the steps of one action: waits for values that may not have arrived from elsewhere, then the action itself."""
         waiting = self._waiting
         waits = waiting.before(action, self._intake)
         if action.verb is Verb.READ:
@@ -208,7 +208,7 @@ class _Binder:
                 return []
 
     def _intake(self, arrival: Action) -> Intake:
-        """The intake of what a ``read``, ``recv`` or ``coll`` brings."""
+        """Makes the intake of the value that a ``read``, ``recv`` or ``coll`` brings."""
         name = arrival.target
         if arrival.verb is Verb.COLL:
             collective = self._ends.collectives[name]
@@ -220,7 +220,7 @@ class _Binder:
         return Intake(self._registers, first, take, drop, idle, self.owing)
 
     def _drop(self, channel: str) -> Step:
-        """Takes the value of a channel, of which nothing is kept."""
+        """Returns a step that reads the next value of a channel and discards it."""
         try_read, release = self._ends.readers[channel].try_read, self._releases.get(self._plan.channel[channel].value)
 
         def drop() -> bool:
@@ -296,7 +296,7 @@ class _Binder:
         return checked
 
     def _start(self, action: Action) -> Step:
-        """Takes part in a collective. A party that brings an error knows what comes out, and does not wait for the others."""
+        """Returns a step that starts a collective. A party whose input is an error knows the result and waits for no other."""
         collective = action.target
         registers, start = self._registers, self._ends.collectives[collective].start
         values = self._plan.collective[collective].inputs_of(self._actor)
@@ -305,7 +305,7 @@ class _Binder:
         intake = self._waiting.intake(action, self._intake)
 
         def started() -> bool:
-            if intake.num_owed and not intake.settle():  # one at a time
+            if intake.num_owed and not intake.settle():  # the previous execution must end first
                 return False
             given = [registers[register] for register in inputs]
             failure = next((value for value in given if type(value) is Failure), None)

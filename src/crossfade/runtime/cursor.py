@@ -34,8 +34,8 @@ class Cursor:
         round_: told the number of the present round.
         idles: for each step of the body that waits for a value, by position, a cheap look at whether it is still missing.
         actions: the action of each step of the body, for people.
-        owing: whatever owes a value that it did not wait for (`runtime.intake`); empty as a rule.
-        settle: called while something is owed and the cursor stands still; whether that moved anything.
+        owing: the intakes that owe a value (`runtime.intake`); usually empty.
+        settle: called while a value is owed and the cursor cannot advance; returns True if it dropped any.
 
     An actor has one cursor for each plan and advances any that can: no plan waits for another.
     """
@@ -82,7 +82,7 @@ class Cursor:
             self._at = at
 
     def _has_settled(self) -> bool:
-        """Whether something that is owed has come."""
+        """Drops owed values that have arrived. True if any was dropped."""
         return self._settle is not None and self._settle()
 
     def _next_round(self) -> None:

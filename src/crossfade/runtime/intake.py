@@ -1,15 +1,15 @@
-"""How a value from elsewhere comes into its register: in its place, ahead of it, or when it is of no use any more.
+"""Moves values that come from elsewhere into registers: on time, early, or late, only to be dropped.
 
-A method fails as soon as one of its inputs is an error, so its party does not wait for the other inputs. While it waits for one, it
-looks at the others; once one of them is an error, it goes on to the method, which fails. A value that it did not wait for, and
-that nothing else on the party needs, is *owed*: it is taken and dropped when it has come, before the next value of the same
-channel, so that all channels stay in step. Owed values are looked at whenever the party stands still.
+A method fails as soon as one of its inputs is an error, so its party does not wait for the other inputs. While the party waits for
+one input, it polls the others; once one of them is an error, it runs the method, which fails. A value that the party did not
+wait for, and that nothing else on it needs, is *owed*: it is taken and dropped after it arrives, before the next value of the same
+channel, so that all channels stay in step. Owed values are polled whenever the party cannot run its next step.
 
-Why this cannot deadlock (PL-2): a wait of the plan is left out, or comes later while nothing waits for it. So the waits that are
-left are some of those in which the validator found no cycle.
+Why this cannot deadlock (PL-2): a wait of the plan is either left out, or is delayed while nothing waits for it. So the remaining
+waits are a subset of those in which the validator found no cycle.
 
-An execution whose outputs have all come may so be under way on an actor that has not even read its input: the rings of inputs may
-be full though no execution is in flight. The driver writes all inputs of an execution or none (`engines.driver`).
+So an execution whose outputs have all arrived may still be under way on an actor that has not even read its input: the rings of
+inputs may be full though no execution is in flight. The driver writes all inputs of an execution or none (`engines.driver`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Intake", "Registers", "Wait", "settler"]
 
 
 class Registers:
-    """Where one party has its values.
+    """The registers in which one party keeps its values.
 
     Attributes:
-        values: the registers. One that has no value in this round, not yet or not any more, holds `EMPTY`.
+        values: the registers. A register that has no value in this round, not yet or no longer, holds `EMPTY`.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Registers:
         self._places: dict[str, int] = {}
 
     def of(self, value: str) -> int:
-        """The register of a value."""
+        """Returns the register of a value."""
         if value not in self._places:
             self._places[value] = len(self.values)
             self.values.append(EMPTY)
@@ -44,20 +44,20 @@ class Registers:
 
 
 class Intake:
-    """Takes one value in for each round, or drops it.
+    """Takes one value per round into its register, or drops it.
 
     Attributes:
-        take: fills the register, whatever is in it; False if the value is not there.
-        idle: a cheap look: true as long as there is most likely nothing to take.
-        num_owed: how many values are to be dropped before the next one is taken.
+        take: fills the register, overwriting its content; False if no value has arrived.
+        idle: a cheap check: True as long as most likely no value has arrived.
+        num_owed: how many values must be dropped before the next one may be taken.
 
     Args:
-        registers: the party's.
-        register: which of them the value fills; the first, where there are several.
+        registers: the registers of the party.
+        register: the register that the value fills; the first one, if the value fills several.
         take: see above.
-        drop: takes the value and forgets it; False if it is not there.
+        drop: takes the value and discards it; False if no value has arrived.
         idle: see above.
-        owing: the party's intakes that owe something; this one joins them when it does.
+        owing: the party's list of intakes that owe values; this intake adds itself while it owes any.
     """
 
     __slots__ = ("_drop", "_owing", "_register", "_registers", "idle", "num_owed", "take")
@@ -74,7 +74,7 @@ class Intake:
         self.num_owed = 0
 
     def try_take(self) -> bool:
-        """Whether the register has its value; takes it, if it is there."""
+        """Takes the value if it has arrived. True if the register has its value now."""
         if self._registers[self._register] is not EMPTY:
             return True
         return (not self.num_owed or self.settle()) and self.take()
@@ -84,21 +84,21 @@ class Intake:
         return self._registers[self._register] is not EMPTY
 
     def has_failed(self) -> bool:
-        """Whether the value is there, or comes now, and is an error."""
+        """Takes the value if it has arrived. True if the register has a value now and it is an error."""
         return self.try_take() and type(self._registers[self._register]) is Failure
 
     def is_idle(self) -> bool:
-        """A cheap look: whether `try_take` would most likely change nothing."""
+        """A cheap check: True if `try_take` would most likely change nothing."""
         return self._registers[self._register] is not EMPTY or self.idle()
 
     def owe(self) -> None:
-        """The value of this round is not needed any more, and has not been taken."""
+        """Notes that the value of this round was not taken and is not needed: it is dropped after it arrives."""
         if not self.num_owed:
             self._owing.append(self)
         self.num_owed += 1
 
     def settle(self) -> bool:
-        """Drops what is owed, as far as it has come. True if that is all of it."""
+        """Drops the owed values that have arrived. True if none is owed any more."""
         while self.num_owed:
             if not self._drop():
                 return False
@@ -109,13 +109,13 @@ class Intake:
 
 
 class Wait:
-    """Waits for a value, unless the action that uses it fails by another of its values.
+    """Waits for an input of an action, unless another input of that action is an error.
 
     Args:
-        intake: of the value.
-        registers: the party's.
+        intake: the intake of the awaited value.
+        registers: the registers of the party.
         siblings: registers of the action's other values.
-        others: intakes of those of them that come from elsewhere and have been asked for.
+        others: intakes of those other values that come from elsewhere and whose read or receive was already requested.
     """
 
     __slots__ = ("_has_taken", "_intake", "_others", "_registers", "_siblings")
@@ -128,12 +128,12 @@ class Wait:
         self._has_taken = False
 
     def step(self) -> bool:
-        """True if the value is there, or is not waited for."""
+        """Takes the value if it has arrived. True if the wait is over: the register has its value, or another value is an error."""
         self._has_taken = not self._intake.has_value() and self._intake.try_take()
         return self._intake.has_value() or self._has_failure() or any(other.has_failed() for other in self._others)
 
     def has_taken(self) -> bool:
-        """Whether the last call of `step` has taken the value in."""
+        """Whether the last call of `step` took the value."""
         return self._has_taken
 
     def _has_failure(self) -> bool:
@@ -141,14 +141,14 @@ class Wait:
         return any(type(registers[register]) is Failure for register in self._siblings)
 
     def is_idle(self) -> bool:
-        """A cheap look: true as long as the step most likely cannot run."""
+        """A cheap check: True as long as `step` would most likely return False."""
         if self._intake.has_value() or not self._intake.is_idle() or self._has_failure():
             return False
         return all(other.is_idle() for other in self._others)
 
 
 def settler(owing: list[Intake]) -> Callable[[], bool]:
-    """For a cursor that stands still: drops what is owed and has come; whether anything did."""
+    """Returns a function that drops the owed values that have arrived, and returns True if it dropped any."""
 
     def settle() -> bool:
         before = sum(intake.num_owed for intake in owing)

@@ -36,8 +36,8 @@ class Recorder:
         self._spans: deque[tuple[str, Action, str, str, int, int, int]] = deque(maxlen=MAX_SPANS)
 
     def wrap(self, step: Step, action: Action, what: str, is_done: Callable[[], bool] | None = None) -> Step:
-        """The same step, recorded: the time for which it could not run as ``wait``, then the call that did it, where it did its
-        action (``is_done``; None for always).
+        """Returns the step, recorded: the time during which it could not run as ``wait``, then the call that succeeded, if it
+        carried out the action (``is_done``; None if it always does).
         """
         kind = _KINDS.get(action.verb, "communicate")
         append, now, round_ = self._spans.append, time.monotonic_ns, self.round

@@ -1,4 +1,4 @@
-"""Which waits stand before which action of a party: for values that come from elsewhere, by a channel or out of a collective."""
+"""Decides which waits come before which action of a party: waits for values that a channel or a collective brings."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from crossfade.runtime.intake import Intake, Registers, Wait
 __all__ = ["Bound", "Waiting"]
 
 Make: TypeAlias = Callable[[Action], Intake]
-"""Makes the intake of what a ``read``, ``recv`` or ``coll`` brings."""
+"""Makes the intake of the value that a ``read``, ``recv`` or ``coll`` brings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A step, with the action that it came from.
+    """A step, and the action that it is part of.
 
     Attributes:
         step, action: see above.
-        idle: a cheap look at whether the step most likely cannot run yet.
-        before: what is done each time before the step, and is no part of the action.
-        is_done: whether the step has carried out its action; None for one that always has.
+        idle: a cheap check: True as long as the step most likely cannot run; None if there is no such check.
+        before: functions to call each time before the step; they do not count as part of the action.
+        is_done: whether the last call of the step carried out its action; None if the step always does.
     """
 
     step: Step
@@ -37,7 +37,7 @@ class Bound:
 
 
 class Waiting:
-    """Gives the waits of one party's program; asked action by action, in order.
+    """Makes the waits of one party's program; to be called for one action after another, in program order.
 
     Args:
         plan: the plan.
@@ -56,11 +56,11 @@ class Waiting:
         ]
         self._is_used_with_others = {value for values, _ in self._uses if len(values) > 1 for value in values}
         self._asked = {value for value, act in self._arrivals.items() if act.verb is Verb.READ or act.ahead}
-        self._unawaited: set[str] = set()  # what was started in the background, and no step has waited for
-        self._passed: set[str] = set()  # values for which steps have waited that may go on without them
+        self._unawaited: set[str] = set()  # started in the background; no step has waited for them yet
+        self._passed: set[str] = set()  # values that a step waits for but may proceed without
 
     def _brought(self, action: Action) -> tuple[str, ...]:
-        """What comes from elsewhere by an action."""
+        """Returns the values that an action brings from elsewhere."""
         match action.verb:
             case Verb.READ | Verb.RECV:
                 return (self._plan.channel[action.target].value,)
@@ -73,28 +73,28 @@ class Waiting:
         return values_used(self._plan, action, self._actor)
 
     def intake(self, arrival: Action, make: Make) -> Intake:
-        """The intake of what an action brings; each time the same."""
+        """Returns the intake of the value that an action brings; the same object each time."""
         if arrival not in self._intakes:
             self._intakes[arrival] = make(arrival)
         return self._intakes[arrival]
 
     def may_be_owed(self, value: str) -> Intake | None:
-        """The intake of a value that may not have been taken when it is freed; None for one that always has."""
+        """Returns the intake of a value that may not have been taken when it is freed; None if the value has always been taken."""
         return self._intakes[self._arrivals[value]] if value in self._passed else None
 
     def start(self, action: Action) -> None:
-        """A ``recv`` or ``coll`` begins in the background: the first action that uses what it brings waits for it."""
+        """Notes that a ``recv`` or ``coll`` starts in the background: the first action that uses its values waits for them."""
         self._asked.update(self._brought(action))
         self._unawaited.update(self._brought(action))
 
     def before(self, action: Action, make: Make) -> list[Bound]:
-        """The waits for what an action uses, where no step before it has waited for that and could not pass."""
+        """Returns the waits for the values that an action uses, except those that an earlier step has surely waited for."""
         maybe = self._unawaited if action.verb is Verb.FREE else self._unawaited | self._passed
         arrivals = dict.fromkeys(self._arrivals[value] for value in self._used(action) if value in maybe)
         return [self.wait(arrival, make, action) for arrival in arrivals]
 
     def wait(self, arrival: Action, make: Make, user: Action | None = None) -> Bound:
-        """Waits for what an action brings, on behalf of another action, or of the first one that uses it."""
+        """Returns a wait for what an action brings, on behalf of ``user``, or of the first action that uses it."""
         values, intake = self._brought(arrival), self.intake(arrival, make)
         self._asked.update(values)
         self._unawaited.difference_update(values)
@@ -103,7 +103,7 @@ class Waiting:
         if values[0] not in self._is_used_with_others or not self._may_come_out_of_turn(arrival):
             if is_collective:
                 return Bound(intake.try_take, action, intake.is_idle)
-            return Bound(intake.take, action, intake.idle)  # it is never owed
+            return Bound(intake.take, action, intake.idle)  # the value is always taken here, so it is never owed
         siblings = self._siblings(values[0], user)
         is_again = values[0] in self._passed
         if siblings:
@@ -114,13 +114,13 @@ class Waiting:
         return Bound(wait.step, action, wait.is_idle, is_done=wait.has_taken if is_again else intake.has_value)
 
     def _may_come_out_of_turn(self, arrival: Action) -> bool:
-        """Whether what an action brings may be taken before or after its turn. What blocks both sides may not, and several values
-        that come together are not freed together.
+        """Whether the value that an action brings may be taken before or after its place in the program. A transfer that blocks
+        both sides must keep its place; several values that arrive together must too, as they are not freed together.
         """
         specs = self._plan.collective if arrival.verb is Verb.COLL else self._plan.channel
         return len(self._brought(arrival)) == 1 and not specs[arrival.target].transport.blocks
 
     def _siblings(self, value: str, user: Action | None) -> list[str]:
-        """The other values of the action on whose behalf a value is waited for."""
+        """Returns the other values of the action on whose behalf a value is awaited."""
         found = (values for values, action in self._uses if value in values and user in (None, action))
         return [other for other in next(found, ()) if other != value]

@@ -50,7 +50,7 @@ class _Mover:
         value_of: the value of each channel.
         got: what it gets from collectives.
         late: values for which their first user may have to wait.
-        blocking: channels and collectives that block, so that they keep their places.
+        blocking: channels and collectives that block, and so keep their places.
     """
 
     values: Mapping[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]
@@ -82,9 +82,7 @@ class _Mover:
         program = list(actions)
         for at in reversed(range(len(program))):
             if self._may_trail(program[at]):
-                is_send = (
-                    program[at].verb is Verb.SEND
-                )  # which passes no other send: receives come in that order (PL-1)
+                is_send = program[at].verb is Verb.SEND  # and a send overtakes no other send (PL-1)
                 while at + 1 < len(program) and not (
                     self._may_wait(program[at + 1]) or (is_send and program[at + 1].verb is Verb.SEND)
                 ):

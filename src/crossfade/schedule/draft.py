@@ -21,7 +21,7 @@ class Draft:
     Attributes:
         inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices, static, communicators: as in
             `Plan`.
-        calls: the arguments of each node, by id; and each communicator as the only argument of its id's.
+        calls: the arguments of each node, by id; also each communicator, as the only argument under its own id.
         maker: who makes each value, by value id.
         wishes: what the user asked for, by value id.
         wishes_to: the same for one reader, where it differs, by value id and actor.
@@ -48,10 +48,10 @@ class Draft:
         return self.wishes_to.get((value, reader), self.wishes[value])
 
     def enter(self, communicator: Communicator) -> CommunicatorSpec:
-        """What stands for a communicator in the plan; the actors of its group are parties of it, whether or not they have nodes.
+        """Returns the plan's entry for a communicator, new or known. The actors of its group become parties, even without nodes.
 
         Raises:
-            GraphError: its group is none.
+            GraphError: the group is not valid.
         """
         for spec in self.communicators:
             if self.calls[spec.id].args[0] is communicator:

@@ -108,7 +108,7 @@ def _add_wishes(draft: Draft, value: str, *nodes: Node) -> None:
 
 def _wish(draft: Draft, node: Node, asked: str | Communicator, device: TargetDevice) -> Wish:
     if isinstance(node, InputNode | InputPart) and isinstance(asked, Communicator):
-        asked = Transport.AUTO  # the driver is in no group, and its values go by shm all the same
+        asked = Transport.AUTO  # the driver is in no group; its values go by shm
     if isinstance(asked, Communicator):
         return Wish(node, Transport.COMMUNICATOR, device, draft.enter(asked))
     return Wish(node, asked, device)

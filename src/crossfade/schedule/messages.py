@@ -21,8 +21,8 @@ def add_messages(draft: Draft) -> Draft:
 
     On ordered transports the receives of one pair of actors must come in the order of the sends (PL-1), so one may come
     earlier than its use; never later, and never before the sends it depends on. What blocks both sides has the same place in the
-    common order at both, right behind the step that makes the value and in the order of the values, so that nobody waits for
-    somebody who waits for something later (PL-2).
+    common order at both: right behind the step that makes the value, in the order of the values. So no party waits for one that
+    waits for a later transfer (PL-2).
     """
     outgoing: dict[str, list[ChannelSpec]] = defaultdict(list)
     incoming: dict[tuple[str, str], ChannelSpec] = {}
@@ -81,7 +81,7 @@ def _push_order(spec: ChannelSpec) -> tuple[bool, bool, int]:
 
 
 def _places(draft: Draft) -> dict[str, tuple[int, int]]:
-    """Of each value, the place of the step that makes it, which its parties share, and its own."""
+    """Returns for each value the position of the step that makes it (the same for all values of a collective), and its own."""
     steps = {value: place for place, value in enumerate(draft.maker)}
     places = {value: (place, place) for value, place in steps.items()}
     for collective in draft.collectives:
@@ -179,7 +179,7 @@ def hoist_receives(draft: Draft) -> Draft:
 
 
 def trail_sends(draft: Draft) -> Draft:
-    """Sends are only started, but for those that block; the ring's slots say how far they may trail."""
+    """Makes sends only start in the background, except those that block; the ring's slots limit how far they may trail."""
     blocking = {spec.id for spec in draft.channels if spec.transport.blocks}
     for party, actions in draft.programs.items():
         draft.programs[party] = [

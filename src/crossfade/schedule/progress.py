@@ -62,8 +62,8 @@ class Cursor:
 class Process:
     """What one actor's process does at the moment: its thread's work, and transfers in the background.
 
-    ``awake_us`` is when its thread was last known to be awake, and ``woken_us`` when it was last woken: what came meanwhile is
-    seen then.
+    ``awake_us`` is when its thread was last known to be awake, and ``woken_us`` when it was last woken: what arrived before that
+    is seen then.
     """
 
     awake_us: float = 0.0

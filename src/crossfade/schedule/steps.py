@@ -7,9 +7,9 @@ collective between GPUs a host goes on as soon as all have started it (``started
 
 An actor with GPUs has a strand more for each stream of theirs that the plan uses (`schedule.device_steps`); its host only enqueues.
 
-The driver has several strands, all on one thread: one submits inputs, and each output has one, for it is taken as soon
-as it has come. With m executions in flight, submitting e starts once e - m is got with all its outputs, and getting e starts once
-e is submitted.
+The driver has several strands, all on one thread: one submits inputs, and each output has its own, since it is taken as soon as it
+has arrived. With m executions in flight, submitting e starts once all outputs of e - m are taken, and taking outputs of e starts
+once e is submitted.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Reckoner:
         return self._makers[action.verb](action)
 
     def received_by(self, action: Action) -> str | None:
-        """The value that the action takes from a channel, or with which it does something after that."""
+        """Returns the value that the action takes from a channel, or that it uses after another action has taken it."""
         value = action.target if action.verb is Verb.FREE else self._channel(action).value
         return value if value in self._received else None
 

@@ -42,7 +42,7 @@ class Wish:
         node: the node, for messages.
         transport: the name of a transport, ``auto`` and ``accelerator`` included.
         device: where the reader wants the tensors.
-        communicator: the user's that is asked for, for ``communicator``.
+        communicator: for ``communicator``, the user-defined communicator that is wanted.
     """
 
     node: Node
@@ -53,11 +53,11 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a value goes to a reader; values that go to several readers the same way share a channel.
+    """How a value moves to a reader; the readers that get a value the same way share a channel.
 
     Attributes:
         transport, device: as in `ChannelSpec`.
-        communicator: the id of the one that moves it, for ``communicator``; and then the reader, for each has a channel of its own.
+        communicator, reader: for ``communicator``, the communicator's id, and the reader: each reader has its own channel.
     """
 
     transport: Transport

@@ -1,4 +1,4 @@
-"""Import paths of Ray's, for programs that are ported: what is here has its home elsewhere in crossfade."""
+"""Ray's import paths, for programs that are ported: the names here are defined elsewhere in crossfade."""
 
 from __future__ import annotations
 

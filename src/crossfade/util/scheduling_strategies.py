@@ -1,4 +1,4 @@
-"""Where Ray would place an actor: options that are accepted, and decide nothing where all actors are on one host.
+"""Options for where Ray would place an actor: accepted, and without effect, since all actors are on one host.
 
 The import path is Ray's.
 """
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass
 class PlacementGroupSchedulingStrategy:
-    """In a placement group."""
+    """Places an actor in a placement group."""
 
     placement_group: Any
     placement_group_bundle_index: int = -1
@@ -33,7 +33,7 @@ class PlacementGroupSchedulingStrategy:
 
 @dataclass
 class NodeAffinitySchedulingStrategy:
-    """On one node."""
+    """Places an actor on one node."""
 
     node_id: str
     soft: bool
@@ -42,26 +42,26 @@ class NodeAffinitySchedulingStrategy:
 
 
 class In:
-    """A label that has one of these values."""
+    """Matches a label that has one of these values."""
 
     def __init__(self, *values: str) -> None:
         self.values = list(values)
 
 
 class NotIn(In):
-    """A label that has none of these values."""
+    """Matches a label that has none of these values."""
 
 
 class Exists:
-    """A label that is there."""
+    """Matches a label that exists."""
 
 
 class DoesNotExist:
-    """A label that is not there."""
+    """Matches a label that does not exist."""
 
 
 class NodeLabelSchedulingStrategy:
-    """On a node with labels."""
+    """Places an actor on a node with certain labels."""
 
     def __init__(self, hard: Mapping[str, Any] | None, *, soft: Mapping[str, Any] | None = None) -> None:
         self.hard = dict(hard or {})

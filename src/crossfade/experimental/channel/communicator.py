@@ -1,4 +1,4 @@
-"""Ray's import path of communicators of your own."""
+"""Ray's import path of user-defined communicators."""
 
 from __future__ import annotations
 

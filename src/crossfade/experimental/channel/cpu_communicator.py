@@ -1,4 +1,4 @@
-"""Ray's import path of the communicator that means the transport ``gloo``."""
+"""Ray's import path of the communicator that stands for the transport ``gloo``."""
 
 from __future__ import annotations
 
