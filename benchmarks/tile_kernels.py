@@ -212,40 +212,6 @@ def products(loader: Any, driver: Any, is_quick: bool) -> Iterator[tuple[str, di
         torch.cuda.empty_cache()
 
 
-def sums(loader: Any, is_quick: bool) -> dict[str, list[float]]:
-    """GB/s that sums read and write: 4 parts in this GPU's own memory."""
-    import torch
-
-    from crossfade.ops.launch import Sum
-
-    count, rates = 32 * MB // 2, {}
-    parts = torch.randn(NUM_RANKS, count, device="cuda").bfloat16()
-    out, stream = torch.empty_like(parts[0]), torch.cuda.current_stream().cuda_stream
-    wanted = parts.float().sum(0)
-    cases = [(16, 8192, 16)] if is_quick else [(p, b, w) for p in (8, 16, 32, 132) for b, w in ((8192, 16), (4096, 8))]
-    for num_programs, block, num_warps in cases:
-        total = Sum(
-            loader,
-            "bfloat16",
-            0,
-            [part.data_ptr() for part in parts],
-            num_programs=num_programs,
-            block=block,
-            num_warps=num_warps,
-        )
-        total.load()
-
-        def call(total: Any = total) -> None:
-            total.launch(stream, out.data_ptr(), parts[0].data_ptr(), count)
-
-        out.fill_(float("nan"))
-        name = f"{num_programs} programs, blocks of {block}, {num_warps} warps"
-        times = take_turns([Way(name, call, lambda: 0.0)], 10)[name]
-        error = float((out.float() - wanted).norm() / wanted.norm())
-        rates[name] = [error, *((NUM_RANKS + 1) * out.nbytes / each / 1e6 for each in times)]
-    return rates
-
-
 def host_times(loader: Any, driver: Any) -> dict[str, list[float]]:
     """Microseconds of this host for one call, as long as the GPU keeps up."""
     import torch
@@ -312,7 +278,7 @@ def run(path: Path, is_quick: bool) -> None:
     torch.zeros(1, device="cuda")
     driver, loader, begin = CudaDriver(0), Loader(0), time.monotonic()
     machine = {"text": str(this_machine(("torch", "cuda-bindings", "triton"))), **_gpus()}
-    results: dict[str, Any] = {"machine": machine, "products": {}, "sums": {}, "host": {}}
+    results: dict[str, Any] = {"machine": machine, "products": {}, "host": {}}
 
     def write() -> None:
         results["seconds"] = time.monotonic() - begin
@@ -321,8 +287,6 @@ def run(path: Path, is_quick: bool) -> None:
     for name, found in products(loader, driver, is_quick):
         results["products"][name] = found
         write()
-    results["sums"] = sums(loader, is_quick)
-    write()
     results["host"] = host_times(loader, driver)
     write()
     driver.close()
@@ -334,10 +298,6 @@ def run(path: Path, is_quick: bool) -> None:
 def tables(results: dict[str, Any]) -> list[Table]:
     """Every section."""
     made = [_products_table(results["products"])]
-    table = Table("Sums of 4 parts of 32 MB in this GPU's own memory", ("how", "GB/s read and written", "error"))
-    for name, (error, *rates) in results["sums"].items():
-        table.add(name, f"{statistics.median(rates):.0f}", f"{error:.1e}")
-    made.append(table)
     table = Table("Host time of one call", ("call", "us"))
     for name, samples in results["host"].items():
         table.add(name, f"{statistics.median(samples):.1f}")

@@ -38,9 +38,6 @@ SUMS = (
     "rounds(rounds=2)",
     "rounds(rounds=2, lag=1, taper=3)",
     "rounds(rounds=4, lag=1)",
-    "kernel",
-    "kernel(rounds=2, sms=4, reserve_sms=4)",
-    "kernel(rounds=4, taper=2)",
 )
 TILES = ("tiles", "tiles(rounds=2, group_rows=128)")
 MOVES = ("rounds", "rounds(rounds=2)")

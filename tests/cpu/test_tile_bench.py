@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="ranks take torch tensors")
 
-from benchmarks import tile_mlp, tile_ops, tile_reads
+from benchmarks import tile_mlp, tile_ops
 from benchmarks.tile_crew import Crew
 from benchmarks.tile_report import text_of
 from benchmarks.workers import WorkerFailed
@@ -36,7 +36,7 @@ def test_a_run_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_candidates_alone_beside_bare_calls(tmp_path: Path) -> None:
-    path, asked = tmp_path / "out.jsonl", ["kernel(rounds=1, sms=16)", "kernel(rounds=2, sms=4, reserve_sms=4)"]
+    path, asked = tmp_path / "out.jsonl", ["rounds(rounds=2)", "rounds(rounds=2, lag=1)"]
     more = ["--candidates", ";".join([*asked, "rounds"]), "--only-candidates"]
     assert tile_ops.main(["run", str(path), "--quick", "--operators", "rs", "ar", *more]) == 0
     rows = [each for each in map(json.loads, path.read_text().splitlines()) if "key" in each]
@@ -47,7 +47,7 @@ def test_candidates_alone_beside_bare_calls(tmp_path: Path) -> None:
         assert not any(each["sides"][name]["errors"] for name in asked)
         assert all(each["sides"][name][mode] for name in asked for mode in ("eager", "captured"))
         assert not each["choice"]["is_tuned"]
-    assert "kernel(rounds=1, sms=16)" in text_of(rows)
+    assert "rounds(rounds=2, lag=1)" in text_of(rows)
     with pytest.raises(SystemExit, match="there are none"):
         tile_ops.main(["run", str(path), "--quick", "--only-candidates"])
 
@@ -97,12 +97,3 @@ def test_a_few_repetitions_with_delays_find_nothing_wrong(is_eager: bool) -> Non
 
     found = tile_repetitions.run(24, 2, is_quick=True, is_eager=is_eager)
     assert [each["wrong"] for each in found] == [{}, {}]
-
-
-def test_sums_that_read_peers_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "reads.json"
-    assert tile_reads.main(["--quick", "--ranks", "2", "--out", str(path)]) == 0
-    found = json.loads(path.read_text())
-    assert set(found["rounds"]) == {f"{n}, {how}" for n in (2, 4, 8) for how in ("batched", "by rank")}
-    assert all(found["alone"].values())
-    assert "Sums alone" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,12 +15,12 @@ from crossfade.device.capture import capture  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.signals import HostBoard  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
-from crossfade.ops.launch import Epilogue, Product, Sum, Target  # noqa: E402
+from crossfade.ops.launch import Epilogue, Product, Target  # noqa: E402
 from crossfade.ops.loading import Loader  # noqa: E402
 from crossfade.ops.operands import Operands, find_unit  # noqa: E402
 from crossfade.ops.tiles import TileConfig, even_blocks, plan_tiles, uneven_blocks  # noqa: E402
 from tests.helpers.device_cases import wait_idle  # noqa: E402
-from tests.helpers.peer_cases import expected, make, same_bits  # noqa: E402
+from tests.helpers.peer_cases import same_bits  # noqa: E402
 from tests.helpers.tile_worlds import World, integers, poisoned  # noqa: E402
 
 COUNTED = Epilogue(has_signals=True)
@@ -226,16 +225,12 @@ def test_a_replay_finds_its_counters_as_it_left_them(driver: CudaDriver) -> None
 def test_nothing_is_loaded_while_a_stream_waits(driver: CudaDriver) -> None:
     """Other addresses, other stretches, other numbers of programs: all were loaded with the variant."""
     world = World(even_blocks(1024, 4), 1024, 256, kind="bfloat16", config=TileConfig(), device=0, driver=driver)
-    total = Sum(world.loader, "bfloat16", 0, [world.slots[r].data_ptr() for r in range(4)])
-    total.load()
     memory = Memory.create("signals", 4096)
     board = HostBoard(driver, memory, 1, "test")
     signal, held = board.signal(0, "a signal"), driver.create_stream("held")
     torch.cuda.synchronize()
     signal.wait(held)
     world.run()
-    for count in (8, 4096, 1 << 18):
-        total.launch(world.stream, world.staging[0].data_ptr(), world.staging[1].data_ptr(), count)
     wait_idle(driver, world.stream)
     assert not driver.is_idle(held)
     signal.release()
@@ -244,30 +239,3 @@ def test_nothing_is_loaded_while_a_stream_waits(driver: CudaDriver) -> None:
     memory.close()
     driver.destroy_stream(held)
     world.check()
-
-
-@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("rank", "num_ranks"), [(0, 2), (1, 2), (2, 4), (7, 8)])
-def test_sums(driver: CudaDriver, kind: str, rank: int, num_ranks: int) -> None:
-    loader = Loader(0)
-    for length, shift, num_also in itertools.product((1, 8192, 100_003), (0, 1), (0, 2)):
-        inputs = [make((length,), kind, k) for k in range(num_ranks)]
-        memory = torch.full((num_ranks, length + 128 - length % 64), float("nan"), dtype=getattr(torch, kind)).cuda()
-        for k, each in enumerate(inputs):
-            memory[k, shift : shift + length] = each.cuda()
-        own = memory[rank, shift:].clone()
-        if shift:
-            own = torch.cat([own[:1], own])[1:]
-        memory[rank] = float("nan")
-        targets = [
-            torch.full((length + 8,), 77.0, dtype=getattr(torch, kind), device="cuda") for _ in range(1 + num_also)
-        ]
-        addresses = [memory[k].data_ptr() for k in range(num_ranks)]
-        total = Sum(loader, kind, rank, addresses, also=[each.data_ptr() for each in targets[1:]])
-        total.load()
-        stream = torch.cuda.current_stream().cuda_stream
-        total.launch(stream, targets[0].data_ptr(), own.data_ptr(), length, 2 * shift)
-        wanted = expected("all_reduce", inputs, rank)
-        for target in targets:
-            assert same_bits(target[:length].cpu(), wanted), (length, shift)
-            assert bool((target[length:] == 77).all())

@@ -12,6 +12,6 @@ from tests.helpers.peer_gpu_cases import check_a_killed_rank
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("candidate", ["kernel(rounds=4)", "rounds(rounds=2)"])
+@pytest.mark.parametrize("candidate", ["rounds(rounds=4)", "rounds(rounds=2)"])
 def test_the_survivor_is_told_and_goes_on(tmp_path: Path, candidate: str) -> None:
     check_a_killed_rank(2, str(tmp_path / "store"), 1, is_waiting=False, candidate=candidate)

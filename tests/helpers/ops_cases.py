@@ -38,7 +38,6 @@ from tests.helpers.ops_inputs import (
     opened,
     spread,
 )
-from tests.helpers.ops_kernel_cases import KERNEL_CASES, KERNELS, SUMS, kernel_random_calls
 
 
 def shapes(device: str) -> None:
@@ -364,7 +363,7 @@ def large(device: str) -> None:
             for dtype in ("bfloat16", "float16"):
                 inputs = make(operator, group, (1024, 2048, 64), dtype, seed=2, layout="columns")
                 inputs.a[:] = [each * (torch.arange(64, device=each.device) < EXACT_K) for each in inputs.a]
-                for candidate in (*CANDIDATES, *(KERNELS if operator in SUMS else ())):
+                for candidate in CANDIDATES:
                     check(operator, group, inputs, candidate)
 
 
@@ -391,12 +390,11 @@ CASES: dict[str, Case] = {
         replays,
         counters,
     )
-} | KERNEL_CASES
-"""On a CPU and on GPUs, whose parts are read by torch and by a kernel."""
+}
+"""On a CPU and on GPUs."""
 GPU_CASES: dict[str, Case] = {**CASES, "large": large}
 LONG_CASES: dict[str, Case] = {
     **{f"random calls {seed}": partial(random_calls, num_calls=3000, seed=seed) for seed in range(1, 4)},
-    "random kernels": partial(kernel_random_calls, num_calls=1000, seed=1),
 }
 
 

@@ -108,37 +108,3 @@ class StepsByTheStream(Lane):
     def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
         assert self._stream is not None
         super().announce_step(epoch, peers, self._stream, step)
-
-
-class BegunUnheard(Lane):
-    """Does not wait until the others have begun the call, where a wait is not the one that clears."""
-
-    def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
-        if stream == self.local:
-            super().await_step(epoch, peers, stream, step, num_steps)
-
-
-class StepBeforeProduct(Lane):
-    """Sets the steps of parts that are read in front of the product, when an exchange is begun."""
-
-    def advance(self) -> Epoch:
-        epoch = super().advance()
-        assert self._stream is not None
-        super().announce_step(epoch, self.home.peers, self._stream, 3)
-        return epoch
-
-    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
-        pass
-
-
-class NothingByTheLocalStream(Lane):
-    """Sets all steps on the stream that a call was begun on, captured or not."""
-
-    _called_on: int
-
-    def begin(self, stream: int, **options: Any) -> None:
-        self._called_on = stream
-        super().begin(stream, **options)
-
-    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
-        super().announce_step(epoch, peers, self._called_on, step)

@@ -2,8 +2,7 @@
 
 A reduce-scatter or an all-reduce does what the collective of its name does: the "product" of a piece is a kernel that copies it out
 of the input. As in `crossfade.ops.rounds`, each piece's product may be enqueued by itself; as in `crossfade.ops.tiles`, one launch
-may stand for all of a turn, whose pieces are counted. Or, as in `crossfade.ops.by_kernel`, products stay in this rank's buffer, and
-the ranks read each other's.
+may stand for all of a turn, whose pieces are counted.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from hypothesis import strategies as st
 
 from crossfade.device.copies import stagger
 from crossfade.device.fake import FakeDriver
-from crossfade.device.fake.machine import Range
-from crossfade.ops import reads, turns
+from crossfade.ops import turns
 from crossfade.ops.pieces import cut_evenly, place, shares
 from crossfade.ops.turns import Run, Send, Turn
 from crossfade.peers import steps
 from crossfade.peers.home import Reduction
 from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
 from tests.helpers.ops_worlds import OPERATORS, OpsWorld
-from tests.helpers.peer_worlds import WORD, Call, Collective, PeerWorld, Round, Site, fold
+from tests.helpers.peer_worlds import WORD, Call, Collective, PeerWorld, Round, Site
 
 SUMS = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
 _WORD_BYTES = 64
@@ -40,8 +38,6 @@ class Way(StrEnum):
     TURNS = "turns"
     TILES = "tiles"
     """In turns, each with one launch for all pieces."""
-    READS = "reads"
-    """In rounds whose parts are read by their owners."""
     ROUNDS = "rounds"
     COLLECTIVE = "collective"
 
@@ -127,11 +123,8 @@ class TurnsWorld(OpsWorld):
             lane = lanes[site.call.lane]
             lane.begin(stream, is_captured=is_captured)
             local = lane.fork_local(stream)
-            if way is Way.READS:
-                _Reads(self, lane, stream, site).enqueue()
-            else:
-                call = _Sums(self, lane, stream, site, is_captured=is_captured, is_by_tiles=way is Way.TILES)
-                call.enqueue(local)
+            call = _Sums(self, lane, stream, site, is_captured=is_captured, is_by_tiles=way is Way.TILES)
+            call.enqueue(local)
             lane.join_local(stream)
             steps.end(lane, stream)
 
@@ -254,80 +247,6 @@ class _Sums:
         return add
 
 
-class _Reads:
-    """One call of one rank whose parts are read where they are. Blocks lie one behind the other in every rank's buffer.
-
-    Args:
-        world: with its rounds.
-        lane, stream: where.
-        site: what.
-    """
-
-    def __init__(self, world: TurnsWorld, lane: Lane, stream: int, site: Site) -> None:
-        self._lane, self._stream, self._site = lane, stream, site
-        self._ends = [0, *accumulate(shares(world.num_parts, world.taper))]
-        count, num_ranks = site.call.count, world.num_ranks
-        if site.call.collective is Collective.REDUCE_SCATTER:
-            self._firsts = [p * count for p in range(num_ranks + 1)]
-        else:
-            self._firsts = [min(p * -(-count // num_ranks), count) for p in range(num_ranks + 1)]
-
-    def enqueue(self) -> None:
-        made = [
-            reads.Round(partial(self._compute, number), partial(self._add, number), self._runs(number))
-            for number in range(len(self._ends) - 1)
-        ]
-        if self._site.call.collective is Collective.REDUCE_SCATTER:
-            reads.reduce_scatter(self._lane, self._stream, made)
-        else:
-            reads.all_reduce(self._lane, self._stream, made, is_shared=self._site.offset is not None)
-
-    def _rows(self, p: int, number: int) -> tuple[int, int]:
-        """Begin in rank p's block, and end, in bytes."""
-        length = self._firsts[p + 1] - self._firsts[p]
-        begin, end = (place(length, each, self._ends[-1]) for each in self._ends[number : number + 2])
-        return begin * WORD.size_bytes, end * WORD.size_bytes
-
-    def _runs(self, number: int) -> dict[int, Run]:
-        found = {}
-        for p in range(self._lane.home.num_ranks):
-            begin, end = self._rows(p, number)
-            at = self._firsts[p] * WORD.size_bytes + begin
-            found[p] = Run(self._site.target + at, at, end - begin)
-        return found
-
-    def _compute(self, number: int, parts: Epoch) -> None:
-        home = self._lane.home
-        for p in range(home.num_ranks):
-            begin, end = self._rows(p, number)
-            at = self._firsts[p] * WORD.size_bytes + begin
-            if begin < end:
-                home.kernels.copy(self._stream, parts.buffers[home.rank] + at, self._site.source + at, end - begin)
-
-    def _add(self, number: int, stream: int, parts: Epoch, sums: Epoch | None, is_last: bool) -> int:
-        home, site = self._lane.home, self._site
-        begin, end = self._rows(home.rank, number)
-        if begin == end:
-            return 0
-        at, size_bytes = self._firsts[home.rank] * WORD.size_bytes + begin, end - begin
-        is_scattered = site.call.collective is Collective.REDUCE_SCATTER
-        targets = [site.target + (begin if is_scattered else at)]
-        if site.offset is not None:
-            targets += [home.buffers[p] + site.offset + at for p in home.peers]
-        elif sums is not None:
-            targets += [sums.buffers[p] + at for p in (home.peers if is_last else [home.rank])]
-        driver = home.driver
-        assert isinstance(driver, FakeDriver), "worlds are of the fake machine"
-        driver.function(
-            stream,
-            f"read and sum up into {driver._name(targets[0], size_bytes)}",
-            fold,
-            reads=tuple(Range(buffer + at, size_bytes) for buffer in parts.buffers),
-            writes=tuple(Range(target, size_bytes) for target in targets),
-        )
-        return (home.num_ranks - 1) * size_bytes
-
-
 @st.composite
 def turns_worlds(draw: st.DrawFn) -> TurnsWorld:
     """One to four ranks, up to two lanes on a stream each, calls of all kinds, eager rounds and replays."""
@@ -338,7 +257,7 @@ def turns_worlds(draw: st.DrawFn) -> TurnsWorld:
     for _ in range(draw(st.integers(1, 4))):
         lane = draw(st.integers(0, num_lanes - 1))
         stream = draw(st.integers(0, num_lanes - 1)) if is_eager else lane
-        way = draw(st.sampled_from([Way.TURNS, Way.TILES, Way.READS, Way.READS, Way.ROUNDS, Way.COLLECTIVE]))
+        way = draw(st.sampled_from([Way.TURNS, Way.TURNS, Way.TILES, Way.TILES, Way.ROUNDS, Way.COLLECTIVE]))
         known = {Way.ROUNDS: OPERATORS, Way.COLLECTIVE: tuple(Collective)}
         collective = draw(st.sampled_from(known.get(way, SUMS)))
         is_put = draw(st.booleans()) and collective in (Collective.ALL_REDUCE, Collective.ALL_GATHER)

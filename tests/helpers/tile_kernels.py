@@ -14,9 +14,9 @@ import torch
 
 from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
-from crossfade.ops.kernels import product_kernel, sum_kernel
-from crossfade.ops.launch import Epilogue, Product, Sum, Target
-from crossfade.ops.loading import Loader, ProductVariant, SumVariant
+from crossfade.ops.kernels import product_kernel
+from crossfade.ops.launch import Epilogue, Product, Target
+from crossfade.ops.loading import Loader, ProductVariant
 from crossfade.ops.operands import Operands, find_unit
 from crossfade.ops.tiles import Stretch, TilePlan, even_blocks, plan_tiles, uneven_blocks
 from tests.helpers.mended_interpreter import mend_the_interpreter
@@ -87,12 +87,8 @@ def check_products() -> int:
 def check_constants() -> None:
     """A kernel that was compiled is called with its constants in the order of its arguments."""
     product = ProductVariant("float16", True, False, 8, 8, False, True, False, 0, 0, 0, SMALL)
-    for kernel, variant in (
-        (product_kernel, product),
-        (sum_kernel, SumVariant("float16", 0, 2, 0, 8, 256, 4)),
-    ):
-        names = list(variant.constants())
-        assert kernel.arg_names[-len(names) :] == names
+    names = list(product.constants())
+    assert product_kernel.arg_names[-len(names) :] == names
 
 
 def check_views() -> None:
@@ -248,47 +244,6 @@ def check_refusals() -> None:
         product.load(Epilogue(can_wait=True))
 
 
-def check_sum(kind: str, rank: int, num_ranks: int, length: int, shift: int, num_also: int) -> None:
-    """Bit for bit the sum in the order of the ranks, out of every rank's memory; what lies behind it is left alone."""
-    dtype = getattr(torch, kind)
-    inputs = [make((length,), kind, k) for k in range(num_ranks)]
-    memories = [torch.full((length + 64,), float("nan"), dtype=dtype) for _ in range(num_ranks)]
-    for k, each in enumerate(inputs):
-        if k != rank:
-            memories[k][32 + shift : 32 + shift + length] = each
-    own = torch.cat([torch.zeros(shift, dtype=dtype), inputs[rank]])
-    targets = [torch.full((length + 72,), 77, dtype=dtype) for _ in range(1 + num_also)]
-    addresses = [memory.data_ptr() for memory in memories]
-    addresses[rank] = 8
-    total = Sum(
-        Loader(HOST),
-        kind,
-        rank,
-        addresses,
-        also=[target.data_ptr() for target in targets[1:]],
-        num_programs=2,
-        block=256,
-    )
-    total.load()
-    total.launch(0, targets[0][8:].data_ptr(), own[shift:].data_ptr(), length, 2 * (32 + shift), 2 * 8)
-    wanted = expected("all_reduce", inputs, rank)
-    if kind == "bfloat16":
-        wanted = rounded(expected("all_reduce", [each.float() for each in inputs], rank), kind)
-    for target in targets:
-        assert same_bits(target[8 : 8 + length], wanted), (kind, rank, num_ranks, length, shift)
-        assert bool((target[8 + length :] == 77).all())
-        assert bool((target[:8] == 77).all())
-
-
-def check_sums() -> int:
-    """Whole blocks and rests, wide and narrow, one target and several."""
-    cases = list(itertools.product(KINDS, ((0, 2), (1, 2), (2, 3), (3, 4), (7, 8)), (0, 1, 256, 1000), (0, 1)))
-    chosen = [(number, case) for number, case in enumerate(cases) if number % 3 or case[2] <= 1]
-    for number, (kind, (rank, num_ranks), length, shift) in chosen:
-        check_sum(kind, rank, num_ranks, length, shift, number % 4)
-    return len(chosen)
-
-
 def main() -> None:
     """See the module."""
     mend_the_interpreter()
@@ -299,7 +254,7 @@ def main() -> None:
     check_waiting()
     check_several_targets()
     check_refusals()
-    counts = {"products": check_products(), "worlds": check_worlds(), "sums": check_sums()}
+    counts = {"products": check_products(), "worlds": check_worlds()}
     sys.stdout.write(", ".join(f"{count} {name}" for name, count in counts.items()) + "\n")
 
 

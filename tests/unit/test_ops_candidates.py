@@ -41,8 +41,6 @@ def test_texts() -> None:
     assert str(Candidate.of("rounds", lag=0, taper=1)) == "rounds(rounds=1)"
     assert Candidate.parse("rounds(rounds=2, taper=3, lag=1)").arguments == {"rounds": 2, "lag": 1, "taper": 3}
     assert Candidate.parse("rounds(rounds=2)") == Candidate.of("rounds", rounds=2, lag=0, taper=1)
-    assert str(Candidate.of("kernel")) == "kernel(rounds=1, sms=16)"
-    assert str(Candidate.of("kernel", reserve_sms=4, sms=4, rounds=2)) == "kernel(rounds=2, sms=4, reserve_sms=4)"
     assert str(Candidate.of("tiles")) == "tiles(rounds=1, group_rows=0, reserve_sms=0)"
 
 
@@ -110,26 +108,6 @@ def test_tiles_are_for_products_that_sum_something(monkeypatch: pytest.MonkeyPat
     for operator in (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE):
         assert "tiles(rounds=1, group_rows=0, reserve_sms=0)" in names(operator, (4096, 128, 64), where)
         assert not any(each.startswith("tiles") for each in names(operator, (4096, 128, 0), where))
-
-
-@pytest.mark.parametrize("has_triton", [False, True])
-def test_kernels_that_read_peers_are_for_sums_on_gpus_with_triton_whose_products_fit(
-    has_triton: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(candidate, "find_spec", lambda name: "found" if has_triton and name == "triton" else None)
-
-    def kernels(operator: Operator, sizes: tuple[int, int, int], **options: Any) -> list[str]:
-        where = group(**{"device_type": "cuda", "process_group": None, **options})
-        return [each for each in names(operator, sizes, where) if each.startswith("kernel")]
-
-    for operator in (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE):
-        found = kernels(operator, (4096, 128, 64))
-        assert len(found) == 7 * has_triton
-        assert kernels(operator, (64, 128, 64)) == ["kernel(rounds=1, sms=16)"] * has_triton
-        assert kernels(operator, (4096, 128, 64), slot_bytes=256 * 1024) == found
-        assert kernels(operator, (4096, 128, 64), slot_bytes=256 * 1023) == []
-        assert kernels(operator, (4096, 128, 64), num_ranks=1) == []
-    assert kernels(Operator.ALL_GATHER, (4096, 128, 64)) == kernels(Operator.ALL_TO_ALL, (4096, 128, 64)) == []
 
 
 @given(st.integers(0, 200), st.integers(1, 50))

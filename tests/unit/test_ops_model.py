@@ -195,8 +195,6 @@ def test_the_bound_is_that_of_the_design() -> None:
             made_up("chunked", chunks=4),
             rounds(1),
             rounds(4),
-            made_up("kernel"),
-            made_up("kernel", rounds=4, taper=2, sms=4, reserve_sms=8, batched=0),
             made_up("tiles", group_rows=256),
         ]
     ),
@@ -206,7 +204,7 @@ def test_terms_add_up_and_nothing_takes_less_than_its_product(
 ) -> None:
     asked = shape(operator, mnk, num_ranks)
     found = MODEL.predict(asked, candidate)
-    if (operator == GATHER and candidate.name == "tiles") or (operator not in SUMS and candidate.name == "kernel"):
+    if operator == GATHER and candidate.name == "tiles":
         assert found is None
         return
     assert found is not None
@@ -257,33 +255,6 @@ def test_one_kernel_of_tiles() -> None:
     assert reserved["products"] + reserved["own product"] == pytest.approx(18 * 82.0 * 1.04, rel=0.02)
 
 
-def test_a_kernel_that_reads_parts() -> None:
-    """Of 132 SMs it may have 4 without a further wave of the product; the last sum has all, and is all that shows."""
-    asked = shape(SCATTER, (8192, 8192, 7168))
-    figures = replace(COOL.captured(), product_beside_reads=1.0)
-
-    def terms(operator: str = SCATTER, **parameters: int) -> dict[str, float]:
-        found = Model(figures).predict(replace(asked, operator=operator), made_up("kernel", **parameters))
-        assert found is not None
-        return dict(found.terms)
-
-    part_bytes = 2048 * 8192 * 2
-    whole = terms()
-    assert whole["products"] == pytest.approx(16 * 82.0)
-    assert whole["sum"] == pytest.approx(figures.read.time_us(3 * part_bytes))
-    assert whole["signal"] == pytest.approx(2 * (3.3 + 7.7))  # that all have begun, and that the parts are there
-    few = terms(rounds=4, sms=4)
-    assert few["products"] == pytest.approx(16 * 82.0)
-    assert few["sum"] == pytest.approx(figures.read.time_us(3 * part_bytes / 4))
-    many = terms(rounds=4, sms=16)
-    assert many["products"] == pytest.approx((4 + 3 * 5) * 82.0)  # 512 tiles on 116 SMs
-    slow = terms(rounds=4, sms=1)
-    assert slow["sum"] > 3 * part_bytes * 3 / 4 / 25e3  # one SM cannot keep up
-    reduced = terms(REDUCE, rounds=4, sms=4)
-    assert reduced["sums of others"] == pytest.approx(3 * 3.3 + 2 * 3 * part_bytes / 4 / 2700e3)
-    assert terms(rounds=2, batched=0)["products"] == pytest.approx(4 * (2 + 3) * 82.0)  # 256 tiles on 132 and 116 SMs
-
-
 @pytest.mark.parametrize(
     "unknown",
     [
@@ -293,8 +264,6 @@ def test_a_kernel_that_reads_parts() -> None:
         made_up("chunked", chunks=0),
         made_up("rounds", rounds=-1),
         made_up("tiles", reserve_sms=132),
-        made_up("kernel", sms=132),
-        made_up("kernel", sms=0),
     ],
     ids=str,
 )

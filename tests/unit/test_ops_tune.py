@@ -54,15 +54,6 @@ def test_what_the_model_does_not_know_is_not_chosen_unmeasured() -> None:
     assert tuner.choose(SHAPE) == R4
 
 
-def test_what_the_model_guesses_is_not_chosen_unmeasured() -> None:
-    guessed = {"kernel(rounds=1, sms=16)": 1.0, "rounds(rounds=1)": 80.0, "plain": 81.0}
-    bench = Bench(dict.fromkeys(guessed, 50.0) | {"kernel(rounds=1, sms=16)": 10.0}, guessed)
-    tuner = bench.tuner()
-    assert tuner.choose(SHAPE) == PLAIN  # as near as that to the best of the others
-    tuner.tune(SHAPE)
-    assert str(tuner.choose(SHAPE)) == "kernel(rounds=1, sms=16)"
-
-
 def test_a_shape_takes_the_first_of_its_bucket_that_can_do_it() -> None:
     bench = Bench({}, PREDICTED, needs={"rounds(rounds=1)": 8192, "rounds(rounds=2)": 512})
     tuner = bench.tuner()

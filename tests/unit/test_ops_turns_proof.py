@@ -14,18 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.device.fake import explore, sample
-from crossfade.ops import reads, turns
+from crossfade.ops import turns
 from crossfade.peers.lane import Lane
 from tests.helpers import ops_turn_worlds
 from tests.helpers.ops_faults import NoLocalFork, NoLocalJoin
 from tests.helpers.ops_turn_faults import (
-    BegunUnheard,
     FetchElsewhere,
     NeverCleared,
     NoStepWait,
-    NothingByTheLocalStream,
     StepBeforeCopy,
-    StepBeforeProduct,
     StepBehind,
     StepsByTheStream,
     SumsBeforeAdd,
@@ -38,7 +35,6 @@ from tests.helpers.peer_worlds import Call, Collective, Round
 SEEDS = st.integers(0, 1 << 32).map(lambda first: range(first, first + 3))
 SCATTER, REDUCE = SUMS
 IN_TURNS = pytest.mark.parametrize("way", [Way.TURNS, Way.TILES])
-ALL_WAYS = pytest.mark.parametrize("way", [Way.TURNS, Way.TILES, Way.READS])
 
 
 @given(world=turns_worlds(), seeds=SEEDS)
@@ -54,9 +50,9 @@ def test_all_ways_in_a_row_and_again_from_a_graph(
     num_ranks: int, num_parts: int, lag: int, taper: int, num_queues: int | None
 ) -> None:
     """One rank of two replays the graph, and the other one does the same calls one by one."""
-    ways = [Way.TURNS, Way.READS, Way.TILES, Way.ROUNDS, Way.READS, Way.TURNS, Way.COLLECTIVE, Way.READS, Way.TILES]
+    ways = [Way.TURNS, Way.TILES, Way.ROUNDS, Way.TILES, Way.TURNS, Way.COLLECTIVE, Way.TURNS, Way.TILES]
     exchange, gather = Collective.ALL_TO_ALL, Collective.ALL_GATHER
-    operators = [SCATTER, SCATTER, REDUCE, exchange, REDUCE, REDUCE, gather, SCATTER, SCATTER]
+    operators = [SCATTER, REDUCE, exchange, REDUCE, REDUCE, gather, SCATTER, SCATTER]
     calls = [Call(each, 61, is_shared=number == 3) for number, each in enumerate(operators)]
     rounds = (Round.EAGER, Round.REPLAY, Round.REPLAY)
     shape: dict[str, Any] = {"num_parts": num_parts, "lag": lag, "taper": taper, "num_pieces": 2}
@@ -65,7 +61,7 @@ def test_all_ways_in_a_row_and_again_from_a_graph(
     assert verdict.is_ok, verdict
 
 
-@ALL_WAYS
+@IN_TURNS
 @pytest.mark.parametrize(("num_parts", "lag"), [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("operator", SUMS)
@@ -105,7 +101,7 @@ def race(*names: str) -> tuple[str, frozenset[str]]:
 NONE = {("ok", frozenset[str]())}
 
 
-@ALL_WAYS
+@IN_TURNS
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("operator", SUMS)
 def test_without_a_fault_nothing_is_found(operator: Collective, is_shared: bool, way: Way) -> None:
@@ -181,58 +177,3 @@ def test_pieces_that_are_sent_before_they_are_computed_are_found(
 def test_a_call_that_ends_before_its_local_stream_is_found(way: Way) -> None:
     assert race("use", "copy") in found(REDUCE, way, NoLocalJoin)
     assert race("use", "copy") in found(REDUCE, way, NoLocalJoin, is_shared=True)
-
-
-# Parts that are read where they are
-
-
-@pytest.mark.parametrize("fault", [NeverCleared, NoStepWait, StepBehind, StepBeforeProduct])
-@pytest.mark.parametrize("operator", SUMS)
-def test_parts_that_are_read_before_they_are_computed_are_found(operator: Collective, fault: type[Lane]) -> None:
-    """Steps never put back, not waited for, waited for one too early, or set in front of the product."""
-    assert race("read", "put") in found(operator, Way.READS, fault)
-
-
-@pytest.mark.parametrize("operator", SUMS)
-def test_an_own_part_that_is_read_before_it_is_computed_is_found(operator: Collective) -> None:
-    assert race("read", "put") in found(operator, Way.READS, NoLocalFork)
-
-
-def test_parts_that_are_written_over_before_all_have_begun_the_call_are_found() -> None:
-    """What the last call's second exchange brought may be read still."""
-    kinds = found(SCATTER, Way.READS, BegunUnheard, **REPLAYED)
-    assert kinds & {race("read", "put"), race("set", "reset")}
-    assert kinds.isdisjoint(NONE)
-
-
-def test_a_last_step_that_is_not_set_behind_the_first_sum_is_found() -> None:
-    kinds = found(SCATTER, Way.READS, NothingByTheLocalStream, num_parts=2, **REPLAYED)
-    assert kinds & {race("read", "put"), race("set", "reset")}
-    assert kinds.isdisjoint(NONE)
-
-
-def test_one_round_on_a_replayable_lane_without_the_empty_exchange_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "barrier", lambda lane, stream: None)
-    assert found(SCATTER, Way.READS, num_parts=1, **REPLAYED) == NONE  # then the lane ends the call with one
-    assert race("read", "put") in found(SCATTER, Way.READS, NeverEven, num_parts=1, **REPLAYED)
-
-
-@pytest.mark.parametrize("fault", [SumsBeforeAdd, FetchElsewhere, StepsByTheStream])
-def test_sums_of_read_parts_that_are_fetched_before_they_are_there_are_found(fault: type[Lane]) -> None:
-    kinds = found(REDUCE, Way.READS, fault)
-    assert kinds & {race("read", "copy"), race("read", "put")}
-
-
-def test_a_call_that_ends_before_the_sums_is_found() -> None:
-    assert race("read", "use") in found(SCATTER, Way.READS, NoLocalJoin)
-    assert race("read", "use") in found(REDUCE, Way.READS, NoWait, is_shared=True)
-
-
-def test_one_buffer_for_all_exchanges_of_read_parts_is_found() -> None:
-    """A scatter's: an all-reduce's sums lie where the parts did that they were made of, so they would need no other buffer."""
-    assert race("read", "put") in found(SCATTER, Way.READS, OneBuffer, num_parts=1)
-
-
-@pytest.mark.parametrize("operator", SUMS)
-def test_one_signal_for_all_exchanges_of_read_parts_is_found(operator: Collective) -> None:
-    assert found(operator, Way.READS, OneSignal) & {race("set", "reset"), race("set")}

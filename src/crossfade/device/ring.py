@@ -1,4 +1,4 @@
-"""A ring of slots in the receiver's device memory, filled by the sender's copy engine (docs/architecture.md, decision 2).
+"""A ring of slots in the receiver's device memory, filled by the sender's copy engine (docs/decisions/0008-device-signals.md).
 
 ::
 

@@ -20,7 +20,7 @@ from crossfade.ops.shape import Operator, Shape
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["BASELINES", "GUESSED", "PLAIN", "WAYS", "Candidate", "Parameter", "candidates_for"]
+__all__ = ["BASELINES", "PLAIN", "WAYS", "Candidate", "Parameter", "candidates_for"]
 
 
 class Parameter(NamedTuple):
@@ -44,13 +44,6 @@ WAYS: Mapping[str, Mapping[str, Parameter]] = {
         "rounds": Parameter(1),
         "lag": Parameter(0, least=0, is_shown=False),
         "taper": Parameter(1, is_shown=False),
-    },
-    "kernel": {
-        "rounds": Parameter(1),
-        "taper": Parameter(1, is_shown=False),
-        "sms": Parameter(16),
-        "reserve_sms": Parameter(0, least=0, is_shown=False),
-        "batched": Parameter(1, least=0, is_shown=False),
     },
     "tiles": {"rounds": Parameter(1), "group_rows": Parameter(0, least=0), "reserve_sms": Parameter(0, least=0)},
     "fused": {},
@@ -131,8 +124,6 @@ class Candidate:
 PLAIN = Candidate("plain")
 BASELINES = frozenset({"plain", "chunked", "fused"})
 """Names of ways that are torch's and NCCL's own."""
-GUESSED = frozenset({"kernel"})
-"""Names of ways whose figures nobody has measured: a tuner measures them like others, and chooses none that it has not measured."""
 
 
 _CHUNKS = (2, 4, 8)
@@ -155,7 +146,7 @@ def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
         found += [PLAIN, *_chunked(shape)]
         if fused.is_offered(shape, group):
             found.append(Candidate("fused"))
-    return [*found, *_rounds(shape, group), *_kernel(shape, group), *_tiles(shape, group)]
+    return [*found, *_rounds(shape, group), *_tiles(shape, group)]
 
 
 def _chunked(shape: Shape) -> Iterator[Candidate]:
@@ -185,23 +176,6 @@ def _rounds(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
         for rounds, lag, taper in _SUM_ROUNDS:
             if length >= rounds * taper * _TILE_ROWS:
                 yield Candidate.of("rounds", rounds=rounds, lag=lag, taper=taper)
-
-
-_KERNELS = ((1, 16, 0), (2, 4, 4), (4, 4, 4), (8, 4, 4), (4, 16, 0), (4, 16, 16), (8, 16, 16))
-"""(rounds, SMs, those that cuBLAS leaves) that are worth a try. Of 132 SMs 4 are what a product of tiles in powers of two does not
-miss."""
-
-
-def _kernel(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:
-    """Where a kernel reads other GPUs' memory, and a whole product fits into a buffer."""
-    block = -(-shape.m // shape.num_ranks)
-    if Operator(shape.operator) not in _TILES or shape.num_ranks == 1 or not _has_kernels(group):
-        return
-    if not fits(group.lane().slot_bytes, block * shape.n * shape.item_bytes):
-        return
-    for rounds, sms, reserve_sms in _KERNELS:
-        if rounds == 1 or block >= rounds * _LEAST_LENGTH:
-            yield Candidate.of("kernel", rounds=rounds, sms=sms, reserve_sms=reserve_sms)
 
 
 _TILES = {

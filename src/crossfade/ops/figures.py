@@ -53,11 +53,6 @@ class Figures:
     """Rate at which a kernel that only adds or copies moves bytes, in and out together."""
     copy: Line = field(default_factory=lambda: Line(6.7, 397.0))
     """A copy engine's copy to a peer."""
-    read: Line = field(default_factory=lambda: Line(5.0, 350.0))
-    """A kernel that reads peers' memory, with SMs enough. This, the next one and `product_beside_reads` are guesses: they rank what
-    is measured, and choose nothing (`crossfade.ops.candidate.GUESSED`)."""
-    read_gbs_per_sm: float = 25.0
-    """What a program of that kernel reads at most: 96 KB of three peers at a time, in some 4 us."""
     signal_us: float = 7.7
     """From the end of a copy until a stream of the peer goes on."""
     stream_write_us: float = 3.3
@@ -68,9 +63,8 @@ class Figures:
     all_gather: Line = field(default_factory=lambda: Line(35.5, 303.0))
     all_to_all: Line = field(default_factory=lambda: Line(29.0, 321.0))
     product_beside_copies: float = 1.04
-    """How much longer a product takes while copy engines are busy. This and the next four are factors."""
+    """How much longer a product takes while copy engines are busy. This and the next one are factors."""
     copies_beside_product: float = 1.0
-    product_beside_reads: float = 1.04
     tiled_product: float = 1.2
     """How much longer our own kernel takes than the vendor's, with all that it does besides; a factor."""
     product_beside_nccl: float = 1.23

@@ -1,4 +1,4 @@
-"""The kernels of tile operators, in Triton: a product whose pieces are signalled as they are done, and a sum over ranks.
+"""The kernel of tile operators, in Triton: a product whose pieces are signalled as they are done.
 
 Letters: the product is (M, N) = a (M, K) @ b (K, N); W ranks, r this one; a tile is BM x BN, done by steps of BK; P programs.
 
@@ -19,9 +19,6 @@ With this accumulator in place of a rounded part of rank r, and no bias, that is
 *turn* is its round + 1) waits for a word of this GPU, which a stream sets when that round's parts have arrived. So it holds SMs
 while other ranks are late: only where all ranks launch in one order, and nothing that they need is queued behind it.
 
-**Sum.** The same total of W parts that are all rounded already, read out of the ranks' memories with wide accesses by few programs:
-bit for bit `crossfade.peers.sums`.
-
 Each variant is compiled and loaded before use (`crossfade.ops.launch`), since to load a kernel while a stream waits hangs. So no
 argument is specialised: what a kernel may rely on (layouts, alignment) is a constexpr. A *unit* is a power of two of which
 counts and addresses (in elements, of 2 bytes) are multiples: 8 where all accesses can have 16 bytes.
@@ -41,7 +38,7 @@ try:
 except ImportError:
     raise MissingDependency("triton", extra="gpu", needed_for="tile operators") from None
 
-__all__ = ["COUNTER_WORDS", "product_kernel", "sum_kernel"]
+__all__ = ["COUNTER_WORDS", "product_kernel"]
 
 COUNTER_WORDS = 16
 """Distance of two counters in words of 32 bits: they share no cache line."""
@@ -202,68 +199,9 @@ def _product(
         row, row_end, across, piece, turn = next_row, next_row_end, next_across, next_piece, next_turn
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _sum_block(
-    own: tl.tensor,
-    sources: tl.tensor,
-    source_offset: tl.tensor,
-    at: tl.tensor,
-    inside: tl.tensor | None,
-    KIND: tl.constexpr,
-    WIDE: tl.constexpr,
-    RANK: tl.constexpr,
-    NUM_RANKS: tl.constexpr,
-    UNIT: tl.constexpr,
-) -> tl.tensor:
-    """The sum of one block of elements of all ranks, in their order."""
-    total = tl.zeros_like(at).to(WIDE)
-    for k in tl.static_range(NUM_RANKS):
-        address = own if k == RANK else tl.load(sources.to(tl.pointer_type(tl.int64)) + k) + source_offset
-        each = tl.load(pointer_to(address, KIND, UNIT) + at, mask=inside).to(WIDE)
-        total = each if k == 0 else total + each
-    return total.to(KIND)
-
-
-def _sum(
-    target: tl.int64,
-    own: tl.int64,
-    count: tl.int64,
-    sources: tl.int64,
-    source_offset: tl.int64,
-    also: tl.int64,
-    also_offset: tl.int64,
-    KIND: tl.constexpr,
-    WIDE: tl.constexpr,
-    RANK: tl.constexpr,
-    NUM_RANKS: tl.constexpr,
-    NUM_ALSO: tl.constexpr,
-    UNIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    count = known(count, UNIT)
-    block = tl.program_id(0).to(tl.int64)
-    while block * BLOCK < count:
-        at = block * BLOCK + tl.arange(0, BLOCK)
-        if (block + 1) * BLOCK <= count:
-            whole = _sum_block(own, sources, source_offset, at, None, KIND, WIDE, RANK, NUM_RANKS, UNIT)
-            tl.store(pointer_to(target, KIND, UNIT) + at, whole)
-            for k in tl.static_range(NUM_ALSO):
-                other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset
-                tl.store(pointer_to(other, KIND, UNIT) + at, whole)
-        else:
-            inside = at < count
-            rest = _sum_block(own, sources, source_offset, at, inside, KIND, WIDE, RANK, NUM_RANKS, UNIT)
-            tl.store(pointer_to(target, KIND, UNIT) + at, rest, mask=inside)
-            for k in tl.static_range(NUM_ALSO):
-                other = tl.load(also.to(tl.pointer_type(tl.int64)) + k) + also_offset
-                tl.store(pointer_to(other, KIND, UNIT) + at, rest, mask=inside)
-        block += tl.num_programs(0)
-
-
 def _jit(function: Any) -> Any:
     kinds = function.__annotations__.items()
     return triton.jit(function, do_not_specialize=[name for name, kind in kinds if kind != "tl.constexpr"])
 
 
 product_kernel = _jit(_product)
-sum_kernel = _jit(_sum)

@@ -10,7 +10,6 @@ Nothing here waits, and nothing is allocated after set-up: what a launch takes i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.device.borrowed import device_of, torch_or_raise
@@ -18,14 +17,14 @@ from crossfade.device.driver import Driver
 from crossfade.errors import DeviceError
 from crossfade.ops.counters import Arrivals, Counters, num_arrival_words, num_counter_words
 from crossfade.ops.kernels import COUNTER_WORDS
-from crossfade.ops.loading import Launch, Loader, ProductVariant, SumVariant
+from crossfade.ops.loading import Launch, Loader, ProductVariant
 from crossfade.ops.operands import KIND_BYTES, WIDEST, Operands, find_unit
 from crossfade.ops.tiles import Stretch, TileConfig, TilePlan
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Epilogue", "Parts", "Product", "Sum", "Target", "Waits"]
+__all__ = ["Epilogue", "Parts", "Product", "Target", "Waits"]
 
 
 class Epilogue(NamedTuple):
@@ -242,80 +241,3 @@ class Product:
         """Keeps no operand alive."""
         if self._arguments is not None:
             self._arguments[0].base = self._arguments[1].base = None
-
-
-class Sum:
-    """Sums over ranks that read the other ranks' parts where they lie.
-
-    Args:
-        loader: of the device.
-        kind: element type, as torch calls it.
-        rank: this one.
-        sources: for each rank, where its memory lies in this process; this rank's is not read.
-        also: where further copies of the sum go.
-        num_programs: about as many SMs are used.
-        block: elements that a program adds at a time; a fourth where accesses are narrow, which takes more registers.
-        num_warps: of a program.
-    """
-
-    def __init__(
-        self,
-        loader: Loader,
-        kind: str,
-        rank: int,
-        sources: Sequence[int],
-        *,
-        also: Sequence[int] = (),
-        num_programs: int = 16,
-        block: int = 8192,
-        num_warps: int = 16,
-    ) -> None:
-        self._loader = loader
-        self._blocks = {1: max(block // 4, 1), WIDEST: block}
-        self._num_programs = num_programs
-        self._sources, self._also = loader.table(sources), loader.table(also)
-        self._places = 0  # as far as alignment goes
-        for address in (*sources[:rank], *sources[rank + 1 :], *also):
-            self._places |= address
-        self._variants = {
-            unit: SumVariant(kind, rank, len(sources), len(also), unit, length, num_warps)
-            for unit, length in self._blocks.items()
-        }
-        self._launches: dict[tuple[int, int], Launch] = {}
-
-    def load(self) -> None:
-        """Set-up: not while a stream waits, nor in a capture."""
-        for variant in self._variants.values():
-            self._loader.load(variant)
-
-    def launch(
-        self,
-        stream: int,
-        target: int,
-        own: int,
-        count: int,
-        source_offset: int = 0,
-        also_offset: int = 0,
-        num_programs: int = 0,
-    ) -> None:
-        """Enqueues one sum of contiguous elements.
-
-        Args:
-            stream: where.
-            target: where it goes.
-            own: this rank's part.
-            count: elements of a part.
-            source_offset: where the parts begin in each rank's memory, in bytes.
-            also_offset: where the further copies begin, likewise.
-            num_programs: about as many SMs are used; 0 for as many as the sum was made for.
-        """
-        if not count:
-            return
-        places = target | own | source_offset | also_offset | self._places
-        is_wide = places % (KIND_BYTES * WIDEST) == 0 and count % WIDEST == 0
-        unit = WIDEST if is_wide else 1
-        num_programs = min(num_programs or self._num_programs, -(-count // self._blocks[unit]))
-        launch = self._launches.get((unit, num_programs))
-        if launch is None:
-            launch = self._launches[unit, num_programs] = self._loader.launcher(self._variants[unit], num_programs)
-        launch(stream, target, own, count, self._sources.data_ptr(), source_offset, self._also.data_ptr(), also_offset)

@@ -15,7 +15,7 @@ import triton.language as tl
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
-from crossfade.ops.kernels import product_kernel, sum_kernel
+from crossfade.ops.kernels import product_kernel
 from crossfade.ops.operands import KIND_NAMES, WIDEST
 from crossfade.ops.tiles import TileConfig
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["Launch", "Loader", "ProductVariant", "SumVariant", "loader_of"]
+__all__ = ["Launch", "Loader", "ProductVariant", "loader_of"]
 
 _KINDS = {name: getattr(tl, name) for name in KIND_NAMES}
-_WIDE = {**dict.fromkeys(KIND_NAMES, tl.float32), "float32": tl.float32, "float64": tl.float64}
-"""What elements are added in."""
 _SIDE = 256  # of what a kernel is loaded with: more than any side of a tile
 
 Launch = Callable[..., None]
@@ -114,43 +112,6 @@ class ProductVariant(NamedTuple):
         )
 
 
-class SumVariant(NamedTuple):
-    """What `crossfade.ops.kernels` compiles a sum for.
-
-    Attributes:
-        kind: element type, as torch calls it: one of 16 bits, which is added in float32, or float32 or float64.
-        rank, num_ranks: this rank, and of how many.
-        num_also: further places where the sum is stored.
-        unit: of all addresses.
-        block: elements that a program adds at a time; a power of two.
-        num_warps: of a program.
-    """
-
-    kind: str
-    rank: int
-    num_ranks: int
-    num_also: int
-    unit: int
-    block: int
-    num_warps: int
-
-    def constants(self) -> dict[str, Any]:
-        """In the order of the kernel."""
-        return {
-            "KIND": getattr(tl, self.kind),
-            "WIDE": _WIDE[self.kind],
-            "RANK": self.rank,
-            "NUM_RANKS": self.num_ranks,
-            "NUM_ALSO": self.num_also,
-            "UNIT": self.unit,
-            "BLOCK": self.block,
-        }
-
-    def options(self) -> dict[str, int]:
-        """Triton's."""
-        return {"num_warps": self.num_warps}
-
-
 class _Loaded(NamedTuple):
     """A variant that may be launched."""
 
@@ -172,20 +133,15 @@ class Loader:
         self.num_sms = 1
         if device != HOST:
             self.num_sms = torch_or_raise().cuda.get_device_properties(device).multi_processor_count
-        self._loaded: dict[ProductVariant | SumVariant, _Loaded] = {}
+        self._loaded: dict[ProductVariant, _Loaded] = {}
         self._streams: dict[int, Any] = {}
 
-    def load(self, variant: ProductVariant | SumVariant) -> None:
+    def load(self, variant: ProductVariant) -> None:
         """Compiles, loads and runs a variant, unless that was done. It waits for the device: do it before any stream waits."""
         if variant in self._loaded:
             return
         torch = torch_or_raise()
-        if isinstance(variant, ProductVariant):
-            args = self._no_product(variant)
-            kernel = product_kernel
-        else:
-            args = [0] * 7
-            kernel = sum_kernel
+        args, kernel = self._no_product(variant), product_kernel
         constants, options = variant.constants(), variant.options()
         with nullcontext() if self.device == HOST else torch.cuda.device(self.device):
             compiled = kernel[(1,)](*args, **constants, **options)
@@ -208,7 +164,7 @@ class Loader:
         table, first, end, counters, out = at + 16, 0, 0, at, at
         return [*operands, *sizes, table, first, end, counters, out, *[0] * 11]
 
-    def launcher(self, variant: ProductVariant | SumVariant, num_programs: int) -> Launch:
+    def launcher(self, variant: ProductVariant, num_programs: int) -> Launch:
         """What launches a loaded variant with so many programs.
 
         Raises:

@@ -48,7 +48,6 @@ class Model:
             "plain": (self._plain, set()),
             "chunked": (self._chunked, {"chunks"}),
             "rounds": (self._rounds, {"rounds", "lag", "taper"}),
-            "kernel": (self._kernel, {"rounds", "taper", "sms", "reserve_sms", "batched"}),
             "tiles": (self._tiles, {"group_rows", "reserve_sms", "rounds"}),
         }
         if shape.operator not in _OPERATORS or candidate.name not in ways:
@@ -57,11 +56,9 @@ class Model:
         parameters = dict(candidate.parameters)
         if parameters.keys() - known or (shape.operator == _GATHERS and candidate.name == "tiles"):
             return None
-        if candidate.name == "kernel" and shape.operator not in _SUMS:
-            return None
         if any(value < (name in _COUNTS) for name, value in parameters.items()):
             return None
-        if max(parameters.get("reserve_sms", 0), parameters.get("sms", 0)) >= self.figures.num_sms:
+        if parameters.get("reserve_sms", 0) >= self.figures.num_sms:
             return None
         return way(shape, **parameters)
 
@@ -194,60 +191,11 @@ class Model:
         launch_us = figures.launch_copy_us + figures.launch_wait_us
         return program.add(term, "push", time_us, launch_us=launch_us, after=list(after))
 
-    def _kernel(
-        self, shape: Shape, rounds: int = 1, taper: int = 1, sms: int = 16, reserve_sms: int = 0, batched: int = 1
-    ) -> Prediction:
-        """A product for each round, and a kernel that reads the other ranks' parts of it beside the next one's.
-
-        The product beside it has the other SMs, whether they were reserved or the kernel took them. Nothing is beside the last,
-        which puts its sums into all ranks' memory while it reads: links go both ways.
-        """
-        figures, others, program = self.figures, shape.num_ranks - 1, Program()
-        weights = shares(rounds, taper)
-        is_reduced = shape.operator == Operator.ALL_REDUCE
-        if others and rounds == 1 and not is_reduced:
-            begun_us = figures.stream_write_us + figures.signal_us
-            program.add("signal", "compute", begun_us, launch_us=figures.launch_wait_us)
-        num_products = shape.num_ranks if not batched and rounds > 1 else 1
-        known: list[int] = []
-        for number, weight in enumerate(weights):
-            share, is_last = weight / sum(weights), number == rounds - 1
-            num_sms = figures.num_sms - (max(sms, reserve_sms) if number and others else 0)
-            product_us = num_products * self.product_us(shape, shape.m * share / num_products, num_sms=num_sms)
-            slowdown = figures.product_beside_reads if number and others else 1.0
-            launch_us = figures.launch_kernel_us * num_products
-            done = program.add("products", "compute", product_us * slowdown, launch_us=launch_us)
-            if not others:
-                continue
-            part_bytes = self._block_bytes(shape) * share
-            told = program.add("signal", f"step {number}", figures.stream_write_us, after=[done])
-            here = self._signal(program, f"round {number}", [told])
-            launch_us = figures.launch_kernel_us + 2 * figures.launch_wait_us
-            time_us = self._read_us(others * part_bytes, figures.num_sms if is_last else sms)
-            summed = program.add("sum", "local", time_us, launch_us=launch_us, after=[here])
-            if not is_reduced:
-                continue
-            if number:
-                self._fetch(program, others, self._block_bytes(shape) * weights[number - 1] / sum(weights), known)
-            told = program.add("signal", "local", figures.stream_write_us, after=[summed])
-            known = [self._signal(program, f"sums {number}", [told])]
-            if is_last:
-                time_us = others * (figures.stream_write_us + 2 * part_bytes / self._memory_rate)
-                launch_us = others * figures.launch_kernel_us
-                program.add("sums of others", "local", time_us, launch_us=launch_us, after=known)
-        return program.finish()
-
     def _fetch(self, program: Program, num: int, size_bytes: float, after: Sequence[int]) -> None:
         """So many sums of others, by copy engines."""
         time_us = self.figures.copy.time_us(size_bytes) * self.figures.copies_beside_product
         for _ in range(num):
             program.add("copies of sums", "local", time_us, launch_us=self.figures.launch_copy_us, after=after)
-
-    def _read_us(self, size_bytes: float, num_sms: int) -> float:
-        """Time of a kernel that reads so many bytes of peers."""
-        read = self.figures.read
-        gbs = min(read.gbs, num_sms * self.figures.read_gbs_per_sm)
-        return read.latency_us + size_bytes / (gbs * 1e3)
 
     def _tiles(self, shape: Shape, group_rows: int = 0, reserve_sms: int = 0, rounds: int = 1) -> Prediction:
         """One kernel for all the products, which signals each group of rows."""

@@ -36,7 +36,7 @@ MOST_CALLS = 512
 """Different calls that a lane remembers; the one that was not used for the longest time is forgotten. Every layer of a model has
 weights of its own: 80 layers with two products each are 320 calls, forward and back."""
 
-_REPLAYED = ("rounds", "kernel", "tiles", "fused")
+_REPLAYED = ("rounds", "tiles", "fused")
 """Not those that call NCCL: when a rank has died, torch ends what it enqueued itself, and not what a graph replays."""
 
 

@@ -15,7 +15,7 @@ from threading import Lock
 
 from crossfade.errors import ChannelError, DeviceError
 from crossfade.ops.cache import Cache
-from crossfade.ops.candidate import BASELINES, GUESSED, PLAIN, Candidate
+from crossfade.ops.candidate import BASELINES, PLAIN, Candidate
 from crossfade.ops.decision import Decision, Source
 from crossfade.ops.prediction import Prediction
 from crossfade.ops.ranks import Ranks
@@ -173,7 +173,7 @@ class Tuner:
         return None if self._cache is None else self._cache.load(bucket)
 
     def _modelled(self, bucket: Shape) -> Decision:
-        known = {each: us for each, us in self._predicted(bucket) if us is not None and each.name not in GUESSED}
+        known = {each: us for each, us in self._predicted(bucket) if us is not None}
         order = _ranked(known)
         return Decision((*order, *([] if PLAIN in order else [PLAIN])), Source.MODEL)
 
