@@ -191,12 +191,6 @@ class Model:
         launch_us = figures.launch_copy_us + figures.launch_wait_us
         return program.add(term, "push", time_us, launch_us=launch_us, after=list(after))
 
-    def _fetch(self, program: Program, num: int, size_bytes: float, after: Sequence[int]) -> None:
-        """So many sums of others, by copy engines."""
-        time_us = self.figures.copy.time_us(size_bytes) * self.figures.copies_beside_product
-        for _ in range(num):
-            program.add("copies of sums", "local", time_us, launch_us=self.figures.launch_copy_us, after=after)
-
     def _tiles(self, shape: Shape, group_rows: int = 0, reserve_sms: int = 0, rounds: int = 1) -> Prediction:
         """One kernel for all the products, which signals each group of rows."""
         rows = shape.m / shape.num_ranks / rounds
