@@ -29,9 +29,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
 
 
 def test_the_kernels_give_what_torch_gives_and_count_their_tiles(programs: Programs) -> None:
-    assert "26 products, 6 worlds, 67 sums" in said(programs["interpreted"])
+    assert "26 products, 6 worlds" in said(programs["interpreted"])
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's assembler for this machine may be another one")
 def test_the_kernels_compile_for_hopper_with_wide_accesses_and_without_spills(programs: Programs) -> None:
-    assert "21 kernels" in said(programs["compiled"])
+    assert "16 kernels" in said(programs["compiled"])
