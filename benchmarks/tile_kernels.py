@@ -150,22 +150,6 @@ class Bench:
 
         return Way(f"{config}, two launches", call, lambda: self._error(call, self._more()))
 
-    def one_launch(self, config: Config) -> Way:
-        from crossfade.ops.launch import Epilogue, Parts, Target, Waits
-
-        product = self._product(config, NUM_RANKS)
-        epilogue = Epilogue(has_signals=True, can_wait=True, num_parts=NUM_RANKS)
-        product.load(epilogue)
-        target, address = Target(self.out.data_ptr(), self.n), self.out.data_ptr()
-        parts = Parts(self.slots.data_ptr(), self.slots.stride(0) * 2)
-
-        def call() -> None:
-            waits = Waits(address, *product.arrivals.begin(is_captured=False))
-            product.arrivals.tell(self.stream, 0, is_captured=False)
-            product.launch(self.stream, product.plan.whole, self.a, self.b, target, epilogue, parts, waits=waits)
-
-        return Way(f"{config}, one launch", call, lambda: self._error(call, self._more()))
-
     def _more(self) -> Any:
         """What the parts add to the rows that are compared."""
         return self.slots[1:, self.rows].double().sum(0)
@@ -203,7 +187,7 @@ def products(loader: Any, driver: Any, is_quick: bool) -> Iterator[tuple[str, di
             *(bench.kernel(each, has_signals=True) for each in (QUICK_CONFIGS if is_quick else CONFIGS)),
         ]
         ways += [bench.kernel(DEFAULT, has_signals=False), bench.two_launches(DEFAULT)]
-        ways += [bench.two_launches(DEFAULT._replace(prefetches=True)), bench.one_launch(DEFAULT)]
+        ways += [bench.two_launches(DEFAULT._replace(prefetches=True))]
         ways += [bench.kernel(DEFAULT, has_signals=True, reserve_sms=left) for left in (() if is_quick else (4, 16))]
         errors = {way.name: way.error() for way in ways}
         times = take_turns(ways, 10 if is_quick else 20)
@@ -227,7 +211,7 @@ def host_times(loader: Any, driver: Any) -> dict[str, list[float]]:
     (piece,) = stretch.pieces
     arguments = variant.arguments(bench.a, bench.b, bench.k, bench.k)
     row = product.counters.row(is_captured=False)
-    rest = (0, 1, row, bench.out.data_ptr(), bench.n, *[0] * 10)
+    rest = (0, 1, row, bench.out.data_ptr(), bench.n, *[0] * 7)
     product.launch(bench.stream, stretch, bench.a, bench.b, _target(bench), _counted())
 
     def own_launch() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,50 +151,6 @@ def test_ranks_that_share_a_gpu(driver: CudaDriver, number: int, has_bias: bool)
         world.run()
         wait_idle(driver, world.stream)
         world.check()
-
-
-@pytest.mark.parametrize("is_captured", [False, True])
-@pytest.mark.timeout(120)
-def test_a_kernel_waits_inside_for_parts(driver: CudaDriver, is_captured: bool) -> None:
-    """The stream that sends is held, so the kernel has to wait; ten times."""
-    world = World(
-        even_blocks(1100, 4),
-        1032,
-        264,
-        kind="bfloat16",
-        num_rounds=2,
-        lag=1,
-        config=TileConfig(),
-        is_captured=is_captured,
-        device=0,
-        driver=driver,
-    )
-    memory = Memory.create("signals", 4096)
-    board = HostBoard(driver, memory, 1, "test")
-    signal = board.signal(0, "a signal")
-
-    def body() -> None:
-        signal.wait(world.push)
-        world.run_waiting()
-
-    replay = capture(driver, world.stream, body, [world.push]) if is_captured else None
-    for _ in range(10):
-        world.poison()
-        torch.cuda.synchronize()
-        if replay is None:
-            body()
-        else:
-            replay.launch(world.stream)
-        time.sleep(0.02)
-        assert not driver.is_idle(world.stream)
-        signal.release()
-        wait_idle(driver, world.stream)
-        wait_idle(driver, world.push)
-        world.check()
-    if replay is not None:
-        replay.close()
-    board.close()
-    memory.close()
 
 
 @pytest.mark.timeout(120)

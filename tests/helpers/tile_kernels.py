@@ -86,7 +86,7 @@ def check_products() -> int:
 
 def check_constants() -> None:
     """A kernel that was compiled is called with its constants in the order of its arguments."""
-    product = ProductVariant("float16", True, False, 8, 8, False, True, False, 0, 0, 0, SMALL)
+    product = ProductVariant("float16", True, False, 8, 8, False, True, 0, 0, 0, SMALL)
     names = list(product.constants())
     assert product_kernel.arg_names[-len(names) :] == names
 
@@ -155,29 +155,6 @@ def check_worlds() -> int:
     return len(worlds)
 
 
-def check_waiting() -> None:
-    """One launch for everything, which finds that the parts have arrived: the same bits, and every tile counted once more."""
-    for world in (
-        World(even_blocks(64, 4), 40, 16, num_rounds=1, config=SMALL._replace(num_cuts=1)),
-        World(even_blocks(70, 2), 64, 20, num_rounds=3, lag=1, bias=integers(1, 64, "float16", 9, 99)[0]),
-        World(uneven_blocks([20, 0, 33]), 33, 17, config=SMALL._replace(num_cuts=2)),
-    ):
-        for number in (1, 2):
-            world.poison()
-            world.run_waiting()
-            world.check()
-            for product in world.products:
-                own = {piece.counter for piece in product.plan.pieces if piece.rank == product.plan.rank}
-                counts = product.counters._words.view(2, len(product.plan.pieces), -1)[0, :, 0]
-                for piece in product.plan.pieces:
-                    assert int(counts[piece.counter]) == number * piece.num_tiles * (1 if piece.counter in own else 2)
-                    product.counters.wait(0, piece, is_captured=False)
-                    assert torch.equal(
-                        world.staging[product.plan.rank][piece.begin : piece.end].isnan().any(),
-                        torch.tensor(piece.counter in own),
-                    )
-
-
 def check_order() -> None:
     """Parts are added in the order of the ranks, this rank's accumulator in its place: here another order gives another sum."""
     values = {0: 60000.0, 1: -60000.0, 2: 2.0**-10}
@@ -240,8 +217,6 @@ def check_refusals() -> None:
         product.launch(0, stretch, a, b, Target(out.data_ptr() + 2, 32), Epilogue(has_signals=True))
     with pytest.raises(ValueError, match="aligned to 16 bytes"):
         product.launch(0, stretch, a, b, Target(out.data_ptr(), 36), Epilogue(has_signals=True))
-    with pytest.raises(ValueError, match="adds parts"):
-        product.load(Epilogue(can_wait=True))
 
 
 def main() -> None:
@@ -251,7 +226,6 @@ def main() -> None:
     check_views()
     check_signals()
     check_order()
-    check_waiting()
     check_several_targets()
     check_refusals()
     counts = {"products": check_products(), "worlds": check_worlds()}

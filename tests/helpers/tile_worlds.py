@@ -13,7 +13,7 @@ import torch
 
 from crossfade.device.borrowed import device_of
 from crossfade.device.driver import HOST
-from crossfade.ops.launch import Epilogue, Parts, Product, Target, Waits
+from crossfade.ops.launch import Epilogue, Parts, Product, Target
 from crossfade.ops.loading import Loader
 from crossfade.ops.operands import Operands, find_unit
 from crossfade.ops.tiles import Block, Piece, Stretch, TileConfig, plan_tiles
@@ -157,7 +157,7 @@ class World:
         )
         operands = Operands.of(self.a[rank], self.b[rank])
         product = Product(self.loader, self.driver, operands, plan, self.config, out_unit=find_unit(self.n))
-        product.load(self.counted, self.final(rank), self.waiting(rank))
+        product.load(self.counted, self.final(rank))
         return product
 
     @property
@@ -168,10 +168,6 @@ class World:
     def final(self, rank: int) -> Epilogue:
         """Of the own block."""
         return Epilogue(has_bias=self.bias is not None, rank=rank, num_parts=self.num_ranks)
-
-    def waiting(self, rank: int) -> Epilogue:
-        """Of everything at once. In a capture it counts nothing, since nobody waits for those numbers."""
-        return self.final(rank)._replace(has_signals=not self.is_captured, can_wait=True)
 
     def poison(self) -> None:
         """Nothing that was computed or sent is left."""
@@ -199,9 +195,9 @@ class World:
 
     def do_own(self, rank: int, number: int) -> None:
         """Launches the own run of a round, which adds what has come."""
-        self._finish(rank, self.products[rank].plan.stretch(number, is_own=True), self.final(rank), Waits())
+        self._finish(rank, self.products[rank].plan.stretch(number, is_own=True), self.final(rank))
 
-    def _finish(self, rank: int, stretch: Stretch, epilogue: Epilogue, waits: Waits) -> None:
+    def _finish(self, rank: int, stretch: Stretch, epilogue: Epilogue) -> None:
         block = self.blocks[rank]
         self.products[rank].launch(
             self.stream,
@@ -212,7 +208,6 @@ class World:
             epilogue,
             Parts(self.slots[rank].data_ptr(), self.slot_rows * self.n * 2, block.begin),
             0 if self.bias is None else self.bias.data_ptr(),
-            waits,
             is_captured=self.is_captured,
         )
 
@@ -225,19 +220,6 @@ class World:
             self.driver.wait_event(self.stream, self.event)
             for rank in range(self.num_ranks):
                 self.do_own(rank, number)
-
-    def run_waiting(self) -> None:
-        """Every rank's own block by a launch that does all again and waits inside. (The parts come of launches before it.)"""
-        begun = [product.arrivals.begin(is_captured=self.is_captured) for product in self.products]
-        for number in range(self.num_rounds):
-            for rank in range(self.num_ranks):
-                self.do_others(rank, number)
-            for product in self.products:
-                product.arrivals.tell(self.push, number, is_captured=self.is_captured)
-        for rank, product in enumerate(self.products):
-            waits = Waits(self.staging[rank].data_ptr(), *begun[rank])
-            self._finish(rank, product.plan.whole, self.waiting(rank), waits)
-            product.arrivals.end(self.stream, is_captured=self.is_captured)
 
     def expected(self, rank: int) -> Any:
         """This rank's block: its accumulator as it is, the others' rounded, added in the order of the ranks, rounded once."""

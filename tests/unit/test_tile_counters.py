@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crossfade.errors import DeviceError
-from crossfade.ops.counters import Arrivals, Counters, num_arrival_words, num_counter_words
+from crossfade.ops.counters import Counters, num_counter_words
 from crossfade.ops.tiles import TilePlan, even_blocks, plan_tiles
 
 
@@ -104,41 +104,3 @@ def test_counters_do_not_overlap(plan: TilePlan, recorder: Recorder, counters: C
     assert all(second - first == 64 for first, second in pairwise(addresses))
     assert addresses[-1] + 64 <= 4096 + 4 * num_counter_words(plan, 16)
     assert "replayed counter of piece 3 (rank 0, round 1)" in recorder.ranges.values()
-
-
-def test_a_launch_of_the_whole_plan_counts_for_every_stretch(
-    plan: TilePlan, recorder: Recorder, counters: Counters
-) -> None:
-    counters.note(plan.stretches[2], is_captured=False)
-    counters.note(plan.whole, is_captured=False)
-    for piece in plan.pieces:
-        counters.wait(7, piece, is_captured=False)
-        assert recorder.calls[-1][-1] == piece.num_tiles * (2 if piece in plan.stretches[2].pieces else 1)
-
-
-def test_arrivals_grow_and_replayed_ones_are_cleared(plan: TilePlan, recorder: Recorder) -> None:
-    driver: Any = recorder
-    words: Any = Words()
-    arrivals = Arrivals(driver, plan, words, 16)
-    for number in (1, 2):
-        assert arrivals.begin(is_captured=False) == (4096, number)
-        arrivals.tell(7, 1, is_captured=False)
-        assert recorder.calls.pop() == ("write", 7, 4096 + 64, number)
-        arrivals.end(7, is_captured=False)
-    assert arrivals.begin(is_captured=True) == (4096 + 128, 1)
-    arrivals.tell(7, 0, is_captured=True)
-    arrivals.end(7, is_captured=True)
-    assert recorder.calls == [("write", 7, 4096 + 128, 1), ("write all", 7, [4096 + 128, 4096 + 192], 0)]
-    assert max(recorder.ranges) + 64 == 4096 + 4 * num_arrival_words(plan, 16)
-
-
-def test_an_arrival_wraps_around_as_the_kernel_counts(plan: TilePlan, recorder: Recorder) -> None:
-    driver: Any = recorder
-    words: Any = Words()
-    arrivals = Arrivals(driver, plan, words, 16)
-    arrivals._number = (1 << 31) - 1
-    assert arrivals.begin(is_captured=False)[1] == -(1 << 31)
-    arrivals.tell(7, 0, is_captured=False)
-    assert recorder.calls[-1][-1] == 1 << 31
-    arrivals._number = (1 << 32) - 1
-    assert arrivals.begin(is_captured=False)[1] == 0

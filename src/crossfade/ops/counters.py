@@ -1,4 +1,4 @@
-"""The counters of a plan's pieces: who adds, who waits, and for which number; and the words that a kernel waits for.
+"""The counters of a plan's pieces: who adds, who waits, and for which number.
 
 A kernel adds 1 for each tile that it has stored. There are two rows of counters, since an eager call and a replay cannot share one:
 
@@ -6,9 +6,6 @@ A kernel adds 1 for each tile that it has stored. There are two rows of counters
   launches, times the piece's tiles. A wait is one operation, and numbers may wrap around 2^32.
 - *replayed* counters begin at 0 and are put back to 0 by the wait, since a captured graph repeats its numbers. So a piece that is
   counted in a capture is waited for in it, once, and what launches it again comes behind that wait: a capture's streams are joined.
-
-`Arrivals` go the other way: a stream writes a word for each round when its parts have arrived, and a kernel that waits inside reads
-it. They have the same two rows: an eager number grows with each call, a replayed word is 1 and is cleared behind the kernel.
 """
 
 from __future__ import annotations
@@ -16,14 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossfade.device.driver import Driver
-from crossfade.device.signals import CLEAR, SET
 from crossfade.errors import DeviceError
 from crossfade.ops.tiles import Piece, Stretch, TilePlan
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Arrivals", "Counters", "num_arrival_words", "num_counter_words"]
+__all__ = ["Counters", "num_counter_words"]
 
 _MASK = 0xFFFF_FFFF
 
@@ -61,12 +57,8 @@ class Counters:
 
     def note(self, stretch: Stretch, *, is_captured: bool) -> None:
         """A stretch has been launched, and counts its pieces."""
-        if is_captured:
-            return
-        if stretch.place < len(self._launches):
+        if not is_captured:
             self._launches[stretch.place] += 1
-        else:  # the whole plan
-            self._launches = [number + 1 for number in self._launches]
 
     def wait(self, stream: int, piece: Piece, *, is_captured: bool) -> None:
         """Enqueues: behind it on the stream, the piece is stored. Its stretch must have been launched before (PL-5).
@@ -85,45 +77,3 @@ class Counters:
                 hint="launch its stretch with signals first: a stream must not wait for what is not enqueued",
             )
         self._driver.wait_value(stream, at, num_launches * piece.num_tiles & _MASK)
-
-
-def num_arrival_words(plan: TilePlan, words_apart: int) -> int:
-    """int32 words of both rows."""
-    return 2 * plan.num_rounds * words_apart
-
-
-class Arrivals:
-    """The words by which streams tell a waiting kernel that a round's parts have arrived, for one call in flight at a time.
-
-    Args:
-        driver: of the device.
-        plan: whose rounds.
-        words: zeroed int32 words on the device, `num_arrival_words` of them.
-        words_apart: distance of two words.
-    """
-
-    def __init__(self, driver: Driver, plan: TilePlan, words: torch.Tensor, words_apart: int) -> None:
-        self._driver = driver
-        self._words = words  # kept alive
-        rows = words.data_ptr(), words.data_ptr() + 4 * words_apart * plan.num_rounds
-        self._places = [[row + 4 * words_apart * k for k in range(plan.num_rounds)] for row in rows]
-        self._number = 0
-        for places, name in zip(self._places, ("eager", "replayed"), strict=True):
-            for k, address in enumerate(places):
-                driver.name_range(address, 4, f"{name} word for the parts of round {k}")
-
-    def begin(self, *, is_captured: bool) -> tuple[int, int]:
-        """A call begins: where its kernel finds the words, and the number that it waits for."""
-        if is_captured:
-            return self._places[True][0], SET
-        self._number = self._number + 1 & _MASK
-        return self._places[False][0], self._number - (1 << 32) if self._number >> 31 else self._number
-
-    def tell(self, stream: int, round: int, *, is_captured: bool) -> None:
-        """Enqueues: all parts of this round of the call have arrived."""
-        self._driver.write_value(stream, self._places[is_captured][round], SET if is_captured else self._number)
-
-    def end(self, stream: int, *, is_captured: bool) -> None:
-        """Enqueues, behind the kernel: the words can be used again."""
-        if is_captured:
-            self._driver.write_values(stream, self._places[True], CLEAR)

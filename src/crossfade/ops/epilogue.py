@@ -89,7 +89,6 @@ def finish_tile(
     row_end: tl.tensor,
     column: tl.tensor,
     n: tl.tensor,
-    is_own: tl.tensor,
     out: tl.tensor,
     out_stride: tl.tensor,
     out_shift: tl.tensor,
@@ -101,7 +100,6 @@ def finish_tile(
     bias: tl.tensor,
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    CAN_WAIT: tl.constexpr,
     RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     NUM_ALSO: tl.constexpr,
@@ -114,12 +112,7 @@ def finish_tile(
     columns = column + tl.arange(0, COLUMNS)
     inside = (rows < row_end)[:, None] & (columns < n)[None, :]
     total = own
-    if CAN_WAIT:
-        if is_own:
-            total = _add_parts(
-                own, rows, columns, inside, n, parts, part_bytes, part_shift, KIND, RANK, NUM_PARTS, UNIT
-            )
-    elif NUM_PARTS > 0:
+    if NUM_PARTS > 0:
         total = _add_parts(own, rows, columns, inside, n, parts, part_bytes, part_shift, KIND, RANK, NUM_PARTS, UNIT)
     if HAS_BIAS:
         added = tl.load(pointer_to(bias, KIND, UNIT) + columns, mask=columns < n, other=0.0)

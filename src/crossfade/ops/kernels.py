@@ -15,10 +15,6 @@ by descriptor is not released by it in Triton 3.6.) Whoever sees the counter at 
 
 With this accumulator in place of a rounded part of rank r, and no bias, that is the sum of `crossfade.peers.sums`, bit for bit.
 
-**Product that waits.** One launch for the others' blocks and the own one. Behind its multiplication, a tile of the own block (its
-*turn* is its round + 1) waits for a word of this GPU, which a stream sets when that round's parts have arrived. So it holds SMs
-while other ranks are late: only where all ranks launch in one order, and nothing that they need is queued behind it.
-
 Each variant is compiled and loaded before use (`crossfade.ops.launch`), since to load a kernel while a stream waits hangs. So no
 argument is specialised: what a kernel may rely on (layouts, alignment) is a constexpr. A *unit* is a power of two of which
 counts and addresses (in elements, of 2 bytes) are multiples: 8 where all accesses can have 16 bytes.
@@ -44,7 +40,7 @@ COUNTER_WORDS = 16
 """Distance of two counters in words of 32 bits: they share no cache line."""
 
 _WORDS = tl.constexpr(COUNTER_WORDS)
-_ENTRY = tl.constexpr(ENTRY_WORDS)  # of a tile in the table: first row, end of its rows, column in tiles, piece, turn
+_ENTRY = tl.constexpr(ENTRY_WORDS)  # of a tile in the table: first row, end of its rows, column in tiles, piece
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -102,14 +98,6 @@ def _multiply_by_pointer(
     return total
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _await_parts(arrived: tl.tensor, turn: tl.tensor, number: tl.tensor) -> None:
-    """Holds the program until the other ranks' parts of this round have arrived. (Numbers may wrap around.)"""
-    word = arrived.to(tl.pointer_type(tl.int32)) + (turn - 1) * _WORDS
-    while tl.atomic_add(word, 0, sem="acquire", scope="sys") - number < 0:
-        pass
-
-
 def _product(
     a: tl.tensor,
     b: tl.tensor,
@@ -131,9 +119,6 @@ def _product(
     part_bytes: tl.int64,
     part_shift: tl.int32,
     bias: tl.int64,
-    staging: tl.int64,
-    arrived: tl.int64,
-    number: tl.int32,
     KIND: tl.constexpr,
     IS_BY_DESCRIPTOR: tl.constexpr,
     IS_B_TRANSPOSED: tl.constexpr,
@@ -141,7 +126,6 @@ def _product(
     OUT_UNIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SIGNALS: tl.constexpr,
-    CAN_WAIT: tl.constexpr,
     RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     NUM_ALSO: tl.constexpr,
@@ -163,12 +147,12 @@ def _product(
     tile = first + tl.program_id(0)
     entry = entries + min(tile, end - 1) * _ENTRY
     row, row_end, across = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-    piece, turn = tl.load(entry + 3), tl.load(entry + 4)
+    piece = tl.load(entry + 3)
     for tile in tl.range(first + tl.program_id(0), end, tl.num_programs(0), flatten=False):
         # Where the next tile lies is asked for now, and known when this one is done.
         entry = entries + min(tile + tl.num_programs(0), end - 1) * _ENTRY
         next_row, next_row_end, next_across = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-        next_piece, next_turn = tl.load(entry + 3), tl.load(entry + 4)
+        next_piece = tl.load(entry + 3)
         column = across * BN
         if PREFETCH != "":
             prefetch_parts(row, row_end, column, n, parts, part_bytes, part_shift, PREFETCH, RANK, NUM_PARTS, BM, BN)
@@ -176,27 +160,19 @@ def _product(
             own = _multiply_by_descriptor(a, b, row, column, k, IS_B_TRANSPOSED, BM, BN, BK)
         else:
             own = _multiply_by_pointer(a, b, row, column, m, n, k, a_stride, b_stride, IS_B_TRANSPOSED, BM, BN, BK)
-        # The own block and the others' have places of their own where one launch does both.
-        is_own = turn > 0
-        to, stride, shift = out, out_stride, out_shift
-        if CAN_WAIT:
-            if is_own:
-                _await_parts(arrived, turn, number)
-            else:
-                to, stride, shift = staging, n.to(tl.int64), out_shift * 0
-        stride = known(stride, OUT_UNIT)
+        stride = known(out_stride, OUT_UNIT)
         # A tile is finished in NUM_CUTS cuts of its columns: whole, the parts would not fit into the registers beside it.
         sides = (own,) if NUM_CUTS == 1 else halves(own, BM, BN)
         for side in tl.static_range(len(sides)):
             cuts = halves(sides[side], BM, BN // 2) if NUM_CUTS == 4 else (sides[side],)
             for cut in tl.static_range(len(cuts)):
                 at = column + (side * len(cuts) + cut) * WIDTH
-                finish_tile(cuts[cut], row, row_end, at, n, is_own, to, stride, shift, also, also_offset, parts, part_bytes,
-                            part_shift, bias, KIND, HAS_BIAS, CAN_WAIT, RANK, NUM_PARTS, NUM_ALSO, OUT_UNIT, BM, WIDTH)  # fmt: skip
+                finish_tile(cuts[cut], row, row_end, at, n, out, stride, out_shift, also, also_offset, parts, part_bytes,
+                            part_shift, bias, KIND, HAS_BIAS, RANK, NUM_PARTS, NUM_ALSO, OUT_UNIT, BM, WIDTH)  # fmt: skip
         if HAS_SIGNALS:
             tl.debug_barrier()
             tl.atomic_add(words + piece * _WORDS, 1, sem="release", scope="sys")
-        row, row_end, across, piece, turn = next_row, next_row_end, next_across, next_piece, next_turn
+        row, row_end, across, piece = next_row, next_row_end, next_across, next_piece
 
 
 def _jit(function: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.driver import Driver
 from crossfade.errors import DeviceError
-from crossfade.ops.counters import Arrivals, Counters, num_arrival_words, num_counter_words
+from crossfade.ops.counters import Counters, num_counter_words
 from crossfade.ops.kernels import COUNTER_WORDS
 from crossfade.ops.loading import Launch, Loader, ProductVariant
 from crossfade.ops.operands import KIND_BYTES, WIDEST, Operands, find_unit
@@ -24,7 +24,7 @@ from crossfade.ops.tiles import Stretch, TileConfig, TilePlan
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Epilogue", "Parts", "Product", "Target", "Waits"]
+__all__ = ["Epilogue", "Parts", "Product", "Target"]
 
 
 class Epilogue(NamedTuple):
@@ -33,7 +33,6 @@ class Epilogue(NamedTuple):
     Attributes:
         has_bias: a row of N elements is added.
         has_signals: its piece is counted.
-        can_wait: the launch does the whole plan, and tiles of the own block wait for the parts, inside the kernel.
         rank: whose part the accumulator is, where parts are added.
         num_parts: W where the other ranks' parts are added, else 0.
         num_also: further places where it is stored.
@@ -41,7 +40,6 @@ class Epilogue(NamedTuple):
 
     has_bias: bool = False
     has_signals: bool = False
-    can_wait: bool = False
     rank: int = 0
     num_parts: int = 0
     num_also: int = 0
@@ -79,21 +77,7 @@ class Parts(NamedTuple):
     first_row: int = 0
 
 
-class Waits(NamedTuple):
-    """What a launch of the whole plan is given besides.
-
-    Attributes:
-        staging: where the others' blocks go: address of the product's first row, with rows of N elements.
-        address: of the words that tell that parts have arrived (`crossfade.ops.counters.Arrivals.begin`).
-        number: what the words have to reach.
-    """
-
-    staging: int = 0
-    address: int = 0
-    number: int = 0
-
-
-_NO_PARTS, _NO_WAITS = Parts(), Waits()
+_NO_PARTS = Parts()
 
 
 class Product:
@@ -110,7 +94,6 @@ class Product:
 
     Attributes:
         counters: of the plan's pieces.
-        arrivals: of the parts, for a kernel that waits inside.
     """
 
     def __init__(
@@ -140,8 +123,6 @@ class Product:
         self._table = torch.frombuffer(plan.table, dtype=torch.int32).to(device) if plan.num_tiles else None
         words = torch.zeros(num_counter_words(plan, COUNTER_WORDS), dtype=torch.int32, device=device)
         self.counters = Counters(driver, plan, words, COUNTER_WORDS)
-        words = torch.zeros(num_arrival_words(plan, COUNTER_WORDS), dtype=torch.int32, device=device)
-        self.arrivals = Arrivals(driver, plan, words, COUNTER_WORDS)
         table = 0 if self._table is None else self._table.data_ptr()
         self._head = (operands.m, operands.n, operands.k, operands.a_stride, operands.b_stride, table)
         self._launches: dict[tuple[Epilogue, int], Launch] = {}
@@ -165,11 +146,9 @@ class Product:
     def load(self, *epilogues: Epilogue) -> None:
         """Prepares launches with these epilogues. Set-up: not while a stream waits, nor in a capture."""
         for epilogue in epilogues:
-            if epilogue.can_wait and (epilogue.num_also or not epilogue.num_parts):
-                raise ValueError(f"{epilogue}\nhint: a product that waits adds parts, and goes to one place")
             variant = self.variant(epilogue)
             self._loader.load(variant)
-            for stretch in [self.plan.whole] if epilogue.can_wait else self.plan.stretches:
+            for stretch in self.plan.stretches:
                 num_programs = min(self._num_programs, stretch.num_tiles)
                 if num_programs:
                     self._launches[epilogue, stretch.place] = self._loader.launcher(variant, num_programs)
@@ -184,7 +163,6 @@ class Product:
         epilogue: Epilogue,
         parts: Parts = _NO_PARTS,
         bias: int = 0,
-        waits: Waits = _NO_WAITS,
         *,
         is_captured: bool = False,
     ) -> None:
@@ -192,14 +170,13 @@ class Product:
 
         Args:
             stream: where.
-            stretch: of this plan, or the whole of it if the epilogue waits; one without tiles takes no launch.
+            stretch: of this plan; one without tiles takes no launch.
             a: of the shape that this was made for.
             b: likewise.
             target: where it goes.
             epilogue: a loaded one.
             parts: the other ranks', if they are added; they have arrived before this on the stream.
             bias: address of N elements, if they are added.
-            waits: for an epilogue that waits.
             is_captured: the call is captured.
 
         Raises:
@@ -211,16 +188,14 @@ class Product:
         launch = self._launches.get((epilogue, stretch.place))
         if launch is None:
             raise DeviceError(f"{epilogue} was not loaded", hint="prepare() the operator for this shape first")
-        places = target.address | target.also_offset | parts.address | parts.part_bytes | bias | waits.staging
+        places = target.address | target.also_offset | parts.address | parts.part_bytes | bias
         if (places | target.stride * KIND_BYTES) & self._address_mask:
-            raise ValueError(
-                f"not all of {target}, {parts}, {waits} and bias are aligned to {self._address_mask + 1} bytes"
-            )
+            raise ValueError(f"not all of {target}, {parts} and bias are aligned to {self._address_mask + 1} bytes")
         counters = self.counters.row(is_captured=is_captured)
         first, end = stretch.first_tile, stretch.end_tile
         arguments = self._point_to(a, b)
         try:
-            launch(stream, *arguments, *self._head, first, end, counters, *target, *parts, bias, *waits)
+            launch(stream, *arguments, *self._head, first, end, counters, *target, *parts, bias)
         finally:
             self._forget()
         if epilogue.has_signals:

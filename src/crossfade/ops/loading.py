@@ -44,7 +44,6 @@ class ProductVariant(NamedTuple):
         out_unit: of N, the stride of the result, and every other address.
         has_bias: a row is added to every row.
         has_signals: pieces are counted.
-        can_wait: one launch does the others' blocks and the own one, whose tiles wait for the parts.
         rank: whose part the accumulator is.
         num_parts: W where the other ranks' parts are added, else 0.
         num_also: further places where the result is stored.
@@ -58,7 +57,6 @@ class ProductVariant(NamedTuple):
     out_unit: int
     has_bias: bool
     has_signals: bool
-    can_wait: bool
     rank: int
     num_parts: int
     num_also: int
@@ -75,7 +73,6 @@ class ProductVariant(NamedTuple):
             "OUT_UNIT": self.out_unit,
             "HAS_BIAS": self.has_bias,
             "HAS_SIGNALS": self.has_signals,
-            "CAN_WAIT": self.can_wait,
             "RANK": self.rank,
             "NUM_PARTS": self.num_parts,
             "NUM_ALSO": self.num_also,
@@ -88,7 +85,7 @@ class ProductVariant(NamedTuple):
 
     def _prefetch(self) -> str:
         """What asks for the columns of a tile of a part; empty where nothing does, or it cannot be asked for."""
-        if not self.config.prefetches or not self.num_parts or self.can_wait or self.out_unit < WIDEST:
+        if not self.config.prefetches or not self.num_parts or self.out_unit < WIDEST:
             return ""
         return f"mov.u32 $0, 0; cp.async.bulk.prefetch.L2.global [$1], {2 * self.config.num_columns};"
 
@@ -162,7 +159,7 @@ class Loader:
         a = torch.zeros(_SIDE, _SIDE, dtype=kind, device=device_of(self.device))  # and all that is not touched
         operands, at, sizes = variant.arguments(a, a, _SIDE, _SIDE), a.data_ptr(), [_SIDE] * 5
         table, first, end, counters, out = at + 16, 0, 0, at, at
-        return [*operands, *sizes, table, first, end, counters, out, *[0] * 11]
+        return [*operands, *sizes, table, first, end, counters, out, *[0] * 8]
 
     def launcher(self, variant: ProductVariant, num_programs: int) -> Launch:
         """What launches a loaded variant with so many programs.

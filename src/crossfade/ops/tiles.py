@@ -35,7 +35,7 @@ __all__ = [
     "uneven_blocks",
 ]
 
-ENTRY_WORDS = 5
+ENTRY_WORDS = 4
 """int32 words of a tile in the table that the kernel reads: see `Tile`."""
 
 
@@ -76,14 +76,12 @@ class Tile(NamedTuple):
         row_end: behind its last; fewer than a tile's rows at the end of a piece.
         column: its place in a row of tiles.
         piece: whose counter counts it.
-        turn: 0, or its round + 1 where it is of the own block.
     """
 
     row: int
     row_end: int
     column: int
     piece: int
-    turn: int
 
 
 class Piece(NamedTuple):
@@ -206,11 +204,6 @@ class TilePlan:
         """Of the whole product."""
         return self.stretches[-1].end_tile if self.stretches else 0
 
-    @cached_property
-    def whole(self) -> Stretch:
-        """Everything, for one launch."""
-        return Stretch(len(self.stretches), 0, False, 0, self.num_tiles, self.pieces)
-
     @property
     def own_block(self) -> Block:
         """This rank's."""
@@ -236,12 +229,11 @@ class TilePlan:
         """
         across = -(-self.num_columns // self.tile_columns)
         for piece in self.pieces:
-            turn = piece.round + 1 if piece.rank == self.rank else 0
             rows = range(piece.begin, piece.end, self.tile_rows)
             for first in range(0, len(rows), self.swath):
                 for column in range(across):
                     for row in rows[first : first + self.swath]:
-                        yield Tile(row, min(row + self.tile_rows, piece.end), column, piece.counter, turn)
+                        yield Tile(row, min(row + self.tile_rows, piece.end), column, piece.counter)
 
     @cached_property
     def table(self) -> array[int]:
