@@ -84,6 +84,7 @@ def all_gather(job: Job) -> None:
 
 
 def _function(name: str) -> Callable[..., Any] | None:
+    from torch.distributed import _symmetric_memory  # noqa: F401 - it defines the operators
 
     return getattr(torch_or_raise().ops.symm_mem, name, None)
 
