@@ -93,13 +93,11 @@ def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeo
         if value is EMPTY:
             left_s = None if deadline is None else _left_s(deadline)
             value = executions.collect(ref._execution, ref._index, left_s, timeout, has_failed, looks_first)
-            if value is EMPTY:
-                break
             looks_first = False
+        if value is EMPTY or type(value) is Failure:  # the thread that took it in may not have counted it yet
+            (failed if has_failed() and failed is not None else ref).get()
         ref._keeper = None
         values.append(value)
-    if has_failed() and failed is not None:
-        failed.get()
     return values
 
 

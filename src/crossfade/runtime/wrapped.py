@@ -23,9 +23,9 @@ def behind(before: Sequence[Callable[[], None]], step: Step) -> Step:
     return after_them
 
 
-def unless(is_passed_by: Callable[[], bool], step: Step, recorded: Step) -> Step:
+def unless(is_skipped: Callable[[], bool], step: Step, recorded: Step) -> Step:
     """A step that is recorded unless it passes a method by, which is no time in which an actor computes."""
-    return lambda: step() if is_passed_by() else recorded()
+    return lambda: step() if is_skipped() else recorded()
 
 
 def inside(around: Callable[[], AbstractContextManager[None]], step: Step) -> Step:
