@@ -378,6 +378,19 @@ def test_on_the_inline_engine_an_error_does_not_wait_for_methods_that_come_later
 # Random graphs
 
 
+@pytest.mark.timeout(60)
+def test_an_error_that_another_thread_has_taken_in_and_not_counted_yet_is_raised(engine: str) -> None:
+    actor = crossfade.remote(Gate).remote()
+    with InputNode() as inp:
+        graph = MultiOutputNode([actor.give.bind(inp), actor.fail.bind(inp)]).compile()
+    refs = graph.execute(1)
+    crossfade.wait(refs, num_returns=2)
+    graph._executions.num_failures = 0
+    with pytest.raises(crossfade.TaskError):
+        crossfade.get(refs)
+    graph.teardown()
+
+
 @pytest.fixture(scope="module")
 def actors() -> Iterator[list[crossfade.ActorHandle]]:
     crossfade.init()
@@ -409,16 +422,3 @@ def check_path_ends(actors: list[crossfade.ActorHandle], draw: PathDraw) -> None
 def settle(actors: list[crossfade.ActorHandle]) -> None:
     """Waits until all actors have done what was begun."""
     crossfade.get([actor.__ray_ready__.remote() for actor in actors])
-
-
-@pytest.mark.timeout(60)
-def test_an_error_that_another_thread_has_taken_in_and_not_counted_yet_is_raised(engine: str) -> None:
-    actor = crossfade.remote(Gate).remote()
-    with InputNode() as inp:
-        graph = MultiOutputNode([actor.give.bind(inp), actor.fail.bind(inp)]).compile()
-    refs = graph.execute(1)
-    crossfade.wait(refs, num_returns=2)
-    graph._executions.num_failures = 0
-    with pytest.raises(crossfade.TaskError):
-        crossfade.get(refs)
-    graph.teardown()
