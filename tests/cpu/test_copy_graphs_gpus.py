@@ -10,8 +10,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from crossfade.channels.device_collective import DeviceGroup  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
+from crossfade.collectives.group import DeviceGroup  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
 from tests.helpers.collective_graphs import Member, all_kinds, check_spans  # noqa: E402
 from tests.helpers.collective_graphs import expected as wanted_sums  # noqa: E402

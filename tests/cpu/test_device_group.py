@@ -12,12 +12,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import device_collective  # noqa: E402
-from crossfade.channels.collective import Meeting, make_offer  # noqa: E402
-from crossfade.channels.device_collective import DeviceGroup  # noqa: E402
-from crossfade.channels.device_end import DeviceCollective  # noqa: E402
 from crossfade.channels.device_home import DeviceHome  # noqa: E402
-from crossfade.channels.table import Part, Said, Status, Table  # noqa: E402
+from crossfade.collectives.end import DeviceCollective  # noqa: E402
+from crossfade.collectives.group import DeviceGroup  # noqa: E402
+from crossfade.collectives.table import Part, Said, Status, Table  # noqa: E402
+from crossfade.collectives.terms import Meeting, make_offer  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402
@@ -100,7 +99,7 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(device_collective, "_as_torch", lambda stream, device: None)
+    monkeypatch.setattr("crossfade.collectives.group._as_torch", lambda stream, device: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     made = World()
     yield made

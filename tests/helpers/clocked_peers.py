@@ -100,7 +100,7 @@ class Ranks:
         self._tensors = [driver.allocate(1, "tensors") for driver in self.drivers]
 
     def enqueue(self, rank: int, kind: CollectiveKind, size_bytes: int, root: int) -> None:
-        """One rank's part, as `crossfade.channels.copy_mover` calls it."""
+        """One rank's part, as `crossfade.collectives.movers.copies` calls it."""
         lanes, stream, source = self.lanes[rank], self.streams[rank], self._tensors[rank]
         target = source + size_bytes
         chosen = lanes if kind.reduces else lanes[:1]

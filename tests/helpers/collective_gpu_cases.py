@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.collective import Meeting, Offer, reference
-from crossfade.channels.device_group import open_copy_group, open_nccl_group
 from crossfade.channels.device_home import DeviceHome
+from crossfade.collectives.opening import open_copy_group, open_nccl_group
+from crossfade.collectives.terms import Meeting, Offer, reference
 from crossfade.device.cuda import CudaDriver
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams

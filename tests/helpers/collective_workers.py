@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.channels import device_group
-from crossfade.channels.collective import Meeting
-from crossfade.channels.device_collective import DeviceGroup
-from crossfade.channels.device_place import Place
-from crossfade.channels.nccl_mover import GroupMover
+from crossfade.collectives import opening
+from crossfade.collectives.group import DeviceGroup
+from crossfade.collectives.movers.c10d import GroupMover
+from crossfade.collectives.rendezvous import Place
+from crossfade.collectives.terms import Meeting
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
@@ -67,9 +67,7 @@ def _open_gloo(
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         return GroupMover(dist.ProcessGroupGloo(place.store, place.rank, len(parties), options), parties)
 
-    return device_group._open(
-        store, number, parties, me, bells, meetings, device_group.host_home(), 0, lambda opened: "", mover
-    )
+    return opening._open(store, number, parties, me, bells, meetings, opening.host_home(), 0, lambda opened: "", mover)
 
 
 def of_a_process_group(peers: Peers, rank: int, seed: int, num_rounds: int) -> list[str]:
@@ -159,7 +157,7 @@ def one_gives_up(peers: Peers, rank: int) -> str:
 def one_cannot_open(peers: Peers, rank: int) -> str:
     """Rank 0 has no memory for the group's buffers: nobody has a group, and nothing stays."""
     ring, num_descriptors = Ring(peers, rank), footprint(os.getpid()).num_descriptors
-    home = device_group.host_home()
+    home = opening.host_home()
     if rank == 0:
 
         def refuse(*args: Any) -> Any:

@@ -12,10 +12,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="collectives need torch")
 
-from crossfade.channels import device_collective  # noqa: E402
-from crossfade.channels.collective import Meeting, Offer  # noqa: E402
-from crossfade.channels.device_collective import DeviceGroup  # noqa: E402
-from crossfade.channels.device_end import DeviceCollective, Task  # noqa: E402
+from crossfade.collectives.end import DeviceCollective, Task  # noqa: E402
+from crossfade.collectives.group import DeviceGroup  # noqa: E402
+from crossfade.collectives.terms import Meeting, Offer  # noqa: E402
 from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
 
 COMPUTE, LEAVING = 1, 2
@@ -32,7 +31,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return nullcontext()
 
     monkeypatch.setattr(torch.cuda, "stream", current)
-    monkeypatch.setattr(device_collective, "_as_torch", lambda handle, device: handle)
+    monkeypatch.setattr("crossfade.collectives.group._as_torch", lambda handle, device: handle)
     return found
 
 

@@ -11,8 +11,8 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="collectives need torch")
 
 import crossfade  # noqa: E402
-from crossfade.channels.local_collective import LocalCollective  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
+from crossfade.collectives.local import LocalCollective  # noqa: E402
 
 
 class Trainer:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from crossfade.channels.table import RECORD_BYTES, End, Part, Said, Status, Table
+from crossfade.collectives.table import RECORD_BYTES, End, Part, Said, Status, Table
 from crossfade.host.memory import Memory
 
 NUM_PARTIES = 3

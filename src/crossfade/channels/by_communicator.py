@@ -1,4 +1,4 @@
-"""Edges and collectives whose tensors a user-defined communicator moves (`crossfade.graph.communicators`).
+"""Edges whose tensors a user-defined communicator moves (`crossfade.graph.communicators`).
 
 The message goes through the ring in shared memory, with dtype and shape of each tensor. The reader takes it and at once calls
 ``recv`` for each tensor; the writer, after it sees that the message was taken, calls ``send`` for each. So an actor that is in a
@@ -22,17 +22,15 @@ from typing import Any
 import torch
 
 from crossfade.channels.codec import is_plain, undecodable
-from crossfade.channels.collective import Meeting, Offer, result_shape
 from crossfade.channels.device_codec import Placed, Splitter, join, notes_of, places_of
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.errors import ChannelBroken, CrossfadeError, Failure
 from crossfade.host.semaphore import open_semaphore
-from crossfade.types import CollectiveKind
 
-__all__ = ["CommunicatorReader", "CommunicatorWriter", "together"]
+__all__ = ["CommunicatorReader", "CommunicatorWriter", "call"]
 
 
-def _call(communicator: Any, method: str, what: str, *args: Any) -> Any:
+def call(communicator: Any, method: str, what: str, *args: Any) -> Any:
     """Calls a method of a user-defined communicator.
 
     Raises:
@@ -100,7 +98,7 @@ class CommunicatorWriter(ShmWriter):
     def _send(self) -> None:
         tensors, self._unsent = self._unsent, ()
         for tensor in tensors:
-            _call(self._communicator, "send", f"channel {self.name}", tensor, self._peer)
+            call(self._communicator, "send", f"channel {self.name}", tensor, self._peer)
 
     def close(self) -> None:
         """See the protocol. If the reader has taken the message, its tensors are sent first."""
@@ -158,7 +156,7 @@ class CommunicatorReader(ShmReader):
         tensors: dict[int, Any] = {}
         for place, (dtype, shape) in zip(places, layouts, strict=True):
             args = shape, dtype, self._peer, self._allocate
-            tensors[place] = _call(self._communicator, "recv", f"channel {self.name}", *args)
+            tensors[place] = call(self._communicator, "recv", f"channel {self.name}", *args)
         for place, (dtype, shape) in zip(places, layouts, strict=True):
             if (wrong := _misfit(tensors[place], dtype, shape)) is not None:
                 error = TypeError(f"{type(self._communicator).__name__}.recv gave {wrong}, not a {dtype} {shape}")
@@ -181,20 +179,3 @@ def _misfit(tensor: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> str | No
     if not isinstance(tensor, torch.Tensor):
         return repr(tensor)
     return None if (tensor.dtype, tuple(tensor.shape)) == (dtype, shape) else f"a {tensor.dtype} {tuple(tensor.shape)}"
-
-
-def together(communicator: Any, meeting: Meeting, offer: Offer) -> list[torch.Tensor]:
-    """Runs this party's part of a collective for which all parties' tensors fit. Blocks until it is done.
-
-    Raises:
-        ChannelBroken: the communicator raised something.
-    """
-    results = []
-    for tensor in offer.tensors:
-        shape = result_shape(meeting, tensor.shape)
-        result = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-        op = () if meeting.kind is CollectiveKind.ALLGATHER else (meeting.op,)
-        if result.numel():
-            _call(communicator, str(meeting.kind), meeting.label, tensor.contiguous(), result, *op)
-        results.append(result)
-    return results

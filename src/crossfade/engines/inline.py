@@ -196,8 +196,8 @@ class InlineEngine:
 def _open_collectives(plan: Plan, ends: Mapping[str, Ends]) -> None:
     for spec in plan.collectives:
         with torch_needed("a collective"):
-            from crossfade.channels.collective import Meeting
-            from crossfade.channels.local_collective import open_local_collective
+            from crossfade.collectives.local import open_local_collective
+            from crossfade.collectives.terms import Meeting
         meeting = Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)
         parties = open_local_collective(meeting, len(spec.outputs[spec.root]))
         for party, end in zip(spec.parties, parties, strict=True):

@@ -25,11 +25,11 @@ from crossfade.runtime.bind import Ends
 from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
-    from crossfade.channels.collective import Meeting
     from crossfade.channels.device_reader import HostToDeviceReader
     from crossfade.channels.device_writer import DeviceToHostWriter
-    from crossfade.channels.gloo_collective import GlooGroup
     from crossfade.channels.host_copies import HostCopies
+    from crossfade.collectives.gloo import GlooGroup
+    from crossfade.collectives.terms import Meeting
     from crossfade.engines.device_ends import DeviceEnds
     from crossfade.engines.exchanges import Exchanges
     from crossfade.runtime.device_record import DeviceRecorder
@@ -217,23 +217,23 @@ class Wiring:
     ) -> Any:
         try:
             if transport is Transport.COMMUNICATOR:
-                from crossfade.channels.by_communicator import together
-                from crossfade.channels.gloo_collective import GlooGroup
+                from crossfade.collectives.gloo import GlooGroup
+                from crossfade.collectives.movers.communicator import together
 
                 mover = partial(together, self._communicators[communicator])
                 agreeing = GlooGroup(store, number, parties, self._party, self._bells[self._party], mover)
                 self._agreeing.append(agreeing)
                 return agreeing
             if transport is Transport.GLOO:
-                from crossfade.channels.gloo_collective import GlooGroup
+                from crossfade.collectives.gloo import GlooGroup
 
                 return GlooGroup(store, number, parties, self._party, self._bells[self._party])
-            from crossfade.channels import device_group
+            from crossfade.collectives import opening
         except ImportError as error:
             store.close()
             raise MissingDependency("torch", extra="torch", needed_for="a collective") from error
         is_by_copies = transport is Transport.COPY
-        opener = device_group.open_copy_group if is_by_copies else device_group.open_nccl_group
+        opener = opening.open_copy_group if is_by_copies else opening.open_nccl_group
         meetings = [_meeting(s) for s in self._plan.collectives if (s.group, s.transport) == (parties, transport)]
         bells = {party: self._bells[party] for party in parties}
         home = None if self.device_ends is None else self.device_ends.home
@@ -327,6 +327,6 @@ def _group_key(spec: CollectiveSpec) -> tuple[tuple[str, ...], Transport, str]:
 
 
 def _meeting(spec: CollectiveSpec) -> Meeting:
-    from crossfade.channels.collective import Meeting
+    from crossfade.collectives.terms import Meeting
 
     return Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)

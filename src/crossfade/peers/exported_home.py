@@ -1,6 +1,6 @@
 """The home of ranks that have no torch.distributed group: exported memory of each one's device, signals in memory that all share.
 
-How the ranks find each other is their caller's business (actors do it in `channels.copy_group`): here come, for each rank, a
+How the ranks find each other is their caller's business (actors do it in `collectives.opening`): here come, for each rank, a
 process, a memory with room for its signals, and a handle of its buffers. Over `device.host_driver` CPU tensors stand for a GPU's.
 """
 

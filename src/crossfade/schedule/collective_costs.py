@@ -3,7 +3,7 @@
 W parties, each bringing n bytes (of a broadcast: the root has n). Copies between GPUs, signals and NCCL's transfers are taken as
 ``crossfade topology`` measured them; what was not measured is taken from the cost model, and `Estimate.reason` says so.
 
-**By copy engines**, `crossfade.peers` with its default tuning, as `crossfade.channels.copy_mover` calls it. Symbols::
+**By copy engines**, `crossfade.peers` with its default tuning, as `crossfade.collectives.movers.copies` calls it. Symbols::
 
     C(s)  the copies of one exchange: max over ranks of the sum over the other W - 1 of one copy of s bytes, one after another on
           one stream, times what copies of all ranks to their neighbours slow each other down
@@ -33,7 +33,7 @@ Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPI
 reduce, (W - 1) / W n to reduce and scatter, (W - 1) n to gather, n to broadcast. It takes as long as one measured transfer of so
 many bytes by NCCL over the slowest link. The fixed part of that is its launch, which a collective has once. Measured crowds are
 *not* applied: NCCL's sends and receives share channels, of which its collectives use all. K of the copies that
-`crossfade.channels.nccl_mover` and torch make around it come on top.
+`crossfade.collectives.movers.c10d` and torch make around it come on top.
 
 Against that report, with four GPUs and 16 MB and more, both lie within 20 % (`tests/unit/test_collective_costs.py`).
 
@@ -55,7 +55,7 @@ from crossfade.types import CollectiveKind, ReduceOp, Transport
 __all__ = ["BUFFER_BYTES", "Estimate", "estimate", "is_on_gpus"]
 
 BUFFER_BYTES = 32 << 20
-"""Of a lane, on each GPU; `crossfade.channels.device_group` gives its groups as much."""
+"""Of a lane, on each GPU; `crossfade.collectives.opening` gives its groups as much."""
 _ONE_SHOT_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
 _SLOT_ALIGNMENT = 256

@@ -13,7 +13,7 @@ The host runs the actor's program and enqueues; a stream goes through what was e
 
 A transfer takes its time once both ends have started it (`schedule.simulate`), and is shown on the streams that
 `crossfade.plan.device_streams` names for its transport. A collective begins when the streams of all its parties have come to it,
-and they come to it only once all hosts are known to have started it (`crossfade.channels.device_collective`).
+and they come to it only once all hosts are known to have started it (`crossfade.collectives.group`).
 
 A value that is pushed to several readers reaches all of them when the last copy ends, since their chunks take turns.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from crossfade.channels.collective import WHOLE_NUMBERS, Meeting, finish_reduction, reduce_in_order, reduced_dtype
+from crossfade.collectives.terms import WHOLE_NUMBERS, Meeting, finish_reduction, reduce_in_order, reduced_dtype
 from crossfade.device.driver import HOST
 from crossfade.types import CollectiveKind, ReduceOp
 

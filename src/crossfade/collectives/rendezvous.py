@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from crossfade.channels.table import Part, Table, part_bytes
+from crossfade.collectives.table import Part, Table, part_bytes
 from crossfade.errors import ChannelError
 from crossfade.host.memory import Memory
 

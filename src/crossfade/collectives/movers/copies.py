@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from crossfade.channels.collective import Meeting, finish_reduction, reduce_in_order
+from crossfade.collectives.terms import Meeting, finish_reduction, reduce_in_order
 from crossfade.peers.collectives import (
     SUMMABLE,
     all_gather,
@@ -33,7 +33,7 @@ _ALIGNMENT = 16
 
 
 class CopyMover:
-    """One party's (see `crossfade.channels.device_end.Mover`).
+    """One party's (see `crossfade.collectives.end.Mover`).
 
     Args:
         group: owned by this object from now on.

@@ -5,7 +5,7 @@ they hold its key (`channels.gloo_proof`). Each of these actors has a thread for
 another in the order of the plan (PL-1).
 
 A collective begins with an exchange of *frames*, 256 bytes from each party to each other: what the party offers
-(`channels.collective`), or that it ends. An offer that is too long for a frame, such as an exception, follows in a second exchange.
+(`collectives.terms`), or that it ends. An offer that is too long for a frame, such as an exception, follows in a second exchange.
 From these all parties draw the same conclusion: to move data, to give every party the same `Failure`, or to end. So no party waits
 in a reduction for one that cannot take part.
 
@@ -34,7 +34,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.collective import (
+from crossfade.channels.gloo_proof import prove_all, shared_key
+from crossfade.channels.protocol import ChannelStatistics
+from crossfade.collectives.terms import (
     Meeting,
     Offer,
     conclude,
@@ -44,8 +46,6 @@ from crossfade.channels.collective import (
     pieces_of,
     shard,
 )
-from crossfade.channels.gloo_proof import prove_all, shared_key
-from crossfade.channels.protocol import ChannelStatistics
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from crossfade.channels.collective import Meeting, Offer
 from crossfade.channels.protocol import ChannelStatistics
+from crossfade.collectives.terms import Meeting, Offer
 from crossfade.device.recorded import Around
 from crossfade.errors import ChannelBroken, ChannelClosed
 
 if TYPE_CHECKING:
-    from crossfade.channels.device_collective import DeviceGroup
+    from crossfade.collectives.group import DeviceGroup
 
 __all__ = ["DeviceCollective", "Mover", "Task"]
 

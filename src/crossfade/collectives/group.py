@@ -43,7 +43,10 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.collective import (
+from crossfade.channels.device_home import DeviceHome
+from crossfade.collectives.end import DeviceCollective, Mover, Task
+from crossfade.collectives.table import Said, Status, Table
+from crossfade.collectives.terms import (
     STAGED,
     Meeting,
     Offer,
@@ -53,9 +56,6 @@ from crossfade.channels.collective import (
     result_shape,
     staged_in,
 )
-from crossfade.channels.device_end import DeviceCollective, Mover, Task
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.table import Said, Status, Table
 from crossfade.device.borrowed import device_of
 from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError, Failure
 from crossfade.host.doorbell import Bell

@@ -1,6 +1,6 @@
 """What actors do together with their tensors, as pure functions: what fits, what comes out, what to say where it does not.
 
-Whoever moves the tensors (`channels.gloo_collective` between processes, `channels.local_collective` in one thread) asks
+Whoever moves the tensors (`collectives.gloo` between processes, `collectives.local` in one thread) asks
 here. Imported only where torch is installed. Letters: n parties, rank r of them, k tensors of each (k is 1 but for an
 allreduce of several).
 

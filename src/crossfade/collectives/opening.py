@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from crossfade.channels.collective import Meeting
-from crossfade.channels.device_collective import DeviceGroup
-from crossfade.channels.device_end import Mover
 from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_kernels import load_reductions
-from crossfade.channels.device_place import Place
-from crossfade.channels.table import Part
+from crossfade.collectives.end import Mover
+from crossfade.collectives.group import DeviceGroup
+from crossfade.collectives.movers.kernels import load_reductions
+from crossfade.collectives.rendezvous import Place
+from crossfade.collectives.table import Part
+from crossfade.collectives.terms import Meeting
 from crossfade.device.borrowed import device_of
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Block, Pool
@@ -79,7 +79,7 @@ def open_copy_group(
         return f"{device.device} {block.handle.hex()}"
 
     def mover(opened: ExitStack, place: Place, parts: Sequence[Part], told: Sequence[tuple[int, str]]) -> Mover:
-        from crossfade.channels.copy_mover import CopyMover
+        from crossfade.collectives.movers.copies import CopyMover
 
         ranks = [
             Rank(party, pid, part.memory, bytes.fromhex(handle), int(index))
@@ -119,7 +119,7 @@ def open_nccl_group(
         return ""
 
     def mover(opened: ExitStack, place: Place, parts: Sequence[Part], told: Sequence[tuple[int, str]]) -> Mover:
-        from crossfade.channels.nccl_mover import GroupMover, open_nccl
+        from crossfade.collectives.movers.c10d import GroupMover, open_nccl
 
         group = open_nccl(place.store, place.rank, len(parties), device_of(device.device))
         return GroupMover(group, parties)

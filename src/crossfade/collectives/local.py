@@ -1,12 +1,12 @@
-"""Collectives in one thread, by the reference of `channels.collective`: what movers between processes are held against."""
+"""Collectives in one thread, by the reference of `collectives.terms`: what movers between processes are held against."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from crossfade.channels.collective import Meeting, Offer, conclude, make_offer, reference
 from crossfade.channels.protocol import ChannelStatistics
+from crossfade.collectives.terms import Meeting, Offer, conclude, make_offer, reference
 from crossfade.errors import ChannelBroken, ChannelClosed
 
 __all__ = ["LocalCollective", "open_local_collective"]

@@ -1,6 +1,6 @@
 """The tensors of a collective, moved by a process group of torch.distributed that these parties have for themselves: NCCL's.
 
-NCCL's kernels take SMs, and wait for SMs beside a product that holds them all; `crossfade.channels.copy_mover` takes some for
+NCCL's kernels take SMs, and wait for SMs beside a product that holds them all; `crossfade.collectives.movers.copies` takes some for
 additions only. So it is used where it is asked for. The group is the parties' own, so no order with a user's collectives matters.
 
 A wait for a collective of a GPU's process group holds the stream and not the host. gloo's waits hold the host; with CPU tensors
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.collective import Meeting, finish_reduction, reduced_dtype
+from crossfade.collectives.terms import Meeting, finish_reduction, reduced_dtype
 from crossfade.errors import MissingDependency
 from crossfade.types import CollectiveKind, ReduceOp
 
@@ -60,7 +60,7 @@ def open_nccl(store: Any, rank: int, num_ranks: int, device: torch.device) -> An
 
 
 class GroupMover:
-    """One party's (see `crossfade.channels.device_end.Mover`).
+    """One party's (see `crossfade.collectives.end.Mover`).
 
     Args:
         group: a process group of c10d; owned by this object from now on.

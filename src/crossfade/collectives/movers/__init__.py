@@ -1,0 +1,1 @@
+"""What moves the tensors of a collective once its parties have agreed."""
