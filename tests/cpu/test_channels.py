@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from crossfade.channels import conformance
 from crossfade.channels.local import open_local
 from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Heap, Memory
+from crossfade.testing import conformance
 
 
 def _bell() -> Bell:

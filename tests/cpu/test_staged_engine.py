@@ -11,11 +11,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import conformance  # noqa: E402
 from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device.staged_layout import Cut, StagedLayout  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from crossfade.host.memory import PAGE_BYTES  # noqa: E402
+from crossfade.testing import conformance  # noqa: E402
 from tests.cpu.test_copy_engine import Unpicklable, draw_value, same  # noqa: E402
 from tests.helpers.copy_pair import settle  # noqa: E402
 from tests.helpers.staged_pair import TINY, open_staged_ends, open_staged_pair  # noqa: E402

@@ -13,11 +13,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import conformance  # noqa: E402
 from crossfade.channels.codec import decode, message_of  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.tensors import load_kernels  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
+from crossfade.testing import conformance  # noqa: E402
 from tests.helpers import host_copy_cases as cases  # noqa: E402
 from tests.helpers.device_pair import run_workers  # noqa: E402
 from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from crossfade.device.fake import FakeDriver, FakeLink, Fault, Machine, Until
-from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued
 from crossfade.device.ring import num_signals
@@ -24,6 +22,8 @@ from crossfade.device.signals import Counter, HostBoard
 from crossfade.errors import ChannelBroken
 from crossfade.host.memory import Memory
 from crossfade.runtime.alive import Alive
+from crossfade.testing.fake import FakeDriver, FakeLink, Fault, Machine, Until
+from crossfade.testing.fake.machine import Range
 from tests.helpers.device_worlds import scratch
 
 __all__ = ["ChainWorld", "Look"]

@@ -6,9 +6,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crossfade.device.capture import capture
-from crossfade.device.fake import FakeDriver, FakeLink, Fault, Machine, Until
-from crossfade.device.fake.clocks import join
-from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued, Finished, Retired
 from crossfade.device.ring import num_signals
@@ -18,6 +15,9 @@ from crossfade.device.signals import HostBoard
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.staged_layout import Cut, StagedLayout
 from crossfade.host.memory import Memory
+from crossfade.testing.fake import FakeDriver, FakeLink, Fault, Machine, Until
+from crossfade.testing.fake.clocks import join
+from crossfade.testing.fake.machine import Range
 
 Program = Iterator[Until | None]
 

@@ -17,13 +17,13 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from crossfade.device.copies import stagger
-from crossfade.device.fake import FakeDriver
 from crossfade.ops import turns
 from crossfade.ops.pieces import cut_evenly, place, shares
 from crossfade.ops.turns import Run, Send, Turn
 from crossfade.peers import steps
 from crossfade.peers.home import Reduction
 from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
+from crossfade.testing.fake import FakeDriver
 from tests.helpers.ops_worlds import OPERATORS, OpsWorld
 from tests.helpers.peer_worlds import WORD, Call, Collective, PeerWorld, Round, Site
 

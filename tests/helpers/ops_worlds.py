@@ -12,12 +12,12 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from crossfade.device.fake import FakeDriver
 from crossfade.ops import overlaps
 from crossfade.ops.overlaps import Part
 from crossfade.ops.pieces import cut_evenly
 from crossfade.peers import steps
 from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
+from crossfade.testing.fake import FakeDriver
 from tests.helpers.peer_worlds import WORD, Call, Collective, PeerWorld, Round, Site
 
 OPERATORS = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL)

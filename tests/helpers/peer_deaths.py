@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from crossfade.device.fake import FakeDriver, Fault, Machine, Until
-from crossfade.device.fake.clocks import Clock, Word
-from crossfade.device.fake.explore import _Run
-from crossfade.device.fake.machine import Program, Range
 from crossfade.peers import sums
 from crossfade.peers.lane import Lane
+from crossfade.testing.fake import FakeDriver, Fault, Machine, Until
+from crossfade.testing.fake.clocks import Clock, Word
+from crossfade.testing.fake.explore import _Run
+from crossfade.testing.fake.machine import Program, Range
 from tests.helpers.peer_worlds import WORD, Call, PeerWorld, content, expected
 
 __all__ = ["DeathWorld", "LooseMachine", "drive"]

@@ -12,14 +12,14 @@ from enum import StrEnum
 from functools import reduce
 
 from crossfade.device.capture import Replay, capture
-from crossfade.device.fake import FakeDriver, Fault, Machine
-from crossfade.device.fake.machine import Program, Range
 from crossfade.device.signals import WORD_BYTES, DeviceBoard
 from crossfade.peers import steps, sums
 from crossfade.peers.exchange import barrier
 from crossfade.peers.home import Home, Kind, Reduction
 from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
 from crossfade.peers.tuning import DEFAULT, Tuning
+from crossfade.testing.fake import FakeDriver, Fault, Machine
+from crossfade.testing.fake.machine import Program, Range
 
 __all__ = ["Call", "Collective", "FakeKernels", "PeerWorld", "Round"]
 

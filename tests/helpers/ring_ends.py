@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from crossfade.device.fake import FakeDriver, Machine
 from crossfade.device.memory import Pool
 from crossfade.device.records import (
     Enqueued,
@@ -13,6 +12,7 @@ from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
 from crossfade.host.memory import Memory
+from crossfade.testing.fake import FakeDriver, Machine
 
 __all__ = ["Ends", "finish_receiver", "grow"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from crossfade.device.fake import FakeDriver, Machine
 from crossfade.device.signals import HostBoard
 from crossfade.host.memory import Memory
+from crossfade.testing.fake import FakeDriver, Machine
 
 __all__ = ["RunningDriver", "open_board", "run", "running_driver"]
 

@@ -11,9 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crossfade.channels.turns import PROGRESS_BYTES, Progress, TurnRules, Turns
-from crossfade.device.fake import FakeDriver, FakeLink, Fault, Machine, Until
-from crossfade.device.fake.clocks import Clock, join
-from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued, Record
 from crossfade.device.ring import num_signals
@@ -21,6 +18,9 @@ from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import Counter, HostBoard, SignalBoard
 from crossfade.host.memory import Memory
+from crossfade.testing.fake import FakeDriver, FakeLink, Fault, Machine, Until
+from crossfade.testing.fake.clocks import Clock, join
+from crossfade.testing.fake.machine import Range
 from tests.helpers.device_worlds import scratch
 
 __all__ = ["HastyProgress", "TurnWorld"]

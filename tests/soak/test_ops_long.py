@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="operators take torch tensors")
 
-from crossfade.device.fake import sample
+from crossfade.testing.fake import sample
 from tests.helpers.ops_cases import LONG_CASES, run_cases
 from tests.helpers.ops_gradient_cases import CASES as GRADIENT_CASES
 from tests.helpers.ops_modules import CASES as MODULE_CASES

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossfade.device.fake import explore, sample
 from crossfade.peers.tuning import Direction, Tuning
+from crossfade.testing.fake import explore, sample
 from tests.helpers.peer_draws import peer_worlds
 from tests.helpers.peer_worlds import Call, Collective, PeerWorld
 from tests.unit.test_peers_proof import TUNINGS, check_in_a_row

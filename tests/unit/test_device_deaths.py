@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from crossfade.device.fake import Machine, Verdict, explore, sample
+from crossfade.testing.fake import Machine, Verdict, explore, sample
 from tests.helpers.death_worlds import ChainWorld, Look
 from tests.helpers.peer_deaths import LooseMachine
 

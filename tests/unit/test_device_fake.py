@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from crossfade.device.fake import FakeDriver, Fault, Machine, Until, explore, sample
-from crossfade.device.fake.explore import World
-from crossfade.device.fake.machine import Program, Range
 from crossfade.device.memory import Pool
 from crossfade.device.signals import HostBoard
+from crossfade.testing.fake import FakeDriver, Fault, Machine, Until, explore, sample
+from crossfade.testing.fake.explore import World
+from crossfade.testing.fake.machine import Program, Range
 from tests.helpers import device_faults as faults
 from tests.helpers.device_worlds import ReplayWorld, RingWorld, StagedWorld, TwoWaitsWorld, scratch
 

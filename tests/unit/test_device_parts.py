@@ -9,7 +9,6 @@ import pytest
 
 from crossfade.device import borrowed, cuda, cuda_bindings
 from crossfade.device.capture import capture
-from crossfade.device.fake import Fault
 from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.records import Enqueued
 from crossfade.device.ring import num_signals
@@ -18,6 +17,7 @@ from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import Counter, DeviceBoard, HostBoard, Signal
 from crossfade.device.streams import Role, Streams
 from crossfade.errors import DeviceError, MissingDependency
+from crossfade.testing.fake import Fault
 from tests.helpers.running_driver import RunningDriver, open_board, running_driver
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.device.fake import Verdict, explore, sample
-from crossfade.device.fake.explore import World
 from crossfade.device.staged_layout import Cut
+from crossfade.testing.fake import Verdict, explore, sample
+from crossfade.testing.fake.explore import World
 from tests.helpers import device_faults as faults
 from tests.helpers.device_worlds import RingWorld, StagedWorld
 

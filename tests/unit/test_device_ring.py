@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from crossfade.device.fake import FakeDriver, Machine
-from crossfade.device.fake.machine import Range
 from crossfade.device.memory import Pool
 from crossfade.device.records import (
     Enqueued,
@@ -17,6 +15,8 @@ from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.signals import BoardPart, HostBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import Memory
+from crossfade.testing.fake import FakeDriver, Machine
+from crossfade.testing.fake.machine import Range
 from tests.helpers.ring_ends import Ends, finish_receiver
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from crossfade.device.fake import sample
 from crossfade.device.memory import Block
 from crossfade.device.records import (
     Wanted,
 )
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.errors import ChannelBroken, DeviceError
+from crossfade.testing.fake import sample
 from tests.helpers.device_worlds import RingWorld
 from tests.helpers.ring_ends import Ends, finish_receiver, grow
 

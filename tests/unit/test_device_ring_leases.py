@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from crossfade.device.fake import sample
 from crossfade.device.records import (
     Enqueued,
     FreeEnqueued,
@@ -17,6 +16,7 @@ from crossfade.device.records import (
 )
 from crossfade.device.ring_receiver import Leased
 from crossfade.errors import ChannelBroken, DeviceError
+from crossfade.testing.fake import sample
 from tests.helpers.device_worlds import RingWorld
 from tests.helpers.ring_ends import Ends
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.device.fake import FakeDriver, Machine
-from crossfade.device.fake.machine import Range
 from crossfade.device.records import Announced, ChunksEnqueued, ChunksFreeEnqueued, Enqueued, Record
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.staged_end import Rest
 from crossfade.device.staged_layout import Cut, StagedLayout, pipeline_us
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import PAGE_BYTES, Memory
+from crossfade.testing.fake import FakeDriver, Machine
+from crossfade.testing.fake.machine import Range
 
 MB = 1 << 20
 GBS, COPY_US = 55.0, 3.5

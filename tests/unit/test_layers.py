@@ -29,13 +29,15 @@ class Table:
 
     Attributes:
         shared: modules that every room may import; they import only each other.
-        rooms: the rooms, and the other rooms that each may import. ``cli`` may import all of them.
+        rooms: the rooms, and the other rooms that each may import. ``cli`` may import all of them, but for ``for_tests``.
+        for_tests: rooms that only tests import.
         facade: modules that only re-export, under Ray's import paths. They may import any room but ``cli``; no room imports them.
         never_torch: rooms and modules that work without torch.
     """
 
     shared: frozenset[str]
     rooms: Mapping[str, set[str]]
+    for_tests: frozenset[str]
     facade: frozenset[str]
     never_torch: frozenset[str]
 
@@ -45,17 +47,18 @@ class Table:
         (sentence,) = (line for line in text.splitlines() if line.startswith("Who may import whom"))
         shared = frozenset(re.findall(r"`(\w+)`", sentence))
         rooms: dict[str, set[str]] = {}
-        facade, never_torch = set[str](), set(shared)
+        for_tests, facade, never_torch = set[str](), set[str](), set(shared)
         rows = text.split("| room | may import |\n| --- | --- |\n")[1].split("\n\n")[0]
         for row in rows.splitlines():
             left, right = (cell.strip() for cell in row.strip("|").split("|"))
             names, (may, *rest) = re.findall(r"\w+", left), right.split("; ")
             never_torch.update(names if "never torch" in rest else ())
+            for_tests.update(names if "no room imports it" in rest else ())
             if may == "any room but cli":
                 facade.update(names)
             elif may != "any room":
                 rooms.update((name, set(re.findall(r"\w+", may)) - {"none"}) for name in names)
-        return cls(shared, rooms, frozenset(facade), frozenset(never_torch) | ENTRY)
+        return cls(shared, rooms, frozenset(for_tests), frozenset(facade), frozenset(never_torch) | ENTRY)
 
 
 ENTRY = {"__main__"}
@@ -170,7 +173,7 @@ def room_of(module: str) -> str:
 
 def allowed_rooms(room: str) -> set[str]:
     """The rooms that a module of ``room`` may import, its own included."""
-    rooms, shared, facade = set(TABLE.rooms), set(TABLE.shared), set(TABLE.facade)
+    rooms, shared, facade = set(TABLE.rooms) - TABLE.for_tests, set(TABLE.shared), set(TABLE.facade)
     if room in shared:
         return shared
     if room in facade:
@@ -322,10 +325,17 @@ def sources(**texts: str) -> dict[str, str]:
         "import crossfade",
         "from crossfade import get",
         "import crossfade.cli.main",
+        "from crossfade.testing import fake",
     ],
 )
 def test_an_import_against_the_table_is_seen(text: str) -> None:
-    package = sources(plan_init="", plan_text=text, engines_init="", engines_local="", cli_main="")
+    package = sources(plan_init="", plan_text=text, engines_init="", engines_local="", cli_main="", testing_fake="")
+    assert len(list(wrong_rooms(find_imports(package)))) == 1
+
+
+@pytest.mark.parametrize("importer", ["crossfade.__init__", "crossfade.dag.input", "crossfade.cli.main"])
+def test_only_tests_import_a_room_for_tests(importer: str) -> None:
+    package = {importer: "from crossfade.testing import fake", "crossfade.testing.fake": ""}
     assert len(list(wrong_rooms(find_imports(package)))) == 1
 
 
@@ -371,8 +381,12 @@ def test_the_table_is_read_as_it_stands() -> None:
     table = Table.read(
         "Who may import whom (every room may also import `errors` and `types`):\n\n| room | may import |\n| --- | --- |\n"
         "| graph, plan | none; never torch |\n| api | graph, plan |\n| `__init__`, dag | any room but cli; never torch |\n"
-        "| cli | any room; only `__main__` imports it |\n\nText.\n"
+        "| cli | any room; only `__main__` imports it |\n| testing | plan; no room imports it |\n\nText.\n"
     )
-    assert table.rooms == {"graph": set(), "plan": set(), "api": {"graph", "plan"}}
-    assert [*map(sorted, (table.shared, table.facade))] == [["errors", "types"], ["__init__", "dag"]]
+    assert table.rooms == {"graph": set(), "plan": set(), "api": {"graph", "plan"}, "testing": {"plan"}}
+    assert [*map(sorted, (table.shared, table.for_tests, table.facade))] == [
+        ["errors", "types"],
+        ["testing"],
+        ["__init__", "dag"],
+    ]
     assert table.never_torch == {"errors", "types", "graph", "plan", "__init__", "dag", "__main__"}

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.device.fake import explore, sample
 from crossfade.ops import overlaps
 from crossfade.peers.lane import Lane
+from crossfade.testing.fake import explore, sample
 from tests.helpers.ops_faults import EarlySignal, NoLocalFork, NoLocalJoin
 from tests.helpers.ops_worlds import OPERATORS, OpsWorld, ops_worlds
 from tests.helpers.peer_faults import NoWait, OneBuffer, OneSignal

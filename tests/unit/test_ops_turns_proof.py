@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.device.fake import explore, sample
 from crossfade.ops import turns
 from crossfade.peers.lane import Lane
+from crossfade.testing.fake import explore, sample
 from tests.helpers import ops_turn_worlds
 from tests.helpers.ops_faults import NoLocalFork, NoLocalJoin
 from tests.helpers.ops_turn_faults import (

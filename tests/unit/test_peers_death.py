@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from crossfade.device.fake import Fault, Machine
 from crossfade.peers.tuning import Tuning
+from crossfade.testing.fake import Fault, Machine
 from tests.helpers.peer_deaths import DeathWorld, LooseMachine, drive
 from tests.helpers.peer_worlds import Call, Collective
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.device.fake import FakeDriver, Fault, Machine, Verdict, explore, sample
-from crossfade.device.fake.explore import World
 from crossfade.peers import steps
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
+from crossfade.testing.fake import FakeDriver, Fault, Machine, Verdict, explore, sample
+from crossfade.testing.fake.explore import World
 from tests.helpers import peer_faults as faults
 from tests.helpers.peer_draws import peer_worlds
 from tests.helpers.peer_worlds import Call, Collective, PeerWorld, Round

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from crossfade.device.fake import FakeDriver, Machine
 from crossfade.device.signals import CLEAR, DeviceBoard
 from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.lane import Epoch, Lane
+from crossfade.testing.fake import FakeDriver, Machine
 from tests.helpers.peer_deaths import LooseMachine
 from tests.helpers.peer_worlds import Call, Collective, PeerWorld
 from tests.helpers.running_driver import RunningDriver, run, running_driver

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.device.fake import explore, sample
+from crossfade.testing.fake import explore, sample
 from tests.helpers.turn_worlds import HastyProgress, TurnWorld
 
 NUM_ORDERS = 3

@@ -1,1 +1,1 @@
-"""Move one value along one edge. ``protocol`` is the seam, every other file a transport; ``conformance`` tests them all."""
+"""Move one value along one edge. ``protocol`` is the seam, every other file a transport."""

@@ -1,7 +1,7 @@
 """The seam between the runtime and the transports.
 
 A channel has one writer and one or more readers, each in its own process. Invariants (every transport passes
-``channels.conformance``):
+``testing.conformance``):
 
 - **CH-1** a value that ``try_write`` accepted is read exactly once by every reader, in order, whole.
 - **CH-2** closed by this side (`ChannelClosed`), closed or broken by the other (`ChannelBroken`), and full or empty past

@@ -1,7 +1,7 @@
 """The seam between crossfade and a GPU: the few driver calls that this room makes.
 
 A `Driver` speaks for one process and one device. Addresses, streams, events and graphs are plain integers. There are three
-implementations, `crossfade.device.cuda.CudaDriver`, `crossfade.device.fake.FakeDriver`, and, for processes that have no GPU,
+implementations, `crossfade.device.cuda.CudaDriver`, `crossfade.testing.fake.FakeDriver`, and, for processes that have no GPU,
 `crossfade.device.host_driver.HostDriver`.
 
 - Calls in the section *enqueue* put one operation at the end of a stream and return at once; a stream runs its operations in order.

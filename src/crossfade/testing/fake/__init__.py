@@ -15,8 +15,8 @@ order, by vector clocks and not by luck), a *deadlock* (PL-5 broken, a wait in f
 that waits for ever), a *leak* (memory, an opened handle, a lease) and a *use after free*.
 """
 
-from crossfade.device.fake.driver import FakeDriver, FakeLink
-from crossfade.device.fake.explore import Verdict, explore, sample
-from crossfade.device.fake.machine import Fault, Machine, Until
+from crossfade.testing.fake.driver import FakeDriver, FakeLink
+from crossfade.testing.fake.explore import Verdict, explore, sample
+from crossfade.testing.fake.machine import Fault, Machine, Until
 
 __all__ = ["FakeDriver", "FakeLink", "Fault", "Machine", "Until", "Verdict", "explore", "sample"]

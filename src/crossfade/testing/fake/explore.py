@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from crossfade.device.fake.machine import Fault, Machine, Program, Until
+from crossfade.testing.fake.machine import Fault, Machine, Program, Until
 
 __all__ = ["Verdict", "World", "explore", "sample"]
 

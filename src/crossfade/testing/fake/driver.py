@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from crossfade.device.fake.clocks import Allocation, Clock, is_before, join
-from crossfade.device.fake.graphs import Capture
-from crossfade.device.fake.machine import Fault, Machine, Mark, Operation, Range, Until
 from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
+from crossfade.testing.fake.clocks import Allocation, Clock, is_before, join
+from crossfade.testing.fake.graphs import Capture
+from crossfade.testing.fake.machine import Fault, Machine, Mark, Operation, Range, Until
 
 __all__ = ["FakeDriver", "FakeHostRange", "FakeLink"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from crossfade.device.fake.clocks import Clock, join
-from crossfade.device.fake.machine import Fault, Mark, Operation
+from crossfade.testing.fake.clocks import Clock, join
+from crossfade.testing.fake.machine import Fault, Mark, Operation
 
 __all__ = ["Capture"]
 

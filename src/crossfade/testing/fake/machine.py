@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from crossfade.device.fake.clocks import Access, Allocation, Clock, Word, is_before, join
+from crossfade.testing.fake.clocks import Access, Allocation, Clock, Word, is_before, join
 
 __all__ = ["Fault", "Machine", "Operation", "Program", "Range", "Until"]
 
