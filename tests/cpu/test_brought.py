@@ -14,7 +14,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.host_copies import HostCopies  # noqa: E402
+from crossfade.edges.host_copies import HostCopies  # noqa: E402
 from crossfade.errors import Failure  # noqa: E402
 from tests.cpu.test_copy_engine import Unpicklable, same  # noqa: E402
 from tests.cpu.test_staged_engine import Pair  # noqa: E402

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import crossfade
-from crossfade.channels.codec import hint_for_pickling
+from crossfade.channels.values.codec import hint_for_pickling
 from crossfade.engines.control import dump_user
 from crossfade.host.memory import PAGE_BYTES
 

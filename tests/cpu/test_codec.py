@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.channels.codec import decode, message_of, prepare
-from crossfade.channels.layout import Encoded
+from crossfade.channels.values.codec import decode, message_of, prepare
+from crossfade.channels.values.layout import Encoded
 
 
 def through(value: Any, *, private: Any = bytearray) -> Any:

@@ -9,8 +9,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import copy_reader  # noqa: E402
 from crossfade.channels.protocol import EMPTY  # noqa: E402
+from crossfade.edges import copy_reader  # noqa: E402
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure  # noqa: E402
 from tests.helpers.copy_pair import open_copy_ends, settle  # noqa: E402
 

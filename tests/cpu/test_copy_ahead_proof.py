@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import copy_engine, copy_reader, device_lane, shm_ring  # noqa: E402
+from crossfade.channels import shm_ring  # noqa: E402
 from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device import ring_sender  # noqa: E402
+from crossfade.edges import copy_engine, copy_reader  # noqa: E402
+from crossfade.edges import lane as device_lane  # noqa: E402
 from crossfade.errors import ChannelError, DeviceError, Failure  # noqa: E402
 from crossfade.host.doorbell import Bell, Doorbell  # noqa: E402
 from tests.helpers.copy_pair import open_copy_ends  # noqa: E402

@@ -11,8 +11,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.host_copies import HostCopies  # noqa: E402
 from crossfade.channels.protocol import EMPTY  # noqa: E402
+from crossfade.edges.host_copies import HostCopies  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.helpers.copy_pair import make_bell, open_copy_ends, open_copy_pair, settle  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.device_codec import ALIGN_BYTES, Split, join, split  # noqa: E402
+from crossfade.channels.values.device_codec import ALIGN_BYTES, Split, join, split  # noqa: E402
 from crossfade.device.borrowed import tensor_on  # noqa: E402
 from crossfade.device.driver import HOST  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402

@@ -34,7 +34,7 @@ class Worker:
     """Makes tensors, on a device that can be made to refuse."""
 
     def __init__(self) -> None:
-        from crossfade.channels import nccl_link
+        from crossfade.edges import nccl_link
         from tests.helpers.nccl_pair import StandIn
 
         torch.set_num_threads(1)

@@ -12,11 +12,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.device_home import DeviceHome  # noqa: E402
 from crossfade.collectives.end import DeviceCollective  # noqa: E402
 from crossfade.collectives.group import DeviceGroup  # noqa: E402
 from crossfade.collectives.table import Part, Said, Status, Table  # noqa: E402
 from crossfade.collectives.terms import Meeting, make_offer  # noqa: E402
+from crossfade.device.home import DeviceHome  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402

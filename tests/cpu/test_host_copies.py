@@ -11,14 +11,14 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import device_codec  # noqa: E402
-from crossfade.channels.device_codec import split_for_host  # noqa: E402
-from crossfade.channels.device_writer import DeviceToHostWriter  # noqa: E402
-from crossfade.channels.layout import Encoded  # noqa: E402
 from crossfade.channels.protocol import Reader, Writer  # noqa: E402
 from crossfade.channels.shm_ring import ShmWriter  # noqa: E402
-from crossfade.channels.tensors import bring_to_host  # noqa: E402
+from crossfade.channels.values import device_codec  # noqa: E402
+from crossfade.channels.values.device_codec import split_for_host  # noqa: E402
+from crossfade.channels.values.layout import Encoded  # noqa: E402
+from crossfade.channels.values.tensors import bring_to_host  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.edges.device_writer import DeviceToHostWriter  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402
 

@@ -241,7 +241,7 @@ def test_a_value_larger_than_memory_is_refused_with_figures_and_the_graph_goes_o
 
 
 def test_an_array_that_is_in_a_value_twice_counts_once() -> None:
-    from crossfade.channels.fitting import _bytes_in
+    from crossfade.channels.values.fitting import _bytes_in
 
     array = np.zeros(1000)
     assert _bytes_in([array, {"again": array}, (np.zeros(10), "text")]) == 8080

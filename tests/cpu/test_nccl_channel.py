@@ -11,8 +11,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import nccl_link  # noqa: E402
-from crossfade.channels.nccl_link import nccl_group  # noqa: E402
+from crossfade.edges import nccl_link  # noqa: E402
+from crossfade.edges.nccl_link import nccl_group  # noqa: E402
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError, Failure  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.cpu.test_copy_engine import Unpicklable, draw_value, same  # noqa: E402

@@ -11,8 +11,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import nccl_link  # noqa: E402
-from crossfade.channels.nccl_link import NcclLink  # noqa: E402
+from crossfade.edges import nccl_link  # noqa: E402
+from crossfade.edges.nccl_link import NcclLink  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import ChannelBroken  # noqa: E402
 from crossfade.graph.nodes import InputNode  # noqa: E402

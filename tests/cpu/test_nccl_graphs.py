@@ -24,7 +24,7 @@ class Worker:
     """Has gloo in NCCL's place."""
 
     def __init__(self) -> None:
-        from crossfade.channels import nccl_link
+        from crossfade.edges import nccl_link
         from tests.helpers.nccl_pair import StandIn
 
         torch.set_num_threads(1)

@@ -16,7 +16,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
-from crossfade.channels.shapes import _by_pickler, shapes_of  # noqa: E402
+from crossfade.channels.values.shapes import _by_pickler, shapes_of  # noqa: E402
 from crossfade.collective import allgather  # noqa: E402
 from crossfade.errors import StaticShapeError, TaskError  # noqa: E402
 
@@ -40,7 +40,7 @@ class Worker:
         torch.set_num_threads(1)
         self._num_runs = 0
         if stands_in_for_nccl:
-            from crossfade.channels import nccl_link
+            from crossfade.edges import nccl_link
             from tests.helpers.nccl_pair import StandIn
 
             nccl_link.nccl_group = StandIn

@@ -11,8 +11,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.turns import Progress, TurnRules  # noqa: E402
 from crossfade.device.watchdog import release  # noqa: E402
+from crossfade.edges.turns import Progress, TurnRules  # noqa: E402
 from crossfade.graph.nodes import InputNode, MultiOutputNode  # noqa: E402
 from crossfade.plan.turns import LARGE_BYTES, LINK_GBS, predecessors  # noqa: E402
 from tests.helpers.turn_parties import Parties, actor, call, compiled, fan_in, open_parties  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from crossfade.channels.tensors import bring_to_host  # noqa: E402
+from crossfade.channels.values.tensors import bring_to_host  # noqa: E402
 from crossfade.device.borrowed import storages_hold  # noqa: E402
 
 pytestmark = pytest.mark.timeout(180)

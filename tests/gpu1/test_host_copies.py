@@ -13,7 +13,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.codec import decode, message_of  # noqa: E402
+from crossfade.channels.values.codec import decode, message_of  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.tensors import load_kernels  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402

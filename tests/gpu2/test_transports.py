@@ -14,11 +14,11 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
-from crossfade.channels.device_home import DeviceHome  # noqa: E402
-from crossfade.channels.nccl_link import nccl_group  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
+from crossfade.device.home import DeviceHome  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402
+from crossfade.edges.nccl_link import nccl_group  # noqa: E402
 from crossfade.errors import DeviceError, StaticShapeError  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.helpers.gpus import num_gpus  # noqa: E402

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.device_home import DeviceHome
 from crossfade.collectives.end import DeviceCollective
 from crossfade.collectives.group import DeviceGroup
 from crossfade.collectives.opening import open_copy_group
 from crossfade.collectives.terms import Meeting, Offer, reference
+from crossfade.device.home import DeviceHome
 from crossfade.errors import Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory

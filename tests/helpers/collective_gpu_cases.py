@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.device_home import DeviceHome
 from crossfade.collectives.opening import open_copy_group, open_nccl_group
 from crossfade.collectives.terms import Meeting, Offer, reference
 from crossfade.device.cuda import CudaDriver
+from crossfade.device.home import DeviceHome
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
 from crossfade.errors import ChannelBroken

@@ -7,17 +7,16 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from crossfade.channels.asking import all_of
-from crossfade.channels.copy_engine import CopyWriter
-from crossfade.channels.copy_reader import CopyReader
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_layout import DeviceLayout, format_lanes
 from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.ring_layout import RingLayout, format_ring
+from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.streams import Streams
+from crossfade.edges.copy_engine import CopyWriter
+from crossfade.edges.copy_reader import CopyReader
+from crossfade.edges.layout import DeviceLayout, format_lanes
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory, align
 
@@ -59,7 +58,7 @@ class Served:
 
 def settle(ends: Sequence[Any]) -> None:
     deadline = time.monotonic() + LIMIT_S
-    while not all_of(end.settle() for end in ends):
+    while not all([end.settle() for end in ends]):
         assert time.monotonic() < deadline, "the ends did not settle"
 
 

@@ -19,11 +19,12 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from crossfade.channels import arrays, codec, shm_ring
-from crossfade.channels.layout import split
+from crossfade.channels import shm_ring
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RECORD_BYTES, RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.values import arrays, codec
+from crossfade.channels.values.layout import split
 from crossfade.errors import Failure, PlanError, PlanSyntaxError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import KEY_BYTES, FrameError, Opener, Sealer

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_reader import HostToDeviceReader
-from crossfade.channels.device_writer import DeviceToHostWriter
-from crossfade.channels.host_copies import HostCopies
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.device.borrowed import device_of
 from crossfade.device.driver import HOST, Driver
+from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
+from crossfade.edges.device_reader import HostToDeviceReader
+from crossfade.edges.device_writer import DeviceToHostWriter
+from crossfade.edges.host_copies import HostCopies
 from crossfade.errors import ChannelBroken
 from crossfade.host.memory import Heap
 from crossfade.host.processes import open_pidfd

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_reader import HostToDeviceReader
-from crossfade.channels.device_writer import DeviceToHostWriter
-from crossfade.channels.host_copies import HostCopies
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
 from crossfade.device.driver import TimedDriver
+from crossfade.device.home import DeviceHome
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
+from crossfade.edges.device_reader import HostToDeviceReader
+from crossfade.edges.device_writer import DeviceToHostWriter
+from crossfade.edges.host_copies import HostCopies
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Heap, Memory
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.device_codec import Make, OpenLanes, join, split
+from crossfade.channels.values.device_codec import Make, OpenLanes, join, split
 from crossfade.device.borrowed import tensor_on
 from crossfade.device.driver import HOST
 from crossfade.device.records import Enqueued

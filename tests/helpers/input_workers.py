@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from crossfade.channels.host_copies import HostCopies
+from crossfade.edges.host_copies import HostCopies
 
 __all__ = [
     "CPU",

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.nccl import NcclReader, NcclWriter
-from crossfade.channels.nccl_link import NcclLink
 from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.ring_layout import RingLayout, format_ring
+from crossfade.device.home import DeviceHome
+from crossfade.edges.nccl import NcclReader, NcclWriter
+from crossfade.edges.nccl_link import NcclLink
 from crossfade.host.memory import Heap, Memory
 from tests.helpers.copy_pair import Served, host_home, make_bell, settle
 

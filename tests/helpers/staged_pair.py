@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_layout import DeviceLayout, format_lanes
 from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.ring_layout import RingLayout, format_ring
-from crossfade.channels.staged_engine import StagedReader, StagedWriter
-from crossfade.channels.staged_lane import Chunks
+from crossfade.device.home import DeviceHome
 from crossfade.device.staged_layout import Cut, StagedLayout
+from crossfade.edges.layout import DeviceLayout, format_lanes
+from crossfade.edges.staged_engine import StagedReader, StagedWriter
+from crossfade.edges.staged_lane import Chunks
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory
 from tests.helpers.copy_pair import Served, host_home, make_bell, settle
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from crossfade.channels.asking import all_of
-from crossfade.channels.copy_engine import CopyWriter
-from crossfade.channels.copy_reader import CopyReader
-from crossfade.channels.device_home import DeviceHome
+from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
+from crossfade.edges.copy_engine import CopyWriter
+from crossfade.edges.copy_reader import CopyReader
 from crossfade.engines.board import board_size_bytes, device_memories, format_board, places
 from crossfade.engines.device_ends import DeviceEnds
 from crossfade.graph.check import check
@@ -182,7 +181,7 @@ def _close(parties: Mapping[str, Party]) -> None:
         for end in ends:
             end.close()
     deadline = time.monotonic() + LIMIT_S
-    while not all_of(party.ends.settle() for party in parties.values()):
+    while not all([party.ends.settle() for party in parties.values()]):
         for party in parties.values():
             if isinstance(party.driver, LateDriver):
                 party.driver.let_go()

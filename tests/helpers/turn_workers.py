@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.turns import TurnRules, Turns
+from crossfade.edges.turns import TurnRules, Turns
 from crossfade.engines import device_turns
 from tests.helpers.tensor_workers import TensorWorker
 

@@ -10,13 +10,13 @@ import mmap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crossfade.channels.turns import PROGRESS_BYTES, Progress, TurnRules, Turns
 from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued, Record
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import Counter, HostBoard, SignalBoard
+from crossfade.edges.turns import PROGRESS_BYTES, Progress, TurnRules, Turns
 from crossfade.host.memory import Memory
 from crossfade.testing.fake import FakeDriver, FakeLink, Fault, Machine, Until
 from crossfade.testing.fake.clocks import Clock, join

@@ -31,11 +31,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.codec import decode, message_of, undecodable
 from crossfade.channels.gloo_proof import prove_all, shared_key
-from crossfade.channels.layout import Encoded, buffer_places
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.receive_buffers import ReceiveBuffers
+from crossfade.channels.values.codec import decode, message_of, undecodable
+from crossfade.channels.values.layout import Encoded, buffer_places
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory

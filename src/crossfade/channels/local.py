@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from crossfade.channels.codec import decode, message_of, undecodable
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
+from crossfade.channels.values.codec import decode, message_of, undecodable
 from crossfade.errors import ChannelBroken, ChannelClosed
 
 __all__ = ["LocalReader", "LocalWriter", "open_local"]

@@ -25,11 +25,11 @@ import mmap
 import pickle
 from collections.abc import Callable, Sequence
 
-from crossfade.channels.codec import PLAIN_TYPES, decode, prepare, undecodable
-from crossfade.channels.layout import Encoded, Pickled, encode
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import HEAD_BYTES, RECORD_BYTES, RingLayout
 from crossfade.channels.slots import ReaderSlots, WriterSlots
+from crossfade.channels.values.codec import PLAIN_TYPES, decode, prepare, undecodable
+from crossfade.channels.values.layout import Encoded, Pickled, encode
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory, address_of

@@ -43,7 +43,6 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.device_home import DeviceHome
 from crossfade.collectives.end import DeviceCollective, Mover, Task
 from crossfade.collectives.table import Said, Status, Table
 from crossfade.collectives.terms import (
@@ -57,6 +56,7 @@ from crossfade.collectives.terms import (
     staged_in,
 )
 from crossfade.device.borrowed import device_of
+from crossfade.device.home import DeviceHome
 from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.types import CollectiveKind

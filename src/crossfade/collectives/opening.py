@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
-from crossfade.channels.device_home import DeviceHome
 from crossfade.collectives.end import Mover
 from crossfade.collectives.group import DeviceGroup
 from crossfade.collectives.movers.kernels import load_reductions
@@ -14,6 +13,7 @@ from crossfade.collectives.rendezvous import Place
 from crossfade.collectives.table import Part
 from crossfade.collectives.terms import Meeting
 from crossfade.device.borrowed import device_of
+from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Block, Pool
 from crossfade.device.streams import Streams

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.codec import decode, message_of
-from crossfade.channels.tensors import is_dense
+from crossfade.channels.values.codec import decode, message_of
+from crossfade.channels.values.tensors import is_dense
 from crossfade.errors import Failure
 from crossfade.types import CollectiveKind, ReduceOp
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from crossfade.channels.asking import any_of
 from crossfade.device.signals import Releasable
 from crossfade.engines.alarm import Alarm
 from crossfade.engines.board import peers_of
@@ -21,7 +20,7 @@ from crossfade.runtime.device_record import DeviceRecorder
 from crossfade.runtime.record import Recorder
 
 if TYPE_CHECKING:
-    from crossfade.channels.host_copies import HostCopies
+    from crossfade.edges.host_copies import HostCopies
 
 __all__ = ["ActorDevices"]
 
@@ -113,7 +112,7 @@ class ActorDevices:
         """How tensors go between this actor's GPUs and hosts; None if it has none, or if what that takes is not installed."""
         if self._copies is None and self._gpus:
             with suppress(ImportError):
-                from crossfade.channels.host_copies import HostCopies
+                from crossfade.edges.host_copies import HostCopies
 
                 self._copies = HostCopies(
                     list({id(home): home for home in self._devices.homes}.values()), bell, spin_us
@@ -172,7 +171,7 @@ class ActorDevices:
         """Sees to records that no step waits for, and to plans that are being left. A device that refuses ends a plan, and not
         the actor.
         """
-        has_more = any_of([self._serve(number, ends) for number, ends in self._open.items()])
+        has_more = any([self._serve(number, ends) for number, ends in self._open.items()])
         for number, (ends, on_left) in list(self._settling.items()):
             try:
                 if not ends.settle():

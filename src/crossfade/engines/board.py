@@ -20,8 +20,8 @@ from crossfade.plan.upstream import upstream
 from crossfade.types import Transport
 
 if TYPE_CHECKING:
-    from crossfade.channels.device_layout import DeviceLayout
     from crossfade.device.staged_layout import StagedLayout
+    from crossfade.edges.layout import DeviceLayout
 
 __all__ = [
     "SIGNALS",
@@ -110,7 +110,7 @@ def places(plan: Plan) -> Iterator[RingPlace]:
         ring = RingLayout(spec.depth, len(spec.readers))
         lanes = None
         if spec.transport in _HAVE_LANES:
-            from crossfade.channels.device_layout import DeviceLayout
+            from crossfade.edges.layout import DeviceLayout
 
             lanes = DeviceLayout(len(spec.readers), num_devices(plan, spec.writer), spec.slots)
         place = RingPlace(spec, offset, ring, lanes, signal, chunks_offset)
@@ -167,7 +167,7 @@ def format_board(plan: Plan, board: mmap.mmap) -> None:
     for place in places(plan):
         format_ring(board, place.offset, place.ring)
         if place.lanes:
-            from crossfade.channels.device_layout import format_lanes
+            from crossfade.edges.layout import format_lanes
 
             format_lanes(board, place.lanes_offset, place.lanes)
 

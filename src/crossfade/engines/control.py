@@ -10,7 +10,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-from crossfade.channels.codec import dump_constants, dump_in_band
+from crossfade.channels.values.codec import dump_constants, dump_in_band
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.errors import Failure
 from crossfade.host.sockets import Connection

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from crossfade.channels.asking import all_of
-from crossfade.channels.device_home import DeviceHome
 from crossfade.device.capabilities import check_pairs, read_facts
+from crossfade.device.home import DeviceHome
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.engines.board import (
     SIGNALS,
@@ -38,12 +37,12 @@ from crossfade.runtime.device_record import DeviceRecorder
 from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
-    from crossfade.channels.copy_engine import CopyWriter
-    from crossfade.channels.copy_reader import CopyReader
-    from crossfade.channels.host_copies import HostCopies
-    from crossfade.channels.nccl import NcclReader, NcclWriter
-    from crossfade.channels.nccl_link import NcclLink
-    from crossfade.channels.staged_engine import StagedReader, StagedWriter
+    from crossfade.edges.copy_engine import CopyWriter
+    from crossfade.edges.copy_reader import CopyReader
+    from crossfade.edges.host_copies import HostCopies
+    from crossfade.edges.nccl import NcclReader, NcclWriter
+    from crossfade.edges.nccl_link import NcclLink
+    from crossfade.edges.staged_engine import StagedReader, StagedWriter
 
     _Writer: TypeAlias = CopyWriter | StagedWriter | NcclWriter
     _Reader: TypeAlias = CopyReader | StagedReader | NcclReader
@@ -121,7 +120,7 @@ class DeviceEnds:
         mine = [spec for spec in self._plan.channels if self._party in (spec.writer, *spec.readers)]
         if any(spec.transport is Transport.STAGED for spec in mine):
             with torch_needed(_WHAT):
-                from crossfade.channels.staged_lane import make_streams
+                from crossfade.edges.staged_lane import make_streams
             for home in self._homes:
                 make_streams(home)
 
@@ -147,7 +146,7 @@ class DeviceEnds:
         for pair in nccl_links(self._plan):
             if self._party in pair:
                 with torch_needed(_WHAT):
-                    from crossfade.channels.nccl_link import NcclLink
+                    from crossfade.edges.nccl_link import NcclLink
                 homes = self._homes if self._party == pair[0] else self._targets(pair[0])
                 self._add_link(pair, NcclLink(store, pair, self._party, homes))
 
@@ -178,7 +177,7 @@ class DeviceEnds:
             case Transport.COPY:
                 signals, turns = self._signals_of(place, homes), self._turns.open(place, board, bells)
                 with torch_needed(_WHAT):
-                    from crossfade.channels.copy_engine import CopyWriter
+                    from crossfade.edges.copy_engine import CopyWriter
                 writer = CopyWriter(
                     *args,
                     **_lanes(place),
@@ -190,12 +189,12 @@ class DeviceEnds:
                 )
             case Transport.STAGED:
                 with torch_needed(_WHAT):
-                    from crossfade.channels.staged_engine import StagedWriter
+                    from crossfade.edges.staged_engine import StagedWriter
                 writer = StagedWriter(*args, **_lanes(place), homes=homes, chunks=self._chunks(place))
             case _:
                 links = [self._links[self._party, reader] for reader in spec.readers]
                 with torch_needed(_WHAT):
-                    from crossfade.channels.nccl import NcclWriter
+                    from crossfade.edges.nccl import NcclWriter
                 writer = NcclWriter(*args, homes=homes, links=links)
         self._writers.append((spec, writer))
         return writer
@@ -212,7 +211,7 @@ class DeviceEnds:
             case Transport.COPY:
                 signals = self._signals_of(place, homes)
                 with torch_needed(_WHAT):
-                    from crossfade.channels.copy_reader import CopyReader
+                    from crossfade.edges.copy_reader import CopyReader
                 reader = CopyReader(
                     *args,
                     **_lanes(place),
@@ -223,11 +222,11 @@ class DeviceEnds:
                 )
             case Transport.STAGED:
                 with torch_needed(_WHAT):
-                    from crossfade.channels.staged_engine import StagedReader
+                    from crossfade.edges.staged_engine import StagedReader
                 reader = StagedReader(*args, **_lanes(place), homes=homes, chunks=self._chunks(place), copies=copies)
             case _:
                 with torch_needed(_WHAT):
-                    from crossfade.channels.nccl import NcclReader
+                    from crossfade.edges.nccl import NcclReader
                 reader = NcclReader(*args, link=self._links[spec.writer, self._party], copies=copies)
         self._readers.append((spec, reader))
         return reader
@@ -244,7 +243,7 @@ class DeviceEnds:
 
     def _chunks(self, place: RingPlace) -> Any:
         with torch_needed(_WHAT):
-            from crossfade.channels.staged_lane import Chunks
+            from crossfade.edges.staged_lane import Chunks
         return Chunks(self._shared[STAGING], place.chunks_offset, staged_layout())
 
     def distrust(self) -> ChannelBroken | None:
@@ -332,9 +331,7 @@ class DeviceEnds:
         """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""
         with self._lock:
             self._is_left = True
-        if not (
-            all_of(end.settle() for end in self._ends()) and all_of(link.settle() for link in self._links.values())
-        ):
+        if not (all([end.settle() for end in self._ends()]) and all([link.settle() for link in self._links.values()])):
             return False
         self._turns.end()
         return True

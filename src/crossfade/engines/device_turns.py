@@ -6,8 +6,8 @@ import mmap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from crossfade.channels.turns import Progress, TurnRules, Turns
 from crossfade.device.signals import Counter, SignalBoard
+from crossfade.edges.turns import Progress, TurnRules, Turns
 from crossfade.engines.board import RingPlace, lanes_of, places
 from crossfade.host.doorbell import Bell
 from crossfade.plan.plan import Plan

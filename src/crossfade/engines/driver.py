@@ -8,8 +8,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from crossfade.channels.codec import came_of_pickling
 from crossfade.channels.protocol import EMPTY, Reader, Writer
+from crossfade.channels.values.codec import came_of_pickling
 from crossfade.engines.protocol import ActorStatistics, Arrival, HalfSubmitted
 from crossfade.engines.unpicklable import hint_for, name_culprit
 from crossfade.errors import ChannelError, CrossfadeError, Failure

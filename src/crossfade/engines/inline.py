@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from crossfade.channels.codec import decode, message_of
 from crossfade.channels.local import LocalReader, open_local
+from crossfade.channels.values.codec import decode, message_of
 from crossfade.engines.communicators import refuse_entangled
 from crossfade.engines.control import Constants, dump_user
 from crossfade.engines.driver import DriverEnds, channel_statistics

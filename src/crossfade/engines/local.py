@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from crossfade.channels.codec import hint_for_unpickling
+from crossfade.channels.values.codec import hint_for_unpickling
 from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.communicators import entangled, refuse_entangled

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from crossfade.channels.fitting import Fitting
 from crossfade.channels.protocol import EMPTY
+from crossfade.channels.values.fitting import Fitting
 from crossfade.engines import control
 from crossfade.engines.board import (
     board_size_bytes,

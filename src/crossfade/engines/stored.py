@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfade.channels.codec import decode, message_of
+from crossfade.channels.values.codec import decode, message_of
 
 __all__ = ["Stored"]
 

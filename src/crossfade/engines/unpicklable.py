@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from crossfade.channels.codec import dump_in_band, hint_for_pickling
+from crossfade.channels.values.codec import dump_in_band, hint_for_pickling
 from crossfade.hints import add_note
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec

@@ -25,11 +25,11 @@ from crossfade.runtime.bind import Ends
 from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
-    from crossfade.channels.device_reader import HostToDeviceReader
-    from crossfade.channels.device_writer import DeviceToHostWriter
-    from crossfade.channels.host_copies import HostCopies
     from crossfade.collectives.gloo import GlooGroup
     from crossfade.collectives.terms import Meeting
+    from crossfade.edges.device_reader import HostToDeviceReader
+    from crossfade.edges.device_writer import DeviceToHostWriter
+    from crossfade.edges.host_copies import HostCopies
     from crossfade.engines.device_ends import DeviceEnds
     from crossfade.engines.exchanges import Exchanges
     from crossfade.runtime.device_record import DeviceRecorder
@@ -129,7 +129,7 @@ class Wiring:
             writer: Writer = _by_communicator().CommunicatorWriter(*args, **moved_by, distrust=distrust)
             return writer
         if self._host_copies is not None:
-            from crossfade.channels.device_writer import DeviceToHostWriter
+            from crossfade.edges.device_writer import DeviceToHostWriter
 
             node = self._maker_of(spec.value)
             writer = DeviceToHostWriter(
@@ -161,7 +161,7 @@ class Wiring:
             reader: Reader = _by_communicator().CommunicatorReader(*args, **self._mover_to(spec, spec.writer))
             return reader
         if self._host_copies is not None:
-            from crossfade.channels.device_reader import HostToDeviceReader
+            from crossfade.edges.device_reader import HostToDeviceReader
 
             reader = HostToDeviceReader(*args, self._host_copies, device=spec.device)
             self._onto_devices.append((spec, reader))
@@ -317,7 +317,7 @@ class Wiring:
 
 def _by_communicator() -> Any:
     with torch_needed("a communicator"):
-        from crossfade.channels import by_communicator
+        from crossfade.edges import by_communicator
     return by_communicator
 
 

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crossfade.channels.codec import message_of
 from crossfade.channels.protocol import Writer
+from crossfade.channels.values.codec import message_of
 from crossfade.errors import ChannelError, Failure, MutatedValueError
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan

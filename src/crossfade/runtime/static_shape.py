@@ -10,13 +10,13 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from crossfade.channels.codec import PLAIN_TYPES
+from crossfade.channels.values.codec import PLAIN_TYPES
 from crossfade.errors import Failure, StaticShapeError
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
 
 if TYPE_CHECKING:
-    from crossfade.channels.shapes import Shapes
+    from crossfade.channels.values.shapes import Shapes
 
 __all__ = ["StaticShape"]
 
@@ -59,7 +59,7 @@ class StaticShape:
 
 
 def _shapes_of(value: object) -> Shapes | None:
-    """What `crossfade.channels.shapes.shapes_of` gives; None for what cannot be pickled, of which its readers hear otherwise."""
+    """What `crossfade.channels.values.shapes.shapes_of` gives; None for what cannot be pickled."""
     if type(value) in PLAIN_TYPES or sys.modules.get("torch") is None:
         return ()
     try:
@@ -71,7 +71,7 @@ def _shapes_of(value: object) -> Shapes | None:
 @cache
 def _finder() -> Any:
     """What knows tensors; imported with the first value that may have any."""
-    from crossfade.channels.shapes import shapes_of
+    from crossfade.channels.values.shapes import shapes_of
 
     return shapes_of
 

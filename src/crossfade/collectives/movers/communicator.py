@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.by_communicator import call
 from crossfade.collectives.terms import Meeting, Offer, result_shape
+from crossfade.edges.by_communicator import call
 from crossfade.types import CollectiveKind
 
 __all__ = ["together"]

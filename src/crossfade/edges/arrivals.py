@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from crossfade.channels.device_home import DeviceHome
 from crossfade.device.borrowed import device_of, torch_or_raise
+from crossfade.device.home import DeviceHome
 from crossfade.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
 
-    from crossfade.channels.device_codec import Make
+    from crossfade.channels.values.device_codec import Make
 
 __all__ = ["Arrivals", "Arriving", "tensors_in"]
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.codec import decode
-from crossfade.channels.host_copies import CopiesIn, HostCopies
-from crossfade.channels.pinned import PinnedReaderSlots, has_come
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import ShmReader
-from crossfade.channels.tensors import Place, tensor_of
+from crossfade.channels.values.codec import decode
+from crossfade.channels.values.tensors import Place, tensor_of
 from crossfade.device.moments import Moment
 from crossfade.device.recorded import Site
+from crossfade.edges.host_copies import CopiesIn, HostCopies
+from crossfade.edges.pinned import PinnedReaderSlots, has_come
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory

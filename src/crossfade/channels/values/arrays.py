@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from crossfade.channels.layout import Encoded, Pickled, encode
+from crossfade.channels.values.layout import Encoded, Pickled, encode
 
 __all__ = ["encode_array", "rebuild_array"]
 

@@ -1,8 +1,8 @@
 """Values between a device and the host: what the channels of one process share, and where the copies are enqueued.
 
-- Out of a device, `crossfade.channels.device_writer.DeviceToHostWriter`: the copy engine writes into the slot of a ring, on
-  `Role.UP`, behind what computes the tensors; the readers are told when the bytes are there (`crossfade.channels.publisher`).
-- Onto a device, `crossfade.channels.device_reader.HostToDeviceReader`: slots are pinned, and tensors that are wanted on the
+- Out of a device, `crossfade.edges.device_writer.DeviceToHostWriter`: the copy engine writes into the slot of a ring, on
+  `Role.UP`, behind what computes the tensors; the readers are told when the bytes are there (`crossfade.edges.publisher`).
+- Onto a device, `crossfade.edges.device_reader.HostToDeviceReader`: slots are pinned, and tensors that are wanted on the
   device are copied there on `Role.DOWN`.
 
 No host waits. A tensor that is brought to the device lies in memory that torch allocated *for the stream* `DOWN`, so the copy
@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.device_codec import Placed
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.pinned import Pins
-from crossfade.channels.publisher import Publisher
-from crossfade.channels.tensors import tensor_of
+from crossfade.channels.values.device_codec import Placed
+from crossfade.channels.values.tensors import tensor_of
 from crossfade.device.borrowed import device_of
+from crossfade.device.home import DeviceHome
 from crossfade.device.moments import Moment, Moments
 from crossfade.device.recorded import Begin
 from crossfade.device.streams import Role
+from crossfade.edges.pinned import Pins
+from crossfade.edges.publisher import Publisher
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 

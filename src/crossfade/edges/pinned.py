@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from crossfade.channels.device_home import DeviceHome
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.slots import Mapped, ReaderSlots, WriterSlots
 from crossfade.device.driver import HostRange
+from crossfade.device.home import DeviceHome
 from crossfade.device.moments import Moment, Moments
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Heap, Memory

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_layout import DeviceLayout, Mailbox
+from crossfade.device.home import DeviceHome
 from crossfade.device.records import Announced, Finished, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import BoardPart, SignalBoard
+from crossfade.edges.layout import DeviceLayout, Mailbox
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import address_of

@@ -1,4 +1,4 @@
-"""The NCCL channel: a shared-memory ring for messages, and device tensors by NCCL's send and receive (``channels.nccl_link``).
+"""The NCCL channel: a shared-memory ring for messages, and device tensors by NCCL's send and receive (``edges.nccl_link``).
 
 The message goes ahead, so a reader knows what comes before it enqueues anything, whatever its shape. A value without device
 tensors, and so a `Failure`, enqueues nothing on either side.
@@ -12,21 +12,20 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from crossfade.channels.apart import ApartReader, ApartWriter, Places
-from crossfade.channels.arrivals import Arriving
-from crossfade.channels.asking import all_of
-from crossfade.channels.device_codec import Split, places_of
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.nccl_link import NcclLink
 from crossfade.channels.ring_layout import RingLayout
+from crossfade.channels.values.device_codec import Split, places_of
+from crossfade.device.home import DeviceHome
 from crossfade.device.recorded import Begin, Recorded, Site
 from crossfade.device.signals import Releasable
+from crossfade.edges.apart import ApartReader, ApartWriter, Places
+from crossfade.edges.arrivals import Arriving
+from crossfade.edges.nccl_link import NcclLink
 from crossfade.errors import ChannelBroken
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 
 if TYPE_CHECKING:
-    from crossfade.channels.host_copies import HostCopies
+    from crossfade.edges.host_copies import HostCopies
 
 __all__ = ["NcclReader", "NcclWriter"]
 
@@ -100,7 +99,7 @@ class NcclWriter(ApartWriter):
 
     def settle(self) -> bool:
         """See `ApartWriter`."""
-        return all_of(link.settle() for link in self._links) and super().settle()
+        return all([link.settle() for link in self._links]) and super().settle()
 
 
 class NcclReader(ApartReader):

@@ -1,4 +1,4 @@
-"""The reading end of the copy-engine channel (``channels.copy_engine`` tells the whole)."""
+"""The reading end of the copy-engine channel (``edges.copy_engine`` tells the whole)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.bare import AHEAD, BARE, NOTE, NUMBER, REPLACED, UNUSED, KindTable
-from crossfade.channels.device_codec import Make, join
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_lane import LaneReader
-from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, WRITER_GONE, ShmReader
+from crossfade.channels.values.device_codec import Make, join
 from crossfade.device.borrowed import TensorMaker, tensor_on
+from crossfade.device.home import DeviceHome
 from crossfade.device.recorded import Recorded, Site
 from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import stream_getter
+from crossfade.edges.lane import LaneReader
+from crossfade.edges.layout import DeviceLayout
+from crossfade.edges.tensor_path import AHEAD, BARE, NOTE, NUMBER, REPLACED, UNUSED, KindTable
 from crossfade.errors import ChannelBroken, ChannelError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
@@ -28,7 +27,7 @@ from crossfade.host.memory import Memory
 if TYPE_CHECKING:
     import torch
 
-    from crossfade.channels.host_copies import HostCopies
+    from crossfade.edges.host_copies import HostCopies
 
 __all__ = ["CopyReader"]
 
@@ -217,7 +216,7 @@ class CopyReader(ShmReader):
     def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
         if self._copies is None:
             return join(message, self._open_lanes, private=private, shared=memoryview.toreadonly)
-        from crossfade.channels.brought import Brought
+        from crossfade.edges.brought import Brought
 
         brought = Brought(self._copies, self.brought.around)
         try:
@@ -245,7 +244,7 @@ class CopyReader(ShmReader):
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
-        return any_of(lane.serve() for lane in self.lanes)
+        return any([lane.serve() for lane in self.lanes])
 
     @property
     def recorded(self) -> Sequence[Recorded]:
@@ -280,7 +279,7 @@ class CopyReader(ShmReader):
 
         Tensors that the program kept stay good; `serve` gives their memory back when they are gone (`is_empty`).
         """
-        return all_of(lane.settle() for lane in self.lanes)
+        return all([lane.settle() for lane in self.lanes])
 
     def give_back(self) -> None:
         """Nothing is left once it is empty."""

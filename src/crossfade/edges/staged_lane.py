@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from crossfade.channels.arrivals import Arrivals, Arriving
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_lane import Post
-from crossfade.channels.device_layout import DeviceLayout, Mailbox
+from crossfade.device.home import DeviceHome
 from crossfade.device.records import Announced, Finished
 from crossfade.device.signals import Counter
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
 from crossfade.device.staged_layout import StagedLayout
 from crossfade.device.streams import Role
+from crossfade.edges.arrivals import Arrivals, Arriving
+from crossfade.edges.lane import Post
+from crossfade.edges.layout import DeviceLayout, Mailbox
 from crossfade.errors import ChannelBroken
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from crossfade.channels.codec import PLAIN_TYPES, is_plain
-from crossfade.channels.device_codec import HostSplit, Placed, split_for_host
-from crossfade.channels.host_copies import HostCopies
-from crossfade.channels.layout import Encoded
-from crossfade.channels.pinned import PinnedWriterSlots
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import SLOT_MESSAGE, WRITER_GONE, ShmWriter
-from crossfade.channels.short_failure import short_failure
+from crossfade.channels.values.codec import PLAIN_TYPES, is_plain
+from crossfade.channels.values.device_codec import HostSplit, Placed, split_for_host
+from crossfade.channels.values.layout import Encoded
 from crossfade.device.moments import Moment
 from crossfade.device.recorded import Begin
+from crossfade.edges.host_copies import HostCopies
+from crossfade.edges.pinned import PinnedWriterSlots
+from crossfade.edges.short_failure import short_failure
 from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap

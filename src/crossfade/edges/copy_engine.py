@@ -1,8 +1,8 @@
 """The copy-engine channel: a shared-memory ring, and beside it lanes that carry device tensors. Here, its writing end.
 
 The ring carries every value's message; the tensors in it that lie on a device of the writer's stay out of the message
-(``channels.device_codec``) and go through a *lane* to each reader, from device to device, as they are. So a value without such
-tensors (a number, a `Failure`) is what it is in shared memory, and costs no lane anything.
+(``channels.values.device_codec``) and go through a *lane* to each reader, from device to device, as they are. So a value without
+such tensors (a number, a `Failure`) is what it is in shared memory, and costs no lane anything.
 
 PL-5: the record is published after the copies into every reader's slot, and the settings of ``full`` behind them, are enqueued.
 What can fail comes before: room in the ring, a slot in every lane, memory for the message. A reader that has the record enqueues
@@ -21,20 +21,19 @@ import mmap
 from collections.abc import Sequence
 from typing import Any
 
-from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.bare import AHEAD, BARE, MOST_DESCRIPTION_BYTES, NOTE, NUMBER, REPLACED, UNUSED, Kind, Kinds
-from crossfade.channels.codec import is_plain
-from crossfade.channels.device_codec import Split, Splitter, dense
-from crossfade.channels.device_home import DeviceHome, source_of
-from crossfade.channels.device_lane import LaneWriter
-from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import INLINE_BYTES, ShmWriter
-from crossfade.channels.short_failure import short_failure
-from crossfade.channels.turns import Turns
+from crossfade.channels.values.codec import is_plain
+from crossfade.channels.values.device_codec import Split, Splitter, dense
+from crossfade.device.home import DeviceHome, source_of
 from crossfade.device.recorded import Recorded
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import stream_getter
+from crossfade.edges.lane import LaneWriter
+from crossfade.edges.layout import DeviceLayout
+from crossfade.edges.short_failure import short_failure
+from crossfade.edges.tensor_path import AHEAD, BARE, MOST_DESCRIPTION_BYTES, NOTE, NUMBER, REPLACED, UNUSED, Kind, Kinds
+from crossfade.edges.turns import Turns
 from crossfade.errors import CrossfadeError, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap
@@ -205,10 +204,10 @@ class CopyWriter(ShmWriter):
         return True
 
     def _have_slots(self, lanes: Sequence[LaneWriter], size_bytes: int) -> bool:
-        if all_of(lane.can_send(size_bytes) for lane in lanes):
+        if all([lane.can_send(size_bytes) for lane in lanes]):
             return True
         self.ask_to_be_rung()  # what came before this was seen has rung nobody: look once more
-        return all_of(lane.can_send(size_bytes) for lane in lanes)
+        return all([lane.can_send(size_bytes) for lane in lanes])
 
     def _fail(self, error: BaseException, at: int) -> None:
         """Some lanes may have got the value of the record at ``at``, so none can go on: its readers get an error in its place, and
@@ -235,7 +234,7 @@ class CopyWriter(ShmWriter):
 
     def _has_slots(self, parts: Split) -> bool:
         """Whether every lane has a slot for its part; if not, the readers ring when that changes."""
-        return all_of(self._have_slots(self._lanes_from[source], size) for source, size in parts.lane_bytes.items())
+        return all([self._have_slots(self._lanes_from[source], size) for source, size in parts.lane_bytes.items()])
 
     def _note(self, parts: Split) -> None:
         """Writes into the message which slot each lane is going to fill."""
@@ -298,7 +297,7 @@ class CopyWriter(ShmWriter):
 
     def serve(self) -> bool:
         """Sees to what is not on a value's way; in the loop, after the doorbell rang. Whether it should soon be called again."""
-        return any_of(lane.serve() for lane in self.lanes)
+        return any([lane.serve() for lane in self.lanes])
 
     def give_up(self, reason: str) -> None:
         """Somebody else is gone, and the readers are not: no value is written any more, and they are told how the channel ends."""
@@ -325,7 +324,7 @@ class CopyWriter(ShmWriter):
 
     def settle(self) -> bool:
         """Goes on with closing, without waiting. True once nothing here is used any more, by this process or by a device."""
-        if not all_of(lane.settle() for lane in self.lanes):
+        if not all([lane.settle() for lane in self.lanes]):
             return False
         for home, event in zip(self._homes, self._ready, strict=False):
             home.driver.destroy_event(event)

@@ -13,8 +13,8 @@ from functools import cache
 from io import BytesIO
 from typing import Any
 
-from crossfade.channels.fitting import Fitting, refuse_too_large, too_large
-from crossfade.channels.layout import Encoded, Pickled, encode, split
+from crossfade.channels.values.fitting import Fitting, refuse_too_large, too_large
+from crossfade.channels.values.layout import Encoded, Pickled, encode, split
 from crossfade.errors import Failure
 
 __all__ = [
@@ -106,7 +106,7 @@ def _dumped(value: object, kind: type, *, keeps_devices: bool) -> Pickled:
 @cache
 def _arrays() -> Any:
     """The module that knows numpy; imported with the first array."""
-    from crossfade.channels import arrays
+    from crossfade.channels.values import arrays
 
     return arrays
 
@@ -121,7 +121,7 @@ def dump_constants(value: object) -> Pickled:
     """A value as a pickle that cloudpickle has made, for a reader who has its tensors to itself: they come back as they are."""
     with Fitting(value):
         if _has_torch():
-            from crossfade.channels import tensors
+            from crossfade.channels.values import tensors
 
             kept = tensors.OwnTensorReducer()
             data = tensors.dump_by_cloudpickle(value, kept)
@@ -130,7 +130,7 @@ def dump_constants(value: object) -> Pickled:
 
 
 def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
-    from crossfade.channels.tensors import TensorPickler, TensorReducer
+    from crossfade.channels.values.tensors import TensorPickler, TensorReducer
 
     file, kept = BytesIO(), TensorReducer(keeps_devices=keeps_devices)
     TensorPickler(file, kept).dump(value)
@@ -139,7 +139,7 @@ def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
 
 def _dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickled:
     if _has_torch():
-        from crossfade.channels import tensors
+        from crossfade.channels.values import tensors
 
         kept = tensors.TensorReducer(keeps_devices=keeps_devices)
         data = tensors.dump_by_cloudpickle(value, kept)
@@ -155,7 +155,7 @@ def dump_in_band(value: object) -> bytes:
     """A value as one pickle, by cloudpickle: all of it may be changed where it is read. Tensors come back as they are."""
     with Fitting(value):
         if _has_torch():
-            from crossfade.channels import tensors
+            from crossfade.channels.values import tensors
 
             return tensors.dump_by_cloudpickle(value, tensors.OwnTensorReducer(), is_in_band=True)
         import cloudpickle

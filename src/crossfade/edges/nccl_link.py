@@ -26,17 +26,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.arrivals import Arrivals, Arriving
-from crossfade.channels.asking import all_of
-from crossfade.channels.device_home import DeviceHome
+from crossfade.device.home import DeviceHome
 from crossfade.device.recorded import Begin
 from crossfade.device.streams import Role
 from crossfade.device.tail import Tail
+from crossfade.edges.arrivals import Arrivals, Arriving
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.host.memory import Memory
 
 if TYPE_CHECKING:
-    from crossfade.channels.nccl import NcclReader
+    from crossfade.edges.nccl import NcclReader
 
 __all__ = ["Group", "GroupFactory", "NcclLink", "nccl_group"]
 
@@ -288,7 +287,7 @@ class NcclLink:
 
     def _drain(self) -> bool:
         """Receives what was sent and not asked for; whether nothing more can come."""
-        is_over = all_of(reader.is_writer_gone for reader in self.readers)  # before the last look
+        is_over = all([reader.is_writer_gone for reader in self.readers])  # before the last look
         for reader in self.readers:
             while reader.take_record():
                 pass
@@ -341,11 +340,11 @@ class NcclLink:
             except (ChannelError, DeviceError, RuntimeError) as error:
                 self.break_off(str(error))
                 return False
-            if not (is_over and all_of(lane.is_done for lane in self.lanes)):
+            if not (is_over and all([lane.is_done for lane in self.lanes])):
                 if left_s < 0:
                     self.break_off("what was under way when it closed did not end")
                 return False
-        elif not all_of(lane.is_done for lane in self.lanes) and left_s > -_GRACE_S:
+        elif not all([lane.is_done for lane in self.lanes]) and left_s > -_GRACE_S:
             return False
         for lane in self.lanes:
             lane.close()

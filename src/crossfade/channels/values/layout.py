@@ -9,9 +9,9 @@ All offsets count from the message's first byte, numbers are little-endian u64::
     │ | ARRAY│ | APART  │                     │        │                   │
     └────────┴──────────┴─────────────────────┴────────┴───────────────────┴─...
 
-A numpy array by itself is marked ARRAY: its pickle holds dtype and shape only (``channels.arrays``). A buffer marked PRIVATE
-must not be shared by two readers (``channels.tensors``). A message marked APART is not the whole value: tensors of it lie on a
-device (``channels.device_codec``).
+A numpy array by itself is marked ARRAY: its pickle holds dtype and shape only (``channels.values.arrays``). A buffer marked PRIVATE
+must not be shared by two readers (``channels.values.tensors``). A message marked APART is not the whole value: tensors of it lie on
+a device (``channels.values.device_codec``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from crossfade.channels.bulk_copy import copy_bytes
-from crossfade.channels.fitting import refuse_too_large
+from crossfade.channels.values.bulk_copy import copy_bytes
+from crossfade.channels.values.fitting import refuse_too_large
 from crossfade.host.memory import align
 
 __all__ = ["Encoded", "Parts", "Pickled", "buffer_places", "encode", "split"]

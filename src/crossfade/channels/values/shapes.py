@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from crossfade.channels.codec import PLAIN_TYPES
-from crossfade.channels.tensors import TensorPickler, TensorReducer, dump_by_cloudpickle
+from crossfade.channels.values.codec import PLAIN_TYPES
+from crossfade.channels.values.tensors import TensorPickler, TensorReducer, dump_by_cloudpickle
 
 __all__ = ["Shapes", "shapes_of"]
 

@@ -3,8 +3,8 @@
 Which *lane* a tensor takes (to one reader, into one device) is the caller's choice; what takes none stays in the message, as arrays
 do. Within a lane tensors lie behind each other, each on a boundary of `ALIGN_BYTES`; that is the layout of a slot.
 
-The message is one of ``channels.layout``, marked APART if any tensor was taken out. Then its buffer 0 belongs to the channel, which
-notes there where each lane's slot is, and buffer 1 is a table with an entry for each tensor that was taken out:
+The message is one of ``channels.values.layout``, marked APART if any tensor was taken out. Its buffer 0 belongs to the channel,
+which notes there where each lane's slot is, and buffer 1 is a table with an entry for each tensor that was taken out:
 
     u32 lane | u32 place among the pickle's out-of-band buffers | u64 offset in the lane | u64 length
 
@@ -28,10 +28,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 
-from crossfade.channels.codec import decode
-from crossfade.channels.layout import Encoded, Pickled, encode
-from crossfade.channels.layout import split as take_apart
-from crossfade.channels.tensors import (
+from crossfade.channels.values.codec import decode
+from crossfade.channels.values.layout import Encoded, Pickled, encode
+from crossfade.channels.values.layout import split as take_apart
+from crossfade.channels.values.tensors import (
     TensorPickler,
     TensorReducer,
     dump_by_cloudpickle,
@@ -306,7 +306,7 @@ def join(
         open_lanes: is given what the channel noted, if tensors lie beside the message, and gives what makes them; that must be
             right about how long each lane's slot is.
         private: what to make of a buffer in the message that only this reader may see.
-        shared: what to make of every other one. (`crossfade.channels.codec.decode` has the same two.)
+        shared: what to make of every other one. (`crossfade.channels.values.codec.decode` has the same two.)
 
     Raises:
         Exception: what unpickling raised, or ValueError when the message is not one.

@@ -1,7 +1,7 @@
 """The staged channel: a shared-memory ring, and beside it lanes that take device tensors through pinned memory of the host.
 
 The ring carries every value's message without the tensors that lie on a device of the writer's, as that of the copy channel does
-(``channels.copy_engine``). These go through a lane to each reader, in chunks (``device.staged``), of which a value may need many
+(``edges.copy_engine``). These go through a lane to each reader, in chunks (``device.staged``), of which a value may need many
 more than there are: both hosts go on in their loops (`serve`), and neither waits for its device.
 
 The writer publishes a value's record at once, and enqueues as many chunks as are free. The reader takes the record when its
@@ -19,22 +19,21 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from crossfade.channels.apart import ApartReader, ApartWriter, Places
-from crossfade.channels.arrivals import Arriving
-from crossfade.channels.asking import all_of, any_of
-from crossfade.channels.device_codec import Split
-from crossfade.channels.device_home import DeviceHome
-from crossfade.channels.device_layout import DeviceLayout
 from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.ring_layout import RingLayout
-from crossfade.channels.staged_lane import Chunks, StagedLaneReader, StagedLaneWriter, all_or_none
+from crossfade.channels.values.device_codec import Split
+from crossfade.device.home import DeviceHome
 from crossfade.device.recorded import Recorded
 from crossfade.device.signals import Releasable
+from crossfade.edges.apart import ApartReader, ApartWriter, Places
+from crossfade.edges.arrivals import Arriving
+from crossfade.edges.layout import DeviceLayout
+from crossfade.edges.staged_lane import Chunks, StagedLaneReader, StagedLaneWriter, all_or_none
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 
 if TYPE_CHECKING:
-    from crossfade.channels.host_copies import HostCopies
+    from crossfade.edges.host_copies import HostCopies
 
 __all__ = ["StagedReader", "StagedWriter"]
 
@@ -108,7 +107,7 @@ class StagedWriter(ApartWriter):
 
     def serve(self) -> bool:
         """Goes on with values under way; in the loop, after the doorbell rang. Whether it should soon be called again."""
-        return any_of(lane.serve() for lane in self.lanes)
+        return any([lane.serve() for lane in self.lanes])
 
     @property
     def recorded(self) -> Sequence[Recorded]:
@@ -137,7 +136,7 @@ class StagedWriter(ApartWriter):
 
     def settle(self) -> bool:
         """See `ApartWriter`."""
-        return all_of(lane.settle() for lane in self.lanes) and super().settle()
+        return all([lane.settle() for lane in self.lanes]) and super().settle()
 
     def give_back(self) -> None:
         """See `ApartWriter`."""
@@ -209,7 +208,7 @@ class StagedReader(ApartReader):
         """Goes on with values under way; in the loop, after the doorbell rang. Whether it should soon be called again."""
         if not self._is_closed:
             self._take_asked()
-        return any_of(lane.serve() for lane in self.lanes)
+        return any([lane.serve() for lane in self.lanes])
 
     @property
     def recorded(self) -> Sequence[Recorded]:
@@ -232,7 +231,7 @@ class StagedReader(ApartReader):
 
     def settle(self) -> bool:
         """Goes on with closing, without waiting. True once no device brings anything here any more."""
-        return all_of(lane.settle() for lane in self.lanes)
+        return all([lane.settle() for lane in self.lanes])
 
     def give_back(self) -> None:
         """See `ApartReader`."""

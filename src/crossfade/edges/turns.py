@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from crossfade.channels.asking import any_of
 from crossfade.device.signals import Counter
 from crossfade.host.doorbell import Bell
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence
@@ -168,7 +167,7 @@ class Turns:
             if size_bytes >= self._rules.large_bytes:
                 longest = max(longest, size_bytes)
                 lines += before
-        if not any_of(each.is_behind(number) for each in lines):
+        if not any([each.is_behind(number) for each in lines]):
             return False
         now_s = self._now_s()
         if self._held[0] != number:
@@ -210,6 +209,6 @@ class Turns:
         """It is published: wakes whoever holds a push."""
         if FENCE_AFTER_POST:
             self._fence()
-        if any_of(own.take_wanted() for own in self._own.values()):
+        if any([own.take_wanted() for own in self._own.values()]):
             for bell in self._after:
                 bell.ring_if_asleep()

@@ -1,7 +1,7 @@
-"""Where the parts of a copy-engine channel lie on the board, behind those of its ring (channels/copy_engine.py tells the whole).
+"""Where the parts of a copy-engine channel lie on the board, behind those of its ring (edges/copy_engine.py tells the whole).
 
 Each lane has a block: two mailboxes, a semaphore for each slot that can ever be offered, one for what was told ahead, and how far
-its writer is (`crossfade.channels.turns`).
+its writer is (`crossfade.edges.turns`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 
-from crossfade.channels.turns import PROGRESS_BYTES
 from crossfade.device.records import Record, pack, unpack
 from crossfade.device.ring import NUM_GROUPS, num_signals
 from crossfade.device.signals import WORD_BYTES
+from crossfade.edges.turns import PROGRESS_BYTES
 from crossfade.host.memory import address_of, align
 from crossfade.host.semaphore import SEMAPHORE_BYTES, Semaphore, init_semaphore, open_semaphore
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from crossfade.channels.host_copies import CopiesIn, HostCopies
-from crossfade.channels.tensors import Place
+from crossfade.channels.values.tensors import Place
 from crossfade.device.recorded import Begin
+from crossfade.edges.host_copies import CopiesIn, HostCopies
 from crossfade.errors import DeviceError
 
 __all__ = ["Brought"]
@@ -25,7 +25,7 @@ class Brought:
         self._copies_in = CopiesIn(copies, begin)
 
     def place(self, data: memoryview) -> Place:
-        """For `crossfade.channels.codec.decode`: what makes a tensor of a buffer."""
+        """For `crossfade.channels.values.codec.decode`: what makes a tensor of a buffer."""
 
         def make(dtype: torch.dtype, shape: tuple[int, ...], was_on_device: bool) -> torch.Tensor:
             tensor = self._copies.empty(dtype, shape)

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.codec import is_plain, undecodable
-from crossfade.channels.device_codec import Placed, Splitter, join, notes_of, places_of
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.values.codec import is_plain, undecodable
+from crossfade.channels.values.device_codec import Placed, Splitter, join, notes_of, places_of
 from crossfade.errors import ChannelBroken, CrossfadeError, Failure
 from crossfade.host.semaphore import open_semaphore
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from crossfade.channels.tensors import is_dense
+from crossfade.channels.values.tensors import is_dense
 
 __all__ = [
     "AHEAD",
@@ -38,7 +38,7 @@ BARE = 6
 
 AHEAD = 7
 """The same, told before the copies are enqueued: the reader prepares, and looks at the record once more when it hears that they are
-(`crossfade.channels.device_layout.DeviceLayout.enqueued`).
+(`crossfade.edges.layout.DeviceLayout.enqueued`).
 """
 
 REPLACED = 8

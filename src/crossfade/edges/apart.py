@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from crossfade.channels.arrivals import Arrivals, Arriving, tensors_in
-from crossfade.channels.codec import is_plain, undecodable
-from crossfade.channels.device_codec import Make, Split, Splitter, join, notes_of
-from crossfade.channels.device_home import DeviceHome, source_of
 from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RingLayout
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.values.codec import is_plain, undecodable
+from crossfade.channels.values.device_codec import Make, Split, Splitter, join, notes_of
+from crossfade.device.home import DeviceHome, source_of
 from crossfade.device.recorded import Site
+from crossfade.edges.arrivals import Arrivals, Arriving, tensors_in
 from crossfade.errors import ChannelBroken, DeviceError, Failure
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
@@ -28,7 +28,7 @@ from crossfade.host.memory import Heap, Memory
 if TYPE_CHECKING:
     import torch
 
-    from crossfade.channels.host_copies import HostCopies
+    from crossfade.edges.host_copies import HostCopies
 
 __all__ = ["ApartReader", "ApartWriter", "Places"]
 
@@ -294,7 +294,7 @@ class ApartReader(ShmReader):
     def _join(self, coming: _Coming, make: Make) -> object:
         if self._copies is None:
             return join(coming.message, lambda _: make, private=coming.private, shared=memoryview.toreadonly)
-        from crossfade.channels.brought import Brought
+        from crossfade.edges.brought import Brought
 
         brought = Brought(self._copies, self.brought.around)
         try:

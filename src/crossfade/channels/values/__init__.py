@@ -1,0 +1,1 @@
+"""A value as bytes: pickles, out-of-band buffers, tensors."""

@@ -1,0 +1,1 @@
+"""Values whose tensors travel apart from their message."""
