@@ -50,3 +50,13 @@ def pipe(tmp_path: Path) -> Path:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A torch.distributed group of this process alone."""
+    pytest.importorskip("torch", reason="groups are torch's")
+    from tests.helpers.ranks import one_rank
+
+    with one_rank(tmp_path_factory.mktemp("world")):
+        yield

@@ -17,23 +17,10 @@ from crossfade.ops.shape import Layout, Operator  # noqa: E402
 from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
 from tests.helpers.ops_cases import CASES  # noqa: E402
 from tests.helpers.ops_inputs import CANDIDATES, FUNCTIONS, check, make  # noqa: E402
-from tests.helpers.peer_cases import join_world  # noqa: E402
 
 A, B = torch.zeros(4, 3), torch.zeros(3, 2)
 EVERY = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list(FUNCTIONS))
 TWO_ROWS = [[2, 2], [2, 2]]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of this process alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        num_threads = torch.get_num_threads()
-        join_world(0, 1, str(tmp_path_factory.mktemp("world") / "store"))
-        yield
-        torch.distributed.destroy_process_group()
-        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

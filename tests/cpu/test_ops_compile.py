@@ -14,39 +14,13 @@ torch = pytest.importorskip("torch", reason="operators take torch tensors")
 from crossfade.ops import compiled  # noqa: E402
 from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
 from crossfade.peers.keys import GroupKey, find_group  # noqa: E402
-from tests.helpers import ops_compile_cases  # noqa: E402
-from tests.helpers.case_runner import run_module  # noqa: E402
 from tests.helpers.ops_compile_cases import CASES, SIZES, hold  # noqa: E402
 from tests.helpers.ops_gradients import OPERATORS, inputs_for  # noqa: E402
-from tests.helpers.peer_cases import join_world  # noqa: E402
+from tests.helpers.ranks import suite  # noqa: E402
 
 LIMIT_S = 180.0
 
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What two ranks said of each case."""
-    store = str(tmp_path_factory.mktemp("ranks") / "store")
-    return run_module(ops_compile_cases.__name__, 2, "cpu", store, LIMIT_S)
-
-
-@pytest.mark.timeout(LIMIT_S + 20)
-@pytest.mark.parametrize("name", CASES)
-def test_compiled_programs_give_the_same_bits(said: dict[str, list[str]], name: str) -> None:
-    for rank, answer in enumerate(said[name]):
-        assert answer == "ok", f"rank {rank}: {answer}"
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of this process alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        num_threads = torch.get_num_threads()
-        join_world(0, 1, str(tmp_path_factory.mktemp("world") / "store"))
-        yield
-        torch.distributed.destroy_process_group()
-        torch.set_num_threads(num_threads)
+TestCompiled = suite(CASES, 2, limit_s=LIMIT_S)
 
 
 @pytest.fixture

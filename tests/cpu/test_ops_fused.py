@@ -21,7 +21,6 @@ from crossfade.ops.job import Job
 from crossfade.ops.model import Model
 from crossfade.ops.shape import Operator, Shape
 from crossfade.peers.group import PeerGroup, open_group
-from tests.helpers.peer_cases import join_world
 
 RS, AG = Operator.REDUCE_SCATTER, Operator.ALL_GATHER
 
@@ -49,17 +48,6 @@ class Torch:
         assert self.size_bytes >= a.nbytes
         self.called.append((return_A, dim, name))
         return (a.clone() if return_A else None), [a @ b for b in bs]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        num_threads = torch.get_num_threads()
-        join_world(0, 1, str(tmp_path_factory.mktemp("world") / "store"))
-        yield
-        dist.destroy_process_group()
-        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

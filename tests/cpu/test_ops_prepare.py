@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,40 +14,10 @@ from crossfade.ops.preparing import PREPARERS  # noqa: E402
 from crossfade.ops.shape import Operator, Shape  # noqa: E402
 from crossfade.ops.tunable import TunableOperator  # noqa: E402
 from crossfade.peers.group import open_group  # noqa: E402
-from tests.helpers import ops_prepare_cases  # noqa: E402
-from tests.helpers.case_runner import run_module  # noqa: E402
 from tests.helpers.ops_prepare_cases import CASES  # noqa: E402
-from tests.helpers.peer_cases import join_world  # noqa: E402
+from tests.helpers.ranks import suite  # noqa: E402
 
-LIMIT_S = 60.0
-
-
-@pytest.fixture(scope="module", params=[2])
-def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
-    """What every rank said of each case; the processes are shared by all of them."""
-    folder = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CROSSFADE_CACHE_DIR", str(folder))
-        yield run_module(ops_prepare_cases.__name__, request.param, "cpu", str(folder / "store"), LIMIT_S)
-
-
-@pytest.mark.timeout(LIMIT_S + 20)
-@pytest.mark.parametrize("name", CASES)
-def test_ranks_prepare_and_capture(said: dict[str, list[str]], name: str) -> None:
-    for rank, answer in enumerate(said[name]):
-        assert answer == "ok", f"rank {rank}: {answer}"
-
-
-@pytest.fixture
-def world(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A group of this process alone."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setenv("CROSSFADE_CACHE_DIR", str(tmp_path))
-    num_threads = torch.get_num_threads()
-    join_world(0, 1, str(tmp_path / "store"))
-    yield
-    torch.distributed.destroy_process_group()
-    torch.set_num_threads(num_threads)
+TestPrepared = suite(CASES, 2, limit_s=60)
 
 
 @pytest.mark.parametrize("name", CASES)

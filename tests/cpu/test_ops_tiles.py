@@ -6,30 +6,13 @@ import pytest
 
 pytest.importorskip("torch", reason="operators take torch tensors")
 
-from tests.helpers.ops_cases import run_cases
 from tests.helpers.ops_tile_cases import TILE_CASES
+from tests.helpers.ranks import suite
 from tests.helpers.triton_programs import needs_triton
 
-LIMIT_S = 120.0
-NUM_RANKS = {"tile_shapes": 3}
-"""Of cases that take more than two."""
+_THREE = ("tile_shapes",)
 
-pytestmark = needs_triton
-
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What every rank said of each case; the processes are shared by all that take as many."""
-    found: dict[str, list[str]] = {}
-    for num_ranks in (2, 3):
-        names = [name for name in TILE_CASES if NUM_RANKS.get(name, 2) == num_ranks]
-        store = str(tmp_path_factory.mktemp("ranks") / "store")
-        found |= run_cases(num_ranks, "cpu", store, names, LIMIT_S, TILE_CASES, interprets=True)
-    return found
-
-
-@pytest.mark.timeout(2 * LIMIT_S + 20)
-@pytest.mark.parametrize("name", TILE_CASES)
-def test_ranks_get_what_one_process_computes(said: dict[str, list[str]], name: str) -> None:
-    for rank, answer in enumerate(said[name]):
-        assert answer == "ok", f"rank {rank}: {answer}"
+TestTwoRanks = needs_triton(
+    suite({name: case for name, case in TILE_CASES.items() if name not in _THREE}, 2, limit_s=120, interprets=True)
+)
+TestThreeRanks = needs_triton(suite({name: TILE_CASES[name] for name in _THREE}, 3, limit_s=120, interprets=True))

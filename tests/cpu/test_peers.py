@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,25 +13,18 @@ from crossfade.errors import ChannelClosed, DeviceError  # noqa: E402
 from crossfade.peers.collectives import all_gather, all_reduce, all_to_all, reduce_scatter  # noqa: E402
 from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
 from crossfade.peers.tuning import Tuning  # noqa: E402
-from tests.helpers.peer_cases import CASES, FUNCTIONS, check, join_world, run_cases  # noqa: E402
+from tests.helpers.peer_cases import CASES, FUNCTIONS, check  # noqa: E402
 from tests.helpers.peer_verdicts import kill_many  # noqa: E402
+from tests.helpers.ranks import suite  # noqa: E402
+
+TestTwoRanks = suite(CASES, 2, limit_s=100)
+TestThreeRanks = suite(CASES, 3, limit_s=100)
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_get_what_plain_torch_gives(num_ranks: int, tmp_path: Path) -> None:
-    run_cases(num_ranks, tmp_path, *CASES)
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A group of this process alone."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    num_threads = torch.get_num_threads()
-    join_world(0, 1, str(tmp_path / "store"))
-    yield
-    torch.distributed.destroy_process_group()
-    torch.set_num_threads(num_threads)
+def test_no_process_group() -> None:
+    """Before the first test that joins one."""
+    with pytest.raises(DeviceError, match=r"no process group\nhint: call torch.distributed.init_process_group"):
+        open_group(device="cpu")
 
 
 @pytest.fixture
@@ -124,11 +116,6 @@ def test_groups_that_cannot_be_opened(world: None) -> None:
         open_group(device="meta")
     with pytest.raises(DeviceError, match="this process is not in the group"):
         open_group(torch.distributed.GroupMember.NON_GROUP_MEMBER, device="cpu")
-
-
-def test_no_process_group() -> None:
-    with pytest.raises(DeviceError, match=r"no process group\nhint: call torch.distributed.init_process_group"):
-        open_group(device="cpu")
 
 
 @pytest.mark.parametrize("wrong", [{"num_streams": 0}, {"chunk_bytes": 0}, {"chunk_bytes": 24}])

@@ -6,19 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.helpers.ops_cases import GPU_CASES, run_cases
+from tests.helpers.ops_cases import GPU_CASES
+from tests.helpers.ranks import suite
 
-LIMIT_S = 300.0
-
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What every rank said of each case; the processes are shared by all of them."""
-    return run_cases(4, "cuda", str(tmp_path_factory.mktemp("ranks") / "store"), list(GPU_CASES), LIMIT_S)
-
-
-@pytest.mark.timeout(LIMIT_S + 20)
-@pytest.mark.parametrize("name", GPU_CASES)
-def test_ranks_get_what_one_process_computes(said: dict[str, list[str]], name: str) -> None:
-    for rank, answer in enumerate(said[name]):
-        assert answer == "ok", f"rank {rank}: {answer}"
+TestOperators = suite(GPU_CASES, 4, "cuda", limit_s=300)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +16,6 @@ from crossfade.ops.candidate import Candidate, candidates_for
 from crossfade.ops.counts import gather_counts
 from crossfade.ops.shape import Operator, Shape
 from crossfade.peers.group import PeerGroup
-from tests.helpers import peer_cases, peer_gpu_cases
-from tests.helpers.device_pair import run_workers
 from tests.helpers.ops_inputs import (
     CANDIDATES,
     DTYPES,
@@ -38,6 +34,7 @@ from tests.helpers.ops_inputs import (
     opened,
     spread,
 )
+from tests.helpers.ranks import Case
 
 
 def shapes(device: str) -> None:
@@ -367,7 +364,6 @@ def large(device: str) -> None:
                     check(operator, group, inputs, candidate)
 
 
-Case = Callable[[str], None]
 CASES: dict[str, Case] = {
     each.__name__: each
     for each in (
@@ -396,59 +392,3 @@ GPU_CASES: dict[str, Case] = {**CASES, "large": large}
 LONG_CASES: dict[str, Case] = {
     **{f"random calls {seed}": partial(random_calls, num_calls=3000, seed=seed) for seed in range(1, 4)},
 }
-
-
-# processes
-
-
-def _work(
-    peers: dict[int, Any],
-    rank: int,
-    num_ranks: int,
-    device: str,
-    store: str,
-    names: Sequence[str],
-    cases: Mapping[str, Case],
-    interprets: bool,
-) -> Any:
-    """What each case said, as far as they went: after a failure the ranks are out of step."""
-    if interprets:
-        os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-        from tests.helpers.mended_interpreter import mend_the_interpreter
-
-        mend_the_interpreter()
-    if device == "cpu":
-        peer_cases.join_world(rank, num_ranks, store)
-    else:
-        peer_gpu_cases.start(rank, num_ranks, store)
-    said: dict[str, str] = {}
-    name = ""
-    try:
-        for name in names:
-            cases[name](device)
-            said[name] = "ok"
-    except Exception:
-        said[name] = traceback.format_exc()
-    finally:
-        dist.destroy_process_group()
-    return said
-
-
-def run_cases(
-    num_ranks: int,
-    device: str,
-    store: str,
-    names: Sequence[str],
-    timeout_s: float,
-    cases: Mapping[str, Case] | None = None,
-    *,
-    interprets: bool = False,
-) -> dict[str, list[str]]:
-    """For each case (of these ones) what every rank said, in processes that all cases share.
-
-    ``interprets``: Triton's kernels are interpreted there.
-    """
-    table = {**GPU_CASES, **LONG_CASES} if cases is None else cases
-    args = [(rank, num_ranks, device, store, names, table, interprets) for rank in range(num_ranks)]
-    results = run_workers([_work] * num_ranks, args, timeout_s=timeout_s)
-    return {name: [result.get(name, "did not come to it") for result in results] for name in names}

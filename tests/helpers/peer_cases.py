@@ -8,8 +8,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from crossfade.peers.collectives import (
 )
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
-from tests.helpers.device_pair import run_workers
 from tests.helpers.footprint import Footprint, footprint, growth
 from tests.helpers.shared_names import names_left, shared_names
 
@@ -51,33 +49,6 @@ TUNINGS = (
     Tuning(one_shot_bytes=0),
 )
 NOT_SUMMED = ("bool", "uint8", "int8", "complex64", "complex128")
-
-
-def join_world(rank: int, num_ranks: int, store: str) -> None:
-    """Joins a gloo group that listens on loopback only."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    meeting = dist.FileStore(store, num_ranks)  # type: ignore[attr-defined,unused-ignore]
-    dist.init_process_group("gloo", store=meeting, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=30))
-
-
-def _work(peers: dict[int, Any], rank: int, num_ranks: int, store: str, names: Sequence[str]) -> Any:
-    join_world(rank, num_ranks, store)
-    name = ""
-    try:
-        for name in names:
-            CASES[name](rank, num_ranks)
-    except BaseException as error:
-        error.add_note(f"case {name}, rank {rank} of {num_ranks}")
-        raise
-    finally:
-        dist.destroy_process_group()
-
-
-def run_cases(num_ranks: int, folder: Path, *names: str, timeout_s: float = 100.0) -> None:
-    """Runs cases, one after the other, in a process for each rank."""
-    args = [(rank, num_ranks, str(folder / "store"), names) for rank in range(num_ranks)]
-    run_workers([_work] * num_ranks, args, timeout_s=timeout_s)
 
 
 def make(shape: Sequence[int], dtype: str, seed: int, layout: str = "plain") -> torch.Tensor:
@@ -414,7 +385,11 @@ def _one_never_comes(rank: int, num_ranks: int) -> None:
     dist.barrier()
 
 
-CASES: dict[str, Callable[[int, int], None]] = {
+def _on_cpu(case: Callable[[int, int], None], device: str) -> None:
+    case(dist.get_rank(), dist.get_world_size())
+
+
+_OF_RANKS: dict[str, Callable[[int, int], None]] = {
     "types": _types,
     "shapes": _shapes,
     "tunings": _tunings,
@@ -430,3 +405,4 @@ CASES: dict[str, Callable[[int, int], None]] = {
     "arguments differ": _arguments_differ,
     "one never comes": _one_never_comes,
 }
+CASES = {name: partial(_on_cpu, case) for name, case in _OF_RANKS.items()}

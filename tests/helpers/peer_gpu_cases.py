@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.device_pair import Peer, die, run_workers
+from tests.helpers.ranks import join_gpus
 
 Peers = dict[int, Peer]
 
@@ -28,18 +28,6 @@ TUNINGS = (
     Tuning(chunk_bytes=64 << 10, is_interleaved=True, is_staggered=False),
     Tuning(one_shot_bytes=1 << 20),
 )
-
-
-def start(rank: int, num_ranks: int, store: str) -> None:
-    """Where there are fewer GPUs than ranks, some share one: then gloo stands for NCCL, which refuses that."""
-    num_gpus = torch.cuda.device_count()
-    device = torch.device("cuda", rank % num_gpus)
-    torch.cuda.set_device(device)
-    options: dict[str, Any] = {"backend": "nccl", "device_id": device}
-    if num_ranks > num_gpus:
-        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"  # before symmetric memory is first used
-        options = {"backend": "cpu:gloo,cuda:gloo"}
-    dist.init_process_group(init_method=f"file://{store}", rank=rank, world_size=num_ranks, **options)
 
 
 def stop(group: PeerGroup) -> list[str]:
@@ -76,7 +64,7 @@ def expected(op: str, source: torch.Tensor) -> torch.Tensor:
 
 def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls: int) -> dict[str, Any]:
     """Random calls, eager, of all types and ways, some with strides, in pieces, in place, on two lanes."""
-    start(rank, num_ranks, store)
+    join_gpus(rank, num_ranks, store)
     group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=64 << 20, num_streams=3)
     heap = group.empty(8 << 20, dtype=torch.uint8)
     rng = random.Random(7)
@@ -113,7 +101,7 @@ def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls:
 
 def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: int) -> dict[str, Any]:
     """Captured collectives on two lanes beside products; inputs change and outputs are poisoned before each replay."""
-    start(rank, num_ranks, store)
+    join_gpus(rank, num_ranks, store)
     group = open_group(buffer_bytes=1 << 20, num_lanes=2, heap_bytes=16 << 20, num_streams=2, is_replayable=True)
     numel = num_ranks * 30_000
     source = torch.arange(numel, device="cuda", dtype=torch.int64) + rank
@@ -181,7 +169,7 @@ def killed(
     """Rank ``dead`` kills itself, at once while the others wait, or with large collectives of all ranks under way, or, with a
     candidate, reduce-scatters of products.
     """
-    start(rank, num_ranks, store)
+    join_gpus(rank, num_ranks, store)
     _use_once(num_ranks, candidate)
     free_before = torch.cuda.mem_get_info()[0]
     group = open_group(buffer_bytes=256 << 20)

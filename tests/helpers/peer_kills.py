@@ -25,7 +25,8 @@ from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.calm import calm_s
 from tests.helpers.footprint import footprint
-from tests.helpers.peer_cases import held_more, join_world, random_calls
+from tests.helpers.peer_cases import held_more, random_calls
+from tests.helpers.ranks import join_world
 
 MOMENTS = ("before a call", "in a wait", "in a copy", "any")
 LIMIT_S = 30.0

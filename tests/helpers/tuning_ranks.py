@@ -23,7 +23,7 @@ from crossfade.ops.tuners import open_tuner, tuner_of
 from crossfade.peers.group import open_group
 from tests.helpers.device_pair import run_workers
 from tests.helpers.ops_inputs import Inputs, call
-from tests.helpers.peer_cases import join_world
+from tests.helpers.ranks import join_world
 from tests.helpers.tuning import SHAPE, Bench, rows, ways
 
 __all__ = ["Products", "run_two"]
