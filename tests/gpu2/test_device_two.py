@@ -1,4 +1,4 @@
-"""Two GPUs: rings, staged copies, captured graphs, and a peer that is killed while the other one waits for it."""
+"""Two GPUs: rings, staged copies, captured graphs, and a peer that is killed while another waits for it or in a chain of three."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 from crossfade.device.staged_layout import Cut, StagedLayout
 from tests.helpers import device_cases as cases
 from tests.helpers import device_kills as kills
+from tests.helpers.device_chain_kills import check_a_chain
 from tests.helpers.device_pair import run_workers
 
 
@@ -68,3 +69,11 @@ def test_a_peer_that_dies_is_named_and_the_device_stays_usable(
     assert result["was_copying"] is (moment is kills.Moment.COPYING and dead == 1)
     assert result["held"] == []
     assert result["lost_bytes"] <= 0
+
+
+NUM_KILLS = 6
+
+
+@pytest.mark.parametrize("seed", range(NUM_KILLS))
+def test_a_host_that_asks_who_is_alive_takes_no_rubbish_for_a_value(seed: int) -> None:
+    check_a_chain((0, 1, 0), seed)

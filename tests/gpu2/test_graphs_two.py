@@ -1,4 +1,4 @@
-"""Two GPUs: objects that hold tensors, several readers, side streams by each transport; one actor with both GPUs."""
+"""Two GPUs: objects that hold tensors, several readers, side streams; an actor with both GPUs; pushes that come one after another."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ torch: Any = pytest.importorskip("torch")
 import crossfade  # noqa: E402
 from tests.helpers import value_cases as cases  # noqa: E402
 from tests.helpers.input_workers import GPU, InputWorker  # noqa: E402
+from tests.helpers.turn_gpu_cases import check_one_after_the_other  # noqa: E402
 from tests.helpers.value_cases import LIMIT_S, get  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -75,3 +76,8 @@ def test_a_slot_is_not_filled_again_while_the_second_gpu_reads_from_it(session: 
     with crossfade.InputNode() as given:
         output = both.bring_to.bind(given, both._info.gpus[1])
     cases.brought_by_itself(output, 100)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_large_tensors_come_one_after_the_other(session: None, overlap: bool) -> None:
+    check_one_after_the_other(0.3, overlap=overlap)

@@ -1,4 +1,4 @@
-"""Ten minutes of changed messages to live actors (CROSSFADE_FUZZ_S seconds). By hypothesis."""
+"""Ten minutes each (CROSSFADE_FUZZ_S seconds) of changed frames, plans, rings and messages to live actors. By hypothesis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,52 @@ from hypothesis import strategies as st
 
 import crossfade
 from crossfade.api import session as sessions
-from tests.helpers.fuzzing import LONG, fuzz_for, mutations
+from tests.helpers.fuzzing import (
+    LONG,
+    check_frames,
+    check_plan,
+    check_ring,
+    check_socket,
+    damages,
+    fuzz_for,
+    mutations,
+    plan_texts,
+    streams,
+)
+
+
+@LONG
+@given(stream=streams(), fd_counts=st.lists(st.integers(0, 3), max_size=3))
+def _frames_once(stream: tuple[list[bytes], bytes, list[int]], fd_counts: list[int]) -> None:
+    check_frames(*stream)
+    check_socket(*stream, fd_counts)
+
+
+@pytest.mark.timeout(3600)
+def test_fuzz_frames() -> None:
+    fuzz_for(_frames_once, "frames")
+
+
+@LONG
+@given(text=plan_texts())
+def _plan_once(text: str) -> None:
+    check_plan(text)
+
+
+@pytest.mark.timeout(3600)
+def test_fuzz_plans() -> None:
+    fuzz_for(_plan_once, "plans")
+
+
+@LONG
+@given(damage=damages())
+def _ring_once(damage: tuple[int, list[tuple[int, int]], bytes, object]) -> None:
+    check_ring(*damage)
+
+
+@pytest.mark.timeout(3600)
+def test_fuzz_the_rings_reader() -> None:
+    fuzz_for(_ring_once, "ring")
 
 
 class Echo:
@@ -33,7 +78,7 @@ class Witness:
 
 @settings(LONG, max_examples=5)
 @given(data=st.data())
-def _once(data: st.DataObject) -> None:
+def _actor_once(data: st.DataObject) -> None:
     """A real message of the driver, changed on its way: the actor obeys it unchanged, or stops."""
     actor = RemoteEcho.remote()
     assert crossfade.get(actor.echo.remote(1), timeout=60) == 1
@@ -58,6 +103,6 @@ def test_fuzz_live_actors() -> None:
     try:
         with crossfade.InputNode() as value:
             Witness.graph = RemoteEcho.remote().echo.bind(value).compile()
-        fuzz_for(_once, "live actors")
+        fuzz_for(_actor_once, "live actors")
     finally:
         crossfade.shutdown()

@@ -1,4 +1,4 @@
-"""Operators of `crossfade.ops` on two GPUs: values, gradients, layers, torch.compile, captures, the tuner, deaths."""
+"""Ranks on two GPUs: operators (values, gradients, layers, compiled, captured, tuned), collectives by copy engines, deaths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from crossfade.peers.group import open_group
 from tests.helpers import ops_compile_cases, ops_fused_cases, ops_gradient_cases, ops_modules, ops_prepare_cases
 from tests.helpers.device_pair import Peer, run_workers
 from tests.helpers.ops_cases import GPU_CASES
-from tests.helpers.peer_gpu_cases import check_a_killed_rank, stop
+from tests.helpers.peer_gpu_cases import check_a_killed_rank, check_replays, check_right_values, stop
 from tests.helpers.ranks import join_gpus, suite
 from tests.helpers.tuning_ranks import Products
 
@@ -91,3 +91,17 @@ def test_two_gpus_measure_and_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize("candidate", ["rounds(rounds=4)", "rounds(rounds=2)"])
 def test_the_survivor_is_told_and_goes_on(tmp_path: Path, candidate: str) -> None:
     check_a_killed_rank(2, str(tmp_path / "store"), 1, is_waiting=False, candidate=candidate)
+
+
+def test_right_values(tmp_path: Path) -> None:
+    check_right_values(2, str(tmp_path / "store"))
+
+
+def test_replays(tmp_path: Path) -> None:
+    check_replays(2, str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_killed_rank(tmp_path: Path, dead: int, is_waiting: bool) -> None:
+    check_a_killed_rank(2, str(tmp_path / "store"), dead, is_waiting=is_waiting)

@@ -1,4 +1,4 @@
-"""Actors with several GPUs: tensors arrive on the GPU of the same position, or on the reader's first."""
+"""Actors on four GPUs: with several GPUs each; three that push into a fourth, one after the other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from tests.helpers.input_workers import InputWorker  # noqa: E402
+from tests.helpers.turn_gpu_cases import check_one_after_the_other  # noqa: E402
 from tests.helpers.value_cases import LIMIT_S, get  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,3 +57,8 @@ def test_an_input_arrives_on_the_first_gpu_of_each_actor(session: None) -> None:
         found = get(graph.execute(torch.full((size,), 7)))
         assert found == [[(actor._info.gpus[0], True)] for actor in actors]
     graph.teardown(timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_large_tensors_come_one_after_the_other(session: None, overlap: bool) -> None:
+    check_one_after_the_other(1.0, overlap=overlap)

@@ -1,4 +1,4 @@
-"""The ranks with lanes of ``make test``, twenty times as many, in ten times as many orders; small worlds in more orders."""
+"""Ranks of a group for long: operators, collectives, kills, and random worlds on the fake machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("torch", reason="peers are ranks of a torch.distributed group")
+
 from crossfade.peers.tuning import Direction, Tuning
 from crossfade.testing.fake import explore, sample
+from tests.helpers.ops_cases import LONG_CASES
+from tests.helpers.ops_gradient_cases import CASES as GRADIENT_CASES
+from tests.helpers.ops_modules import CASES as MODULE_CASES
+from tests.helpers.ops_worlds import OpsWorld, ops_worlds
+from tests.helpers.peer_cases import CASES
 from tests.helpers.peer_draws import peer_worlds
+from tests.helpers.peer_verdicts import kill_many
 from tests.helpers.peer_worlds import Call, Collective, PeerWorld
+from tests.helpers.ranks import suite
 from tests.unit.test_peers_proof import TUNINGS, check_in_a_row
+
+TestOf2, TestOf3, TestOf4, TestOf5 = (suite(LONG_CASES, num_ranks, limit_s=1700) for num_ranks in (2, 3, 4, 5))
+TestGradientsOf2, TestGradientsOf4, TestGradientsOf5 = (suite(GRADIENT_CASES, num, limit_s=380) for num in (2, 4, 5))
+TestModulesOf2, TestModulesOf4, TestModulesOf6 = (suite(MODULE_CASES, num, limit_s=380) for num in (2, 4, 6))
+"""48 features are shared out."""
+TestPeersOf3, TestPeersOf4, TestPeersOf5 = (suite(CASES, num, limit_s=500) for num in (3, 4, 5))
+
+
+@pytest.mark.timeout(3600)
+@settings(settings.get_profile("soak"), max_examples=2_000)
+@given(world=ops_worlds(), first=st.integers(0, 1 << 32))
+def test_pr1_pr2_two_thousand_random_worlds_have_no_fault(world: OpsWorld, first: int) -> None:
+    verdict = sample(world, range(first, first + 20), is_strict=False)
+    assert verdict.is_ok, verdict
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first_seed", range(1000, 2000, 100))
+def test_a_killed_rank_is_named_and_the_others_go_on(first_seed: int) -> None:
+    kill_many(first_seed, 100, 500)
 
 
 @pytest.mark.timeout(3600)
