@@ -1,8 +1,7 @@
-"""Two GPUs: objects that hold tensors, several readers, side streams; an actor with both GPUs; pushes that come one after another."""
+"""Two GPUs: objects that hold tensors, several readers, side streams; an actor with both GPUs; pushes one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,13 +18,6 @@ pytestmark = pytest.mark.timeout(300)
 
 Remote = crossfade.remote(InputWorker)
 TRANSPORTS = ["copy", "staged", crossfade.Transport.NCCL]
-
-
-@pytest.fixture
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=2)
-    yield
-    crossfade.shutdown()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS, ids=str)
