@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import chain_kills
 from tests.helpers.device_pair import run_workers
-from tests.helpers.shared_names import names_left, shared_names
+from tests.helpers.footprint import names_left, shared_names
 
 NUM_KILLS = 9
 

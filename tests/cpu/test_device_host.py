@@ -16,7 +16,7 @@ from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory
 from tests.helpers import host_cases
 from tests.helpers.device_pair import run_workers
-from tests.helpers.shared_names import names_left, shared_names
+from tests.helpers.footprint import names_left, shared_names
 
 NUM_VALUES = 60
 

@@ -17,17 +17,19 @@ from crossfade.api import session as sessions  # noqa: E402
 from crossfade.errors import GraphError, TaskError  # noqa: E402
 from crossfade.types import DRIVER  # noqa: E402
 from tests.helpers.footprint import footprint, settled_growth  # noqa: E402
-from tests.helpers.input_workers import (  # noqa: E402
+from tests.helpers.input_workers import (  # noqa: E402  # noqa: E402
     CPU,
     GPU,
+    LIMIT_S,
+    SIZES,
     InputWorker,
     OnlyOnce,
     Unpicklable,
     batch,
+    get,
     plain,
     until,
 )
-from tests.helpers.value_cases import LIMIT_S, SIZES, get  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: tests/gpu1/test_inputs.py")
 

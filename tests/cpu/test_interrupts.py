@@ -20,8 +20,8 @@ from crossfade import interrupted
 from crossfade.api import session as sessions
 from crossfade.host.sockets import Connection
 from tests.helpers.footprint import footprint
+from tests.helpers.interrupt_storm import storm
 from tests.helpers.signals import send, sent_once
-from tests.helpers.storms import storm
 
 pytestmark = pytest.mark.timeout(120)
 

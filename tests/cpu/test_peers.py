@@ -14,7 +14,7 @@ from crossfade.peers.collectives import all_gather, all_reduce, all_to_all, redu
 from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
 from crossfade.peers.tuning import Tuning  # noqa: E402
 from tests.helpers.peer_cases import CASES, FUNCTIONS, check  # noqa: E402
-from tests.helpers.peer_verdicts import kill_many  # noqa: E402
+from tests.helpers.peer_kills import kill_many  # noqa: E402
 from tests.helpers.ranks import suite  # noqa: E402
 
 TestTwoRanks = suite(CASES, 2, limit_s=100)

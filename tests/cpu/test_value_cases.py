@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from tests.helpers import value_cases as cases  # noqa: E402
+from tests.helpers import input_workers as cases  # noqa: E402
 from tests.helpers.input_workers import InputWorker  # noqa: E402
 
 pytestmark = [

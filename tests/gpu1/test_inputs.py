@@ -11,9 +11,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from tests.helpers import value_cases as cases  # noqa: E402
-from tests.helpers.input_workers import CPU, GPU, InputWorker, batch, until  # noqa: E402
-from tests.helpers.value_cases import LIMIT_S, SIZES, get  # noqa: E402
+from tests.helpers import input_workers as cases  # noqa: E402
+from tests.helpers.input_workers import CPU, GPU, LIMIT_S, SIZES, InputWorker, batch, get, until  # noqa: E402  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 

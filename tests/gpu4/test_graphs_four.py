@@ -10,9 +10,12 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from tests.helpers.input_workers import InputWorker  # noqa: E402
+from tests.helpers.input_workers import (  # noqa: E402
+    LIMIT_S,
+    InputWorker,
+    get,
+)
 from tests.helpers.turn_gpu_cases import check_one_after_the_other  # noqa: E402
-from tests.helpers.value_cases import LIMIT_S, get  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -17,10 +17,112 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.calm import calm_s
-from tests.helpers.shared_names import names_left, shared_names
+import numpy as np
 
-__all__ = ["kill_once"]
+import crossfade
+from tests.helpers.calm import calm_s
+from tests.helpers.footprint import names_left, shared_names
+
+_lock = threading.Lock()
+
+
+def say(kind: str, **what: Any) -> None:
+    """One line to the test."""
+    with _lock:
+        print(json.dumps({"kind": kind, "at": calm_s(), **what}), flush=True)
+
+
+class Worker:
+    """Works a little."""
+
+    def pid(self) -> int:
+        """The process."""
+        import os
+
+        return os.getpid()
+
+    def work(self, *values: Any) -> Any:
+        """The values, in one."""
+        return values[0] if len(values) == 1 else [np.asarray(value) for value in values]
+
+    def tensor(self, value: Any) -> Any:
+        """A tensor."""
+        import torch
+
+        return torch.zeros(1000)
+
+
+def payload(chooser: random.Random) -> Any:
+    """Something small, or something that needs a slot."""
+    return chooser.choice((1, b"x" * 100, np.zeros(chooser.choice((10, 5_000, 300_000)))))
+
+
+def run(name: str, graph: Any, actors: list[str], seed: int, is_over: threading.Event) -> None:
+    """Executes until an error comes; then everything later has to fail too."""
+    chooser = random.Random(seed)
+    refs: list[Any] = []
+    num_done = 0
+    try:
+        while not is_over.is_set():
+            refs.append(graph.execute(payload(chooser)))
+            if len(refs) > chooser.randrange(5):
+                refs.pop(0).get()
+                num_done += 1
+    except crossfade.ActorError as error:
+        say("error", graph=name, actor=error.actor, message=str(error), actors=actors)
+        later = 0
+        for attempt in (*(ref.get for ref in refs), lambda: graph.execute(0).get()):
+            try:
+                attempt()
+            except crossfade.ActorError:
+                later += 1
+            else:
+                later = later if attempt in [ref.get for ref in refs] else -1  # what had arrived may still be got
+        say("later", graph=name, num_refused=later)
+    say("stopped", graph=name, num_done=num_done)
+
+
+def build(cls: Any, transport: str) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, int]]:
+    """Three graphs on four actors: a chain, a fan-in, and one apart from them."""
+    a, b, c, d = (cls.options(name=name).remote() for name in "abcd")
+    pids = dict(zip("abcd", crossfade.get([actor.pid.remote() for actor in (a, b, c, d)]), strict=True))
+    say("actors", pids=pids)
+    with crossfade.InputNode() as inp:
+        first = a.tensor.bind(inp) if transport == "gloo" else a.work.bind(inp)
+        chain = b.work.bind(first.with_tensor_transport(transport)).compile()
+    with crossfade.InputNode() as inp:
+        fan_in = c.work.bind(a.work.bind(inp), b.work.bind(inp)).compile(max_inflight=5)
+    with crossfade.InputNode() as inp:
+        apart = d.work.bind(inp).compile()
+    graphs = {"chain": chain, "fan_in": fan_in, "apart": apart}
+    return graphs, {"chain": ["a", "b"], "fan_in": ["a", "b", "c"], "apart": ["d"]}, pids
+
+
+def main() -> None:
+    """Runs until told to stop."""
+    seed, transport = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto"
+    is_over = threading.Event()
+    if transport == "gloo":
+        import torch  # noqa: F401  (reading the first tensor would, and take longer than an error may)
+    try:
+        graphs, actors_of, _ = build(crossfade.remote(Worker), transport)
+    except crossfade.ActorError as error:
+        say("error", graph="start", actor=error.actor, message=str(error), actors=list("abcd"))
+        sys.stdin.read()
+        return
+    threads = [
+        threading.Thread(target=run, args=(name, graph, actors_of[name], seed, is_over))
+        for name, graph in graphs.items()
+    ]
+    for thread in threads:
+        thread.start()
+    say("running")
+    sys.stdin.read()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    say("over")
+
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1.0
@@ -35,7 +137,7 @@ class _Program:
 
     def __init__(self, seed: int, transport: str) -> None:
         self.mark = uuid.uuid4().hex
-        command = [sys.executable, "-m", "tests.helpers.kill_driver", str(seed), transport]
+        command = [sys.executable, "-m", "tests.helpers.kills", str(seed), transport]
         env = {**os.environ, _MARK: self.mark, "OMP_NUM_THREADS": "1"}
         self.popen = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -185,3 +287,7 @@ def _check_errors(program: _Program, victim: str, killed_at: float) -> None:
             refused.discard(said["graph"])
         else:
             assert said["kind"] in ("running", "stopped"), said
+
+
+if __name__ == "__main__":
+    main()

@@ -28,8 +28,7 @@ from crossfade.peers.collectives import (
 )
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
-from tests.helpers.footprint import Footprint, footprint, growth
-from tests.helpers.shared_names import names_left, shared_names
+from tests.helpers.footprint import Footprint, footprint, growth, names_left, shared_names
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "all_gather": all_gather,

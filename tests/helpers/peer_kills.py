@@ -9,10 +9,12 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,41 @@ from tests.helpers.calm import calm_s
 from tests.helpers.footprint import footprint
 from tests.helpers.peer_cases import held_more, random_calls
 from tests.helpers.ranks import join_world
+
+NOTICE_S = 2.0
+ROOT = Path(__file__).parents[2]
+
+
+def judge(row: dict[str, Any]) -> None:
+    """Every other rank has heard who died, in time, and has what it had before."""
+    for rank, answer in row["answers"].items():
+        what = f"seed {row['seed']}, {row['moment']}, rank {rank}: {answer}"
+        assert "failed" not in answer, f"{what}\n{answer.get('failed')}"
+        assert f"{row['victim']} died" in answer["text"], what
+        assert answer["noticed"] - row["killed"] < NOTICE_S, what
+        grown = answer["grown"]
+        assert not {"num_descriptors", "num_threads", "num_ring_mappings"} & set(grown), what
+        assert grown.get("private_bytes", 0) < 16 << 20, what
+
+
+def kill_many(first_seed: int, num_kills: int, timeout_s: float) -> Counter[str]:
+    """So many kills; how many there were at each kind of moment."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.peer_kills", str(first_seed), str(num_kills)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert ran.returncode == 0, ran.stderr
+    for row in rows:
+        judge(row)
+    assert len(rows) == num_kills
+    return Counter(row["moment"] for row in rows)
+
 
 MOMENTS = ("before a call", "in a wait", "in a copy", "any")
 LIMIT_S = 30.0

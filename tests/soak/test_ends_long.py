@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from tests.helpers.interrupt_storm import storm
 from tests.helpers.kills import kill_once
 from tests.helpers.session_ends import USES, end_in_the_middle, num_held
-from tests.helpers.storms import storm
 
 
 @pytest.mark.timeout(120)

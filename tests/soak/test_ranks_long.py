@@ -16,7 +16,7 @@ from tests.helpers.ops_modules import CASES as MODULE_CASES
 from tests.helpers.ops_worlds import OpsWorld, ops_worlds
 from tests.helpers.peer_cases import CASES
 from tests.helpers.peer_draws import peer_worlds
-from tests.helpers.peer_verdicts import kill_many
+from tests.helpers.peer_kills import kill_many
 from tests.helpers.peer_worlds import Call, Collective, PeerWorld
 from tests.helpers.ranks import suite
 from tests.unit.test_peers_proof import TUNINGS, check_in_a_row
