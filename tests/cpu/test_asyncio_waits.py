@@ -215,7 +215,7 @@ def test_a_look_that_finds_the_lock_taken_is_made_up_for(processes: Any, pipe: P
             with executions._collecting:
                 holding.set()
                 let_go.wait()
-            executions._tell_missed()
+            executions.watchers.notify_missed()
 
         thread = threading.Thread(target=look_slowly)
         thread.start()

@@ -226,36 +226,137 @@ def test_a_real_deadline_gives_right_values_or_an_error(session: None) -> None:
     graph.teardown()
 
 
-def test_what_a_handler_got_right_before_a_wait_is_found(session: None) -> None:
+def slow_graph() -> crossfade.CompiledGraph:
     with crossfade.InputNode() as inp:
-        graph = Remote.remote().slow.bind(inp).compile()
+        graph: crossfade.CompiledGraph = Remote.remote().slow.bind(inp).compile()
     graph.execute(0.01).get()
-    executions: Any = graph._executions
-    ref, later = graph.execute(0.01), graph.execute(0.02)
-    look = executions._collect_next
-    got = []
+    return graph
 
-    def looking(*args: Any) -> bool:
-        executions._collect_next = look
-        has_come = look(*args)
-        got.append(later.get(timeout=20))  # as a handler that comes behind the look, and takes both in
-        return bool(has_come)
 
-    executions._collect_next = looking
-    begin_s = time.monotonic()
-    assert ref.get(timeout=20) == 0.01
-    assert time.monotonic() - begin_s < 10
-    assert got == [0.02]
+async def execute_async(graph: crossfade.CompiledGraph) -> object:
+    return await (await graph.execute_async(2, 2))
+
+
+async def awaited(ref: crossfade.Ref) -> object:
+    return await ref
+
+
+USES: dict[str, Callable[[Any, Any], object]] = {
+    "execute": lambda graph, ref: graph.execute(2, 2),
+    "execute_async": lambda graph, ref: asyncio.run(execute_async(graph)),
+    "get": lambda graph, ref: ref.get(timeout=20),
+    "get of a list": lambda graph, ref: crossfade.get([ref], timeout=20),
+    "await": lambda graph, ref: asyncio.run(awaited(ref)),
+    "wait": lambda graph, ref: crossfade.wait([ref], timeout=20),
+    "teardown": lambda graph, ref: graph.teardown(),
+}
+"""What a handler may not do with a graph, and a result of it, in the middle of a call of that graph."""
+
+
+def refusal_of(use: str, graph: crossfade.CompiledGraph, ref: Any) -> BaseException:
+    with pytest.raises(crossfade.SessionError, match="in the middle of its own call") as caught:
+        USES[use](graph, ref)
+    assert "set a flag" in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_handler_that_uses_the_graph_in_the_middle_of_its_execute_refusal_of(
+    engine: str, index: int, use: str
+) -> None:
+    graph, refused = pairs(), list[object]()
+    first = graph.execute(1, 1)
+    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
+    driver._writes[index] = with_a_handler(driver._writes[index], lambda: refused.append(refusal_of(use, graph, first)))
+    assert graph.execute(2, 2).get() == (2, 2)
+    assert len(refused) == 1
+    assert first.get() == (1, 1)
+    assert graph.execute(3, 3).get() == (3, 3)
     graph.teardown()
 
 
-@pytest.mark.parametrize("is_same", [True, False])
-def test_a_handler_may_get_a_result_while_the_program_waits_for_one(session: None, is_same: bool) -> None:
-    with crossfade.InputNode() as inp:
-        graph = Remote.remote().slow.bind(inp).compile()
-    with crossfade.InputNode() as inp:
-        other = graph if is_same else Remote.remote().slow.bind(inp).compile()
-    other.execute(0.01).get()
+@pytest.mark.parametrize("use", USES)
+def test_a_handler_that_uses_the_graph_in_the_middle_of_a_get_is_refused_and_swaps_no_results(
+    engine: str, use: str
+) -> None:
+    graph, refused = pairs(), list[object]()
+    first, second = graph.execute(1, 1), graph.execute(2, 2)
+    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
+    driver._reads[0] = with_a_handler(driver._reads[0], lambda: refused.append(refusal_of(use, graph, second)))
+    assert (first.get(timeout=20), second.get(timeout=20)) == ((1, 1), (2, 2))
+    assert len(refused) == 1
+    graph.teardown()
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_handler_that_uses_the_graph_in_the_middle_of_its_teardown_refusal_of(engine: str, use: str) -> None:
+    graph, refused = pairs(), list[object]()
+    first = graph.execute(1, 1)
+    opened: Any = graph._executions.opened
+    opened.close = with_a_handler(opened.close, lambda: refused.append(refusal_of(use, graph, first)))
+    graph.teardown()
+    assert len(refused) == 1
+    with pytest.raises(crossfade.SessionError, match="torn down"):
+        first.get()
+
+
+@pytest.mark.parametrize("use", ["get", "teardown"])
+def test_a_handler_that_uses_the_graph_while_the_program_waits_for_its_result_refusal_of(
+    session: None, use: str
+) -> None:
+    graph, refused = slow_graph(), list[object]()
+    ref, later = graph.execute(0.4), graph.execute(0.01)
+    with handler_once(lambda: refused.append(refusal_of(use, graph, later)), sleeps()):
+        assert ref.get(timeout=30) == 0.4
+    assert len(refused) == 1
+    assert later.get(timeout=20) == 0.01
+    graph.teardown()
+
+
+def test_what_a_handler_does_not_catch_of_a_refusal_ends_the_graph(engine: str) -> None:
+    graph = pairs()
+    first, second = graph.execute(1, 1), graph.execute(2, 2)
+    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
+    driver._reads[0] = with_a_handler(driver._reads[0], lambda: second.get(timeout=20))
+    with pytest.raises(crossfade.SessionError, match="in the middle of its own call"):
+        first.get(timeout=20)
+    with pytest.raises(crossfade.SessionError, match="interrupted in the middle"):
+        second.get(timeout=20)
+    graph.teardown()
+
+
+def test_destructors_of_references_and_graphs_may_come_in_the_middle_of_a_call(engine: str) -> None:
+    graph = pairs()
+    kept: list[object] = [graph.execute(1, 1), pairs()]
+    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
+    driver._writes[0] = with_a_handler(driver._writes[0], kept.pop)  # the other graph
+    ref = graph.execute(2, 2)
+    driver._reads[0] = with_a_handler(driver._reads[0], kept.pop)  # the reference to the first result
+    assert ref.get(timeout=20) == (2, 2)
+    assert not kept
+    assert len(require().orphans) == 1
+    assert graph.execute(3, 3).get(timeout=20) == (3, 3)
+    graph.teardown()
+
+
+def test_another_thread_may_do_what_a_handler_may_not(session: None) -> None:
+    graph, is_told = slow_graph(), threading.Event()
+
+    def tear_down() -> None:
+        is_told.wait(20)
+        graph.teardown()
+
+    thread = threading.Thread(target=tear_down)
+    thread.start()
+    ref = graph.execute(0.6)
+    with handler_once(is_told.set, sleeps()), pytest.raises(crossfade.SessionError, match="torn down"):
+        ref.get(timeout=20)
+    thread.join()
+
+
+def test_a_handler_may_get_a_result_of_another_graph_while_the_program_waits_for_one(session: None) -> None:
+    graph, other = slow_graph(), slow_graph()
     got, begin_s = [], time.monotonic()
     with handler_once(lambda: got.append(other.execute(0.02).get()), sleeps()):
         assert graph.execute(0.4).get(timeout=30) == 0.4
@@ -263,86 +364,6 @@ def test_a_handler_may_get_a_result_while_the_program_waits_for_one(session: Non
     assert time.monotonic() - begin_s < 15  # it was woken: what it waits for came while the handler waited
     graph.teardown()
     other.teardown()
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_handler_that_executes_the_graph_in_the_middle_of_its_execute_is_refused(engine: str, index: int) -> None:
-    graph, refused = pairs(), []
-
-    def execute() -> None:
-        with pytest.raises(crossfade.SessionError, match="in the middle of its own execute") as caught:
-            graph.execute(2, 2)
-        refused.append(caught.value)
-        with pytest.raises(crossfade.SessionError, match="in the middle of its own execute"):
-            asyncio.run(execute_async(graph))
-
-    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
-    driver._writes[index] = with_a_handler(driver._writes[index], execute)
-    assert graph.execute(1, 1).get() == (1, 1)
-    assert len(refused) == 1
-    assert graph.execute(3, 3).get() == (3, 3)
-    graph.teardown()
-
-
-async def execute_async(graph: crossfade.CompiledGraph) -> object:
-    return await (await graph.execute_async(2, 2))
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_handler_may_tear_the_graph_down_in_the_middle_of_its_execute(engine: str, index: int) -> None:
-    graph = pairs()
-    first = graph.execute(1, 1)
-    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
-    driver._writes[index] = with_a_handler(driver._writes[index], graph.teardown)
-    try:
-        late = graph.execute(2, 2)
-    except crossfade.SessionError:
-        pass
-    else:
-        with pytest.raises(crossfade.SessionError, match="torn down"):
-            late.get(timeout=20)
-    with pytest.raises(crossfade.SessionError, match="torn down"):
-        first.get(timeout=20)
-    with pytest.raises(crossfade.SessionError, match="torn down"):
-        graph.execute(3, 3)
-    again = pairs()
-    assert again.execute(1, 1).get(timeout=20) == (1, 1)
-    again.teardown()
-
-
-def test_a_handler_may_tear_the_graph_down_while_the_program_waits_for_it(session: None) -> None:
-    with crossfade.InputNode() as inp:
-        graph = Remote.remote().slow.bind(inp).compile()
-    graph.execute(0.01).get()
-    ref = graph.execute(0.6)
-    with handler(graph.teardown, 0.1), pytest.raises(crossfade.SessionError, match="torn down"):
-        ref.get(timeout=20)
-
-
-@pytest.mark.parametrize("is_caught", [True, False])
-def test_a_handler_that_gets_in_the_middle_of_a_get_is_refused_and_swaps_no_results(
-    engine: str, is_caught: bool
-) -> None:
-    graph = pairs()
-    first, second = graph.execute(1, 1), graph.execute(2, 2)
-    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
-
-    def get() -> None:
-        if is_caught:
-            with pytest.raises(crossfade.SessionError, match="in the middle of taking in one"):
-                second.get(timeout=20)
-        else:
-            second.get(timeout=20)
-
-    driver._reads[0] = with_a_handler(driver._reads[0], get)
-    if is_caught:
-        assert (first.get(timeout=20), second.get(timeout=20)) == ((1, 1), (2, 2))
-    else:
-        with pytest.raises(crossfade.SessionError, match="in the middle of taking in one"):
-            first.get(timeout=20)
-        with pytest.raises(crossfade.SessionError, match="interrupted in the middle"):
-            second.get(timeout=20)
-    graph.teardown()
 
 
 def test_a_handler_may_wait_for_what_another_thread_gets_beside_its_own(session: None) -> None:

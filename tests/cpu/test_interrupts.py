@@ -270,7 +270,7 @@ def test_a_wait_beside_another_thread_is_interrupted_too(local: None, pipe: Path
     engine: Any = sessions.require().engine
     while not engine.doorbell._sleeper:
         os.sched_yield()
-    with interrupt_once(lambda: graph._executions._num_waiting), pytest.raises(KeyboardInterrupt):
+    with interrupt_once(lambda: graph._executions.watchers.waiting), pytest.raises(KeyboardInterrupt):
         ref.get(timeout=60)
     busy = actor.echo.remote(2)
     with interrupt_once(lambda: engine.doorbell._num_beside), pytest.raises(KeyboardInterrupt):

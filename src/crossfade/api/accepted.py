@@ -16,6 +16,7 @@ __all__ = [
     "check_names",
     "check_timeout",
     "deadline_of",
+    "left_of",
     "limit_of",
     "seconds_of",
 ]
@@ -129,6 +130,11 @@ def deadline_of(timeout: float | None) -> float | None:
     """
     seconds = seconds_of(timeout)
     return None if seconds is None else time.monotonic() + seconds
+
+
+def left_of(deadline: float | None) -> float | None:
+    """Returns the seconds until a deadline of `deadline_of`: 0 if it has passed."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def seconds_of(timeout: object) -> float | None:

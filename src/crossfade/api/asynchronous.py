@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from crossfade.engines.protocol import EMPTY
 from crossfade.interrupted import brief, uninterrupted
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ async def _submit_here(executions: Executions, values: Sequence[Any]) -> Executi
         except IndexError:  # another thread is at work, and has taken them all
             await asyncio.sleep(0)
         else:
-            executions.collect_all(oldest, None)
+            for place, value in enumerate(oldest.values):
+                if value is EMPTY:
+                    executions.collect(oldest, place, None)
     return execution
 
 
@@ -213,7 +216,7 @@ class LoopWatch:
     def _begin(self, executions: Executions) -> None:
         """Whoever else takes results of these in tells us from now on."""
         if executions not in self._watched:
-            self._watched[executions] = watched = executions.watched()
+            self._watched[executions] = watched = executions.watchers.watched()
             watched.__enter__()
             self._told[executions] = executions.num_collected
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGraph", "Execution", "compile_graph"]
 
 _GRACE_S = 1.0
+_TORN_DOWN = "the graph was torn down"
 _DRAWING_OPTIONS = ("filename", "format", "view", "channel_details")
 
 
@@ -229,26 +231,26 @@ class CompiledGraph:
         """
         kill_actors = check_flag("kill_actors", kill_actors, _limit_meant(kill_actors))
         timeout = seconds_of(timeout)
-        self._executions.end("the graph was torn down")
-        if current() is not self._session:
-            return  # the actors went with their session, or are the parent's of this forked process
-        self._opened.nudge()
+        if (
+            current() is not self._session
+        ):  # the actors went with their session, or are the parent's of this forked process
+            self._executions.end(_TORN_DOWN)
+            return
         grace_s = _GRACE_S if kill_actors and timeout is None else timeout
-        with self._executions.halted():
-            try:
-                if self._options.record and self._measured is None:
-                    self._measured = Timeline.of("measured", self._opened.spans(grace_s))
-                self._opened.close(grace_s)
-            except (
-                TeardownTimeout,
-                SessionError,
-            ):  # the latter in a signal's handler that has come in the middle of a message
-                if not kill_actors:
-                    raise
+        try:
+            self._executions.close(_TORN_DOWN, partial(self._close, grace_s))
+        except (TeardownTimeout, SessionError):
+            if not (kill_actors and self._executions.ended):
+                raise
         if kill_actors:
             for actor in self.plan.programs.keys() - {DRIVER}:
                 self._session.engine.kill(actor)
             self._opened.close()
+
+    def _close(self, timeout_s: float | None) -> None:
+        if self._options.record and self._measured is None:
+            self._measured = Timeline.of("measured", self._opened.spans(timeout_s))
+        self._opened.close(timeout_s)
 
     def __enter__(self) -> Self:
         return self

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeGuard
 
-from crossfade.api.accepted import deadline_of, limit_of
+from crossfade.api.accepted import deadline_of, left_of, limit_of
 from crossfade.api.refs import CompiledRef, Ref
 from crossfade.api.session import current
 from crossfade.api.wait import wait_for
@@ -61,11 +60,7 @@ def _flat(refs: Any) -> Iterator[Ref]:
 def _shaped(refs: Any, deadline: float | None, timeout: float | None) -> Any:
     if not isinstance(refs, Ref):
         return [_shaped(ref, deadline, timeout) for ref in refs]
-    return refs.get() if deadline is None else refs.get_within(_left_s(deadline), timeout)
-
-
-def _left_s(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
+    return refs.get_within(left_of(deadline), timeout)
 
 
 def _are_of_one_graph(refs: Sequence[Any]) -> TypeGuard[Sequence[CompiledRef]]:
@@ -91,7 +86,7 @@ def _get_of_one_graph(refs: Sequence[CompiledRef], deadline: float | None, timeo
     for ref in refs:
         value = ref._execution.values[ref._index]
         if value is EMPTY:
-            left_s = None if deadline is None else _left_s(deadline)
+            left_s = left_of(deadline)
             value = executions.collect(ref._execution, ref._index, left_s, timeout, has_failed, looks_first)
             looks_first = False
         if value is EMPTY or type(value) is Failure:  # the thread that took it in may not have counted it yet
@@ -108,7 +103,7 @@ def _await(refs: Sequence[Ref], deadline: float | None) -> None:
     if session is None or any(ref.session not in (None, session) for ref in refs):
         return  # getting them one after another raises the right error
     look = _Look(refs)
-    wait_for(refs, look.is_enough, None if deadline is None else _left_s(deadline))
+    wait_for(refs, look.is_enough, left_of(deadline))
     if look.failed is not None:
         look.failed.get()
 

@@ -53,8 +53,8 @@ class Ref:
         """
         raise NotImplementedError
 
-    def get_within(self, left_s: float, timeout: float | None) -> Any:
-        """`get`, where ``left_s`` seconds are left of a time limit that several have together."""
+    def get_within(self, left_s: float | None, timeout: float | None) -> Any:
+        """`get`, where ``left_s`` seconds are left of a time limit that several have together; None if there is none."""
         raise NotImplementedError
 
     def is_ready(self) -> bool:
@@ -96,7 +96,7 @@ class CallRef(Ref):
         return self.get_within(limit_of(timeout), timeout)
 
     def get_within(self, left_s: float | None, timeout: float | None) -> Any:
-        """See `Ref.get_within`; without an end if it is None."""
+        """See `Ref.get_within`;."""
         if self._session.pid != os.getpid():
             raise SessionError(f"{self._label} was called in the process that this one was forked from")
         if not self._pending.wait(left_s):
@@ -141,7 +141,7 @@ class StoredRef(Ref):
         limit_of(timeout)
         return self._stored.load()
 
-    def get_within(self, left_s: float, timeout: float | None) -> Any:
+    def get_within(self, left_s: float | None, timeout: float | None) -> Any:
         """See `Ref.get_within`."""
         return self._stored.load()
 
@@ -195,14 +195,14 @@ class CompiledRef(Ref):
             if Held.is_pending:
                 raise_held()
 
-    def get_within(self, left_s: float, timeout: float | None) -> Any:
+    def get_within(self, left_s: float | None, timeout: float | None) -> Any:
         """See `Ref.get_within`."""
         if not self._execution.has(self._index):
             self._collect(left_s, timeout)
         return self.get()
 
     @uninterrupted
-    def _collect(self, left_s: float, timeout: float | None) -> None:
+    def _collect(self, left_s: float | None, timeout: float | None) -> None:
         self._executions.collect(self._execution, self._index, left_s, timeout)
 
     def has_failed(self) -> bool:

@@ -45,7 +45,7 @@ def wait_for(refs: Sequence[Ref], is_enough: Callable[[], bool], timeout_s: floa
     if not is_enough() and session is not None:
         with ExitStack() as watching:
             for executions in {ref._executions for ref in refs if isinstance(ref, CompiledRef)}:
-                watching.enter_context(executions.watched())
+                watching.enter_context(executions.watchers.watched())
             session.engine.wait_until(is_enough, timeout_s)
 
 

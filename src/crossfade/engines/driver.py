@@ -10,9 +10,9 @@ from typing import Any
 
 from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.channels.values.codec import came_of_pickling
-from crossfade.engines.protocol import ActorStatistics, Arrival, HalfSubmitted
+from crossfade.engines.protocol import ActorStatistics, Arrival
 from crossfade.engines.unpicklable import hint_for, name_culprit
-from crossfade.errors import ChannelError, CrossfadeError, Failure
+from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError, Failure
 from crossfade.interrupted import came_while_waiting, passed_through_others
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import Plan
@@ -28,14 +28,12 @@ __all__ = ["DriverEnds", "channel_statistics"]
 class DriverEnds:
     """Submits executions and collects their outputs.
 
-    Args:
-        plan: the plan.
-        ends: the driver's ends of its channels.
-        recorder: records both if given.
+    Once there are ``losses``, actors that cannot go on, nothing is written any more; what has arrived is still collected.
     """
 
-    def __init__(self, plan: Plan, ends: Ends, recorder: Recorder | None) -> None:
+    def __init__(self, plan: Plan, ends: Ends, recorder: Recorder | None, losses: Sequence[object] = ()) -> None:
         self._plan = plan
+        self._losses = losses
         self._ends = ends
         self._recorder = recorder
         program = plan.programs[DRIVER]
@@ -54,7 +52,7 @@ class DriverEnds:
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
-        self._is_simple = len(self._writes) == 1 and not self._static
+        self.try_submit = self._submit_one if len(self._writes) == 1 and not self._static else self._submit_all
         self._rooms = [ends.writers[name].has_room for _, name in inputs]
         self._is_writing = False  # some inputs of an execution are written, but not all
         self.num_submitted = 0
@@ -68,15 +66,10 @@ class DriverEnds:
                 for index, (read, channel) in enumerate(zip(self._reads, reads, strict=True))
             ]
 
-    def try_submit(self, values: Sequence[Any]) -> bool:
-        """Writes the inputs of one execution; False, with nothing written, if there is no room for one of them.
-
-        Raises:
-            StaticShapeError: an input is not what it was promised to be; nothing was written.
-            HalfSubmitted: an input other than the first could not be pickled; the execution is under way all the same.
-        """
-        if not self._is_simple:
-            return self._try_submit_all(values)
+    def _submit_one(self, values: Sequence[Any]) -> bool:
+        """`OpenPlan.try_submit`, if there is one input and no promise about its shape."""
+        if self._losses:
+            raise _lost()
         try:
             is_written = self._writes[0](values[0])
         except Exception as error:
@@ -86,7 +79,10 @@ class DriverEnds:
             self.num_submitted += 1
         return is_written
 
-    def _try_submit_all(self, values: Sequence[Any]) -> bool:
+    def _submit_all(self, values: Sequence[Any]) -> bool:
+        """`OpenPlan.try_submit`."""
+        if self._losses:
+            raise _lost()
         if self._static:
             self._check_shapes(values)
         if not all(has_room() for has_room in self._rooms):
@@ -102,21 +98,24 @@ class DriverEnds:
         self._is_writing = False
         self.num_submitted += 1
         if failure is not None:
-            raise HalfSubmitted(failure)
+            raise failure.to_error()
         return True
 
     def _name_culprit(self, error: Exception, values: Sequence[Any]) -> None:
         if came_of_pickling(error):
             name_culprit(error, [(self._input_name(0), values[0])])
 
-    def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
-        """See the protocol."""
+    def is_submitted(self, number: int, error: BaseException) -> bool | None:
+        if self.num_submitted > number:
+            return True
+        is_ours = not passed_through_others(error)
+        if is_ours and isinstance(error, CrossfadeError):  # it came before the first write, or the graph has ended
+            return False
         is_refused = (
-            isinstance(error, OSError) and error.errno is not None
-        )  # by the system: there is no memory for a value
-        is_ours = (is_refused or isinstance(error, CrossfadeError)) and not passed_through_others(error)
-        is_clean = is_ours or came_while_waiting(error) or (isinstance(error, Exception) and came_of_pickling(error))
-        return is_clean and not self._is_writing and self.num_submitted == num_submitted
+            is_ours and isinstance(error, OSError) and error.errno is not None
+        )  # there is no memory for a value
+        is_clean = is_refused or came_while_waiting(error) or (isinstance(error, Exception) and came_of_pickling(error))
+        return False if is_clean and not self._is_writing else None
 
     def _check_shapes(self, values: Sequence[Any]) -> None:
         for index, shape in self._static:
@@ -153,6 +152,8 @@ class DriverEnds:
         value = self._reads[0]()
         if value is not EMPTY:
             self._num_read[0] += 1
+        elif self._losses:
+            raise _lost()
         return value
 
     def try_collect(self) -> Sequence[Arrival]:
@@ -171,8 +172,8 @@ class DriverEnds:
             if value is not EMPTY:
                 self._num_read[index] = number + 1
                 arrivals.append((number, self._places[index], value))
-        if broken is not None and not arrivals:
-            raise broken
+        if not arrivals and (broken is not None or self._losses):
+            raise broken or _lost()
         return arrivals
 
     def idle(self, place: int) -> Callable[[], bool]:
@@ -215,6 +216,10 @@ class DriverEnds:
         ends: list[Writer | Reader] = [*self._ends.writers.values(), *self._ends.readers.values()]
         for end in ends:
             end.close()
+
+
+def _lost() -> ChannelBroken:
+    return ChannelBroken("an actor of the graph cannot go on")
 
 
 def channel_statistics(ends: Ends) -> dict[str, dict[str, int]]:

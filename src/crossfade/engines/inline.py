@@ -25,9 +25,9 @@ from crossfade.engines.methods import method_of
 from crossfade.engines.protocol import ActorStatistics, Arrival
 from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
-from crossfade.errors import ActorDiedError, ActorStartError, Failure, PlanError
+from crossfade.errors import ActorDiedError, ActorStartError, ChannelError, Failure, PlanError
 from crossfade.host.processes import KILLED, describe_exit
-from crossfade.interrupted import interruptible
+from crossfade.interrupted import interruptible, longest_sleep
 from crossfade.plan.call import Call
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.spans import Span
@@ -234,6 +234,7 @@ class _InlinePlan:
         self._lock = lock
         self._end = end
         self._lost: tuple[str, str] | None = None  # an actor, and how it ended
+        self._nudged = threading.Condition()
         self._busy: set[str] = set()  # actors in the middle of a step, which may wait for another graph
         ends = {party: Ends() for party in plan.programs}
         self._rings: list[tuple[ChannelSpec, str, LocalReader]] = []
@@ -301,9 +302,11 @@ class _InlinePlan:
         if self._lost is not None:
             raise _dead(*self._lost)
 
-    def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
-        """See the protocol."""
-        return self._driver.is_whole_after(error, num_submitted)
+    def is_submitted(self, number: int, error: BaseException) -> bool | None:
+        return self._driver.is_submitted(number, error)
+
+    def explained(self, error: ChannelError) -> Exception:
+        return error
 
     def try_submit(self, values: Sequence[Any]) -> bool:
         """See the protocol."""
@@ -364,12 +367,19 @@ class _InlinePlan:
         """See the protocol."""
         return self._driver.awaited()
 
-    def is_waiting_here(self) -> bool:
-        """See the protocol. Whoever waits is at work."""
-        return False
+    def wait_beside(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._nudged:
+            while not ready():
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                self._nudged.wait(longest_sleep(None if left_s is None else min(left_s, threading.TIMEOUT_MAX)))
+        return True
 
     def nudge(self) -> None:
-        """See the protocol. Nobody waits."""
+        with self._nudged:
+            self._nudged.notify_all()
 
     def leave(self) -> None:
         """See the protocol."""

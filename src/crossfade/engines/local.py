@@ -383,10 +383,6 @@ class LocalEngine:
         self.catch_up(list(self._processes.values()))
         return self.doorbell.wait_until(is_complete, timeout_s)
 
-    def is_waiting_here(self) -> bool:
-        """Whether the calling thread waits already: a signal's handler has come in the middle of that."""
-        return self.doorbell.is_waiting_here()
-
     def loop_bell(self) -> LoopBell:
         """See the protocol."""
         return LoopBell(self.doorbell)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import mmap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from crossfade.channels.protocol import EMPTY
 from crossfade.channels.values.fitting import Fitting
 from crossfade.engines import control
 from crossfade.engines.board import (
@@ -27,7 +26,7 @@ from crossfade.engines.board import (
 )
 from crossfade.engines.driver import DriverEnds
 from crossfade.engines.machine import spin_us_for
-from crossfade.engines.protocol import ActorStatistics, Arrival
+from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import RingState
 from crossfade.engines.unpicklable import CulpritNamed, constants
 from crossfade.engines.wiring import Wiring
@@ -76,7 +75,9 @@ class LocalPlan:
         self._reports: dict[int, dict[str, control.Reported]] = {}
         self._queries = itertools.count()
         self._lost: ActorError | None = None
-        self._faults: list[tuple[int, ActorError]] = []  # of actors that live and cannot go on, and when
+        self._losses: list[
+            tuple[int, ActorError]
+        ] = []  # of actors that cannot go on, and when; 0 for deaths, which come first
         self._spin_us = spin_us_for(plan)
         self._is_closed = False
         self.is_leaving = False
@@ -146,7 +147,8 @@ class LocalPlan:
         wiring = self._wiring = Wiring(plan, DRIVER, board, {owner: heaps[owner] for owner in kept}, bells)
         own.pop_all()
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None
-        self._driver = DriverEnds(plan, wiring.ends, recorder)
+        driver = self._driver = DriverEnds(plan, wiring.ends, recorder, self._losses)
+        self.try_submit, self.try_take, self.try_collect = driver.try_submit, driver.try_take, driver.try_collect
 
     def _missing(self, kind: type) -> list[str]:
         """The living actors that have not answered yet."""
@@ -184,7 +186,7 @@ class LocalPlan:
                 self._reports[reply.query][actor] = reply
         elif isinstance(reply, control.Faulted):
             if reply.number == self.number and not self.is_leaving:
-                self._faults.append((reply.at_ns, _cannot_go_on(actor, reply.text)))
+                self._losses.append((reply.at_ns, _cannot_go_on(actor, reply.text)))
         elif reply.number == self.number:
             self._answers[type(reply), actor] = reply
             if self.is_leaving and isinstance(reply, control.Opened) and reply.failure is not None:
@@ -195,6 +197,7 @@ class LocalPlan:
         """An actor's process has ended."""
         if actor in self._actors:
             self._lost = self._lost or error.again(self._who_waited(actor))
+            self._losses.append((0, self._lost))
             if self._wiring is not None:
                 self._wiring.break_off(actor, str(error))
             self._end_if_left()
@@ -205,13 +208,12 @@ class LocalPlan:
             self.abandon()
 
     def check(self) -> None:
-        """See the protocol."""
-        if self._lost is not None or self._faults:
+        if self._losses:
             raise self._why_lost().again()
 
     def _why_lost(self) -> ActorError:
         """What came first: a death, or the fault of an actor that lives, which others have heard of and told as well."""
-        return self._death() or min(self._faults, key=itemgetter(0))[1]
+        return self._death() or min(self._losses, key=itemgetter(0))[1]
 
     def _death(self) -> ActorError | None:
         """The death of an actor that others may have heard of, or met, before they told of anything: it is the reason for that."""
@@ -221,41 +223,11 @@ class LocalPlan:
             self._engine.bury_ending(self._actors)
         return self._lost
 
-    def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
-        """See the protocol."""
-        return self._driver.is_whole_after(error, num_submitted)
+    def is_submitted(self, number: int, error: BaseException) -> bool | None:
+        return self._driver.is_submitted(number, error)
 
-    def try_submit(self, values: Sequence[Any]) -> bool:
-        """See the protocol."""
-        if self._lost is not None or self._faults:
-            raise self._why_lost().again()
-        try:
-            return self._driver.try_submit(values)
-        except ChannelError as error:
-            raise self._explained(error) from None
-
-    def try_take(self) -> Any:
-        """See the protocol."""
-        try:
-            value = self._driver.try_take()
-        except ChannelError as error:
-            raise self._explained(error) from None
-        if value is EMPTY and (self._lost is not None or self._faults):
-            raise self._why_lost().again()
-        return value
-
-    def try_collect(self) -> Sequence[Arrival]:
-        """See the protocol."""
-        try:
-            arrivals = self._driver.try_collect()
-        except ChannelError as error:
-            raise self._explained(error) from None
-        if not arrivals and (self._lost is not None or self._faults):
-            raise self._why_lost().again()
-        return arrivals
-
-    def _explained(self, error: ChannelError) -> Exception:
-        return self._why_lost().again() if self._death() is not None or self._faults else error
+    def explained(self, error: ChannelError) -> Exception:
+        return self._why_lost().again() if self._death() is not None or self._losses else error
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
@@ -266,9 +238,8 @@ class LocalPlan:
         idle, num_parties = self._driver.idle(place), len(self.plan.programs)
         return self._engine.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
 
-    def is_waiting_here(self) -> bool:
-        """See the protocol."""
-        return self._engine.is_waiting_here()
+    def wait_beside(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        return self._engine.doorbell.wait_until(ready, timeout_s)
 
     def _query(self, timeout_s: float | None = None) -> dict[str, control.Reported]:
         engine, number = self._engine, next(self._queries)

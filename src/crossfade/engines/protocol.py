@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from crossfade.channels.protocol import EMPTY
 from crossfade.engines.state import State
-from crossfade.errors import Failure
+from crossfade.errors import ChannelError
 from crossfade.host.doorbell import DEFAULT_SPIN_US
 from crossfade.host.loop_bell import LoopBell
 from crossfade.plan.call import Call
@@ -22,7 +22,6 @@ __all__ = [
     "Arrival",
     "Engine",
     "GraphStatistics",
-    "HalfSubmitted",
     "LoopBell",
     "OpenPlan",
     "PendingCall",
@@ -63,18 +62,6 @@ class GraphStatistics:
     actors: Mapping[str, ActorStatistics]
 
 
-class HalfSubmitted(Exception):
-    """An input could not be pickled when others were already written.
-
-    Attributes:
-        failure: the error.
-    """
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
 class PendingCall(Protocol):
     """An ordinary method call that is under way."""
 
@@ -101,10 +88,9 @@ class OpenPlan(Protocol):
 
     number: int
 
-    def is_whole_after(self, error: BaseException, num_submitted: int) -> bool:
-        """Whether ``try_submit`` raised that without having done anything: so many executions are submitted.
-
-        What pickling a value raises is such an error. What a signal's handler raises may come anywhere.
+    def is_submitted(self, number: int, error: BaseException) -> bool | None:
+        """Whether an execution is under way although `try_submit` raised that error. None if only a part of its inputs may be
+        written: a signal's handler can raise anywhere.
         """
 
     def try_submit(self, values: Sequence[Any]) -> bool:
@@ -112,19 +98,17 @@ class OpenPlan(Protocol):
         the same values then).
 
         Raises:
-            ActorDiedError: an actor of the plan is gone.
-            ActorError: one that lives cannot go on with it.
+            ChannelError: an actor of the plan cannot go on with it; `explained` says why.
             StaticShapeError: a value is not what it was promised to be; the execution did not start.
-            HalfSubmitted: a later value could not be pickled; the execution is under way and ends with that error.
-            Exception: what pickling the first value raised; the execution did not start.
+            Exception: what pickling a value raised. If it was not the first value, the execution is under way and ends with that
+                error.
         """
 
     def try_take(self) -> Any:
         """Returns the next value of a plan that has one output, or `EMPTY`.
 
         Raises:
-            ActorDiedError: an actor of the plan has died; outputs that have arrived are returned first.
-            ActorError: a living actor cannot continue the plan; outputs that have arrived are returned first.
+            ChannelError: an actor of the plan cannot continue it; outputs that have arrived are returned first.
         """
 
     def try_collect(self) -> Sequence[Arrival]:
@@ -132,8 +116,11 @@ class OpenPlan(Protocol):
         executions, whether or not other outputs have arrived.
 
         Raises:
-            ActorDiedError, ActorError: as `try_take`.
+            ChannelError: as `try_take`.
         """
+
+    def explained(self, error: ChannelError) -> Exception:
+        """The reason for an error that submitting or collecting raised: an `ActorError`, or the error itself."""
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """Waits until ``ready()`` is true; False if the time passed."""
@@ -144,8 +131,8 @@ class OpenPlan(Protocol):
         While it spins, it checks only the output at ``place``: another output, which may be an error, is found once it sleeps.
         """
 
-    def is_waiting_here(self) -> bool:
-        """Whether the calling thread waits already: a signal's handler has come in the middle of that."""
+    def wait_beside(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        """Waits until ``ready()`` is true because of another thread, which calls `nudge` then; False if the time passed."""
 
     def spans(self, timeout_s: float | None = None) -> list[Span]:
         """What all parties have recorded, those that answer in time."""

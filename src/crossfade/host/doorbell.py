@@ -261,10 +261,6 @@ class Doorbell:
         finally:
             self._waiting.discard(me)
 
-    def is_waiting_here(self) -> bool:
-        """Whether the calling thread waits already: a signal's handler has come in the middle of that."""
-        return threading.get_ident() in self._waiting
-
     def _wait_within(self, ready: Callable[[], object], deadline: float | None) -> bool:
         """Waits in a signal's handler, which has come while its thread was waiting here: as an event loop does, so that it takes
         no wake-up away from the thread. That looks again afterwards, for what it waits for may have been done here.
