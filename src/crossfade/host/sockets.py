@@ -195,7 +195,8 @@ class Connection:
             self._flusher = threading.get_ident()
             try:
                 while self._outgoing and self._send_one(self._outgoing[0]):
-                    self._outgoing.popleft()
+                    if self._outgoing:  # else a signal's handler has closed this just now
+                        self._outgoing.popleft()
             except OSError as error:
                 if not passed_through_others(error):
                     self._drop_refused(error)
@@ -254,7 +255,8 @@ class Connection:
         """Drops all posted messages and closes their descriptors."""
         while self._outgoing:
             _close_all(self._outgoing[0].fds)
-            self._outgoing.popleft()
+            if self._outgoing:  # as in `flush`
+                self._outgoing.popleft()
 
     def _await_room(self) -> None:
         if self.is_closed:
