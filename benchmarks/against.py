@@ -1,4 +1,4 @@
-"""Is it as quick as before? The measures of `benchmarks.hop_latency` on two sources of crossfade, block by block in turns.
+"""Is it as quick as before? The measures of `benchmarks.hop_latency`, and collectives, on two sources of crossfade, in turns.
 
 Run ``python -m benchmarks.against REF`` from the root of the repository, where REF is a commit, or the folder of another
 checkout: ``--rounds`` for more blocks than seven, ``--only`` for some measures, ``--report NAME`` to write the Markdown report.
@@ -17,9 +17,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.common import Series, Table, ratio, this_machine, write_report
-from benchmarks.hop_measures import MEASURES, Measure
+from benchmarks.hop_measures import COLLECTIVES, MEASURES, Measure
 from benchmarks.workers import ROOT, Worker, WorkerFailed
 
+ALL = (*MEASURES, *COLLECTIVES)
 LIMIT = 1.02
 LIMIT_S = 60.0
 KEYS = ("hot", "chain2", "chain4", "fan2", "fan4", "echo", "inflight")
@@ -73,11 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="blocks of each source")
     parser.add_argument("--quick", action="store_true", help="short blocks: a smoke run")
     parser.add_argument(
-        "--only", nargs="+", choices=[each.key for each in MEASURES], default=KEYS, help="these measures only"
+        "--only", nargs="+", choices=[each.key for each in ALL], default=KEYS, help="these measures only"
     )
     parser.add_argument("--report", metavar="NAME", help="write the report NAME into benchmarks/reports/")
     options = parser.parse_args(arguments)
-    measures = [each for each in MEASURES if each.key in options.only]
+    measures = [each for each in ALL if each.key in options.only]
     with source_of(options.ref) as before:
         results = measured([before, ROOT / "src"], measures, options.rounds, quick=options.quick)
     return show(measures, results, options)

@@ -84,6 +84,19 @@ MEASURES = (
     ),
 )
 
+
+def _allreduce(key: str, title: str, num: int, num_quick: int, **request: int) -> Measure:
+    return Measure(key, title, {"measure": "allreduces", **request}, num, num_quick)
+
+
+COLLECTIVES = (
+    _allreduce("allreduce2", "allreduce of 1 KB of 2 actors", 1_000, 50, num_actors=2, count=1, num_bytes=1024),
+    _allreduce("allreduce3", "allreduce of 1 KB of 3 actors", 500, 50, num_actors=3, count=1, num_bytes=1024),
+    _allreduce("bucket", "allreduce of 20 times 1 KB of 2 actors", 500, 50, num_actors=2, count=20, num_bytes=1024),
+    _allreduce("allreduce large", "allreduce of 16 MB of 2 actors", 20, 5, num_actors=2, count=1, num_bytes=16 * MB),
+)
+"""Of CPU tensors, by gloo; crossfade only."""
+
 BLOCKING = Measure("blocking", "1 byte out and back, no spinning", _hops("chain", 1), 2_000, 200)
 BLOCKING_FUTEX_FACTOR = 1.5
 

@@ -40,6 +40,21 @@ class Echo:
     def pid(self, _: Any) -> int:
         return os.getpid()
 
+    def tensors(self, request: tuple[int, int, int]) -> Any:
+        """So many tensors with so many elements of a value each; made once for each number of elements."""
+        import torch
+
+        count, num_elements, value = request
+        kept = self.__dict__.setdefault("kept", {})
+        if (count, num_elements) not in kept:
+            kept[count, num_elements] = tuple(torch.empty(num_elements) for _ in range(count))
+        for tensor in kept[count, num_elements]:
+            tensor[0] = tensor[-1] = value
+        return kept[count, num_elements] if count > 1 else kept[count, num_elements][0]
+
+    def corners(self, *tensors: Any) -> tuple[float, float]:
+        return float(tensors[0][0]), float(tensors[-1][-1])
+
 
 class Library(Protocol):
     """What differs between the two libraries."""
@@ -277,6 +292,32 @@ def throughput(library: Library, request: Request) -> Iterator[Result]:
         yield {"samples": [taken_us / num]}
 
 
+def allreduces(library: Library, request: Request) -> Iterator[Result]:
+    """Allreduces of ``count`` CPU tensors of each of ``num_actors``, made and looked at in the actors; crossfade only."""
+    from crossfade.collective import allreduce
+
+    num_actors, count, num_elements = request["num_actors"], request["count"], request["num_bytes"] // 4
+    actors = [library.new_actor() for _ in range(num_actors)]
+    with library.input_node() as entry:
+        made: list[Any] = [actor.tensors.options(num_returns=count).bind(entry) for actor in actors]
+        sums = allreduce.bind(made if count == 1 else [list(each) for each in made])
+        looks = [a.corners.bind(*(each if count > 1 else [each])) for a, each in zip(actors, sums, strict=True)]
+    graph = library.compile(library.outputs(looks))
+
+    def trip(number: int) -> float:
+        start = time.perf_counter_ns()
+        got = library.get(graph.execute((count, num_elements, number & 0x7F)))
+        taken_us = (time.perf_counter_ns() - start) / 1_000
+        require([tuple(each) for each in got], [(float(num_actors * (number & 0x7F)),) * 2] * num_actors)
+        return taken_us
+
+    warm_up(trip)
+    yield {"samples": [trip(number) for number in range(request["num"])]}
+    graph.teardown()
+    for actor in actors:
+        library.kill(actor)
+
+
 def idle(library: Library, request: Request) -> Iterator[Result]:
     """Executes a few times, names the actors' processes, then does nothing for ``hold_s``."""
     with compiled(library, "fan", request["num_actors"], "pid") as graph:
@@ -302,6 +343,7 @@ MEASURES: Mapping[str, Callable[[Library, Request], Iterator[Result]]] = {
     "array_round_trips": array_round_trips,
     "one_way": one_way,
     "throughput": throughput,
+    "allreduces": allreduces,
     "idle": idle,
     "start_up": start_up,
 }

@@ -11,7 +11,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
-from crossfade.collectives.group import DeviceGroup  # noqa: E402
+from crossfade.collectives.group import Group  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
 from tests.helpers.collective_graphs import Member, all_kinds, check_spans  # noqa: E402
 from tests.helpers.collective_graphs import expected as wanted_sums  # noqa: E402
@@ -25,13 +25,13 @@ class Looking(Worker):
 
     def note_looks(self) -> None:
         """From now on: whether it was seen to it, since the last method, that exchanges are enqueued."""
-        enqueue_all = DeviceGroup.enqueue_all
+        enqueue_all = Group.enqueue_all
 
-        def noted(group: DeviceGroup) -> None:
+        def noted(group: Group) -> None:
             self._has_looked = True
             enqueue_all(group)
 
-        DeviceGroup.enqueue_all = noted  # type: ignore[method-assign, assignment]
+        Group.enqueue_all = noted  # type: ignore[method-assign, assignment]
 
     def has_looked(self, *_: Any) -> bool:
         has_looked, self._has_looked = self._has_looked, False

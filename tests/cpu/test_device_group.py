@@ -12,53 +12,48 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.collectives.end import DeviceCollective  # noqa: E402
-from crossfade.collectives.group import DeviceGroup  # noqa: E402
-from crossfade.collectives.table import Part, Said, Status, Table  # noqa: E402
-from crossfade.collectives.terms import Meeting, make_offer  # noqa: E402
+from crossfade.collectives.end import GroupCollective  # noqa: E402
+from crossfade.collectives.group import Group  # noqa: E402
+from crossfade.collectives.parties import Parties  # noqa: E402
+from crossfade.collectives.protocol import Caller  # noqa: E402
+from crossfade.collectives.table import Message, Part, RendezvousTable, Status  # noqa: E402
+from crossfade.collectives.terms import Terms, make_offer  # noqa: E402
 from crossfade.device.home import DeviceHome  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402
 from crossfade.errors import ChannelBroken  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
-from crossfade.host.processes import open_pidfd  # noqa: E402
 from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
 from tests.helpers.copy_pair import make_bell  # noqa: E402
 
 LIMIT_S = 10.0
 NUM_SLOTS = 8
-MEETING = Meeting("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, ("A", "B"))
-
-
-class NearHome(DeviceHome):
-    """The CPU in the place of a device on which hosts only enqueue."""
-
-    @property
-    def is_host(self) -> bool:
-        return False
+TERMS = Terms("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, ("A", "B"))
 
 
 class Mover:
-    """Enqueues when it may.
+    """Enqueues when it may, as on a device where hosts only enqueue; here that is the CPU.
 
     Attributes:
         begun, may_go: of each exchange.
         num_moved: exchanges that are enqueued.
     """
 
+    caller = Caller.ANY
+
     def __init__(self) -> None:
         self.begun, self.may_go = threading.Semaphore(0), threading.Semaphore(0)
         self.num_moved = 0
 
-    def move(self, meeting: Meeting, rank: int, tensors: Sequence[Any], outs: Sequence[Any]) -> None:
+    def move(self, terms: Terms, rank: int, tensors: Sequence[Any], outs: Sequence[Any]) -> None:
         self.begun.release()
         assert self.may_go.acquire(timeout=LIMIT_S)
         for tensor, out in zip(tensors, outs, strict=True):
             out.copy_(tensor)
         self.num_moved += 1
 
-    def let_go(self, why: str) -> None: ...
+    def abort(self, reason: str) -> None: ...
 
     def close(self) -> None: ...
 
@@ -70,18 +65,22 @@ class World:
         parts = [Part.create(name, 1, 0, NUM_SLOTS) for name in "AB"]
         theirs = [Part(Memory(os.dup(part.memory.fd)), 0, NUM_SLOTS) for part in parts]
         self.driver = HostDriver(LIMIT_S)
-        home = NearHome(self.driver, Pool(self.driver), Streams(self.driver))
+        home = DeviceHome(self.driver, Pool(self.driver), Streams(self.driver))
         self.mover = Mover()
-        self._other = Table(theirs, 1)
+        self._other = RendezvousTable(theirs, 1)
         self._bells = {name: make_bell() for name in "AB"}
-        self._pidfd = open_pidfd(os.getpid())
-        table = Table(parts, 0)
-        self.group = DeviceGroup(table, self.mover, home, "AB", self._bells, {"B": self._pidfd}, table.close)
-        self.end: DeviceCollective = self.group.collective(MEETING, 0, 0, 1)
+        table, parties = RendezvousTable(parts, 0), Parties("AB", "A", self._bells, {"B": os.getpid()})
+
+        def give_back() -> None:
+            table.close()
+            parties.close()
+
+        self.group = Group(table, self.mover, home, parties, give_back)
+        self.end = GroupCollective(self.group, TERMS, 0, 0, 1)
 
     def offer(self) -> None:
         """The other party comes to the collective."""
-        self._other.say(Said(Status.OFFER, 0, make_offer(MEETING, 1, [torch.ones(3)]).layout()))
+        self._other.publish(Message(Status.OFFER, 0, make_offer(TERMS, 1, [torch.ones(3)]).layout()))
 
     def close(self) -> None:
         self.group.ask_to_end()
@@ -93,14 +92,11 @@ class World:
         assert not self.group._thread.is_alive()
         for bell in self._bells.values():
             bell.close()
-        os.close(self._pidfd)
         assert self.driver.ledger.held() == []
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr("crossfade.collectives.group._as_torch", lambda stream, device: None)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+def world() -> Iterator[World]:
     made = World()
     yield made
     made.close()
@@ -207,7 +203,7 @@ def test_a_collective_is_one_span_where_somebody_asks_and_else_nothing_is_enqueu
         world.offer()  # of three elements: the first is no fit, and becomes an error
         world.group.enqueue_all()
         assert world.end.try_finish() is not None
-    stream = world.group._stream
+    stream = world.group._streams.exchange
     assert counted.spans == ([(stream, 1, 12), (stream, 2, 12)] if is_recorded else [])
     assert counted.num_events == (3 + 2 + 4 if is_recorded else 3 + 2)
     assert len(hosts) == (0 if is_recorded else 3)  # the host's share is told where the device's is not
@@ -243,8 +239,8 @@ def test_a_tensor_that_torch_refuses_is_its_partys_failure_and_not_the_actors_en
     else:
         with warnings.catch_warnings(action="ignore"):  # they are a prototype, says torch
             tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    offer = make_offer(MEETING, 1, [tensor])
+    offer = make_offer(TERMS, 1, [tensor])
     assert offer.tensors == ()
     assert offer.failure is not None
-    assert (offer.failure.actor, offer.failure.node) == ("B", MEETING.label)
+    assert (offer.failure.actor, offer.failure.node) == ("B", TERMS.label)
     assert ("out of memory" if kind == "no memory" else "a nested tensor on cpu\nhint:") in offer.failure.message

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import torch
 
-from crossfade.collectives.end import DeviceCollective
-from crossfade.collectives.group import DeviceGroup
-from crossfade.collectives.opening import open_copy_group
-from crossfade.collectives.terms import Meeting, Offer, reference
+from crossfade.collectives.end import GroupCollective
+from crossfade.collectives.opening import open_group
+from crossfade.collectives.terms import Offer, Terms, reference
 from crossfade.device.home import DeviceHome
 from crossfade.errors import Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
-from crossfade.types import CollectiveKind, ReduceOp
+from crossfade.types import CollectiveKind, ReduceOp, Transport
 from tests.helpers.device_pair import Peer
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 MOVED = (*FLOATS, *WHOLE, torch.bool, torch.complex64)
 Peers = Mapping[int, Peer]
-Opener = Callable[..., DeviceGroup]
 
 
 def name(rank: int) -> str:
@@ -72,11 +70,11 @@ class Party:
         peers: the other workers.
         ring: the doorbells.
         rank: of this one.
-        meetings: what the group does.
+        all_terms: of the group's collectives.
         home: its device; None for the CPU.
         number: of the group.
-        opener: how it is opened.
-        options: of that.
+        transport: moves the tensors.
+        options: of `open_group`.
     """
 
     def __init__(
@@ -84,22 +82,22 @@ class Party:
         peers: Peers,
         ring: Ring,
         rank: int,
-        meetings: Sequence[Meeting],
+        all_terms: Sequence[Terms],
         home: DeviceHome | None = None,
         *,
         number: int = 0,
-        opener: Opener = open_copy_group,
+        transport: Transport = Transport.COPY,
         **options: Any,
     ) -> None:
         self.me = name(rank)
         self._doorbell = ring.doorbell
         store, parties = shared_store(peers, rank), names(len(peers) + 1)
-        self.group = opener(store, number, parties, self.me, ring.bells, meetings, home, **options)
+        self.group = open_group(transport, store, number, parties, self.me, ring.bells, all_terms, home, **options)
         self.ends = [
-            self.group.collective(meeting, k, meeting.parties.index(self.me), 1) for k, meeting in enumerate(meetings)
+            GroupCollective(self.group, terms, k, terms.parties.index(self.me), 1) for k, terms in enumerate(all_terms)
         ]
 
-    def finish(self, end: DeviceCollective, timeout_s: float = 20.0) -> Sequence[Any]:
+    def finish(self, end: GroupCollective, timeout_s: float = 20.0) -> Sequence[Any]:
         """What comes out of what was started."""
         found: list[Sequence[Any]] = []
 
@@ -110,7 +108,7 @@ class Party:
             return bool(found)
 
         if not self._doorbell.wait_until(ready, timeout_s, end.is_idle):
-            raise TimeoutError(f"nothing comes out of {end.meeting.label}")
+            raise TimeoutError(f"nothing comes out of {end.terms.label}")
         return found[0]
 
     def do(self, number: int, values: Sequence[object]) -> Sequence[Any]:
@@ -125,10 +123,10 @@ class Party:
         self.group.close(time.monotonic() + 10.0)
 
 
-# What is done: random meetings, and random tensors for each of them
+# What is done: random all_terms, and random tensors for each of them
 
 
-def draw_meeting(draw: random.Random, number: int, num_parties: int) -> Meeting:
+def draw_terms(draw: random.Random, number: int, num_parties: int) -> Terms:
     """One of every kind, with ranks in any order."""
     kind = draw.choice(list(CollectiveKind))
     op = draw.choice(list(ReduceOp)) if kind.reduces else None
@@ -136,23 +134,23 @@ def draw_meeting(draw: random.Random, number: int, num_parties: int) -> Meeting:
     if draw.random() < 0.5:
         draw.shuffle(parties)
     root = draw.randrange(num_parties) if kind is CollectiveKind.BROADCAST else 0
-    return Meeting(f"c{number}", kind, op, root, tuple(parties))
+    return Terms(f"c{number}", kind, op, root, tuple(parties))
 
 
 Layout = tuple[torch.dtype, tuple[int, ...]]
 
 
-def draw_layouts(draw: random.Random, meeting: Meeting) -> list[Layout]:
+def draw_layouts(draw: random.Random, terms: Terms) -> list[Layout]:
     """What everybody brings, in one execution."""
-    dtypes = MOVED if meeting.op is None else FLOATS if meeting.op is ReduceOp.AVG else FLOATS + WHOLE
-    num = draw.choice((1, 1, 3, 7)) if meeting.kind is CollectiveKind.ALLREDUCE else 1
+    dtypes = MOVED if terms.op is None else FLOATS if terms.op is ReduceOp.AVG else FLOATS + WHOLE
+    num = draw.choice((1, 1, 3, 7)) if terms.kind is CollectiveKind.ALLREDUCE else 1
     layouts = []
     for _ in range(num):
         first = draw.choice((0, 1, 2, 5, 13, 100, draw.randrange(3000), draw.randrange(40_000)))
         shape: tuple[int, ...] = (first, *draw.choice(((), (1,), (3,), (2, 2))))
-        if meeting.kind is CollectiveKind.REDUCESCATTER:
-            shape = (len(meeting.parties) * shape[0], *shape[1:])
-        elif meeting.kind in (CollectiveKind.ALLREDUCE, CollectiveKind.BROADCAST) and draw.random() < 0.1:
+        if terms.kind is CollectiveKind.REDUCESCATTER:
+            shape = (len(terms.parties) * shape[0], *shape[1:])
+        elif terms.kind in (CollectiveKind.ALLREDUCE, CollectiveKind.BROADCAST) and draw.random() < 0.1:
             shape = ()
         layouts.append((draw.choice(dtypes), shape))
     return layouts
@@ -165,14 +163,14 @@ def make(dtype: torch.dtype, shape: Sequence[int], seed: int) -> torch.Tensor:
     return torch.randint(low, 2 if dtype is torch.bool else 3, tuple(shape), generator=generator).to(dtype)
 
 
-def make_all(meeting: Meeting, layouts: Sequence[Layout], seed: int) -> list[list[torch.Tensor]]:
+def make_all(terms: Terms, layouts: Sequence[Layout], seed: int) -> list[list[torch.Tensor]]:
     """What each rank brings; who only receives brings nothing."""
-    is_broadcast = meeting.kind is CollectiveKind.BROADCAST
+    is_broadcast = terms.kind is CollectiveKind.BROADCAST
     return [
         []
-        if is_broadcast and rank != meeting.root
+        if is_broadcast and rank != terms.root
         else [make(dtype, shape, 1000 * seed + 10 * rank + k) for k, (dtype, shape) in enumerate(layouts)]
-        for rank in range(len(meeting.parties))
+        for rank in range(len(terms.parties))
     ]
 
 
@@ -184,27 +182,27 @@ def same(found: Sequence[Any], wanted: Sequence[torch.Tensor]) -> bool:
 
 
 def random_calls(
-    party: Party, meetings: Sequence[Meeting], seed: int, num_rounds: int, device: str = "cpu"
+    party: Party, all_terms: Sequence[Terms], seed: int, num_rounds: int, device: str = "cpu"
 ) -> list[str]:
-    """Rounds in which every meeting is started, in order, some together, with tensors of new shapes; says what was wrong."""
+    """Rounds in which every collective is started, in order, some together, with tensors of new shapes; says what was wrong."""
     draw, wrong = random.Random(seed), []
     for round_ in range(num_rounds):
         bring = []
-        for k, meeting in enumerate(meetings):
-            layouts = draw_layouts(draw, meeting)
-            bring.append((layouts, make_all(meeting, layouts, 97 * seed + 13 * round_ + k)))
-        num_ahead = draw.choice((1, len(meetings)))
-        for begin in range(0, len(meetings), num_ahead):
-            block = range(begin, min(begin + num_ahead, len(meetings)))
+        for k, terms in enumerate(all_terms):
+            layouts = draw_layouts(draw, terms)
+            bring.append((layouts, make_all(terms, layouts, 97 * seed + 13 * round_ + k)))
+        num_ahead = draw.choice((1, len(all_terms)))
+        for begin in range(0, len(all_terms), num_ahead):
+            block = range(begin, min(begin + num_ahead, len(all_terms)))
             for k in block:
-                rank = meetings[k].parties.index(party.me)
+                rank = all_terms[k].parties.index(party.me)
                 party.ends[k].start([_strided(t.to(device), seed + k) for t in bring[k][1][rank]])
             for k in block:
                 found = party.finish(party.ends[k])
-                rank = meetings[k].parties.index(party.me)
-                wanted = reference(meetings[k], [Offer(tuple(each)) for each in bring[k][1]])[rank]
+                rank = all_terms[k].parties.index(party.me)
+                wanted = reference(all_terms[k], [Offer(tuple(each)) for each in bring[k][1]])[rank]
                 if not same(found, wanted):
-                    wrong.append(f"round {round_}, {meetings[k]} of {bring[k][0]}: {found} and not {wanted}"[:500])
+                    wrong.append(f"round {round_}, {all_terms[k]} of {bring[k][0]}: {found} and not {wanted}"[:500])
     return wrong
 
 

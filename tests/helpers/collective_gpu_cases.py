@@ -12,19 +12,18 @@ from typing import Any
 
 import torch
 
-from crossfade.collectives.opening import open_copy_group, open_nccl_group
-from crossfade.collectives.terms import Meeting, Offer, reference
+from crossfade.collectives.terms import Offer, Terms, reference
 from crossfade.device.cuda import CudaDriver
 from crossfade.device.home import DeviceHome
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
 from crossfade.errors import ChannelBroken
-from crossfade.types import CollectiveKind, ReduceOp
+from crossfade.types import CollectiveKind, ReduceOp, Transport
 from tests.helpers.collective_cases import (
     Party,
     Peers,
     Ring,
-    draw_meeting,
+    draw_terms,
     make_all,
     names,
     random_calls,
@@ -57,13 +56,13 @@ def held(home: DeviceHome) -> list[str]:
 def right_values(peers: Peers, rank: int, seed: int, num_rounds: int, by_nccl: bool) -> dict[str, Any]:
     """Random collectives of two groups, on GPU tensors and on CPU tensors."""
     home, ring, draw = gpu_home(rank), Ring(peers, rank), random.Random(seed)
-    opener, wrong, groups = open_nccl_group if by_nccl else open_copy_group, [], []
+    transport, wrong, groups = Transport.NCCL if by_nccl else Transport.COPY, [], []
     for number in range(2):
-        meetings = [draw_meeting(draw, k, len(peers) + 1) for k in range(draw.choice((2, 5)))]
-        groups.append((Party(peers, ring, rank, meetings, home, number=number, opener=opener), meetings))
+        all_terms = [draw_terms(draw, k, len(peers) + 1) for k in range(draw.choice((2, 5)))]
+        groups.append((Party(peers, ring, rank, all_terms, home, number=number, transport=transport), all_terms))
     for device in ("cuda", "cpu", "cuda"):
-        for party, meetings in groups:
-            wrong += random_calls(party, meetings, seed, num_rounds, device)
+        for party, all_terms in groups:
+            wrong += random_calls(party, all_terms, seed, num_rounds, device)
     for party, _ in groups:
         party.close()
     ring.close()
@@ -73,22 +72,20 @@ def right_values(peers: Peers, rank: int, seed: int, num_rounds: int, by_nccl: b
 def all_sizes(peers: Peers, rank: int) -> dict[str, Any]:
     """All kinds, 1 KB to 256 MB, several in flight before anything is looked at; values against plain torch on the CPU."""
     home, ring, parties = gpu_home(rank), Ring(peers, rank), names(len(peers) + 1)
-    meetings = [
-        Meeting(f"c{k}", kind, ReduceOp.SUM if kind.reduces else None, 0, parties) for k, kind in enumerate(KINDS)
+    all_terms = [
+        Terms(f"c{k}", kind, ReduceOp.SUM if kind.reduces else None, 0, parties) for k, kind in enumerate(KINDS)
     ]
-    party, wrong = Party(peers, ring, rank, meetings, home), []
+    party, wrong = Party(peers, ring, rank, all_terms, home), []
     for size_bytes in SIZES:
         for dtype in (torch.float32, torch.bfloat16) if size_bytes < 256 << 20 else (torch.float32,):
             rows = size_bytes // dtype.itemsize // len(parties) // 16 * len(parties)
-            bring = [
-                make_all(meeting, [(dtype, (max(rows, len(parties)), 16))], k) for k, meeting in enumerate(meetings)
-            ]
+            bring = [make_all(terms, [(dtype, (max(rows, len(parties)), 16))], k) for k, terms in enumerate(all_terms)]
             for end, each in zip(party.ends, bring, strict=True):
                 end.start([tensor.cuda() for tensor in each[rank]])
             found = [party.finish(end) for end in party.ends]
-            for meeting, each, values in zip(meetings, bring, found, strict=True):
-                if not same(values, reference(meeting, [Offer(tuple(row)) for row in each])[rank]):
-                    wrong.append(f"{meeting.kind} of {size_bytes} bytes of {dtype}")
+            for terms, each, values in zip(all_terms, bring, found, strict=True):
+                if not same(values, reference(terms, [Offer(tuple(row)) for row in each])[rank]):
+                    wrong.append(f"{terms.kind} of {size_bytes} bytes of {dtype}")
             del bring, found
     party.close()
     ring.close()
@@ -98,8 +95,8 @@ def all_sizes(peers: Peers, rank: int) -> dict[str, Any]:
 def overlaps(peers: Peers, rank: int) -> dict[str, float]:
     """What a long computation on the compute stream does to a gather that was started before it, and to the host."""
     home, ring, parties = gpu_home(rank), Ring(peers, rank), names(len(peers) + 1)
-    meetings = [Meeting("c0", CollectiveKind.ALLGATHER, None, 0, parties)]
-    party, tensor = Party(peers, ring, rank, meetings, home), torch.full((16 << 20,), float(rank), device="cuda")
+    all_terms = [Terms("c0", CollectiveKind.ALLGATHER, None, 0, parties)]
+    party, tensor = Party(peers, ring, rank, all_terms, home), torch.full((16 << 20,), float(rank), device="cuda")
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     party.do(0, [tensor])
     torch.mm(a, a)
@@ -136,8 +133,8 @@ def overlaps(peers: Peers, rank: int) -> dict[str, float]:
 def early_and_blocked(peers: Peers, rank: int) -> float:
     """Rank 0 starts first, and its main thread then waits for its device: what the others enqueue behind the exchange comes."""
     home, ring, parties = gpu_home(rank), Ring(peers, rank), names(len(peers) + 1)
-    meetings = [Meeting("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, parties)]
-    party, tensor = Party(peers, ring, rank, meetings, home), torch.ones(1 << 20, device="cuda")
+    all_terms = [Terms("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, parties)]
+    party, tensor = Party(peers, ring, rank, all_terms, home), torch.ones(1 << 20, device="cuda")
     party.do(0, [tensor])
     if rank == 0:
         party.ends[0].start([tensor])
@@ -157,9 +154,9 @@ def early_and_blocked(peers: Peers, rank: int) -> float:
 def killed(peers: Peers, rank: int, dead: int, is_waiting: bool) -> dict[str, Any] | None:
     """Rank ``dead`` kills itself while the others wait for it, or with large collectives of all parties enqueued."""
     home, ring, parties = gpu_home(rank), Ring(peers, rank), names(len(peers) + 1)
-    meetings = [Meeting("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, parties)]
+    all_terms = [Terms("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, parties)]
     source = torch.ones(32 << 20, device="cuda")
-    first = Party(peers, ring, rank, meetings, home)  # what is loaded and taken once a process is no loss
+    first = Party(peers, ring, rank, all_terms, home)  # what is loaded and taken once a process is no loss
     first.do(0, [source])
     torch.cuda.synchronize()
     first.close()
@@ -168,7 +165,7 @@ def killed(peers: Peers, rank: int, dead: int, is_waiting: bool) -> dict[str, An
     peers_meet(peers)
     free_before = torch.cuda.mem_get_info()[0]
     peers_meet(peers)  # another party may be on this GPU
-    party = Party(peers, ring, rank, meetings, home, number=1)
+    party = Party(peers, ring, rank, all_terms, home, number=1)
     party.do(0, [source])
     torch.cuda.synchronize()
     peers_meet(peers)

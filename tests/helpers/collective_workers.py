@@ -6,76 +6,50 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from crossfade.collectives import opening
-from crossfade.collectives.group import DeviceGroup
-from crossfade.collectives.movers.c10d import GroupMover
-from crossfade.collectives.rendezvous import Place
-from crossfade.collectives.terms import Meeting
+from crossfade.collectives.opening import host_context
+from crossfade.collectives.terms import Terms
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure
-from crossfade.host.doorbell import Bell
-from crossfade.host.memory import Memory
-from crossfade.types import CollectiveKind, ReduceOp
+from crossfade.types import CollectiveKind, ReduceOp, Transport
 from tests.helpers.calm import calm_s
-from tests.helpers.collective_cases import Party, Peers, Ring, draw_meeting, failure_of, name, names, random_calls
+from tests.helpers.collective_cases import Party, Peers, Ring, draw_terms, failure_of, name, names, random_calls
 from tests.helpers.device_pair import die
 from tests.helpers.footprint import footprint, growth
 
 
-def sums(num_parties: int, count: int = 1) -> list[Meeting]:
-    return [Meeting(f"c{k}", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, names(num_parties)) for k in range(count)]
+def sums(num_parties: int, count: int = 1) -> list[Terms]:
+    return [Terms(f"c{k}", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, names(num_parties)) for k in range(count)]
 
 
 def random_work(peers: Peers, rank: int, seed: int, num_rounds: int, buffer_bytes: int) -> list[str]:
-    """Random meetings of one group, and of a second one beside it."""
+    """Random collectives of one group, and of a second one beside it."""
     torch.set_num_threads(1)
     num_parties, draw = len(peers) + 1, random.Random(seed)
     ring, wrong = Ring(peers, rank), []
     groups = []
     for number in range(2):
-        meetings = [draw_meeting(draw, k, num_parties) for k in range(draw.choice((1, 2, 5)))]
-        groups.append((Party(peers, ring, rank, meetings, number=number, buffer_bytes=buffer_bytes), meetings))
+        all_terms = [draw_terms(draw, k, num_parties) for k in range(draw.choice((1, 2, 5)))]
+        groups.append((Party(peers, ring, rank, all_terms, number=number, buffer_bytes=buffer_bytes), all_terms))
     for number in range(2):
-        for party, meetings in groups:
-            wrong += random_calls(party, meetings, seed + number, num_rounds)
+        for party, all_terms in groups:
+            wrong += random_calls(party, all_terms, seed + number, num_rounds)
     for party, _ in groups:
         party.close()
     ring.close()
     return wrong
 
 
-def _open_gloo(
-    store: Memory,
-    number: int,
-    parties: Sequence[str],
-    me: str,
-    bells: Mapping[str, Bell],
-    meetings: Sequence[Meeting],
-    home: Any,
-) -> DeviceGroup:
-    """gloo in the place of NCCL."""
-
-    def mover(opened: ExitStack, place: Place, parts: Any, told: Any) -> GroupMover:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        return GroupMover(dist.ProcessGroupGloo(place.store, place.rank, len(parties), options), parties)
-
-    return opening._open(store, number, parties, me, bells, meetings, opening.host_home(), 0, lambda opened: "", mover)
-
-
 def of_a_process_group(peers: Peers, rank: int, seed: int, num_rounds: int) -> list[str]:
-    """Random meetings over a process group of torch.distributed."""
+    """Random collectives over a process group of torch.distributed."""
     ring, draw = Ring(peers, rank), random.Random(seed)
-    meetings = [draw_meeting(draw, k, len(peers) + 1) for k in range(6)]
-    party = Party(peers, ring, rank, meetings, opener=_open_gloo)
-    wrong = random_calls(party, meetings, seed, num_rounds)
+    all_terms = [draw_terms(draw, k, len(peers) + 1) for k in range(6)]
+    party = Party(peers, ring, rank, all_terms, transport=Transport.GLOO)
+    wrong = random_calls(party, all_terms, seed, num_rounds)
     party.close()
     ring.close()
     return wrong
@@ -105,8 +79,8 @@ def what_goes_wrong(peers: Peers, rank: int) -> list[str]:
 def broadcasts(peers: Peers, rank: int) -> list[bool]:
     """Shapes that nobody but the root knows, some of them twice in a row."""
     ring, num_parties = Ring(peers, rank), len(peers) + 1
-    meeting = Meeting("c0", CollectiveKind.BROADCAST, None, 1, names(num_parties))
-    party, good = Party(peers, ring, rank, [meeting], buffer_bytes=1 << 12), []
+    terms = Terms("c0", CollectiveKind.BROADCAST, None, 1, names(num_parties))
+    party, good = Party(peers, ring, rank, [terms], buffer_bytes=1 << 12), []
     for k, shape in enumerate([(3,), (3,), (), (5, 2000), (5, 2000), (0,), (3,)]):
         wanted = torch.full(shape, float(k))
         (got,) = party.do(0, [wanted] if rank == 1 else [])
@@ -157,7 +131,7 @@ def one_gives_up(peers: Peers, rank: int) -> str:
 def one_cannot_open(peers: Peers, rank: int) -> str:
     """Rank 0 has no memory for the group's buffers: nobody has a group, and nothing stays."""
     ring, num_descriptors = Ring(peers, rank), footprint(os.getpid()).num_descriptors
-    home = opening.host_home()
+    home = host_context()
     if rank == 0:
 
         def refuse(*args: Any) -> Any:

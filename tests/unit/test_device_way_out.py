@@ -12,13 +12,15 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="collectives need torch")
 
-from crossfade.collectives.end import DeviceCollective, Task  # noqa: E402
-from crossfade.collectives.group import DeviceGroup  # noqa: E402
-from crossfade.collectives.terms import Meeting, Offer  # noqa: E402
+from crossfade.collectives.end import GroupCollective  # noqa: E402
+from crossfade.collectives.group import Group  # noqa: E402
+from crossfade.collectives.streams import GroupStreams  # noqa: E402
+from crossfade.collectives.task import Task  # noqa: E402
+from crossfade.collectives.terms import Terms  # noqa: E402
 from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
 
 COMPUTE, LEAVING = 1, 2
-MEETING = Meeting("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, ("A", "B"))
+TERMS = Terms("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, ("A", "B"))
 
 
 @pytest.fixture
@@ -31,16 +33,16 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return nullcontext()
 
     monkeypatch.setattr(torch.cuda, "stream", current)
-    monkeypatch.setattr("crossfade.collectives.group._as_torch", lambda handle, device: handle)
+    monkeypatch.setattr("crossfade.collectives.streams._as_torch", lambda handle, device: handle)
     return found
 
 
 @pytest.fixture
-def group(lines: list[tuple[Any, ...]]) -> DeviceGroup:
+def group(lines: list[tuple[Any, ...]]) -> Group:
     """On a device whose calls are written down; without a table, a mover and a thread."""
     events = iter(range(100, 200))
 
-    def create_stream(label: str) -> int:
+    def create_stream(label: str, *, is_urgent: bool = False) -> int:
         lines.append(("create", label))
         return LEAVING
 
@@ -50,28 +52,29 @@ def group(lines: list[tuple[Any, ...]]) -> DeviceGroup:
         wait_event=lambda stream, event: lines.append(("wait", stream, event)),
         has_happened=lambda event: False,
     )
-    made = object.__new__(DeviceGroup)
-    home = SimpleNamespace(driver=driver, device=0, is_host=False, compute_stream=lambda: COMPUTE)
-    vars(made).update(home=home, _parties=("A", "B"), _leaving=None, _guard=threading.Lock(), _kept=deque())
+    made = object.__new__(Group)
+    context: Any = SimpleNamespace(driver=driver, device=0, is_host=False, compute_stream=lambda: COMPUTE)
+    streams = GroupStreams(context, "A, B")
+    lines.clear()
+    vars(made).update(reason="", _streams=streams, _guard=threading.Lock(), _kept=deque())
     return made
 
 
-def taken(group: DeviceGroup, end: DeviceCollective, event: int) -> None:
+def taken(group: Group, end: GroupCollective, event: int) -> None:
     """The program takes what an exchange with this event gave."""
-    task = Task(end, Offer(()), 0, [], COMPUTE)
-    task.done = event
-    end.give(task, [None])
+    task = end._task = Task(TERMS, 0, 0, 1)
+    task.done, task.result = event, [None]
     assert end.try_finish() == [None]
     assert task.is_taken
 
 
-def test_the_compute_stream_waits_for_what_is_used_here(group: DeviceGroup, lines: list[tuple[Any, ...]]) -> None:
-    taken(group, DeviceCollective(group, MEETING, 0, 0, 1), 7)
+def test_the_compute_stream_waits_for_what_is_used_here(group: Group, lines: list[tuple[Any, ...]]) -> None:
+    taken(group, GroupCollective(group, TERMS, 0, 0, 1), 7)
     assert lines == [("wait", COMPUTE, 7)]
 
 
-def test_another_stream_waits_for_what_leaves(group: DeviceGroup, lines: list[tuple[Any, ...]]) -> None:
-    used, *leave = (DeviceCollective(group, MEETING, number, 0, 1) for number in range(3))
+def test_another_stream_waits_for_what_leaves(group: Group, lines: list[tuple[Any, ...]]) -> None:
+    used, *leave = (GroupCollective(group, TERMS, number, 0, 1) for number in range(3))
     around = [end.pass_on() for end in leave]
     assert lines == [("create", "what leaves collectives of A, B")]  # one for all of them
     lines.clear()

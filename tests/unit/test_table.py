@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from crossfade.collectives.table import RECORD_BYTES, End, Part, Said, Status, Table
+from crossfade.collectives.table import RECORD_BYTES, End, Message, Part, RendezvousTable, Status
 from crossfade.host.memory import Memory
 
 NUM_PARTIES = 3
 NUM_SLOTS = 4
 
 
-def tables() -> list[Table]:
+def tables() -> list[RendezvousTable]:
     """Everybody's table, of parts that each has mapped for itself."""
     made = [Part.create(f"party{rank}", rank + 1, 100, NUM_SLOTS) for rank in range(NUM_PARTIES)]
     rows = []
@@ -22,12 +22,12 @@ def tables() -> list[Table]:
             part if k == rank else Part(Memory(os.dup(part.memory.fd)), 100, NUM_SLOTS) for k, part in enumerate(made)
         ]
         assert [part.key for part in parts] == [1, 2, 3]
-        rows.append(Table(parts, rank))
+        rows.append(RendezvousTable(parts, rank))
     return rows
 
 
-def offer(number: int, text: bytes = b"text") -> Said:
-    return Said(Status.OFFER, number, text)
+def offer(number: int, text: bytes = b"text") -> Message:
+    return Message(Status.OFFER, number, text)
 
 
 def test_everybody_reads_what_everybody_said() -> None:
@@ -35,7 +35,7 @@ def test_everybody_reads_what_everybody_said() -> None:
     for round_ in range(20):
         for rank, table in enumerate(parties):
             assert not any(each.has_all(round_) for each in parties[:rank])
-            assert table.say(offer(round_, b"%d of %d" % (rank, round_))) == round_
+            assert table.publish(offer(round_, b"%d of %d" % (rank, round_))) == round_
         for table in parties:
             assert table.has_all(round_)
             assert [said.text for said in table.read_all(round_)] == [b"%d of %d" % (k, round_) for k in range(3)]
@@ -49,9 +49,9 @@ def test_texts_of_every_length(size: int) -> None:
     for round_ in range(2 * NUM_SLOTS):
         texts = [bytes([65 + rank + round_]) * (size if rank == 1 else 3) for rank in range(NUM_PARTIES)]
         for table, text in zip(parties, texts, strict=True):
-            table.say(Said(Status.COMPLAINT, 7, text))
+            table.publish(Message(Status.COMPLAINT, 7, text))
         for table in parties:
-            assert table.read_all(round_) == [Said(Status.COMPLAINT, 7, text) for text in texts]
+            assert table.read_all(round_) == [Message(Status.COMPLAINT, 7, text) for text in texts]
     for table in parties:
         table.close()
 
@@ -59,11 +59,11 @@ def test_texts_of_every_length(size: int) -> None:
 def test_one_collective_never_overwrites_what_somebody_has_not_read() -> None:
     """With two slots a party that starts again as soon as it may is one round ahead of the slowest, and not two."""
     parts = [Part.create(f"party{rank}", 0, 0, 2) for rank in range(2)]
-    quick, slow = Table(parts, 0), Table(parts, 1)
-    quick.say(offer(0, b"first"))
-    slow.say(offer(0))
+    quick, slow = RendezvousTable(parts, 0), RendezvousTable(parts, 1)
+    quick.publish(offer(0, b"first"))
+    slow.publish(offer(0))
     quick.read_all(0)
-    quick.say(offer(0, b"second"))
+    quick.publish(offer(0, b"second"))
     assert not quick.has_all(1)  # so it cannot say a third before the slow one has read the first
     assert slow.read_all(0)[0].text == b"first"
 
@@ -71,24 +71,24 @@ def test_one_collective_never_overwrites_what_somebody_has_not_read() -> None:
 def test_who_waits_is_woken_and_nobody_else() -> None:
     parties = tables()
     parties[1].await_some(True)
-    parties[0].say(offer(0))
+    parties[0].publish(offer(0))
     parties[1].own.wake.wait(10.0)
     assert [table.own.wake._semaphore._get_value() for table in parties] == [0, 0, 0]  # type: ignore[union-attr]
 
 
 def test_who_ends_still_keeps_its_word_and_nobody_waits_for_more() -> None:
     first, second, third = tables()
-    first.say(offer(0))
+    first.publish(offer(0))
     first.end()
     assert second.has_ended()
     assert not second.has_given_up()
     assert [second.is_over(number) for number in (0, 1)] == [False, True]
-    second.say(offer(0))
-    third.say(offer(0))
+    second.publish(offer(0))
+    third.publish(offer(0))
     assert all(table.has_all(0) for table in (first, second, third))
     third.give_up()
     third.end()
-    assert third.own.end is End.GIVEN_UP
+    assert third.own.end == End.GIVEN_UP
     assert first.has_given_up()
     second.finish()
     assert first.unfinished("abc") == ["a", "c"]
@@ -96,7 +96,7 @@ def test_who_ends_still_keeps_its_word_and_nobody_waits_for_more() -> None:
 
 def test_a_closed_part_is_silent() -> None:
     first, *_ = tables()
-    first.say(offer(0))
+    first.publish(offer(0))
     first.close()
     first.close()
     assert not first.has_all(0)

@@ -14,12 +14,11 @@ A value must not be changed once it was given to a channel: a transport may stil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-__all__ = ["EMPTY", "ChannelStatistics", "Collective", "Empty", "Reader", "Writer"]
+__all__ = ["EMPTY", "ChannelStatistics", "Empty", "Reader", "Writer"]
 
 
 class Empty:
@@ -127,44 +126,3 @@ class Reader(Protocol):
 
     def statistics(self) -> ChannelStatistics:
         """Counters."""
-
-
-class Collective(Protocol):
-    """One party's end of a collective: what several parties do together, each with values of its own. ``on_moved``: see `Writer`.
-
-    Of each collective a party has at most one under way. The parties of one group start the group's collectives in one order.
-    """
-
-    on_moved: Callable[[int, int], None] | None
-
-    def start(self, values: Sequence[object]) -> None:
-        """Takes part, in the background, with these values. A `Failure` among the values of any party, and values that do not
-        fit together, become the result of all parties.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
-        """
-
-    def try_finish(self) -> Sequence[object] | None:
-        """What this party gets, or None while not all have come or tensors are under way.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
-        """
-
-    def pass_on(self) -> Callable[[], AbstractContextManager[None]] | None:
-        """Told before the first start: nobody computes with what comes out, it is only written to others. Then what computes goes
-        on beside the collective, and each such write is done inside of a new one of what this gives; None if it need not be.
-        """
-
-    def is_idle(self) -> bool:
-        """A cheap look: true as long as ``try_finish`` would find nothing, unless the collective has ended."""
-
-    def break_off(self, reason: str) -> None:
-        """A party is gone: once what was done is taken, calls raise `ChannelBroken` with this reason."""
-
-    def close(self) -> None:
-        """Closes this end. Idempotent."""
-
-    def statistics(self) -> ChannelStatistics:
-        """Counters, of what this party brought."""

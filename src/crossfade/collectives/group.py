@@ -1,222 +1,194 @@
-"""Collectives of device tensors: hosts meet in a table, then enqueue; nobody waits for a GPU.
+"""A group of parties does collectives together: they meet in a table, then tensors are moved; no host waits for a GPU.
 
-    start        allocate what comes out | record `ready` on the compute stream | say the offer to all
-    once all     have said theirs: wait `ready` | exchange | record `done`, on a stream of the group's own
+    start        allocate the results | record `ready` on the compute stream | publish the offer to all
+    once all     have published theirs: wait `ready` | exchange | record `done`, on a stream of the group's own
     try_finish   as soon as that is enqueued: the compute stream waits `done`, and the program gets the tensors
 
-Where the program only writes to others what comes out, the compute stream does not wait: it goes on with the next execution.
-Another stream of the group's waits in its place, and is torch's current one while such a write is enqueued.
+If the program only writes the results to others, the compute stream does not wait: it resumes with the next execution. Another
+stream of the group's waits in its place, and is torch's current one while such a write is enqueued.
 
-Because everybody draws the same conclusion from the same offers, each party enqueues its part of an exchange only when it is known
-that all others enqueue theirs, or have done so (PL-5). Whoever comes last enqueues at once. For those who came early a
-thread of the group does, should their main thread be busy: what others send behind an exchange may be the very thing for
-which a method waits. A main thread that is at hand does it itself, which is quicker, and before each method it sees to it that
-nothing is left for the thread to enqueue (`DeviceGroup.enqueue_all`).
+Because all parties draw the same conclusion from the same offers, each enqueues its part of an exchange only when all others are
+known to enqueue theirs, or have done so (PL-5). The party that comes last enqueues at once. For those that came early a thread of
+the group does, in case their main thread is busy: values that others send behind an exchange may be the very ones for which a
+method waits. A main thread that is at hand does it itself, which is quicker, and before each method it makes sure that nothing is
+left for the thread to enqueue (`Group.enqueue_all`).
 
-Where the device is the CPU (`device.host_driver`) an exchange runs in whoever enqueues it, and waits for the others. So there it is
-always the thread that does it, and the program goes on (PL-2). That is the one difference between the two.
+That holds for movers that only enqueue. A mover that blocks (CPU tensors) is called by the thread alone, and the program
+resumes (PL-2). A mover that runs the user's code is called by the program alone, when it asks for the result (`Caller`).
 
-CPU tensors, where the device is a GPU, are brought to it and back by the thread: nobody can use them before they are there.
+CPU tensors of a party whose device is a GPU are copied to it and back by the thread.
 
-**Memory.** What comes out is allocated in `start`, on the compute stream and before `ready`, so that no kernel that still uses that
-memory is overtaken. Only who receives a broadcast may learn the shape later: that memory belongs to the group's stream, and
-torch is told who uses it. What goes in is held until `done` has happened.
+**Memory.** Results are allocated in `start`, on the compute stream and before `ready`, so that no kernel that still uses that
+memory is overtaken. Only a receiver of a broadcast may learn the shape later: that memory belongs to the group's stream, and
+torch is told of its users. Inputs are kept until `done` has happened.
 
-**Spans.** What is recorded of a collective lies between two events on the group's stream: from the moment when this party's
-tensors are there (and what the group did before is done) to the moment when what comes out is. It shows waits for others as well.
+**Spans.** The recorded span of a collective lies between two events on the group's stream: from the moment when this party's
+tensors are there (and the group's work before is done) to the moment when the results are. It includes waits for other parties.
 
-**Ends.** A party that says that it has ended starts nothing more, and still does its part of what all have offered; others who
-hear of it end as well, so for each offer it becomes sure that it is met or that it is not. A party gives its buffers back when
-all others have said that their streams have done with them, or have died. All this is the thread's work, which closing does not
-wait for beyond a time limit.
+**Ends.** A party that has ended starts nothing more, and still does its part of every offer that all have made; others that
+learn of it end as well, so for each offer it becomes sure that it is met or that it is not. A party gives its buffers back when
+all others have declared that their streams are done with them, or have died. The thread does all this, and closing does not wait
+for it beyond a time limit.
 """
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
-from crossfade.collectives.end import DeviceCollective, Mover, Task
-from crossfade.collectives.table import Said, Status, Table
-from crossfade.collectives.terms import (
-    STAGED,
-    Meeting,
-    Offer,
-    conclude,
-    layout_of,
-    make_offer,
-    result_shape,
-    staged_in,
-)
-from crossfade.device.borrowed import device_of
+from crossfade.collectives.parties import Parties
+from crossfade.collectives.protocol import Caller, Mover
+from crossfade.collectives.streams import GroupStreams
+from crossfade.collectives.table import RendezvousTable, Status
+from crossfade.collectives.task import Task
+from crossfade.collectives.terms import STAGED, Offer, conclude, layout_of, staged_in
 from crossfade.device.home import DeviceHome
-from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError, Failure
-from crossfade.host.doorbell import Bell
+from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError
 from crossfade.types import CollectiveKind
 
-__all__ = ["DeviceGroup"]
+__all__ = ["Group"]
 
 _STAGED = STAGED.encode()
 _SLICE_S = 0.05
 _PAUSE_S = 0.0005
+_OTHER_FAILED = "another party could not go on"
+_DEATH_S = 0.2
+"""So long after a broken connection the system may take to report the death of the process at its other end."""
 
 
-class DeviceGroup:
-    """One party's part in what a set of parties does together.
+class Group:
+    """One party's part in the collectives of a set of parties.
 
-    Args:
-        table: where they meet.
-        mover: moves their tensors.
-        home: the party's device.
-        parties: everybody, in the order of the table.
-        bells: everybody's doorbell.
-        pidfds: of the others' processes, by name.
-        give_back: closes all of these; called last of all.
+    ``give_back`` closes the table, the parties and whatever the mover stands on; it is called last of all.
     """
 
     def __init__(
         self,
-        table: Table,
+        table: RendezvousTable,
         mover: Mover,
-        home: DeviceHome,
-        parties: Sequence[str],
-        bells: Mapping[str, Bell],
-        pidfds: Mapping[str, int],
+        context: DeviceHome,
+        parties: Parties,
         give_back: Callable[[], None],
     ) -> None:
-        self.home = home
-        self.device = device_of(home.device)
+        self.reason = ""  # why it is broken
         self._table = table
         self._mover = mover
-        self._parties = tuple(parties)
-        me = next(party for party in parties if party not in pidfds)
-        self._bell = bells[me]
-        self._bells = [bells[party] for party in parties if party != me]
-        self._pidfds = dict(pidfds)
+        self._parties = parties
         self._give_back = give_back
-        self._ends: list[DeviceCollective] = []
+        self._streams = GroupStreams(context, parties.label)
+        self._device = None if mover.caller is Caller.PROGRAM else self._streams.device
         self._queue: deque[Task] = deque()
         self._kept: deque[Task] = deque()
-        self._spare_events: list[int] = []
-        self._turn = threading.Lock()  # of who enqueues
+        self._turn = threading.Lock()  # of calling the mover
         self._guard = threading.Lock()  # of the queue's beginning and end
-        self._moved = threading.Condition()  # told when something was enqueued, or never will be
-        self._release = threading.Lock()  # of who lets streams go, or gives back what they wait on
-        self._reason = ""
-        self._is_closing = self._is_ending = self._is_let_go = False
-        self._stream = home.driver.create_stream(f"collectives of {', '.join(parties)}", is_urgent=True)
-        self._torch_stream: Any = None if home.is_host else _as_torch(self._stream, home.device)
-        self._leaving: int | None = None
-        """The stream on which what comes out is there for those who only write it to others; made for the first of them."""
+        self._moved = threading.Condition()  # notified when something was enqueued, or never will be
+        self._release = threading.Lock()  # of aborting and closing the mover
+        self._is_closing = self._is_ending = self._is_released = False
         self._thread = threading.Thread(target=self._run, name="crossfade-collectives", daemon=True)
         self._thread.start()
 
-    def collective(self, meeting: Meeting, number: int, rank: int, num_outputs: int) -> DeviceCollective:
-        """This party's end of collective ``number`` of the plan, in which it has the given rank and gets so many values."""
-        end = DeviceCollective(self, meeting, number, rank, num_outputs)
-        self._ends.append(end)
-        return end
-
     # Starting
 
-    def start(self, end: DeviceCollective, values: Sequence[object]) -> None:
-        """Offers, and goes on as far as that is possible now."""
-        offer, outs = self._prepare(end, make_offer(end.meeting, end.rank, values, self.device))
-        compute = self.home.compute_stream()
-        if offer.failure is None:
-            said = Said(Status.OFFER, end.number, offer.layout(self.device))
-        else:
-            said = Said(Status.COMPLAINT, end.number, offer.complaint())
+    def start(self, task: Task, values: Sequence[object]) -> None:
+        """Offers values, and moves as much as is possible now.
+
+        Raises:
+            ChannelBroken: the group has ended.
+        """
+        message = task.prepare(values, self._device, are_packed=self._mover.caller is not Caller.GROUP)
         with self._guard:
             if self._is_ending:
-                end.raise_if_ended()
-                raise ChannelBroken(f"{end.meeting.label} is broken: another party closed it")
-            self.home.driver.record_event(end.ready, compute)
-            self._queue.append(Task(end, offer, self._table.say(said), outs, compute))
+                raise ChannelBroken(f"{task.terms.label} is broken: {self.reason or 'another party closed it'}")
+            task.compute = self._streams.context.compute_stream()
+            task.ready = self._streams.mark(task.compute)
+            task.message = self._table.publish(message)
+            self._queue.append(task)
             self._table.await_some(True)
-        if self.home.is_host:
-            if self.can_move():
+        if self._mover.caller is Caller.GROUP:
+            if self._can_move():
                 self._table.own.wake.post()
             return
-        for bell in self._bells:
+        for bell in self._parties.other_bells:
             bell.ring_if_asleep()
-        self.pump()
-
-    def _prepare(self, end: DeviceCollective, offer: Offer) -> tuple[Offer, list[torch.Tensor] | None]:
-        """In one piece each, with memory for what comes out; without that this party cannot take part."""
-        if offer.failure is not None:
-            return offer, None
-        meeting = end.meeting
-        is_given = meeting.kind is CollectiveKind.BROADCAST and end.rank != meeting.root
-        try:
-            if is_given:
-                return offer, [self._empty(*end.expected)] if end.expected else None
-            offer = Offer(tuple(tensor.contiguous() for tensor in offer.tensors))
-            return offer, [self._empty(t.dtype, result_shape(meeting, t.shape)) for t in offer.tensors]
-        except RuntimeError as error:  # out of memory
-            failure = Failure.capture(error, actor=meeting.parties[end.rank], node=meeting.label)
-            return Offer((), failure), None
-
-    def _empty(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        if self._mover.caller is Caller.ANY:
+            self._pump()
 
     # Meeting and moving
 
-    def can_move(self) -> bool:
-        """A cheap look: whether everybody has come to what was started first."""
+    def can_progress(self) -> bool:
+        """A cheap look: whether `poll` would do something."""
+        return self._mover.caller is not Caller.GROUP and self._can_move()
+
+    def _can_move(self) -> bool:
+        """Whether all parties have come to the first task."""
         try:
-            return self._table.has_all(self._queue[0].number)
+            return self._table.has_all(self._queue[0].message)
         except IndexError:
             return False
 
-    def _may_move(self) -> bool:
-        return self.can_move() and not self._reason
+    def _may_move(self, last: Task | None) -> bool:
+        return self._can_move() and not self.reason and (last is None or last.result is None)
 
-    def pump(self) -> None:
-        """Enqueues all that everybody has come to, in the order in which it was started."""
-        while self._may_move():
+    def poll(self, task: Task) -> None:
+        """The program asks for a task's result: moves what it may."""
+        if self._mover.caller is Caller.ANY:
+            self._pump()
+        elif self._mover.caller is Caller.PROGRAM:  # another party may not ask for later ones yet
+            self._pump(task)
+
+    def _pump(self, last: Task | None = None) -> None:
+        """Moves the tensors of all tasks to which all parties have come, in the order of their starts, up to ``last``."""
+        while self._may_move(last):
             if not self._turn.acquire(False):
-                return  # whoever has the turn looks once more behind it
+                return  # the thread that has the turn looks once more behind it
             is_for_thread = False
             try:
-                while self._may_move() and not is_for_thread:
+                while self._may_move(last) and not is_for_thread:
                     if self._do(self._queue[0]):
                         self._drop_first()
                     else:
                         is_for_thread = True
             except Exception as error:
-                self._give_up(str(error) if isinstance(error, CrossfadeError) else f"{type(error).__name__}: {error}")
+                self._fail(error)
             finally:
                 self._turn.release()
             if is_for_thread:
                 self._table.own.wake.post()  # now that it can have the turn
                 return
 
+    def _fail(self, error: Exception) -> None:
+        """The mover, or a device, has refused."""
+        if self._mover.caller is Caller.PROGRAM:  # its error is the program's, which then ends the group
+            self._end_with(str(error))
+        elif isinstance(error, CrossfadeError):
+            self._give_up(str(error))
+        else:
+            reason = "" if self._table.has_given_up() else f"{type(error).__name__}: {error}"
+            self._give_up(self._parties.death(_DEATH_S) or reason or _OTHER_FAILED)
+
     def enqueue_all(self) -> None:
-        """Before a method: waits until this party's part of all that everybody has come to is enqueued.
+        """Before a method: waits until this party's part of all exchanges that are complete is enqueued.
 
         A value that the method uses may have been sent behind such an exchange. If the method then loads a kernel, the driver waits
-        for the device, and may hold up the very thread that has still to enqueue what the device waits for.
+        for the device, and may hold up the very thread that has still to enqueue an exchange for which the device waits.
         """
-        if not self._queue or self.home.is_host:  # there the thread does not enqueue an exchange, but runs it
+        if not self._queue or self._mover.caller is not Caller.ANY:
             return
-        self.pump()
+        self._pump()
         with self._moved:
             while self._is_behind():
                 self._moved.wait(_SLICE_S)
 
     def _is_behind(self) -> bool:
         with self._guard:
-            return not self._reason and any(not t.done and self._table.has_all(t.number) for t in self._queue)
+            return not self.reason and any(not t.done and self._table.has_all(t.message) for t in self._queue)
 
-    def _tell_moved(self) -> None:
+    def _notify_moved(self) -> None:
         with self._moved:
             self._moved.notify_all()
 
@@ -225,101 +197,77 @@ class DeviceGroup:
             self._queue.popleft()
             if not self._queue:
                 self._table.await_some(False)
-        self._tell_moved()
+        self._notify_moved()
 
     def _do(self, task: Task) -> bool:
-        """Does one; False if it is not for this thread."""
-        end, meeting = task.end, task.end.meeting
-        said = self._table.read_all(task.number)
-        if any(each.number != end.number for each in said):
-            numbers = [each.number for each in said]
-            raise ChannelError(f"PL-1: {meeting.label} met with collectives number {numbers}")
-        by_rank = [said[self._parties.index(party)] for party in meeting.parties]
+        """Does one task; False if it is for the group's thread."""
+        terms = task.terms
+        messages = self._table.read_all(task.message)
+        if any(each.number != task.number for each in messages):
+            numbers = [each.number for each in messages]
+            raise ChannelError(f"PL-1: {terms.label} met with collectives number {numbers}")
+        by_rank = [messages[self._parties.names.index(party)] for party in terms.parties]
         complaints = [each.text if each.status == Status.COMPLAINT else None for each in by_rank]
-        failure = conclude(meeting, [each.text for each in by_rank], complaints)
+        failure = conclude(terms, [each.text for each in by_rank], complaints)
         with self._guard:
             self._collect()
-        layout, start_ns = by_rank[meeting.root].text, time.monotonic_ns()
-        is_staged = _STAGED in layout
+        layout, start_ns = by_rank[terms.root].text, time.monotonic_ns()
+        result: Sequence[object]
         if failure is not None:
-            end.give(None, [failure] * end.num_outputs)
-        elif is_staged and threading.current_thread() is not self._thread:
+            self._streams.give_back(task.ready)
+            task.ready, result = 0, [failure] * task.num_outputs
+        elif _STAGED in layout and threading.current_thread() is not self._thread:
             return False
         else:
-            if meeting.kind is CollectiveKind.BROADCAST:
-                end.expected = layout_of(layout)
-            if is_staged:
-                end.give(None, self._stage(task, layout))
-            else:
-                end.give(task, self._enqueue(task))
-        end.count(task.offer, start_ns)
+            if terms.kind is CollectiveKind.BROADCAST:
+                task.expected = layout_of(layout)
+            result = self._stage(task, layout) if _STAGED in layout else self._enqueue(task)
+        task.moved_ns = start_ns, time.monotonic_ns()
+        task.result = result  # last: the program looks for it
         return True
 
-    def _enqueue(self, task: Task) -> list[torch.Tensor]:
-        end, driver = task.end, self.home.driver
-        with self._on_stream():
-            driver.wait_event(self._stream, end.ready)
-            outs = task.outs = self._outs(task)
-            end_span = end.begin(self._stream)
+    def _enqueue(self, task: Task) -> Sequence[torch.Tensor]:
+        streams = self._streams
+        with streams.current():
+            streams.wait(streams.exchange, task.ready)
+            tensors = [tensor.contiguous() for tensor in task.offer.tensors]
+            outs, is_new = task.results(self._device)
+            if is_new:
+                self._streams.uses(outs[0], task.compute)
+            end_span = None if task.begin is None else task.begin(streams.exchange)
             try:
-                self._mover.move(end.meeting, end.rank, task.offer.tensors, outs)
+                self._mover.move(task.terms, task.rank, tensors, outs)
             finally:
                 if end_span is not None:
-                    end_span(sum(tensor.nbytes for tensor in task.offer.tensors or outs))
-            task.done = self._spare_events.pop() if self._spare_events else driver.create_event()
-            driver.record_event(task.done, self._stream)
+                    end_span(sum(tensor.nbytes for tensor in tensors or outs))
+            task.done = streams.mark(streams.exchange)
         self._kept.append(task)
-        self._tell_moved()
+        self._notify_moved()
         return outs
 
-    def _stage(self, task: Task, layout: bytes) -> list[torch.Tensor]:
-        """CPU tensors are brought to the device and what comes out of them back, which this thread waits for."""
-        with self._on_stream():
-            task.offer = Offer(tuple(tensor.to(self.device) for tensor in task.offer.tensors))
+    def _stage(self, task: Task, layout: bytes) -> Sequence[torch.Tensor]:
+        """Copies CPU tensors to the device and their results back, for which this thread waits."""
+        with self._streams.current():
+            task.offer = Offer(tuple(tensor.to(self._streams.device) for tensor in task.offer.tensors))
             outs = self._enqueue(task)
-            task.is_taken = True
-            torch.cuda.current_stream(self.device).synchronize()
+            torch.cuda.current_stream(self._streams.device).synchronize()
             return [o.cpu() if is_staged else o for o, is_staged in zip(outs, staged_in(layout), strict=True)]
 
-    def _outs(self, task: Task) -> list[torch.Tensor]:
-        """The memory that was made in `start`, if the shape is as it was expected there."""
-        end = task.end
-        if end.meeting.kind is not CollectiveKind.BROADCAST or end.expected is None:
-            return task.outs or []
-        dtype, shape = end.expected
-        if task.outs and (task.outs[0].dtype, tuple(task.outs[0].shape)) == (dtype, shape):
-            return task.outs
-        out = self._empty(dtype, shape)
-        if not self.home.is_host:
-            out.record_stream(_as_torch(task.compute, self.home.device))
-        return [out]
-
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        if self._torch_stream is None:
-            yield
-        else:
-            with torch.cuda.stream(self._torch_stream):
-                yield
-
     def _collect(self) -> None:
-        """Lets go of what exchanges have done with; the caller holds the guard."""
-        while self._kept and self._kept[0].is_taken and self.home.driver.has_happened(self._kept[0].done):
-            self._spare_events.append(self._kept.popleft().done)
+        """Drops the tensors of exchanges that are done and taken; the caller holds the guard."""
+        while self._kept and self._kept[0].is_taken and self._streams.has_happened(self._kept[0].done):
+            task = self._kept.popleft()
+            self._streams.give_back(task.ready, task.done)
 
-    def way_out(self) -> tuple[int, Callable[[], AbstractContextManager[None]]]:
-        """The stream for what is only written to others, and what makes it torch's current one."""
-        if self._leaving is None:
-            self._leaving = self.home.driver.create_stream(f"what leaves collectives of {', '.join(self._parties)}")
-        stream = _as_torch(self._leaving, self.home.device)
-        return self._leaving, lambda: torch.cuda.stream(stream)
+    def forwarding(self) -> tuple[int, Callable[[], AbstractContextManager[None]]] | None:
+        """See `GroupStreams.forwarding`."""
+        return self._streams.forwarding()
 
-    def take(self, task: Task) -> None:
-        """The program takes what came out: its stream waits for it, or the one on which it leaves."""
+    def take(self, task: Task, stream: int | None) -> None:
+        """The program takes a result: the compute stream waits for it, or the given one."""
         with self._guard:
             if task.done:
-                leaving = task.end.leaving
-                self.home.driver.wait_event(self.home.compute_stream() if leaving is None else leaving, task.done)
+                self._streams.wait(self._streams.context.compute_stream() if stream is None else stream, task.done)
             task.is_taken = True
             self._collect()
 
@@ -331,39 +279,25 @@ class DeviceGroup:
         self._table.own.wake.post()
 
     def _end_with(self, reason: str) -> None:
-        self._reason = self._reason or reason
-        for end in self._ends:
-            end.broken = end.broken or reason
-        self._tell_moved()
+        self.reason = self.reason or reason
+        self._notify_moved()
 
     def _give_up(self, reason: str) -> None:
         """This party has not done its part: the others must not wait for it."""
         self._end_with(reason)
         self._table.give_up()
         with self._release:
-            if not self._is_let_go:
-                self._is_let_go = True
-                self._mover.let_go(reason)
+            if not self._is_released:
+                self._is_released = True
+                self._mover.abort(reason)
         self._table.own.wake.post()
-        for bell in self._bells:  # their thread may wait in the exchange
+        for bell in self._parties.other_bells:  # their thread may wait in the exchange
             bell.ring()
 
     def look_for_faults(self) -> None:
         """Gives up if another party has: it does not do its part of an exchange that this one may be in."""
-        if self._table.has_given_up() and not self._reason:
-            self._give_up(self._who_died() or "another party could not go on")
-
-    def _who_died(self) -> str:
-        """Asks the system: others who heard of a death first may end before this party hears of it."""
-        poller = select.poll()
-        with self._release:
-            if self._is_let_go:
-                return ""
-            for pidfd in self._pidfds.values():
-                poller.register(pidfd, select.POLLIN)
-            dead = {pidfd for pidfd, _ in poller.poll(0)}
-        names = [name for name, pidfd in self._pidfds.items() if pidfd in dead]
-        return f"the process of {' and '.join(names)} is gone" if names else ""
+        if self._table.has_given_up() and not self.reason:
+            self._give_up(self._parties.death() or _OTHER_FAILED)
 
     @property
     def is_over(self) -> bool:
@@ -371,89 +305,80 @@ class DeviceGroup:
         return not self._thread.is_alive()
 
     def ask_to_end(self) -> None:
-        """Nothing more is started here; others hear of it."""
+        """Nothing more is started here, and the others learn of it."""
         self._is_closing = True
         self._table.own.wake.post()
 
+    def finish(self, deadline: float) -> None:
+        """After `ask_to_end`: moves what all have offered and only the program may move, up to ``deadline`` (monotonic clock)."""
+        while self._mover.caller is Caller.PROGRAM and self._is_awaited() and time.monotonic() < deadline:
+            self._pump()
+            time.sleep(_PAUSE_S)
+
     def close(self, deadline: float) -> None:
-        """Waits for the thread, up to a moment of the monotonic clock; `ask_to_end` comes before. It goes on if it has to."""
+        """After `ask_to_end`: waits for the thread up to ``deadline`` (monotonic clock). The thread resumes if it has to."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        if not self.home.is_host:
-            torch.cuda.set_device(self.home.device)
-        self.home.driver.enter_thread()
-        while not (self._is_closing or self._reason or self._table.has_ended()):
+        self._streams.enter_thread()
+        while not (self._is_closing or self.reason or self._table.has_ended()):
             self._table.own.wake.wait()
             self._pump_and_ring()
         self._leave()
 
     def _pump_and_ring(self) -> None:
-        if self.can_move():
-            self.pump()
+        if self._can_move():
+            if self._mover.caller is not Caller.PROGRAM:
+                self._pump()
             self._ring()
 
     def _ring(self) -> None:
         self._table.fence()
-        self._bell.ring_if_asleep()
+        self._parties.own_bell.ring_if_asleep()
 
     def _leave(self) -> None:
         """The thread's last work. A main thread may still take results, and is told that there are no more."""
         with self._guard:
             self._is_ending = True
         self._table.end()
-        poller = select.poll()
-        for pidfd in self._pidfds.values():
-            poller.register(pidfd, select.POLLIN)
-        while self._queue and not self._reason:
+        while self._is_awaited():
             self._pump_and_ring()
-            if self._table.has_given_up() or self._is_first_over() or poller.poll(0):
-                break
-            if not self.can_move():
+            if not self._can_move() or self._mover.caller is Caller.PROGRAM:
                 self._table.own.wake.wait(_SLICE_S)
         self.look_for_faults()
-        reason = self._reason or self._who_died()
+        reason = self.reason or self._parties.death()
         if reason:
             self._give_up(reason)
-        self._end_with(self._who_died() or "another party closed it")
+        self._end_with(self._parties.death() or "another party closed it")
         self._ring()
         with self._turn:
-            self._finish(poller)
+            self._finish()
 
-    def _is_first_over(self) -> bool:
-        """Whether it is sure that not everybody comes to what was started first."""
+    def _is_awaited(self) -> bool:
+        """Whether all others may still come to what was started first."""
+        if self.reason or self._table.has_given_up() or self._parties.dead():
+            return False
         with self._guard:
-            return bool(self._queue) and self._table.is_over(self._queue[0].number)
+            return bool(self._queue) and not self._table.is_over(self._queue[0].message)
 
-    def _finish(self, poller: Any) -> None:
+    def _finish(self) -> None:
         """Waits for this party's stream, then for the others'; gives everything back."""
-        driver, names = self.home.driver, {pidfd: name for name, pidfd in self._pidfds.items()}
-        with self._guard:  # whoever takes results meanwhile lets go of some
+        streams = self._streams
+        with self._guard:  # the program may take results meanwhile
             kept = list(self._kept)
-        while not all(driver.has_happened(task.done) for task in kept):
+        while not all(streams.has_happened(task.done) for task in kept):
             time.sleep(_PAUSE_S)
         self._table.finish()
-        while True:
-            dead = {names[pidfd] for pidfd, _ in poller.poll(0)}
-            if not [party for party in self._table.unfinished(self._parties) if party not in dead]:
-                break
+        while set(self._table.unfinished(self._parties.names)) - set(self._parties.dead()):
             self._table.own.wake.wait(_SLICE_S)
         with self._release:
-            self._is_let_go = True
+            self._is_released = True
             self._mover.close()
         with self._guard:
-            events = [*self._spare_events, *(task.done for task in self._kept), *(end.ready for end in self._ends)]
-            for task in self._kept:
-                task.done = 0  # it has happened
+            for task in (*self._kept, *self._queue):
+                streams.give_back(task.ready, task.done)
+                task.ready = task.done = 0
             self._kept.clear()
             self._queue.clear()
-        for event in events:
-            driver.destroy_event(event)
-        for stream in (self._stream, self._leaving):
-            if stream is not None:
-                driver.destroy_stream(stream)
+        streams.close()
         self._give_back()
-
-
-def _as_torch(stream: int, device: int) -> Any:
-    return torch.cuda.ExternalStream(stream, device=device)  # type: ignore[no-untyped-call]

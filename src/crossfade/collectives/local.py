@@ -6,39 +6,39 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from crossfade.channels.protocol import ChannelStatistics
-from crossfade.collectives.terms import Meeting, Offer, conclude, make_offer, reference
+from crossfade.collectives.terms import Offer, Terms, conclude, make_offer, reference
 from crossfade.errors import ChannelBroken, ChannelClosed
 
 __all__ = ["LocalCollective", "open_local_collective"]
 
 
-class _Table:
-    """What the parties share: what each has brought and nobody has met with, and what each is to get."""
+class _Rendezvous:
+    """The parties' offers that are not matched yet, and results that are not taken yet."""
 
-    def __init__(self, meeting: Meeting) -> None:
-        self.meeting = meeting
-        self.offers: list[deque[Offer]] = [deque() for _ in meeting.parties]
-        self.results: list[deque[Sequence[object]]] = [deque() for _ in meeting.parties]
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.offers: list[deque[Offer]] = [deque() for _ in terms.parties]
+        self.results: list[deque[Sequence[object]]] = [deque() for _ in terms.parties]
         self.gone = ""
 
-    def meet(self, num_outputs: int) -> None:
-        """Does the collective if everybody has come."""
+    def move(self, num_outputs: int) -> None:
+        """Does the collective if all parties have come."""
         if not all(self.offers):
             return
         offers = [queue.popleft() for queue in self.offers]
         layouts = [offer.layout() for offer in offers]
         complaints = [None if offer.failure is None else offer.complaint() for offer in offers]
-        failure = conclude(self.meeting, layouts, complaints)
+        failure = conclude(self.terms, layouts, complaints)
         given: Sequence[Sequence[object]] = [[failure] * num_outputs] * len(offers)
-        results = given if failure is not None else reference(self.meeting, offers)
+        results = given if failure is not None else reference(self.terms, offers)
         for queue, result in zip(self.results, results, strict=True):
             queue.append(result)
 
 
-def open_local_collective(meeting: Meeting, num_outputs: int) -> list[LocalCollective]:
+def open_local_collective(terms: Terms, num_outputs: int) -> list[LocalCollective]:
     """The ends of a new collective, in rank order, for one thread. ``num_outputs`` is how many values each party gets."""
-    table = _Table(meeting)
-    return [LocalCollective(table, rank, num_outputs) for rank in range(len(meeting.parties))]
+    table = _Rendezvous(terms)
+    return [LocalCollective(table, rank, num_outputs) for rank in range(len(terms.parties))]
 
 
 class LocalCollective:
@@ -46,7 +46,7 @@ class LocalCollective:
 
     on_moved: Callable[[int, int], None] | None = None
 
-    def __init__(self, table: _Table, rank: int, num_outputs: int) -> None:
+    def __init__(self, table: _Rendezvous, rank: int, num_outputs: int) -> None:
         self._table = table
         self._rank = rank
         self._num_outputs = num_outputs
@@ -55,19 +55,17 @@ class LocalCollective:
         self._num_bytes = 0
 
     def start(self, values: Sequence[object]) -> None:
-        """See the protocol."""
         self._raise_if_ended()
-        offer = make_offer(self._table.meeting, self._rank, values, device=None)
+        offer = make_offer(self._table.terms, self._rank, values, device=None)
         self._table.offers[self._rank].append(offer)
         self._num_values += 1
         self._num_bytes += sum(tensor.nbytes for tensor in offer.tensors)
-        self._table.meet(self._num_outputs)
+        self._table.move(self._num_outputs)
 
     def pass_on(self) -> None:
-        """See the protocol: what comes out is there."""
+        """Results are there."""
 
     def try_finish(self) -> Sequence[object] | None:
-        """See the protocol."""
         results = self._table.results[self._rank]
         if results:
             return results.popleft()
@@ -76,23 +74,19 @@ class LocalCollective:
 
     def _raise_if_ended(self) -> None:
         if self._is_closed:
-            raise ChannelClosed(f"{self._table.meeting.label} was closed by this side")
+            raise ChannelClosed(f"{self._table.terms.label} was closed by this side")
         if self._table.gone:
-            raise ChannelBroken(f"{self._table.meeting.label} is broken: {self._table.gone}")
+            raise ChannelBroken(f"{self._table.terms.label} is broken: {self._table.gone}")
 
     def is_idle(self) -> bool:
-        """See the protocol."""
         return not self._table.results[self._rank]
 
     def break_off(self, reason: str) -> None:
-        """See the protocol."""
         self._table.gone = self._table.gone or reason
 
     def close(self) -> None:
-        """See the protocol."""
         self._is_closed = True
         self._table.gone = self._table.gone or "another party closed it"
 
     def statistics(self) -> ChannelStatistics:
-        """See the protocol."""
         return ChannelStatistics(self._num_values, self._num_bytes)

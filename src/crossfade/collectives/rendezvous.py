@@ -1,9 +1,9 @@
-"""How the parties of collectives of device tensors find each other.
+"""How the parties of a group find each other, before they have a table.
 
-They meet in the store, memory that their driver gave to them and to nobody else, and tell each other there which descriptor of
-which process is their part of the table. The others open it under /proc, which the kernel allows to processes of the same user, and
-look whether it is what was told of: memory that cannot shrink, with a random key in it. All tell how each step went, so that
-all have a group or none has.
+They meet in the store, memory that their driver gave to them alone, and publish there which descriptor of which process is their
+part of the table. The others open it under /proc, which the kernel allows to processes of the same user, and check that it is
+the published one: memory that cannot shrink, with a random key in it. All publish how each step went, so that all have a group or
+none has.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from crossfade.collectives.table import Part, Table, part_bytes
+from crossfade.collectives.table import Part, RendezvousTable, part_bytes
 from crossfade.errors import ChannelError
 from crossfade.host.memory import Memory
 
-__all__ = ["Place"]
+__all__ = ["Rendezvous"]
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
@@ -31,80 +31,76 @@ _MEET_S = 60.0
 _KEY_BITS = 63
 
 
-class Place:
-    """Where the parties of one group tell each other things.
+class Rendezvous:
+    """The place where the parties of one group publish values for each other, step by step.
 
-    Args:
-        store: memory that all of them see; owned by this object from now on.
-        number: of the group, among those of the plan.
-        parties: everybody's name, in the same order everywhere.
-        me: this party's.
-
-    Attributes:
-        rank: this party's place among them.
-        store: torch's store for what needs one.
+    Owns ``memory``, which all of them see; ``number`` tells the groups of a plan apart; ``parties`` has the same order everywhere.
+    ``store`` is torch's view of it, for movers that need one.
     """
 
-    def __init__(self, store: Memory, number: int, parties: Sequence[str], me: str) -> None:
+    def __init__(self, memory: Memory, number: int, parties: Sequence[str], me: str) -> None:
         self.parties = tuple(parties)
+        self.me = me
         self.rank = self.parties.index(me)
-        self._memory = store
-        file_store = _FileStore(f"/proc/self/fd/{store.fd}", -1)
+        self._memory = memory
+        file_store = _FileStore(f"/proc/self/fd/{memory.fd}", -1)
         file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
-        self.store: Any = _PrefixStore(f"device group {number}", file_store)
+        self.store: Any = _PrefixStore(f"group {number}", file_store)
 
     @contextmanager
     def reporting(self, step: str) -> Iterator[None]:
-        """What fails in here is told to all in the place of what they wait for."""
+        """Publishes an error that is raised in here, in the place of the step's value."""
         try:
             yield
         except Exception as error:
-            self.tell(step, None, str(error) or type(error).__name__)
+            self.publish(step, None, str(error) or type(error).__name__)
             raise
 
-    def tell(self, step: str, said: object, error: str = "") -> None:
-        """Tells all."""
-        self.store.set(f"{step} {self.rank}", json.dumps([error, said]))
+    def publish(self, step: str, value: object, error: str = "") -> None:
+        """Publishes this party's value of a step."""
+        self.store.set(f"{step} {self.rank}", json.dumps([error, value]))
 
-    def hear(self, step: str) -> list[Any]:
-        """What all tell, by rank.
+    def gather(self, step: str) -> list[Any]:
+        """The values of all parties, by rank; waits for them.
 
         Raises:
-            ChannelError: somebody could not go on, or did not come.
+            ChannelError: a party could not go on, or did not come.
         """
-        heard = []
+        values = []
         for rank, party in enumerate(self.parties):
             try:
-                error, said = json.loads(self.store.get(f"{step} {rank}"))
+                error, value = json.loads(self.store.get(f"{step} {rank}"))
             except RuntimeError as failed:
                 raise ChannelError(
                     f"{party} did not come to the group of {', '.join(self.parties)}: {failed}"
                 ) from None
             if error:
                 raise ChannelError(f"{party} cannot take part in a collective: {error}")
-            heard.append(said)
-        return heard
+            values.append(value)
+        return values
 
     def create_part(self, signal_bytes: int, num_slots: int) -> Part:
         """This party's part of a table."""
-        return Part.create(f"table-{self.parties[self.rank]}", secrets.randbits(_KEY_BITS), signal_bytes, num_slots)
+        return Part.create(f"table-{self.me}", secrets.randbits(_KEY_BITS), signal_bytes, num_slots)
 
     @staticmethod
-    def where(part: Part) -> list[int]:
-        """What the others open it by."""
+    def address_of(part: Part) -> list[int]:
+        """Process, descriptor and key, by which the others open a part."""
         return [os.getpid(), part.memory.fd, part.key]
 
-    def open_table(self, own: Part, places: Sequence[Sequence[int]], signal_bytes: int, num_slots: int) -> Table:
-        """The table of everybody's part."""
+    def open_table(
+        self, own: Part, addresses: Sequence[Sequence[int]], signal_bytes: int, num_slots: int
+    ) -> RendezvousTable:
+        """The table of all parts; ``own`` is closed with it."""
         parts: list[Part] = []
         try:
-            for rank, (pid, fd, key) in enumerate(places):
+            for rank, (pid, fd, key) in enumerate(addresses):
                 parts.append(own if rank == self.rank else self._open(rank, pid, fd, key, signal_bytes, num_slots))
         except BaseException:
             for part in parts:
                 part.close()
             raise
-        return Table(parts, self.rank)
+        return RendezvousTable(parts, self.rank)
 
     def _open(self, rank: int, pid: int, fd: int, key: int, signal_bytes: int, num_slots: int) -> Part:
         path = f"/proc/{pid}/fd/{fd}"
@@ -133,6 +129,6 @@ class Place:
             ) from None
 
     def close(self) -> None:
-        """Nobody meets here any more. (torch opens a file store's path once more when it lets go of it.)"""
+        """The group does not meet here any more. (torch opens a file store's path once more when it destroys the store.)"""
         self.store = None
         self._memory.close()

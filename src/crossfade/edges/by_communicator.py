@@ -31,7 +31,7 @@ __all__ = ["CommunicatorReader", "CommunicatorWriter", "call"]
 
 
 def call(communicator: Any, method: str, what: str, *args: Any) -> Any:
-    """Calls a method of a user-defined communicator.
+    """Calls a method of a user-defined communicator, for ``what`` (named in the error if it is not empty).
 
     Raises:
         ChannelBroken: the method raised an error.
@@ -41,7 +41,8 @@ def call(communicator: Any, method: str, what: str, *args: Any) -> Any:
     except Exception as error:
         traceback.print_exc()
         name = f"{type(communicator).__name__}.{method}"
-        raise ChannelBroken(f"{what} is broken: {name} raised {type(error).__name__}: {error}") from error
+        reason = f"{name} raised {type(error).__name__}: {error}"
+        raise ChannelBroken(f"{what} is broken: {reason}" if what else reason) from error
 
 
 class CommunicatorWriter(ShmWriter):

@@ -197,9 +197,9 @@ def _open_collectives(plan: Plan, ends: Mapping[str, Ends]) -> None:
     for spec in plan.collectives:
         with torch_needed("a collective"):
             from crossfade.collectives.local import open_local_collective
-            from crossfade.collectives.terms import Meeting
-        meeting = Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)
-        parties = open_local_collective(meeting, len(spec.outputs[spec.root]))
+            from crossfade.collectives.terms import Terms
+        terms = Terms(spec.id, spec.kind, spec.op, spec.root, spec.parties)
+        parties = open_local_collective(terms, len(spec.outputs[spec.root]))
         for party, end in zip(spec.parties, parties, strict=True):
             ends[party].collectives[spec.id] = end
 

@@ -7,12 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.channels.checked_writer import CheckedWriter
-from crossfade.channels.protocol import Collective, Reader, Writer
+from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.collectives.protocol import Collective
 from crossfade.engines.board import RingPlace, is_on_devices, link_parties, places
 from crossfade.engines.explained import torch_needed
 from crossfade.errors import MissingDependency
@@ -25,8 +25,8 @@ from crossfade.runtime.bind import Ends
 from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
-    from crossfade.collectives.gloo import GlooGroup
-    from crossfade.collectives.terms import Meeting
+    from crossfade.collectives.group import Group
+    from crossfade.collectives.terms import Terms
     from crossfade.edges.device_reader import HostToDeviceReader
     from crossfade.edges.device_writer import DeviceToHostWriter
     from crossfade.edges.host_copies import HostCopies
@@ -90,8 +90,7 @@ class Wiring:
         self._party = party
         self._heaps = heaps
         self._bells = bells
-        self._groups: list[Any] = []
-        self._agreeing: list[GlooGroup] = []  # the groups whose tensors communicators move
+        self._groups: list[Group] = []
         self._link: Any = None
         try:
             self._open(board, store)
@@ -198,47 +197,39 @@ class Wiring:
 
     def _open_groups(self, store: Memory | None) -> None:
         """A group for each set of parties and transport of collectives in which this party is, with its ends of them."""
-        groups: dict[Any, Any] = {}
-        if store is None:
+        if store is None or not any(self._party in spec.parties for spec in self._plan.collectives):
             return
+        with torch_needed("a collective"):
+            from crossfade.collectives.end import GroupCollective
+        groups: dict[_GroupKey, Group] = {}
         keys = list(dict.fromkeys(map(_group_key, self._plan.collectives)))
         for number, spec in enumerate(self._plan.collectives):
             if self._party not in spec.parties:
                 continue
             key = _group_key(spec)
             if key not in groups:
-                groups[key] = self._open_group(Memory(os.dup(store.fd)), keys.index(key), *key)
+                groups[key] = self._open_group(Memory(os.dup(store.fd)), keys.index(key), key)
                 self._groups.append(groups[key])
             rank, num_outputs = spec.parties.index(self._party), len(spec.outputs_of(self._party))
-            self.ends.collectives[spec.id] = groups[key].collective(_meeting(spec), number, rank, num_outputs)
+            self.ends.collectives[spec.id] = GroupCollective(groups[key], _terms(spec), number, rank, num_outputs)
 
-    def _open_group(
-        self, store: Memory, number: int, parties: tuple[str, ...], transport: Transport, communicator: str
-    ) -> Any:
-        try:
-            if transport is Transport.COMMUNICATOR:
-                from crossfade.collectives.gloo import GlooGroup
-                from crossfade.collectives.movers.communicator import together
+    def _open_group(self, store: Memory, number: int, key: _GroupKey) -> Group:
+        from crossfade.collectives.opening import open_group
 
-                mover = partial(together, self._communicators[communicator])
-                agreeing = GlooGroup(store, number, parties, self._party, self._bells[self._party], mover)
-                self._agreeing.append(agreeing)
-                return agreeing
-            if transport is Transport.GLOO:
-                from crossfade.collectives.gloo import GlooGroup
-
-                return GlooGroup(store, number, parties, self._party, self._bells[self._party])
-            from crossfade.collectives import opening
-        except ImportError as error:
-            store.close()
-            raise MissingDependency("torch", extra="torch", needed_for="a collective") from error
-        is_by_copies = transport is Transport.COPY
-        opener = opening.open_copy_group if is_by_copies else opening.open_nccl_group
-        meetings = [_meeting(s) for s in self._plan.collectives if (s.group, s.transport) == (parties, transport)]
-        bells = {party: self._bells[party] for party in parties}
-        home = None if self.device_ends is None else self.device_ends.home
-        group = opener(store, number, parties, self._party, bells, meetings, home, self._on_death)
-        if self._exchanges is not None:
+        parties, transport, communicator = key
+        group = open_group(
+            transport,
+            store,
+            number,
+            parties,
+            self._party,
+            bells={party: self._bells[party] for party in parties},
+            terms=[_terms(spec) for spec in self._plan.collectives if _group_key(spec) == key],
+            context=None if self.device_ends is None else self.device_ends.home,
+            on_death=self._on_death,
+            communicator=self._communicators.get(communicator),
+        )
+        if self._exchanges is not None and transport.moves_device_memory:
             self._exchanges.add(group)
         return group
 
@@ -302,8 +293,9 @@ class Wiring:
             end.close()
         for group in self._groups:
             group.ask_to_end()
-        for group in self._agreeing:
-            group.finish(time.monotonic() + _JOIN_S)
+        deadline = time.monotonic() + _JOIN_S
+        for group in self._groups:
+            group.finish(deadline)
 
     def _join(self) -> None:
         if self._link is not None:
@@ -321,12 +313,15 @@ def _by_communicator() -> Any:
     return by_communicator
 
 
-def _group_key(spec: CollectiveSpec) -> tuple[tuple[str, ...], Transport, str]:
+_GroupKey: TypeAlias = tuple[tuple[str, ...], Transport, str]
+
+
+def _group_key(spec: CollectiveSpec) -> _GroupKey:
     """Returns what all collectives of one group have in common."""
     return spec.group, spec.transport, spec.communicator
 
 
-def _meeting(spec: CollectiveSpec) -> Meeting:
-    from crossfade.collectives.terms import Meeting
+def _terms(spec: CollectiveSpec) -> Terms:
+    from crossfade.collectives.terms import Terms
 
-    return Meeting(spec.id, spec.kind, spec.op, spec.root, spec.parties)
+    return Terms(spec.id, spec.kind, spec.op, spec.root, spec.parties)

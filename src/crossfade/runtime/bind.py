@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from crossfade.channels.protocol import EMPTY, Collective, Reader, Writer
+from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.channels.values.codec import hint_for_pickling
+from crossfade.collectives.protocol import Collective
 from crossfade.errors import ChannelError, Failure
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call

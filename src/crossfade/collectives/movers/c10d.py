@@ -1,28 +1,43 @@
-"""The tensors of a collective, moved by a process group of torch.distributed that these parties have for themselves: NCCL's.
+"""The tensors of a collective, moved by a process group of torch.distributed that these parties have for themselves.
 
-NCCL's kernels take SMs, and wait for SMs beside a product that holds them all; `crossfade.collectives.movers.copies` takes some for
-additions only. So it is used where it is asked for. The group is the parties' own, so no order with a user's collectives matters.
+**NCCL** for tensors on GPUs. Its kernels take SMs, and wait for SMs beside a product that holds them all;
+`crossfade.collectives.movers.copies` takes some for additions only. So it is used where it is asked for. A wait for one of its
+collectives holds the stream and not the host.
 
-A wait for a collective of a GPU's process group holds the stream and not the host. gloo's waits hold the host; with CPU tensors
-that is the thread which may wait, so a gloo group does here as well.
+**gloo** for tensors on the CPU, on loopback; its members prove to each other that they hold the group's key
+(`crossfade.channels.gloo_proof`). A wait holds the thread. Gloo cannot reduce each dtype: half-precision floats are reduced in
+float32 and rounded once, small integers in wider ones. The order in which it reduces the ranks is not defined. Its reduce-scatter
+is slower than an all-reduce, of which each party then keeps its part.
+
+The group is the parties' own, so it does not meet with collectives of the user's.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from crossfade.collectives.terms import Meeting, finish_reduction, reduced_dtype
-from crossfade.errors import MissingDependency
+from crossfade.channels.gloo_proof import prove_all, shared_key
+from crossfade.collectives.protocol import Caller
+from crossfade.collectives.rendezvous import Rendezvous
+from crossfade.collectives.table import Part
+from crossfade.collectives.terms import Terms, finish_reduction, reduced_dtype, shard
+from crossfade.device.borrowed import device_of
+from crossfade.device.home import DeviceHome
+from crossfade.errors import ChannelBroken, ChannelError, DeviceError, MissingDependency
 from crossfade.types import CollectiveKind, ReduceOp
 
-__all__ = ["GroupMover", "open_nccl"]
+__all__ = ["C10dMover", "C10dOpener"]
 
+_FOREVER = timedelta(days=365)
+_PACKED_BYTES = 256 << 10
+"""CPU tensors up to this size that are reduced in one dtype are copied together, and reduced as one."""
 _OPS = {
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.AVG: dist.ReduceOp.SUM,
@@ -31,27 +46,54 @@ _OPS = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
 }
 _NARROW = (torch.int16, torch.uint16, torch.uint32)
-"""What NCCL cannot reduce, and is reduced in a wider dtype."""
+"""Dtypes that NCCL cannot reduce; they are reduced in a wider one."""
 
 
-def open_nccl(store: Any, rank: int, num_ranks: int, device: torch.device) -> Any:
-    """A communicator of these parties; its own set-up listens on loopback only.
+class C10dOpener:
+    """Connects NCCL, or gloo (see `crossfade.collectives.opening.MoverOpener`)."""
 
-    Args:
-        store: torch's, where they meet.
-        rank: this party.
-        num_ranks: of how many.
-        device: its GPU.
+    signal_bytes = 0
 
-    Raises:
-        MissingDependency: this torch has no NCCL.
-    """
+    def __init__(self, context: DeviceHome, *, is_nccl: bool) -> None:
+        self._context = context
+        self._is_nccl = is_nccl
+
+    def describe(self, opened: ExitStack) -> str:
+        if self._is_nccl and self._context.is_host:
+            raise DeviceError("its actor has no GPU, which NCCL needs", hint="give its actor one: num_gpus=1")
+        return ""
+
+    def open(
+        self, opened: ExitStack, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]
+    ) -> C10dMover:
+        if self._is_nccl:
+            return C10dMover(_open_nccl(rendezvous, device_of(self._context.device)), rendezvous.parties, Caller.ANY)
+        return C10dMover(_open_gloo(rendezvous), rendezvous.parties, Caller.GROUP)
+
+
+def _open_gloo(rendezvous: Rendezvous) -> Any:
+    parties, rank = rendezvous.parties, rendezvous.rank
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = _FOREVER
+    try:
+        key = shared_key(rendezvous.store)
+        group: Any = dist.ProcessGroupGloo(rendezvous.store, rank, len(parties), options)
+        prove_all(group, key, parties, rank)
+    except RuntimeError as error:
+        raise ChannelError(f"{rendezvous.me} could not join the group of {', '.join(parties)}: {error}") from error
+    return group
+
+
+def _open_nccl(rendezvous: Rendezvous, device: torch.device) -> Any:
     if not dist.is_nccl_available():
         raise MissingDependency("torch with NCCL", extra="gpu", needed_for="the transport 'nccl'")
-    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # its own set-up listens
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)  # type: ignore[attr-defined,unused-ignore]
-    options._timeout = timedelta(days=365)
-    group: Any = dist.ProcessGroupNCCL(store, rank, num_ranks, options)  # type: ignore[attr-defined,unused-ignore]
+    options._timeout = _FOREVER
+    group: Any = dist.ProcessGroupNCCL(  # type: ignore[attr-defined,unused-ignore]
+        rendezvous.store, rendezvous.rank, len(rendezvous.parties), options
+    )
     with torch.cuda.device(device):
         first = torch.zeros(1, device=device)
         group.allreduce([first]).wait()  # connects
@@ -59,85 +101,107 @@ def open_nccl(store: Any, rank: int, num_ranks: int, device: torch.device) -> An
     return group
 
 
-class GroupMover:
-    """One party's (see `crossfade.collectives.end.Mover`).
+class C10dMover:
+    """Owns the process group, whose ranks are the parties in this order. `Caller.GROUP` means gloo, and `Caller.ANY` NCCL."""
 
-    Args:
-        group: a process group of c10d; owned by this object from now on.
-        parties: everybody, in the order of its ranks.
-    """
-
-    def __init__(self, group: Any, parties: Sequence[str]) -> None:
+    def __init__(self, group: Any, parties: Sequence[str], caller: Caller) -> None:
+        self.caller = caller
+        self._is_gloo = caller is Caller.GROUP
         self._group: Any = group
         self._parties = tuple(parties)
 
-    def move(self, meeting: Meeting, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-        """Enqueues on torch's current stream; ``tensors`` lie in one piece each."""
-        match meeting.kind:
+    def move(self, terms: Terms, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        group = self._group
+        if group is None:
+            raise ChannelBroken("the group is closed")
+        match terms.kind:
             case CollectiveKind.ALLREDUCE:
-                for tensor, out in zip(tensors, outs, strict=True):
-                    self._all_reduce(meeting, tensor, out)
+                self._all_reduce(group, terms, tensors, outs)
             case CollectiveKind.REDUCESCATTER:
-                self._reduce_scatter(meeting, tensors[0], outs[0])
+                self._reduce_scatter(group, terms, rank, tensors[0], outs[0])
             case CollectiveKind.ALLGATHER:
-                self._all_gather(meeting, tensors[0], outs[0])
+                self._all_gather(group, terms, tensors[0], outs[0])
             case CollectiveKind.BROADCAST:
-                self._broadcast(meeting, rank, tensors, outs[0])
+                self._broadcast(group, terms, rank, tensors, outs[0])
 
-    def _all_reduce(self, meeting: Meeting, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        total = out if self._dtype(tensor) == tensor.dtype else torch.empty_like(out, dtype=self._dtype(tensor))
-        total.copy_(tensor)
+    def _all_reduce(
+        self, group: Any, terms: Terms, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+    ) -> None:
+        packs: dict[torch.dtype, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            if self._is_gloo and len(tensors) > 1 and tensor.nbytes <= _PACKED_BYTES:
+                packs.setdefault(self._dtype(tensor), []).append(index)
+                continue
+            wide, out = self._dtype(tensor), outs[index]
+            total = out if wide == tensor.dtype else torch.empty_like(out, dtype=wide)
+            total.copy_(tensor)
+            self._reduce(group, terms, total)
+            if total is not out:
+                out.copy_(total)
+        for wide, indices in packs.items():
+            total = torch.cat([tensors[index].view(-1).to(wide) for index in indices])
+            self._reduce(group, terms, total)
+            for index, part in zip(indices, torch.split(total, [tensors[k].numel() for k in indices]), strict=True):
+                outs[index].view(-1).copy_(part)
+
+    def _reduce(self, group: Any, terms: Terms, total: torch.Tensor) -> None:
+        """In place."""
         if total.numel():
-            self._group.allreduce([total], _options(dist.AllreduceOptions(), meeting)).wait()
-        finish_reduction(meeting, total)
-        if total is not out:
-            out.copy_(total)
+            group.allreduce([total], _options(dist.AllreduceOptions(), terms)).wait()
+        finish_reduction(terms, total)
 
-    def _reduce_scatter(self, meeting: Meeting, tensor: torch.Tensor, out: torch.Tensor) -> None:
+    def _reduce_scatter(self, group: Any, terms: Terms, rank: int, tensor: torch.Tensor, out: torch.Tensor) -> None:
         wide = self._dtype(tensor)
+        if self._is_gloo:
+            total = tensor.to(wide, copy=True)
+            self._reduce(group, terms, total)
+            out.copy_(shard(terms, total, rank))
+            return
         part, whole = torch.empty_like(out, dtype=wide), tensor.to(wide)
         blocks = whole.view(len(self._parties), *out.shape).unbind()
-        dealt = [blocks[meeting.parties.index(party)].contiguous() for party in self._parties]
+        dealt = [blocks[terms.parties.index(party)].contiguous() for party in self._parties]
         if part.numel():
-            self._group.reduce_scatter([part], [dealt], _options(dist.ReduceScatterOptions(), meeting)).wait()
-        out.copy_(finish_reduction(meeting, part))
+            group.reduce_scatter([part], [dealt], _options(dist.ReduceScatterOptions(), terms)).wait()
+        out.copy_(finish_reduction(terms, part))
 
     def _dtype(self, tensor: torch.Tensor) -> torch.dtype:
-        """Half-precision floats are reduced as they are on GPUs, which is what NCCL is asked for."""
-        if tensor.is_cuda and tensor.dtype not in _NARROW:
-            return tensor.dtype
-        return reduced_dtype(tensor.dtype)
+        """The dtype in which a tensor is reduced. NCCL reduces half-precision floats as they are."""
+        return reduced_dtype(tensor.dtype) if self._is_gloo or tensor.dtype in _NARROW else tensor.dtype
 
-    def _all_gather(self, meeting: Meeting, tensor: torch.Tensor, out: torch.Tensor) -> None:
+    def _all_gather(self, group: Any, terms: Terms, tensor: torch.Tensor, out: torch.Tensor) -> None:
         if out.numel():
             blocks = _bytes(out).view(len(self._parties), -1).unbind()
-            self._group.allgather(
-                [[blocks[meeting.parties.index(party)] for party in self._parties]], [_bytes(tensor)]
-            ).wait()
+            by_group = [blocks[terms.parties.index(party)] for party in self._parties]
+            group.allgather([by_group], [_bytes(tensor)]).wait()
 
-    def _broadcast(self, meeting: Meeting, rank: int, tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        if rank == meeting.root:
+    def _broadcast(
+        self, group: Any, terms: Terms, rank: int, tensors: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> None:
+        if rank == terms.root:
             out.copy_(tensors[0])
         options = dist.BroadcastOptions()
-        options.rootRank = self._parties.index(meeting.parties[meeting.root])
+        options.rootRank = self._parties.index(terms.parties[terms.root])
         options.rootTensor = 0
         if out.numel():
-            self._group.broadcast([_bytes(out)], options).wait()
+            group.broadcast([_bytes(out)], options).wait()
 
-    def let_go(self, why: str) -> None:
-        """Nobody can be waited for any more: what is under way is ended."""
-        self._group.abort()
+    def abort(self, reason: str) -> None:
+        """gloo closes its connections, at which the others fail, when the group is destroyed: as soon as no call is under way."""
+        if not self._is_gloo:
+            self._group.abort()
+        self._group = None
 
     def close(self) -> None:
-        """All parties have done with it."""
-        self._group.shutdown()
+        if self._group is not None and not self._is_gloo:
+            self._group.shutdown()
+        self._group = None
 
 
-def _options(options: Any, meeting: Meeting) -> Any:
-    options.reduceOp = _OPS[meeting.op or ReduceOp.SUM]
+def _options(options: Any, terms: Terms) -> Any:
+    options.reduceOp = _OPS[terms.op or ReduceOp.SUM]
     return options
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor in one piece."""
+    """The memory of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8)

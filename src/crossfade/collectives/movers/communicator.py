@@ -2,29 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from crossfade.collectives.terms import Meeting, Offer, result_shape
+from crossfade.collectives.protocol import Caller
+from crossfade.collectives.rendezvous import Rendezvous
+from crossfade.collectives.table import Part
+from crossfade.collectives.terms import Terms
 from crossfade.edges.by_communicator import call
 from crossfade.types import CollectiveKind
 
-__all__ = ["together"]
+__all__ = ["CommunicatorMover", "CommunicatorOpener"]
 
 
-def together(communicator: Any, meeting: Meeting, offer: Offer) -> list[torch.Tensor]:
-    """Runs this party's part of a collective for which all parties' tensors fit. Blocks until it is done.
+class CommunicatorOpener:
+    """The communicator is initialized already, and stays the caller's."""
 
-    Raises:
-        ChannelBroken: the communicator raised something.
-    """
-    results = []
-    for tensor in offer.tensors:
-        shape = result_shape(meeting, tensor.shape)
-        result = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-        op = () if meeting.kind is CollectiveKind.ALLGATHER else (meeting.op,)
-        if result.numel():
-            call(communicator, str(meeting.kind), meeting.label, tensor.contiguous(), result, *op)
-        results.append(result)
-    return results
+    signal_bytes = 0
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+
+    def describe(self, opened: ExitStack) -> str:
+        return ""
+
+    def open(
+        self, opened: ExitStack, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]
+    ) -> CommunicatorMover:
+        return CommunicatorMover(self._communicator)
+
+
+class CommunicatorMover:
+    """Blocks in the user's code. An error that it raises ends the graph, since nobody knows how far the others are."""
+
+    caller = Caller.PROGRAM
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+
+    def move(self, terms: Terms, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        op = () if terms.kind is CollectiveKind.ALLGATHER else (terms.op,)
+        for tensor, out in zip(tensors, outs, strict=True):
+            if out.numel():
+                call(self._communicator, str(terms.kind), "", tensor, out, *op)
+
+    def abort(self, reason: str) -> None: ...
+
+    def close(self) -> None: ...

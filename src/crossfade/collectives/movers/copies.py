@@ -1,19 +1,24 @@
 """The tensors of a collective, moved by copy engines over a `crossfade.peers` group.
 
-What `peers` cannot add up (products, minima, maxima, small integers) is dealt out first, so that each party reduces a part by
-torch's kernels, in the order of the group, and then gathers the parts: as many bytes as any all-reduce needs. An average is a sum,
-divided: of half-precision floats it is rounded twice, where gloo rounds once.
+`peers` adds up. For products, minima, maxima and small integers the tensors are dealt out first, so that each party reduces a
+part by torch's kernels, in the order of the group; then all gather the parts: as many bytes as any all-reduce needs. An average is
+a sum, divided: of half-precision floats it is rounded twice, where gloo rounds once.
 
 The group has one order of its parties, a collective may have another as its ranks: then blocks are put into place by a kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import torch
 
-from crossfade.collectives.terms import Meeting, finish_reduction, reduce_in_order
+from crossfade.collectives.protocol import Caller
+from crossfade.collectives.rendezvous import Rendezvous
+from crossfade.collectives.table import Part
+from crossfade.collectives.terms import Terms, finish_reduction, reduce_in_order
+from crossfade.device.home import DeviceHome
 from crossfade.peers.collectives import (
     SUMMABLE,
     all_gather,
@@ -23,58 +28,103 @@ from crossfade.peers.collectives import (
     broadcast,
     reduce_scatter_coalesced,
 )
+from crossfade.peers.exported_home import Rank, Shape, open_exported
 from crossfade.peers.group import PeerGroup
 from crossfade.types import CollectiveKind, ReduceOp
 
-__all__ = ["CopyMover"]
+__all__ = ["CopyMover", "CopyOpener"]
 
+_NUM_LANES = 2
+_GPU_BUFFER_BYTES = 32 << 20
+_HOST_BUFFER_BYTES = 1 << 20
 _PACKED_BYTES = 64 << 10
 _ALIGNMENT = 16
 
 
-class CopyMover:
-    """One party's (see `crossfade.collectives.end.Mover`).
+class CopyOpener:
+    """Makes a mover on buffers of the device that all parties open (see `crossfade.collectives.opening.MoverOpener`).
 
-    Args:
-        group: owned by this object from now on.
-        parties: everybody, in the order of the group's ranks.
+    Each of the four buffers has ``buffer_bytes``; ``on_death`` is called in another thread with the name of a dead party, before
+    any stream that waits for it is released.
     """
 
-    def __init__(self, group: PeerGroup, parties: Sequence[str]) -> None:
+    def __init__(
+        self,
+        context: DeviceHome,
+        parties: Sequence[str],
+        buffer_bytes: int | None,
+        on_death: Callable[[str], None] | None,
+    ) -> None:
+        self._context = context
+        self._parties = tuple(parties)
+        self._on_death = on_death
+        size = buffer_bytes or (_HOST_BUFFER_BYTES if context.is_host else _GPU_BUFFER_BYTES)
+        self._shape = Shape(len(parties), _NUM_LANES, size)
+        self.signal_bytes = self._shape.signal_bytes
+
+    def describe(self, opened: ExitStack) -> str:
+        label = f"collectives of {', '.join(self._parties)}"
+        self._block = self._context.pool.take(self._shape.data_bytes, f"buffers of {label}", label)
+        opened.callback(self._block.drop, label)
+        return f"{self._context.device} {self._block.handle.hex()}"
+
+    def open(
+        self, opened: ExitStack, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]
+    ) -> CopyMover:
+        ranks = [
+            Rank(party, pid, part.memory, bytes.fromhex(handle), int(device))
+            for party, part, (pid, text) in zip(self._parties, parts, published, strict=True)
+            for device, handle in [text.split()]
+        ]
+        group = open_exported(
+            self._context.driver,
+            self._block,
+            ranks,
+            rendezvous.rank,
+            self._shape,
+            signals_at=Part.SIGNALS_AT,
+            on_death=self._on_death,
+        )
+        opened.callback(group.close, have_met=True)
+        return CopyMover(group, self._parties, Caller.GROUP if self._context.is_host else Caller.ANY)
+
+
+class CopyMover:
+    """Owns the group, whose ranks are the parties in this order. On a GPU a call only enqueues; on the CPU it blocks."""
+
+    def __init__(self, group: PeerGroup, parties: Sequence[str], caller: Caller) -> None:
+        self.caller = caller
         self._group = group
         self._parties = tuple(parties)
         self._copy = group.home.kernels.copy
 
-    def move(self, meeting: Meeting, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-        """Enqueues on torch's current stream; ``tensors`` lie in one piece each."""
-        match meeting.kind:
+    def move(self, terms: Terms, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        match terms.kind:
             case CollectiveKind.ALLREDUCE:
-                self._all_reduce(meeting, tensors, outs)
+                self._all_reduce(terms, tensors, outs)
             case CollectiveKind.REDUCESCATTER:
-                self._reduce_scatter(meeting, self._in_group_order(meeting, tensors[0]), outs[0])
+                self._reduce_scatter(terms, self._in_group_order(terms, tensors[0]), outs[0])
             case CollectiveKind.ALLGATHER:
-                self._all_gather(meeting, tensors[0], outs[0])
+                self._all_gather(terms, tensors[0], outs[0])
             case CollectiveKind.BROADCAST:
-                root = self._parties.index(meeting.parties[meeting.root])
-                broadcast(self._group, tensors[0] if rank == meeting.root else outs[0], root, outs[0])
+                root = self._parties.index(terms.parties[terms.root])
+                broadcast(self._group, tensors[0] if rank == terms.root else outs[0], root, outs[0])
 
-    def let_go(self, why: str) -> None:
-        """Nobody can be waited for any more: streams here that do are released."""
-        self._group.let_go(why)
+    def abort(self, reason: str) -> None:
+        self._group.let_go(reason)
 
     def close(self) -> None:
-        """All parties have done with it."""
         self._group.close(have_met=True)
 
     # Blocks in the order of ranks
 
-    def _order(self, meeting: Meeting) -> list[int] | None:
+    def _order(self, terms: Terms) -> list[int] | None:
         """For each member of the group its rank in the collective; None if that is the same."""
-        order = [meeting.parties.index(party) for party in self._parties]
+        order = [terms.parties.index(party) for party in self._parties]
         return None if order == list(range(len(order))) else order
 
-    def _in_group_order(self, meeting: Meeting, tensor: torch.Tensor) -> torch.Tensor:
-        order = self._order(meeting)
+    def _in_group_order(self, terms: Terms, tensor: torch.Tensor) -> torch.Tensor:
+        order = self._order(terms)
         if order is None:
             return tensor
         dealt = torch.empty_like(tensor)
@@ -83,8 +133,8 @@ class CopyMover:
             self._put(dealt.data_ptr() + member * block_bytes, tensor.data_ptr() + rank * block_bytes, block_bytes)
         return dealt
 
-    def _all_gather(self, meeting: Meeting, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        order = self._order(meeting)
+    def _all_gather(self, terms: Terms, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        order = self._order(terms)
         if order is None:
             all_gather(self._group, tensor, out)
             return
@@ -98,24 +148,24 @@ class CopyMover:
     # Reductions
 
     @staticmethod
-    def _is_sum(meeting: Meeting, dtype: torch.dtype) -> bool:
-        return meeting.op in (ReduceOp.SUM, ReduceOp.AVG) and str(dtype).removeprefix("torch.") in SUMMABLE
+    def _is_sum(terms: Terms, dtype: torch.dtype) -> bool:
+        return terms.op in (ReduceOp.SUM, ReduceOp.AVG) and str(dtype).removeprefix("torch.") in SUMMABLE
 
-    def _reduce_scatter(self, meeting: Meeting, dealt: torch.Tensor, out: torch.Tensor) -> None:
-        if self._is_sum(meeting, out.dtype):
+    def _reduce_scatter(self, terms: Terms, dealt: torch.Tensor, out: torch.Tensor) -> None:
+        if self._is_sum(terms, out.dtype):
             reduce_scatter_coalesced(self._group, [dealt], [out])
-            finish_reduction(meeting, out)
+            finish_reduction(terms, out)
         else:
             blocks = all_to_all(self._group, dealt).view(len(self._parties), *out.shape)
-            out.copy_(reduce_in_order(meeting, list(blocks)))
+            out.copy_(reduce_in_order(terms, list(blocks)))
 
-    def _all_reduce(self, meeting: Meeting, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+    def _all_reduce(self, terms: Terms, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         """Sums of small tensors as one for each dtype, of long ones several at a time."""
         small: dict[torch.dtype, list[int]] = {}
         large = []
         for index, tensor in enumerate(tensors):
-            if not self._is_sum(meeting, tensor.dtype):
-                self._reduce_parts(meeting, tensor, outs[index])
+            if not self._is_sum(terms, tensor.dtype):
+                self._reduce_parts(terms, tensor, outs[index])
             elif tensor.nbytes <= _PACKED_BYTES:
                 small.setdefault(tensor.dtype, []).append(index)
             else:
@@ -125,7 +175,7 @@ class CopyMover:
         if large:
             all_reduce_coalesced(self._group, [tensors[k] for k in large], [outs[k] for k in large])
         for index in (*large, *(k for places in small.values() for k in places)):
-            finish_reduction(meeting, outs[index])
+            finish_reduction(terms, outs[index])
 
     def _sum_packed(self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         if len(tensors) == 1:
@@ -141,12 +191,12 @@ class CopyMover:
         for out, offset in zip(outs, offsets, strict=False):
             self._put(out.data_ptr(), packed.data_ptr() + offset, out.nbytes)
 
-    def _reduce_parts(self, meeting: Meeting, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """Each party reduces a part and all gather the parts; the last ones are filled up with whatever lies there."""
+    def _reduce_parts(self, terms: Terms, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """Each party reduces a part and all gather the parts; the last ones are filled up with uninitialized memory."""
         num_parties = len(self._parties)
         length = -(-tensor.numel() // num_parties)
         whole = torch.empty(num_parties * length, dtype=tensor.dtype, device=tensor.device)
         whole[: tensor.numel()].copy_(tensor.view(-1))
         part = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
-        self._reduce_scatter(meeting, whole, part)
+        self._reduce_scatter(terms, whole, part)
         out.view(-1).copy_(all_gather(self._group, part)[: tensor.numel()])
