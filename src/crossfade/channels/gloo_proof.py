@@ -24,8 +24,9 @@ import torch
 
 from crossfade.errors import ChannelError
 
-__all__ = ["answer", "prove_all", "shared_key"]
+__all__ = ["KEY_BYTES", "answer", "prove_all", "shared_key"]
 
+KEY_BYTES = 32
 NONCE_BYTES = 32
 ANSWER_BYTES = 32
 PROOF_TAG = 0xC0FB
@@ -35,7 +36,7 @@ TIME_LIMIT_S = 20.0
 def shared_key(store: Any) -> bytes:
     """The group's key: the first party to ask puts it into the store."""
     if store.add("crossfade/turn", 1) == 1:
-        store.set("crossfade/key", os.urandom(32).hex())
+        store.set("crossfade/key", os.urandom(KEY_BYTES).hex())
     return bytes.fromhex(store.get("crossfade/key").decode())
 
 

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = ["Rendezvous"]
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _MEET_S = 60.0
+_LOOK_S = 0.001
 _KEY_BITS = 63
 
 
@@ -68,12 +70,14 @@ class Rendezvous:
         """
         values = []
         for rank, party in enumerate(self.parties):
-            try:
-                error, value = json.loads(self.store.get(f"{step} {rank}"))
-            except RuntimeError as failed:
-                raise ChannelError(
-                    f"{party} did not come to the group of {', '.join(self.parties)}: {failed}"
-                ) from None
+            key, deadline = f"{step} {rank}", time.monotonic() + _MEET_S
+            while not self.store.check([key]):  # its own wait looks every 10 ms only
+                if time.monotonic() > deadline:
+                    raise ChannelError(
+                        f"{party} did not come to the group of {', '.join(self.parties)} within {_MEET_S:.0f} s"
+                    )
+                time.sleep(_LOOK_S)
+            error, value = json.loads(self.store.get(key))
             if error:
                 raise ChannelError(f"{party} cannot take part in a collective: {error}")
             values.append(value)

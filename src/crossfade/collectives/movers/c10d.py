@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.gloo_proof import prove_all, shared_key
+from crossfade.channels.gloo_proof import KEY_BYTES, prove_all
 from crossfade.collectives.protocol import Caller
 from crossfade.collectives.rendezvous import Rendezvous
 from crossfade.collectives.table import Part
@@ -61,23 +61,23 @@ class C10dOpener:
     def describe(self, opened: ExitStack) -> str:
         if self._is_nccl and self._context.is_host:
             raise DeviceError("its actor has no GPU, which NCCL needs", hint="give its actor one: num_gpus=1")
-        return ""
+        return "" if self._is_nccl else os.urandom(KEY_BYTES).hex()
 
     def open(
         self, opened: ExitStack, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]
     ) -> C10dMover:
         if self._is_nccl:
             return C10dMover(_open_nccl(rendezvous, device_of(self._context.device)), rendezvous.parties, Caller.ANY)
-        return C10dMover(_open_gloo(rendezvous), rendezvous.parties, Caller.GROUP)
+        key = bytes.fromhex(published[0][1])
+        return C10dMover(_open_gloo(rendezvous, key), rendezvous.parties, Caller.GROUP)
 
 
-def _open_gloo(rendezvous: Rendezvous) -> Any:
+def _open_gloo(rendezvous: Rendezvous, key: bytes) -> Any:
     parties, rank = rendezvous.parties, rendezvous.rank
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = _FOREVER
     try:
-        key = shared_key(rendezvous.store)
         group: Any = dist.ProcessGroupGloo(rendezvous.store, rank, len(parties), options)
         prove_all(group, key, parties, rank)
     except RuntimeError as error:
