@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="peers are ranks of a torch.distributed group")
 
 from crossfade.peers.tuning import Direction, Tuning
-from crossfade.testing.fake import explore, sample
 from tests.helpers.ops_cases import LONG_CASES
 from tests.helpers.ops_gradient_cases import CASES as GRADIENT_CASES
 from tests.helpers.ops_modules import CASES as MODULE_CASES
-from tests.helpers.ops_worlds import OpsWorld, ops_worlds
 from tests.helpers.peer_cases import CASES
-from tests.helpers.peer_draws import peer_worlds
 from tests.helpers.peer_kills import kill_many
-from tests.helpers.peer_worlds import Call, Collective, PeerWorld
 from tests.helpers.ranks import suite
-from tests.unit.test_peers_proof import TUNINGS, check_in_a_row
+from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders
+from tests.helpers.worlds.operators import OpsWorld, ops_worlds
+from tests.helpers.worlds.ranks import Call, Collective, PeerWorld
+from tests.unit.test_peers_proof import TUNINGS, check_in_a_row, peer_worlds
 
 TestOf2, TestOf3, TestOf4, TestOf5 = (suite(LONG_CASES, num_ranks, limit_s=1700) for num_ranks in (2, 3, 4, 5))
 TestGradientsOf2, TestGradientsOf4, TestGradientsOf5 = (suite(GRADIENT_CASES, num, limit_s=380) for num in (2, 4, 5))
@@ -32,8 +31,7 @@ TestPeersOf3, TestPeersOf4, TestPeersOf5 = (suite(CASES, num, limit_s=500) for n
 @settings(settings.get_profile("soak"), max_examples=2_000)
 @given(world=ops_worlds(), first=st.integers(0, 1 << 32))
 def test_pr1_pr2_two_thousand_random_worlds_have_no_fault(world: OpsWorld, first: int) -> None:
-    verdict = sample(world, range(first, first + 20), is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound(world, range(first, first + 20), is_strict=False)
 
 
 @pytest.mark.timeout(600)
@@ -46,8 +44,7 @@ def test_a_killed_rank_is_named_and_the_others_go_on(first_seed: int) -> None:
 @settings(settings.get_profile("soak"), max_examples=2_000)
 @given(world=peer_worlds(), first=st.integers(0, 1 << 32))
 def test_pr1_two_thousand_random_worlds_have_no_fault(world: PeerWorld, first: int) -> None:
-    verdict = sample(world, range(first, first + 40), is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound(world, range(first, first + 40), is_strict=False)
 
 
 @pytest.mark.timeout(3600)
@@ -56,8 +53,7 @@ def test_pr1_two_thousand_random_worlds_have_no_fault(world: PeerWorld, first: i
 def test_two_calls_in_a_row_have_no_fault_in_very_many_orders(collective: Collective, direction: Direction) -> None:
     tuning = Tuning(direction=direction, num_streams=2, is_batched=False, one_shot_bytes=0)
     world = PeerWorld([Call(collective, tunings=(tuning,))] * 2, num_ranks=3, num_streams=2, buffer_bytes=768)
-    verdict = explore(world, most_runs=20_000, is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound_in_all_orders(world, most_runs=20_000, is_strict=False)
 
 
 @pytest.mark.timeout(3600)
@@ -66,9 +62,7 @@ def test_two_calls_in_a_row_have_no_fault_in_very_many_orders(collective: Collec
 def test_a_small_world_has_no_fault_in_any_order(collective: Collective, direction: Direction) -> None:
     for one_shot_bytes in (0, 1 << 18):
         tuning = Tuning(direction=direction, one_shot_bytes=one_shot_bytes)
-        verdict = explore(PeerWorld([Call(collective, tunings=(tuning,))]), is_strict=False)
-        assert verdict.is_ok, verdict
-        assert verdict.is_complete
+        assert_sound_in_all_orders(PeerWorld([Call(collective, tunings=(tuning,))]), is_strict=False)
 
 
 @pytest.mark.timeout(3600)

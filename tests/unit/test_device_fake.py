@@ -9,36 +9,38 @@ from crossfade.device.signals import HostBoard
 from crossfade.testing.fake import FakeDriver, Fault, Machine, Until, explore, sample
 from crossfade.testing.fake.explore import World
 from crossfade.testing.fake.machine import Program, Range
-from tests.helpers import device_faults as faults
-from tests.helpers.device_worlds import ReplayWorld, RingWorld, StagedWorld, TwoWaitsWorld, scratch
+from tests.helpers.worlds import rings, staged
+from tests.helpers.worlds.kit import assert_sound_in_all_orders, scratch
+from tests.helpers.worlds.rings import ReplayWorld, RingWorld, TwoWaitsWorld
+from tests.helpers.worlds.staged import StagedWorld
 
 SEEDS = range(30)
 
 PLANTED: dict[str, tuple[World, str, tuple[str, ...]]] = {
     "a source that is not computed yet": (
-        RingWorld(sender=faults.UncomputedSource),
+        RingWorld(sender=rings.UncomputedSource),
         "race",
         ("copy", "reads", "written by 'make value 0"),
     ),
     "a source that is computed anew too early": (RingWorld(is_source_reused=True), "race", ("make value 1", "copy")),
     "missing credit": (
-        RingWorld(receiver=faults.MissingCredit),
+        RingWorld(receiver=rings.MissingCredit),
         "deadlock",
         ("sending host waits for a credit of ring a",),
     ),
     "waits on two streams": (TwoWaitsWorld(), "race", ("a signal", "process/first", "process/second")),
     "a chunk that is told of before it is there": (
-        StagedWorld(sender=faults.StagedFlagBeforeData),
+        StagedWorld(sender=staged.StagedFlagBeforeData),
         "race",
         ("copy chunk 0 of staged", "written by"),
     ),
     "a chunk that is freed too early": (
-        StagedWorld(receiver=faults.StagedTooEarly),
+        StagedWorld(receiver=staged.StagedTooEarly),
         "race",
         ("of staged on sender/up 0", "copy chunk"),
     ),
     "a chunk that is waited for too early": (
-        StagedWorld(sender=faults.StagedTooEager),
+        StagedWorld(sender=staged.StagedTooEager),
         "PL-5",
         ("of staged", "wait for free"),
     ),
@@ -58,22 +60,18 @@ def test_a_planted_fault_is_found_and_named(name: str) -> None:
 
 
 def test_captured_signals_that_reset_themselves_can_be_replayed() -> None:
-    verdict = explore(ReplayWorld(num_replays=3))
-    assert verdict.is_ok, verdict
-    assert verdict.is_complete
+    assert_sound_in_all_orders(ReplayWorld(num_replays=3))
 
 
 def test_a_counter_may_be_waited_for_on_any_stream() -> None:
-    verdict = explore(TwoWaitsWorld(is_counter=True))
-    assert verdict.is_ok, verdict
-    assert verdict.is_complete
+    assert_sound_in_all_orders(TwoWaitsWorld(is_counter=True))
 
 
 def test_a_wait_in_front_of_its_producer_in_one_hardware_queue_is_a_deadlock() -> None:
     def world(machine: Machine) -> dict[str, Program]:
         driver = FakeDriver(machine, "process", num_queues=1)
         first, second = driver.create_stream("first"), driver.create_stream("second")
-        board = HostBoard(driver, scratch(4096), 1, "test")
+        board = HostBoard(driver, scratch(), 1, "test")
         signal = board.signal(0, "a signal")
 
         def host() -> Program:
@@ -96,7 +94,7 @@ def test_with_a_queue_for_each_stream_the_same_runs_and_only_pl5_is_against_it()
     def world(machine: Machine) -> dict[str, Program]:
         driver = FakeDriver(machine, "process")
         first, second = driver.create_stream("first"), driver.create_stream("second")
-        signal = HostBoard(driver, scratch(4096), 1, "test").signal(0, "a signal")
+        signal = HostBoard(driver, scratch(), 1, "test").signal(0, "a signal")
 
         def host() -> Program:
             signal.wait(first)
@@ -171,7 +169,7 @@ def test_luck_is_no_order() -> None:
 
 
 def test_the_same_seed_gives_the_same_verdict() -> None:
-    world = RingWorld(sender=faults.ReuseBeforeFree)
+    world = RingWorld(sender=rings.ReuseBeforeFree)
     assert [str(sample(world, [seed])) for seed in range(5)] == [str(sample(world, [seed])) for seed in range(5)]
 
 
@@ -179,7 +177,7 @@ def test_words_wrap_around_as_on_a_gpu() -> None:
     def world(machine: Machine) -> dict[str, Program]:
         driver = FakeDriver(machine, "process")
         stream = driver.create_stream("stream")
-        counter = HostBoard(driver, scratch(4096), 1, "test").counter(0, "a counter")
+        counter = HostBoard(driver, scratch(), 1, "test").counter(0, "a counter")
 
         def host() -> Program:
             for value in ((1 << 31) - 1, (1 << 32) - 2, (1 << 32) + 1):

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.device.staged_layout import Cut
-from crossfade.testing.fake import Verdict, explore, sample
+from crossfade.testing.fake import Verdict, sample
 from crossfade.testing.fake.explore import World
-from tests.helpers import device_faults as faults
-from tests.helpers.device_worlds import RingWorld, StagedWorld
-
-NUM_ORDERS = 10
-"""Orders of steps that are tried of each world that hypothesis draws."""
+from tests.helpers.worlds import rings as faults
+from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders, orders
+from tests.helpers.worlds.rings import RingWorld
+from tests.helpers.worlds.staged import StagedWorld
 
 
 def find(world: World, kind: str, *, is_strict: bool = True) -> Verdict:
@@ -73,7 +72,7 @@ def test_a_leaked_lease_is_found() -> None:
     )
 
 
-SEEDS = st.integers(0, 1 << 32).map(lambda first: range(first, first + NUM_ORDERS))
+SEEDS = orders(10)
 QUEUES = st.sampled_from([None, 1, 2, 3])
 
 RINGS = st.builds(
@@ -102,14 +101,12 @@ STAGED = st.builds(
 
 @given(world=RINGS, seeds=SEEDS)
 def test_the_real_ring_has_no_fault(world: RingWorld, seeds: range) -> None:
-    verdict = sample(world, seeds)
-    assert verdict.is_ok, verdict
+    assert_sound(world, seeds)
 
 
 @given(world=STAGED, seeds=SEEDS)
 def test_the_real_staged_copies_have_no_fault(world: StagedWorld, seeds: range) -> None:
-    verdict = sample(world, seeds)
-    assert verdict.is_ok, verdict
+    assert_sound(world, seeds)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +123,4 @@ def test_the_real_staged_copies_have_no_fault(world: StagedWorld, seeds: range) 
     ids=["ring of 1", "ring of 2", "ring that grows", "ring without slots", "rejoins", "use_on", "staged"],
 )
 def test_a_small_world_has_no_fault_in_any_order(world: World) -> None:
-    verdict = explore(world)
-    assert verdict.is_ok, verdict
-    assert verdict.is_complete
+    assert_sound_in_all_orders(world)

@@ -10,17 +10,16 @@ from crossfade.device.records import (
 )
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.errors import ChannelBroken, DeviceError
-from crossfade.testing.fake import sample
-from tests.helpers.device_worlds import RingWorld
 from tests.helpers.ring_ends import Ends, finish_receiver, grow
+from tests.helpers.worlds.kit import assert_sound
+from tests.helpers.worlds.rings import RingWorld
 
 SEEDS = range(50)
 
 
 def test_a_ring_grows_and_gives_the_old_slots_back() -> None:
     world = RingWorld(sizes_bytes=(16, 600, 16, 5_000, 600), num_kept=1)
-    verdict = sample(world, SEEDS)
-    assert verdict.is_ok, verdict
+    assert_sound(world, SEEDS)
     assert world.num_generations == 3
 
 
@@ -28,8 +27,7 @@ def test_a_ring_grows_and_gives_the_old_slots_back() -> None:
 def test_a_ring_never_stops_when_values_of_ever_more_lengths_are_all_kept(num_slots: int) -> None:
     sizes_bytes = tuple(500 * 2**index for index in range(NUM_GROUPS + 4))
     world = RingWorld(sizes_bytes=sizes_bytes, num_slots=num_slots, num_kept=len(sizes_bytes))
-    verdict = sample(world, range(20))
-    assert verdict.is_ok, verdict
+    assert_sound(world, range(20))
     assert world.num_copied_out > 0
     assert world.num_generations > NUM_GROUPS
 

@@ -16,17 +16,16 @@ from crossfade.device.records import (
 )
 from crossfade.device.ring_receiver import Leased
 from crossfade.errors import ChannelBroken, DeviceError
-from crossfade.testing.fake import sample
-from tests.helpers.device_worlds import RingWorld
 from tests.helpers.ring_ends import Ends
+from tests.helpers.worlds.kit import assert_sound
+from tests.helpers.worlds.rings import RingWorld
 
 SEEDS = range(50)
 
 
 def test_values_that_are_kept_are_copied_out_when_leases_run_short() -> None:
     world = RingWorld(sizes_bytes=(16,) * 8, num_slots=3, num_kept=4)
-    verdict = sample(world, SEEDS)
-    assert verdict.is_ok, verdict
+    assert_sound(world, SEEDS)
     assert world.num_copied_out > 0
 
 

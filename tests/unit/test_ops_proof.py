@@ -10,28 +10,18 @@ from itertools import product
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from crossfade.ops import overlaps
 from crossfade.peers.lane import Lane
-from crossfade.testing.fake import explore, sample
-from tests.helpers.ops_faults import EarlySignal, NoLocalFork, NoLocalJoin
-from tests.helpers.ops_worlds import OPERATORS, OpsWorld, ops_worlds
-from tests.helpers.peer_faults import NoWait, OneBuffer, OneSignal
-from tests.helpers.peer_worlds import Call, Collective, Round
-
-SEEDS = st.integers(0, 1 << 32).map(lambda first: range(first, first + 3))
+from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders, kinds, orders
+from tests.helpers.worlds.lane_faults import EarlySignal, NoLocalFork, NoLocalJoin, NoWait, OneBuffer, OneSignal
+from tests.helpers.worlds.operators import OPERATORS, OpsWorld, ops_worlds
+from tests.helpers.worlds.ranks import Call, Collective, Round
 
 
-def kinds(world: OpsWorld, num_seeds: int = 12) -> set[str]:
-    """What is found in orders drawn by seed."""
-    return {sample(world, [seed], is_strict=False).kind for seed in range(num_seeds)}
-
-
-@given(world=ops_worlds(), seeds=SEEDS)
+@given(world=ops_worlds(), seeds=orders(3))
 def test_pr1_pr2_operators_have_no_fault(world: OpsWorld, seeds: range) -> None:
-    verdict = sample(world, seeds, is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound(world, seeds, is_strict=False)
 
 
 @pytest.mark.parametrize("num_queues", [None, 1, 2])
@@ -42,16 +32,14 @@ def test_all_operators_in_a_row_and_again_from_a_graph(num_ranks: int, num_parts
     calls += [Call(each, 61, is_shared=True) for each in (Collective.ALL_REDUCE, Collective.ALL_GATHER)]
     rounds = (Round.EAGER, Round.REPLAY, Round.REPLAY)
     options = {"buffer_bytes": 256 * num_ranks, "is_replayable": True, "num_parts": num_parts}
-    verdict = sample(OpsWorld(calls, num_ranks, rounds, num_queues, **options), range(2), is_strict=False)  # type: ignore[arg-type]
-    assert verdict.is_ok, verdict
+    assert_sound(OpsWorld(calls, num_ranks, rounds, num_queues, **options), range(2), is_strict=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_small_world_has_no_fault_in_many_orders(operator: Collective, num_parts: int) -> None:
     world = OpsWorld([Call(operator, 6)] * 2, num_parts=num_parts, buffer_bytes=512)
-    verdict = explore(world, most_runs=100, is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound_in_all_orders(world, most_runs=100, is_strict=False)
 
 
 @pytest.mark.parametrize("rounds", [(Round.EAGER,), (Round.REPLAY,)])
@@ -61,8 +49,7 @@ def test_an_odd_number_of_exchanges_has_no_fault_in_many_orders(
     operator: Collective, is_turned: bool, num_parts: int, rounds: tuple[Round, ...]
 ) -> None:
     options = {"buffer_bytes": 512, "is_replayable": True, "num_parts": num_parts, "is_turned": is_turned}
-    verdict = explore(OpsWorld([Call(operator, 20)], 2, rounds, **options), most_runs=40, is_strict=False)  # type: ignore[arg-type]
-    assert verdict.is_ok, verdict
+    assert_sound_in_all_orders(OpsWorld([Call(operator, 20)], 2, rounds, **options), most_runs=40, is_strict=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fault", [EarlySignal, NoLocalFork, NoWait, OneBuffer, OneSignal])
@@ -75,8 +62,7 @@ def test_a_faulty_lane_is_found(operator: Collective, fault: type[Lane]) -> None
 @pytest.mark.parametrize("num_parts", [1, 2, 3])
 def test_an_all_to_all_in_front_of_products_has_no_fault(num_parts: int) -> None:
     world = OpsWorld([Call(Collective.ALL_TO_ALL, 6)] * 2, num_parts=num_parts, buffer_bytes=512, is_turned=True)
-    verdict = explore(world, most_runs=100, is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound_in_all_orders(world, most_runs=100, is_strict=False)
 
 
 @pytest.mark.parametrize("fault", [EarlySignal, NoLocalFork, NoWait, OneBuffer, OneSignal])

@@ -11,36 +11,37 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from crossfade.ops import turns
 from crossfade.peers.lane import Lane
-from crossfade.testing.fake import explore, sample
-from tests.helpers import ops_turn_worlds
-from tests.helpers.ops_faults import NoLocalFork, NoLocalJoin
-from tests.helpers.ops_turn_faults import (
+from crossfade.testing.fake import sample
+from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders, orders
+from tests.helpers.worlds.lane_faults import (
     FetchElsewhere,
     NeverCleared,
+    NeverEven,
+    NoLocalFork,
+    NoLocalJoin,
     NoStepWait,
+    NoWait,
+    OneBuffer,
+    OneSignal,
     StepBeforeCopy,
     StepBehind,
     StepsByTheStream,
     SumsBeforeAdd,
     hold,
 )
-from tests.helpers.ops_turn_worlds import SUMS, TurnsWorld, Way, turns_worlds
-from tests.helpers.peer_faults import NeverEven, NoWait, OneBuffer, OneSignal
-from tests.helpers.peer_worlds import Call, Collective, Round
+from tests.helpers.worlds.ranks import Call, Collective, Round
+from tests.helpers.worlds.turns import SUMS, Counters, TurnsWorld, Way, turns_worlds
 
-SEEDS = st.integers(0, 1 << 32).map(lambda first: range(first, first + 3))
 SCATTER, REDUCE = SUMS
 IN_TURNS = pytest.mark.parametrize("way", [Way.TURNS, Way.TILES])
 
 
-@given(world=turns_worlds(), seeds=SEEDS)
+@given(world=turns_worlds(), seeds=orders(3))
 def test_pr1_pr2_sums_in_turns_have_no_fault(world: TurnsWorld, seeds: range) -> None:
-    verdict = sample(world, seeds, is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound(world, seeds, is_strict=False)
 
 
 @pytest.mark.parametrize("num_queues", [None, 1])
@@ -57,8 +58,7 @@ def test_all_ways_in_a_row_and_again_from_a_graph(
     rounds = (Round.EAGER, Round.REPLAY, Round.REPLAY)
     shape: dict[str, Any] = {"num_parts": num_parts, "lag": lag, "taper": taper, "num_pieces": 2}
     options = {"buffer_bytes": 256 * num_ranks, "is_replayable": True, "is_half_replayed": True, **shape}
-    verdict = sample(TurnsWorld(calls, num_ranks, rounds, num_queues, ways=ways, **options), range(2), is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound(TurnsWorld(calls, num_ranks, rounds, num_queues, ways=ways, **options), range(2), is_strict=False)
 
 
 @IN_TURNS
@@ -70,8 +70,7 @@ def test_a_small_world_has_no_fault_in_many_orders(
 ) -> None:
     calls = [Call(operator, 6, is_shared=is_shared)] * 2
     world = TurnsWorld(calls, num_parts=num_parts, lag=lag, buffer_bytes=512, ways=[way])
-    verdict = explore(world, most_runs=40, is_strict=False)
-    assert verdict.is_ok, verdict
+    assert_sound_in_all_orders(world, most_runs=40, is_strict=False)
 
 
 # Faults
@@ -169,7 +168,7 @@ def test_pieces_that_are_sent_before_they_are_computed_are_found(
     operator: Collective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert race("put", "copy") in found(operator, Way.TURNS, NoLocalFork)
-    monkeypatch.setattr(ops_turn_worlds._Counters, "wait", lambda *args, **options: None)
+    monkeypatch.setattr(Counters, "wait", lambda *args, **options: None)
     assert race("put", "copy") in found(operator, Way.TILES)
 
 

@@ -17,16 +17,13 @@ from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.testing.fake import FakeDriver, Machine
-from tests.helpers.peer_deaths import LooseMachine
-from tests.helpers.peer_worlds import Call, Collective, PeerWorld
 from tests.helpers.running_driver import RunningDriver, run, running_driver
+from tests.helpers.worlds.kit import no_search_for_races
+from tests.helpers.worlds.ranks import Call, Collective, PeerWorld
 
+pytestmark = pytest.mark.usefixtures("no_search_for_races")
 
-@pytest.fixture(autouse=True)
-def _no_search_for_races(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is let go by force is in no order with anything."""
-    monkeypatch.setattr(Machine, "touch", LooseMachine.touch)
-    monkeypatch.setattr(Machine, "store", LooseMachine.store)
+__all__ = ["no_search_for_races"]
 
 
 @pytest.fixture

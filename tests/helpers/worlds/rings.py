@@ -1,41 +1,21 @@
-"""Small worlds for the fake machine: one ring between a sender and a receiver, with places to plant faults in."""
+"""A ring between a sender and a receiver on the fake machine, signals and replays; and rings with a fault each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from crossfade.device.capture import capture
 from crossfade.device.memory import Pool
-from crossfade.device.records import Enqueued, Finished, Retired
+from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Retired
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
-from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams
-from crossfade.device.staged_layout import Cut, StagedLayout
-from crossfade.host.memory import Memory
-from crossfade.testing.fake import FakeDriver, FakeLink, Fault, Machine, Until
-from crossfade.testing.fake.clocks import join
-from crossfade.testing.fake.machine import Range
-
-Program = Iterator[Until | None]
-
-
-def content(index: int, size_bytes: int) -> bytes:
-    return bytes([index + 1]) * size_bytes
-
-
-class Scratch(Memory):
-    """Shared memory of one run, which may end anywhere."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def scratch(size_bytes: int) -> Memory:
-    """New memory for a run."""
-    return Scratch.create("scratch", size_bytes)
+from crossfade.testing.fake import FakeDriver, Machine, Until
+from crossfade.testing.fake.machine import Program, Range
+from tests.helpers.worlds.kit import RingLine, check_seen, close_pool, content, finish, make, scratch, use
 
 
 @dataclass
@@ -78,55 +58,42 @@ class RingWorld:
         names = ("both", "both") if self.is_one_process else ("sender", "receiver")
         there = FakeDriver(machine, names[1], 1, num_queues=self.num_queues)
         here = there if self.is_one_process else FakeDriver(machine, names[0], 0, num_queues=self.num_queues)
-        memory = scratch(4096)
-        ahead, back = FakeLink(machine, *names), FakeLink(machine, *reversed(names))
-        programs = {
-            "sending host": self._send(here, memory, ahead, back),
-            "receiving host": self._receive(there, memory, ahead, back),
-        }
-        machine.at_end.append(memory.close)
-        return programs
+        line = RingLine(machine, here, there, "ring a", num_signals(self.num_slots))
+        machine.at_end.append(line.memory.close)
+        return {"sending host": self._send(here, line), "receiving host": self._receive(there, line)}
 
-    def _send(self, driver: FakeDriver, memory: Memory, ahead: FakeLink, back: FakeLink) -> Program:
+    def _send(self, driver: FakeDriver, line: RingLine) -> Program:
         compute, copies = driver.create_stream("compute"), driver.create_stream("copies")
         pool = Pool(driver)
-        board = HostBoard(driver, memory, num_signals(self.num_slots), "ring a")
-        ring = self.sender(driver, board, copies, ahead.send, "ring a", self.chunk_bytes)
+        ring = self.sender(driver, line.board(driver), copies, line.ahead.send, line.label, self.chunk_bytes)
         source = 0
         for index, size_bytes in enumerate(self.sizes_bytes):
             if not source or not self.is_source_reused:
                 source = pool.take(size_bytes, f"value {index}", "sender").address
-            ready = driver.create_event()
-            driver.kernel(compute, f"make value {index}", writes=((source, content(index, size_bytes)),))
-            driver.record_event(ready, compute)
+            ready = make(driver, compute, f"value {index}", source, content(index, size_bytes))
             while not ring.try_send(source, size_bytes, ready=ready):
-                yield Until("a credit of ring a", lambda: back.has_record() or can_retire(driver, ring))
-                if back.has_record():
-                    ring.on_record(back.take())
+                yield Until("a credit of ring a", lambda: line.back.has_record() or can_retire(driver, ring))
+                if line.back.has_record():
+                    ring.on_record(line.back.take())
             yield None
         yield driver.until_idle(copies)
         ring.close()
-        for block in list(pool._used):
-            block.drop("sender")
-        pool.close()
+        close_pool(pool, "sender")
 
-    def _receive(self, driver: FakeDriver, memory: Memory, ahead: FakeLink, back: FakeLink) -> Program:
+    def _receive(self, driver: FakeDriver, line: RingLine) -> Program:
         uses = [driver.create_stream(f"use {i}") for i in range(self.num_use_streams)]
         side = driver.create_stream("side") if self.side else 0
         pool = Pool(driver)
-        board = HostBoard(driver, memory, num_signals(self.num_slots), "ring a")
-        ring = self.receiver(
-            driver, pool, board, back.send, "ring a", num_slots=self.num_slots, slot_bytes=self.slot_bytes
-        )
+        ring = line.receiver(driver, self.num_slots, self.slot_bytes, self.receiver, pool)
         kept: list[Lease] = []
         seen: list[list[bytes]] = [[] for _ in self.sizes_bytes]
         if self.is_accepting_early:
             ring.accept(Enqueued(0, 0, 16), uses[0])
         for index, size_bytes in enumerate(self.sizes_bytes):
-            record = yield from self._next_value(driver, ring, ahead, index)
+            record = yield from self._next_value(driver, ring, line, index)
             stream = uses[index % len(uses)]
             lease = ring.accept(record, stream)
-            driver.kernel(stream, f"use value {index}", reads=(Range(lease.address, size_bytes),), seen=seen[index])
+            use(driver, stream, f"value {index}", lease.address, size_bytes, seen[index])
             if self.side:
                 self._use_aside(driver, lease, stream, side, index)
             kept.append(lease)
@@ -141,11 +108,10 @@ class RingWorld:
             return
         for lease in kept:
             lease.release()
-        yield from self._give_back(driver, ring, ahead, [*uses, *([side] if side else [])])
+        yield from self._give_back(driver, ring, line, [*uses, *([side] if side else [])])
         pool.close()
         for index, (got, size_bytes) in enumerate(zip(seen, self.sizes_bytes, strict=True)):
-            if got != [content(index, size_bytes)]:
-                raise Fault("wrong value", f"value {index} came as {got[0][:4]!r}")
+            check_seen(got, [content(index, size_bytes)], f"value {index}")
 
     def _use_aside(self, driver: FakeDriver, lease: Lease, stream: int, side: int, index: int) -> None:
         """A method that uses a value on a stream of its own too."""
@@ -165,8 +131,9 @@ class RingWorld:
         driver.destroy_event(event)
 
     def _next_value(
-        self, driver: FakeDriver, ring: RingReceiver, ahead: FakeLink, index: int
+        self, driver: FakeDriver, ring: RingReceiver, line: RingLine, index: int
     ) -> Generator[Until | None, None, Enqueued]:
+        ahead = line.ahead
         while True:
             yield Until(f"value {index}", lambda: ahead.has_record() or can_collect(driver, ring))
             record = ahead.take() if ahead.has_record() else None
@@ -177,8 +144,9 @@ class RingWorld:
             else:
                 ring.on_record(record)
 
-    def _give_back(self, driver: FakeDriver, ring: RingReceiver, ahead: FakeLink, uses: Sequence[int]) -> Program:
+    def _give_back(self, driver: FakeDriver, ring: RingReceiver, line: RingLine, uses: Sequence[int]) -> Program:
         ring.close()
+        ahead = line.ahead
         while not ring.is_empty:
             if ahead.has_record():
                 record = ahead.take()
@@ -191,102 +159,6 @@ class RingWorld:
             ring.collect()
         yield from finish(driver, uses)
         self.num_generations = ring.statistics().num_generations
-
-
-def staged_streams(driver: FakeDriver, label: str, num_streams: int) -> StagedStreams:
-    """One for all, or three."""
-    made = [driver.create_stream(f"{label} {i}") for i in range(num_streams)]
-    return StagedStreams(*(made * 3)[:3])
-
-
-@dataclass
-class StagedWorld:
-    """Values through the host's memory, chunk by chunk.
-
-    Attributes:
-        sizes_bytes: their lengths.
-        num_streams: of each side.
-        cut, chunks_per_free: see `StagedLayout`.
-        sender, receiver: classes with or without a fault.
-    """
-
-    sizes_bytes: Sequence[int] = (10_000, 3, 0, 4096)
-    num_chunks: int = 2
-    num_streams: int = 3
-    cut: Cut = Cut.FULL
-    chunks_per_free: int | None = None
-    num_queues: int | None = None
-    sender: Callable[..., StagedSender] = StagedSender
-    receiver: Callable[..., StagedReceiver] = StagedReceiver
-
-    def __call__(self, machine: Machine) -> Mapping[str, Program]:
-        layout = StagedLayout(self.num_chunks, 4096, self.cut, self.chunks_per_free)
-        memory = scratch(layout.size_bytes)
-        machine.at_end.append(memory.close)
-        here = FakeDriver(machine, "sender", 0, num_queues=self.num_queues)
-        there = FakeDriver(machine, "receiver", 1, num_queues=self.num_queues)
-        ahead, back = FakeLink(machine, "sender", "receiver"), FakeLink(machine, "receiver", "sender")
-        up = staged_streams(here, "up", self.num_streams)
-        down = staged_streams(there, "down", self.num_streams)
-        sender = self.sender(here, memory, layout, up, ahead.send, "staged")
-        receiver = self.receiver(there, memory, layout, down, back.send, "staged")
-        # Both ends exist before the first value moves; the hosts agree on that when they connect.
-        join(machine.line("receiver").clock, machine.line("sender").clock)
-        return {
-            "sending host": self._send(here, sender, up, back),
-            "receiving host": self._receive(there, receiver, down, ahead),
-        }
-
-    def _send(self, driver: FakeDriver, ring: StagedSender, streams: StagedStreams, back: FakeLink) -> Program:
-        compute = driver.create_stream("compute")
-        pool = Pool(driver)
-        for index, size_bytes in enumerate(self.sizes_bytes):
-            source = pool.take(size_bytes, f"value {index}", "sender").address
-            ready = driver.create_event()
-            driver.kernel(compute, f"make value {index}", writes=((source, content(index, size_bytes)),))
-            driver.record_event(ready, compute)
-            cut = size_bytes // 3  # in two places, as several tensors of one value are
-            ring.send_parts([(0, source, cut), (cut, source + cut, size_bytes - cut)], ready=ready)
-            yield None
-        while not ring.is_flushed:
-            yield Until("a free chunk", back.has_record)
-            ring.on_record(back.take())
-        yield from finish(driver, streams)
-        ring.close()
-        for block in list(pool._used):
-            block.drop("sender")
-        pool.close()
-
-    def _receive(self, driver: FakeDriver, ring: StagedReceiver, streams: StagedStreams, ahead: FakeLink) -> Program:
-        compute = driver.create_stream("use")
-        pool = Pool(driver)
-        seen: list[bytes] = []
-        for index, size_bytes in enumerate(self.sizes_bytes):
-            target = pool.take(size_bytes, f"place {index}", "receiver").address
-            while ring.next_bytes is None:
-                yield Until(f"value {index}", ahead.has_record)
-                ring.on_record(ahead.take())
-            ring.receive(target)
-            while not ring.is_enqueued:
-                yield Until(f"all of value {index}", ahead.has_record)
-                ring.on_record(ahead.take())
-            ring.join(compute)
-            driver.kernel(compute, f"use value {index}", reads=(Range(target, size_bytes),), seen=seen)
-            yield None
-        yield from finish(driver, [*streams, compute])
-        ring.close()
-        for block in list(pool._used):
-            block.drop("receiver")
-        pool.close()
-        if seen != [content(index, size_bytes) for index, size_bytes in enumerate(self.sizes_bytes)]:
-            raise Fault("wrong value", "a staged value came wrong")
-
-
-def finish(driver: FakeDriver, streams: Sequence[int]) -> Program:
-    """Waits for streams, and looks, so that the host knows what they did."""
-    for stream in streams:
-        yield driver.until_idle(stream)
-        driver.is_idle(stream)
 
 
 @dataclass
@@ -302,7 +174,7 @@ class TwoWaitsWorld:
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         driver = FakeDriver(machine, "process")
         sets, first, second = (driver.create_stream(name) for name in ("sets", "first", "second"))
-        board = HostBoard(driver, scratch(4096), 3, "test")
+        board = HostBoard(driver, scratch(), 3, "test")
         signal, answer, counter = (
             board.signal(0, "a signal"),
             board.signal(1, "an answer"),
@@ -340,7 +212,7 @@ class ReplayWorld:
         main, side = driver.create_stream("main"), driver.create_stream("side")
         pool = Pool(driver)
         source, target = pool.take(16, "source", "test"), pool.take(16, "target", "test")
-        memory = scratch(4096)
+        memory = scratch()
         board = HostBoard(driver, memory, 2, "test")
         full = board.signal(0, "full")
         seen: list[bytes] = []
@@ -353,7 +225,7 @@ class ReplayWorld:
             else:
                 full.set(side)
                 full.wait(main)
-            driver.kernel(main, "use the target", reads=(Range(target.address, 16),), seen=seen)
+            use(driver, main, "the target", target.address, 16, seen)
 
         driver.kernel(main, "make the source", writes=((source.address, content(0, 16)),))
         replay = capture(driver, main, body, [side])
@@ -366,8 +238,7 @@ class ReplayWorld:
         for block in (source, target):
             block.drop("test")
         pool.close()
-        if seen != [content(0, 16)] * self.num_replays:
-            raise Fault("wrong value", "a replay showed a stale value")
+        check_seen(seen, [content(0, 16)] * self.num_replays, "the value of a replay")
 
 
 def can_retire(driver: FakeDriver, ring: RingSender) -> bool:
@@ -389,3 +260,52 @@ def can_collect(driver: FakeDriver, ring: RingReceiver) -> bool:
 def has_closed(ring: RingReceiver) -> bool:
     """Whether nothing is missing but to collect."""
     return all(slots.num_sent is not None and not slots.leased for slots in ring._generations.values())
+
+
+# faults
+
+
+class FlagBeforeData(RingSender):
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
+        ((_, address, size_bytes),) = parts
+        number: int = target.num_uses[slot] + 1
+        target.num_uses[slot] = number
+        self._driver.wait_event(self._stream, ready or 0)
+        target.free[slot].wait(self._stream, number - 1)
+        target.full[slot].set(self._stream, number)
+        self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
+        return number
+
+
+class ReuseBeforeFree(RingSender):
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
+        ((_, address, size_bytes),) = parts
+        number: int = target.num_uses[slot] + 1
+        target.num_uses[slot] = number
+        self._driver.wait_event(self._stream, ready or 0)
+        self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
+        target.full[slot].set(self._stream, number)
+        return number
+
+
+class UncomputedSource(RingSender):
+    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
+        return super()._enqueue(target, slot, parts, None)
+
+
+class MissingFree(RingReceiver):
+    """Gives the credit back, and enqueues no ``free``."""
+
+    def _end(self, lease: Lease) -> None:
+        self._generations[lease.generation].leased.remove(lease.slot)
+        self.driver.ledger.drop(lease._number)
+        self._tell(FreeEnqueued(lease.generation, lease.slot))
+
+
+class MissingCredit(RingReceiver):
+    """Enqueues ``free``, and tells nobody."""
+
+    def _end(self, lease: Lease) -> None:
+        tell, self._tell = self._tell, lambda record: None
+        super()._end(lease)
+        self._tell = tell

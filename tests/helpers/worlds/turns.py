@@ -24,8 +24,8 @@ from crossfade.peers import steps
 from crossfade.peers.home import Reduction
 from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
 from crossfade.testing.fake import FakeDriver
-from tests.helpers.ops_worlds import OPERATORS, OpsWorld
-from tests.helpers.peer_worlds import WORD, Call, Collective, PeerWorld, Round, Site
+from tests.helpers.worlds.operators import OPERATORS, OpsWorld
+from tests.helpers.worlds.ranks import WORD, Call, Collective, PeerWorld, Round, Site
 
 SUMS = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
 _WORD_BYTES = 64
@@ -56,7 +56,7 @@ class _Block(NamedTuple):
     num_words: int
 
 
-class _Counters:
+class Counters:
     """Words that say that a piece is done: two for each, an eager one that grows and a replayed one that is put back."""
 
     def __init__(self, driver: FakeDriver, address: int) -> None:
@@ -133,10 +133,10 @@ class TurnsWorld(OpsWorld):
     def _reduce_scatter(self, lane: Lane, stream: int, site: Site, product: Callable[[int, int, int], None]) -> None:
         super()._reduce_scatter(lane, stream, replace(site, held=site.held[:-1]), product)
 
-    def counters(self, driver: FakeDriver, site: Site) -> _Counters:
+    def counters(self, driver: FakeDriver, site: Site) -> Counters:
         """Of one call of one rank, kept from round to round."""
-        kept: dict[int, _Counters] = driver.__dict__.setdefault("counters", {})
-        return kept.setdefault(site.number, _Counters(driver, site.held[-1]))
+        kept: dict[int, Counters] = driver.__dict__.setdefault("counters", {})
+        return kept.setdefault(site.number, Counters(driver, site.held[-1]))
 
 
 class _Sums:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
+from typing import Any
 
 from crossfade.device.capture import Replay, capture
 from crossfade.device.signals import WORD_BYTES, DeviceBoard
@@ -20,8 +21,7 @@ from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
 from crossfade.peers.tuning import DEFAULT, Tuning
 from crossfade.testing.fake import FakeDriver, Fault, Machine
 from crossfade.testing.fake.machine import Program, Range
-
-__all__ = ["Call", "Collective", "FakeKernels", "PeerWorld", "Round"]
+from tests.helpers.worlds.kit import finish
 
 WORD = Kind("int32", 4)
 _MASK = 0xFFFF_FFFF
@@ -127,19 +127,31 @@ class FakeKernels:
         self._driver = driver
 
     def copy(self, stream: int, target: int, source: int, size_bytes: int) -> None:
-        """See `Kernels`."""
         name = self._driver._name
         label = f"put {name(source, size_bytes)} into {name(target, size_bytes)}"
         reads, writes = (Range(source, size_bytes),), (Range(target, size_bytes),)
         self._driver.function(stream, label, bytes, reads=reads, writes=writes)
 
     def reduce(self, stream: int, reduction: Reduction) -> None:
-        """See `Kernels`."""
         size_bytes = reduction.count * reduction.kind.size_bytes
         reads = tuple(Range(address, size_bytes) for address in reduction.sources())
         writes = tuple(Range(address, size_bytes) for address in reduction.targets)
         label = f"sum up into {self._driver._name(*writes[0])}"
         self._driver.function(stream, label, fold, reads=reads, writes=writes)
+
+
+def open_homes(
+    drivers: Sequence[Any], kernels: Callable[[Any], Any], num_lanes: int, total_bytes: int
+) -> tuple[list[Home], list[tuple[int, int]]]:
+    """Of ranks with a driver each; and each rank's memory that the others reach: its signals and its buffers."""
+    words = num_words(num_lanes, len(drivers))
+    boards = [driver.allocate(words * WORD_BYTES, f"signals of rank {k}") for k, driver in enumerate(drivers)]
+    buffers = [driver.allocate(total_bytes, f"buffers of rank {k}") for k, driver in enumerate(drivers)]
+    homes = []
+    for rank, driver in enumerate(drivers):
+        views = [DeviceBoard(driver, address, words) for address in boards]
+        homes.append(Home(driver, kernels(driver), rank, len(drivers), buffers, total_bytes, views))
+    return homes, list(zip(boards, buffers, strict=True))
 
 
 @dataclass
@@ -194,24 +206,9 @@ class PeerWorld:
         drivers = [
             FakeDriver(machine, f"rank {rank}", rank, num_queues=self.num_queues) for rank in range(self.num_ranks)
         ]
-        total_bytes = self._heap_begin(len(self.calls))
-        words = num_words(self.num_lanes, self.num_ranks)
-        boards = [driver.allocate(words * WORD_BYTES, f"signals of rank {k}") for k, driver in enumerate(drivers)]
-        buffers = [driver.allocate(total_bytes, f"buffers of rank {k}") for k, driver in enumerate(drivers)]
-        homes = [
-            Home(
-                driver,
-                FakeKernels(driver),
-                rank,
-                self.num_ranks,
-                buffers,
-                total_bytes,
-                [DeviceBoard(driver, address, words) for address in boards],
-            )
-            for rank, driver in enumerate(drivers)
-        ]
+        homes, memory = open_homes(drivers, FakeKernels, self.num_lanes, self._heap_begin(len(self.calls)))
         lanes = [[self._lane(home, k) for k in range(self.num_lanes)] for home in homes]
-        return list(zip(drivers, lanes, zip(boards, buffers, strict=True), strict=True))
+        return list(zip(drivers, lanes, memory, strict=True))
 
     def rounds_of(self, rank: int) -> Sequence[Round]:
         """How one rank makes all calls."""
@@ -361,9 +358,7 @@ class PeerWorld:
         for lane in lanes:
             lane.begin(streams[0], num_streams=1, is_captured=False)
             barrier(lane, streams[0])
-        for stream in streams:
-            yield driver.until_idle(stream)
-            driver.is_idle(stream)
+        yield from finish(driver, streams)
 
     def _give_back(
         self, driver: FakeDriver, lanes: Sequence[Lane], streams: Sequence[int], held: Sequence[int]

@@ -1,34 +1,33 @@
-"""A chain A -> B -> C on the fake machine, in which A dies: do B and C take rubbish for a result?
+"""Deaths on the fake machine: may a process that lives take rubbish for a result?
 
-B computes with what comes from A and hands it on to C, all of it enqueued ahead. When A dies, B's watchdog lets B's streams go.
-They compute rubbish and give it to C with a correct ``full``; C's streams wait for nobody who is dead.
+`ChainWorld`: A -> B -> C, and A dies. B computes with what comes from A and hands it on to C, all of it enqueued ahead. When A
+dies, B's watchdog releases B's streams. They compute rubbish and give it to C with a correct ``full``; C's streams wait for nobody
+who is dead. `DeathWorld`: a rank dies in the middle of a collective; what counts is whether a rank whose `check` finds nothing has
+the right result.
 
-Races are not looked for here (`LooseMachine`): streams that were let go by force are in no order with anything.
+Races are not looked for here (`kit.no_search_for_races`): streams that were let go by force are in no order with anything.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued
 from crossfade.device.ring import num_signals
-from crossfade.device.ring_receiver import RingReceiver
-from crossfade.device.ring_sender import RingSender
-from crossfade.device.signals import Counter, HostBoard
+from crossfade.device.signals import Counter
 from crossfade.errors import ChannelBroken
-from crossfade.host.memory import Memory
+from crossfade.peers import sums
+from crossfade.peers.lane import Lane
 from crossfade.runtime.alive import Alive
-from crossfade.testing.fake import FakeDriver, FakeLink, Fault, Machine, Until
-from crossfade.testing.fake.machine import Range
-from tests.helpers.device_worlds import scratch
+from crossfade.testing.fake import FakeDriver, Fault, Machine, Until
+from crossfade.testing.fake.explore import _Run
+from crossfade.testing.fake.machine import Program, Range
+from tests.helpers.worlds.kit import RingLine, make, use
+from tests.helpers.worlds.ranks import WORD, Call, PeerWorld, content, expected
 
-__all__ = ["ChainWorld", "Look"]
-
-Program = Iterator[Until | None]
 SIZE_BYTES = 16
 
 
@@ -77,20 +76,15 @@ class _Death:
         os.close(self._fd)
 
 
-class _Ring:
-    """A ring between two processes that know each other already, and its records."""
+class _Ring(RingLine):
+    """A ring between two processes that know each other already."""
 
-    def __init__(self, machine: Machine, memory: Memory, here: FakeDriver, there: FakeDriver, num_slots: int) -> None:
-        self.label = f"ring {here.process}{there.process}"
-        self.ahead = FakeLink(machine, here.process, there.process)
-        self.back = FakeLink(machine, there.process, here.process)
-        self.push = here.create_stream(f"push {self.label}")
-        boards = [HostBoard(driver, memory, num_signals(num_slots), self.label) for driver in (here, there)]
-        self.sender = RingSender(here, boards[0], self.push, self.ahead.send, self.label)
-        self.receiver = RingReceiver(
-            there, Pool(there), boards[1], self.back.send, self.label, num_slots=num_slots, slot_bytes=SIZE_BYTES
-        )
-        self.sender.on_record(self.back.take())
+    def __init__(self, machine: Machine, here: FakeDriver, there: FakeDriver, num_slots: int) -> None:
+        label = f"ring {here.process}{there.process}"
+        super().__init__(machine, here, there, label, num_signals(num_slots))
+        self.push = here.create_stream(f"push {label}")
+        self.out, self.into = self.sender(here, self.push), self.receiver(there, num_slots, SIZE_BYTES)
+        self.out.on_record(self.back.take())
 
 
 @dataclass
@@ -112,7 +106,6 @@ class ChainWorld:
     is_relay_publishing: bool = False
     num_published: int = field(default=0, init=False)
     _death: _Death = field(default_factory=_Death, init=False)
-    _memories: tuple[Memory, Memory] = field(default_factory=lambda: (scratch(4096), scratch(4096)), init=False)
 
     def close(self) -> None:
         self._death.close()
@@ -120,8 +113,8 @@ class ChainWorld:
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         self._death.begin()
         a, b, c = (FakeDriver(machine, name, device) for device, name in enumerate("ABC"))
-        first = _Ring(machine, self._memories[0], a, b, self.num_slots)
-        second = _Ring(machine, self._memories[1], b, c, self.num_slots)
+        first = _Ring(machine, a, b, self.num_slots)
+        second = _Ring(machine, b, c, self.num_slots)
         told: dict[str, bool] = {"B": False, "C": False}
         ended: set[str] = set()
         machine.at_end.append(lambda: machine.allocations.clear())
@@ -149,14 +142,12 @@ class ChainWorld:
         compute = driver.create_stream("compute")
         for index in range(self.num_values):
             source = driver.allocate(SIZE_BYTES, f"value {index}")
-            driver.kernel(compute, f"make value {index}", writes=((source, made(index)),))
-            ready = driver.create_event()
-            driver.record_event(ready, compute)
-            while not ring.sender.try_send(source, SIZE_BYTES, ready=ready):
+            ready = make(driver, compute, f"value {index}", source, made(index))
+            while not ring.out.try_send(source, SIZE_BYTES, ready=ready):
                 yield Until("a credit of B", lambda: ring.back.has_record() or self._death.has_come)
                 if self._death.has_come:
                     return
-                ring.sender.on_record(ring.back.take())
+                ring.out.on_record(ring.back.take())
             if index + 1 < self.num_values:
                 yield None
             if self._death.has_come:
@@ -172,7 +163,7 @@ class ChainWorld:
                     return
                 record = first.ahead.take()
                 assert isinstance(record, Enqueued)
-                lease = first.receiver.accept(record, compute)
+                lease = first.into.accept(record, compute)
                 target = driver.allocate(SIZE_BYTES, f"relayed value {index}")
                 where = Range(lease.address, SIZE_BYTES), Range(target, SIZE_BYTES)
                 driver.function(compute, f"relay value {index}", relayed, reads=where[:1], writes=where[1:])
@@ -181,10 +172,10 @@ class ChainWorld:
                 driver.record_event(ready, compute)
                 made_here.append((ready, target))
                 yield None
-                while not second.sender.try_send(target, SIZE_BYTES, ready=ready):
+                while not second.out.try_send(target, SIZE_BYTES, ready=ready):
                     yield Until("a credit of C", lambda: second.back.has_record() or told["B"])
                     if second.back.has_record():
-                        second.sender.on_record(second.back.take())
+                        second.out.on_record(second.back.take())
         except ChannelBroken:
             return
         for index, (ready, target) in enumerate(made_here if self.is_relay_publishing else []):
@@ -199,18 +190,18 @@ class ChainWorld:
 
         def mark() -> None:
             told["B"] = True
-            first.receiver.break_off("A died")
-            second.sender.give_up("A died")
+            first.into.break_off("A died")
+            second.out.give_up("A died")
 
         def missing() -> list[Counter]:
-            return [each for each in first.receiver.signals() if machine.word(each.address).value < each.awaited]
+            return [each for each in first.into.signals() if machine.word(each.address).value < each.awaited]
 
         yield Until("A's end", lambda: self._death.has_come)
         if self.is_marked_first:
             mark()
         while True:
             yield None
-            for signal in first.receiver.signals():
+            for signal in first.into.signals():
                 if not signal.is_set():
                     signal.release()
             if not told["B"]:
@@ -233,7 +224,7 @@ class ChainWorld:
                 return
             record = ring.ahead.take()
             assert isinstance(record, Enqueued)
-            lease = ring.receiver.accept(record, compute)
+            lease = ring.into.accept(record, compute)
             target = driver.allocate(SIZE_BYTES, f"result {index}")
             driver.copy(target, lease.address, SIZE_BYTES, compute)
             lease.release()
@@ -278,3 +269,110 @@ def _arrival(driver: FakeDriver, event: int) -> Program:
     yield Until("the value", lambda: driver._events[event - 1].clock is not None)
     driver.has_happened(event)
     yield None
+
+
+# ranks
+
+VICTIM = 2
+QUEUE = "queue 1"
+"""Of the stream that computes; queue 0 is that of the lane's local one."""
+
+
+class DeathWorld:
+    """Three ranks in one all-reduce, of which the last one dies; the others hear of it later.
+
+    Args:
+        call: what they do.
+        num_left: operations that the victim has not done when it dies.
+        is_asking: whether a rank's check asks the system who is alive, and not only its own watchdog.
+    """
+
+    def __init__(self, call: Call, num_left: int, *, is_asking: bool) -> None:
+        self._num_left = num_left
+        self._call = call
+        self._is_asking = is_asking
+        self._world = PeerWorld([call], num_ranks=3)
+
+    def __call__(self, machine: Machine) -> Mapping[str, Program]:
+        ranks = self._world.open(machine)
+        is_dead: list[bool] = []
+        driver, lanes, _ = ranks[VICTIM]
+        programs: dict[str, Program] = {"victim": self._die(machine, driver, lanes[0], is_dead)}
+        for rank, (driver, lanes, _) in enumerate(ranks[:VICTIM]):
+            heard: list[bool] = []
+            stream, seen = self._enqueue(driver, lanes[0])
+            programs[f"host {rank}"] = self._use(driver, stream, seen, heard, is_dead)
+            programs[f"watchdog {rank}"] = self._watch(driver, lanes[0], stream, heard, is_dead)
+        machine.at_end.append(lambda: machine.allocations.clear())
+        return programs
+
+    def _enqueue(self, driver: FakeDriver, lane: Lane) -> tuple[int, list[bytes]]:
+        stream, seen = driver.create_stream("compute"), list[bytes]()
+        size_bytes = self._call.count * WORD.size_bytes
+        source = driver.allocate(size_bytes, "input")
+        target = driver.allocate(size_bytes, "output")
+        data = content(driver.device, 0, 0, self._call.count)
+        make(driver, stream, "the input", source, data)
+        lane.begin(stream, num_streams=1, is_captured=False)
+        job = sums.Job(target, source, self._call.count, WORD)
+        sums.all_reduce([lane], stream, [job], self._call.tuning(driver.device))
+        use(driver, stream, "the output", target, size_bytes, seen)
+        return stream, seen
+
+    def _die(self, machine: Machine, driver: FakeDriver, lane: Lane, is_dead: list[bool]) -> Program:
+        self._enqueue(driver, lane)
+        queue = machine.queues[f"{QUEUE} of {driver.process}"]
+        yield Until("the moment of death", lambda: len(queue) <= self._num_left)
+        queue.clear()
+        is_dead.append(True)
+
+    def _watch(
+        self, driver: FakeDriver, lane: Lane, stream: int, heard: list[bool], is_dead: Sequence[bool]
+    ) -> Program:
+        """As the watchdog and the group do it: the lane is broken first, then signals are set until the stream has run dry."""
+        yield Until("the victim's end", lambda: bool(is_dead))
+        heard.append(True)
+        while not driver.is_idle(stream):
+            for signal in lane.incoming():
+                if not signal.is_set():
+                    signal.release()
+            yield None
+
+    def _use(
+        self,
+        driver: FakeDriver,
+        stream: int,
+        seen: Sequence[bytes],
+        heard: Sequence[bool],
+        is_dead: Sequence[bool],
+    ) -> Program:
+        yield driver.until_idle(stream)
+        if heard or (self._is_asking and is_dead):
+            return
+        sources = [content(rank, 0, 0, self._call.count) for rank in range(3)]
+        if list(seen) != [expected(self._call, driver.device, sources)]:
+            raise Fault("wrong value", f"{driver.process} takes rubbish for a result")
+
+
+_LAST = (f"{QUEUE} of rank 1", "watchdog 1")
+
+
+def drive(world: DeathWorld) -> Fault | None:
+    """The victim is quick, then rank 0, and its watchdog; rank 1 is slow, and hears of the death last of all."""
+
+    def place(choice: tuple[str, str]) -> int:
+        kind, name = choice
+        if name in _LAST:
+            return 10 + _LAST.index(name)
+        if kind == "queue" or name == "victim":
+            return 0 if name in ("victim", f"{QUEUE} of rank {VICTIM}") else 1
+        return 2
+
+    run = _Run(world, False)
+    try:
+        while choices := run.choices():
+            run.step(min(choices, key=place))
+        run.finish()
+    except Fault as fault:
+        return fault
+    return None

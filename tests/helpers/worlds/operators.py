@@ -18,7 +18,7 @@ from crossfade.ops.pieces import cut_evenly
 from crossfade.peers import steps
 from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
 from crossfade.testing.fake import FakeDriver
-from tests.helpers.peer_worlds import WORD, Call, Collective, PeerWorld, Round, Site
+from tests.helpers.worlds.ranks import WORD, Call, Collective, PeerWorld, Round, Site
 
 OPERATORS = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL)
 Product = Callable[[int, int, int], None]
