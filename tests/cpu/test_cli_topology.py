@@ -19,7 +19,7 @@ from crossfade.cli.topology import bar, run_steps, show_topology
 from crossfade.errors import DeviceError
 from crossfade.profile.steps import steps_for
 from crossfade.topology import Launch, Rate, Slowdown, load_topology, save_topology
-from tests.helpers.clocked import ClockedCrew
+from tests.helpers.clocked_crew import ClockedCrew
 from tests.helpers.gpus import num_gpus
 from tests.helpers.made_up import A, B, found, measured
 

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from crossfade.device.ledger import Ledger
 from crossfade.host.memory import Memory
-from crossfade.profile.context import Context, make_shared
-from crossfade.profile.crew import StepFailed
-from crossfade.profile.measures import MEASURES
-from crossfade.profile.steps import NCCL, Step
+from crossfade.testing.stand_in import StandIn
 
 HOST = -1
 
@@ -170,68 +165,39 @@ class ClockedRange:
     def close(self) -> None: ...
 
 
-class ClockedDriver:
-    """`crossfade.device.driver.TimedDriver` on the machine."""
+class ClockedDriver(StandIn):
+    """`crossfade.device.driver.TimedDriver` on the machine. A batch of words takes as long as one."""
 
     def __init__(self, machine: Clocked, device: int) -> None:
+        super().__init__(device)
         self.machine = machine
-        self.device = device
-        self.ledger = Ledger()
         self._next = (device + 1) << 44
+        self.streams: dict[int, Stream] = {}
         self._marks: dict[int, Mark] = {}
         self._graphs: dict[int, list[Op]] = {}
         self._capture: list[Op] | None = None
-        self._numbers: dict[int, int] = {}
 
     def allocate(self, size_bytes: int, label: str) -> int:
         address = self._next
         self._next += 1 << 36
-        self._numbers[address] = self.ledger.take("memory", label)
+        self.ledger.take_at("memory", address, label)
         return address
-
-    def free(self, address: int) -> None:
-        self.ledger.drop(self._numbers.pop(address))
-
-    def export(self, address: int) -> bytes:
-        return address.to_bytes(64, "little")
-
-    def open_handle(self, handle: bytes, label: str) -> int:
-        address = int.from_bytes(handle, "little")
-        self._numbers[address] = self.ledger.take("opened", label)
-        return address
-
-    def close_handle(self, address: int) -> None:
-        self.ledger.drop(self._numbers.pop(address))
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> ClockedRange:
         return ClockedRange(self.machine, self.machine.mapped(memory, offset), size_bytes)
 
     def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
-        self.machine.streams.append(Stream(self.device, label))
-        stream = len(self.machine.streams) - 1
-        self._numbers[-1 - stream] = self.ledger.take("stream", label)
+        stream = super().create_stream(label)
+        self.streams[stream] = Stream(self.device, label)
+        self.machine.streams.append(self.streams[stream])
         return stream
 
-    def destroy_stream(self, stream: int) -> None:
-        self.ledger.drop(self._numbers.pop(-1 - stream))
-
     def create_event(self) -> int:
-        event = (1 << 62) + self._next
-        self._next += 1
+        event = super().create_event()
         self._marks[event] = Mark()
-        self._numbers[event] = self.ledger.take("event", "")
         return event
 
     create_timer = create_event
-
-    def create_host_event(self) -> int:
-        return self.create_event()
-
-    def destroy_event(self, event: int) -> None:
-        del self._marks[event]
-        self.ledger.drop(self._numbers.pop(event))
-
-    def name_range(self, address: int, size_bytes: int, label: str) -> None: ...
 
     def enqueue(self, stream: int, op: Op, host: str) -> None:
         self.machine.now_us += self.machine.speeds.host_us[host]
@@ -239,7 +205,7 @@ class ClockedDriver:
             self._capture.append(op)
             return
         op.enqueued_us = self.machine.now_us
-        self.machine.streams[stream].queue.append(op)
+        self.streams[stream].queue.append(op)
 
     def _place(self, address: int) -> int:
         return HOST if address >> 60 else (address >> 44) - 1
@@ -258,26 +224,27 @@ class ClockedDriver:
     def wait_value(self, stream: int, address: int, value: int) -> None:
         self.enqueue(stream, Op("word", waits=(address, value)), "word")
 
-    def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
-        raise NotImplementedError("calibration counts")
-
     def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
-        raise NotImplementedError("calibration sets one word at a time")
+        for number, address in enumerate(addresses):
+            lasts_us = 0.0 if number else self.machine.speeds.memory_op_us
+            self.enqueue(stream, Op("word", lasts_us, stores=(address, value)), "word")
 
     def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
-        raise NotImplementedError("calibration counts")
+        for address in addresses:
+            self.enqueue(stream, Op("word", waits=(address, value)), "word")
+        for address in addresses:
+            self.enqueue(stream, Op("word", stores=(address, reset)), "word")
 
     def record_event(self, event: int, stream: int) -> None:
-        mark = self._marks[event]
-        mark.time_us = None
-        self.enqueue(stream, Op("event", records=mark), "event")
+        self._marks[event] = Mark()  # who waits for the event already waits for its last record, as with CUDA
+        self.enqueue(stream, Op("event", records=self._marks[event]), "event")
 
     def wait_event(self, stream: int, event: int) -> None:
         self.enqueue(stream, Op("event", after=self._marks[event]), "event")
 
     def is_idle(self, stream: int) -> bool:
         self.machine.pump()
-        made = self.machine.streams[stream]
+        made = self.streams[stream]
         if not made.queue:
             self.machine.now_us = max(self.machine.now_us, made.time_us)
         return not made.queue
@@ -292,6 +259,10 @@ class ClockedDriver:
         if time_us is not None:
             self.machine.now_us = max(self.machine.now_us, time_us)
         return time_us is not None
+
+    def time_us(self, event: int) -> float:
+        """When the event happened; 0 if it has not."""
+        return self._marks[event].time_us or 0.0
 
     def elapsed_us(self, first: int, last: int) -> float:
         begin, end = self._marks[first].time_us, self._marks[last].time_us
@@ -308,131 +279,15 @@ class ClockedDriver:
     def is_capturing(self, stream: int) -> bool:
         return self._capture is not None
 
-    def failure(self) -> str:
-        return ""
-
-    def enter_thread(self) -> None: ...
-
     def begin_capture(self, stream: int) -> None:
         self._capture = []
 
     def end_capture(self, stream: int) -> int:
         assert self._capture is not None
-        graph = len(self._graphs)
+        graph = self._new("graph")
         self._graphs[graph], self._capture = self._capture, None
-        self._numbers[graph] = self.ledger.take("graph", "")
         return graph
 
     def launch(self, graph: int, stream: int) -> None:
         busy_us = sum(op.duration_us for op in self._graphs[graph])
         self.enqueue(stream, Op("graph", busy_us), "graph")
-
-    def destroy_graph(self, graph: int) -> None:
-        self.ledger.drop(self._numbers.pop(graph))
-
-
-class ClockedBench:
-    """`crossfade.profile.bench.Bench` on the machine."""
-
-    def __init__(self, machine: Clocked, device: int) -> None:
-        self.driver = ClockedDriver(machine, device)
-        self._machine = machine
-        self.joined: str | None = None
-        self.is_closed = False
-
-    def now_us(self) -> float:
-        return self._machine.now_us
-
-    def pause(self) -> None:
-        self._machine.now_us += 50.0
-
-    def fill(self, address: int, size_bytes: int) -> None: ...
-
-    def work(self, kind: str, stream: int) -> None:
-        op = Op(kind, self._machine.speeds.work_us[kind], (self.driver.device,))
-        self.driver.enqueue(stream, op, "kernel")
-
-    def kernel(self, stream: int) -> None:
-        self.driver.enqueue(stream, Op("kernel", 2.0), "kernel")
-
-    def join(self, store: str, rank: int, num_ranks: int) -> None:
-        self.joined = store
-
-    def exchange(self, sends: Sequence[tuple[int, int]], receives: Sequence[tuple[int, int]], stream: int) -> None:
-        assert self.joined is not None
-        speeds = self._machine.speeds
-        size_bytes = max(sum(size for _, size in sends), sum(size for _, size in receives))
-        duration_us = speeds.overhead_us + size_bytes / speeds.nccl_gbs / 1e3
-        self.driver.enqueue(stream, Op("nccl", duration_us, (self.driver.device,)), "kernel")
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class ClockedCrew:
-    """`crossfade.profile.crew.Crew` in this thread.
-
-    Args:
-        problems: what is wrong with steps, by their text.
-    """
-
-    def __init__(
-        self, num_ranks: int, speeds: Speeds | None = None, problems: Mapping[str, str | BaseException] | None = None
-    ) -> None:
-        self.machine = Clocked(speeds)
-        self.shared = make_shared(num_ranks)
-        self.benches = [ClockedBench(self.machine, rank) for rank in range(num_ranks)]
-        self.contexts = [Context(bench, rank, num_ranks, self.shared) for rank, bench in enumerate(self.benches)]
-        self.steps: list[Step] = []
-        self.num_meetings = 0
-        self.num_closed = 0
-        self._problems = dict(problems or {})
-
-    def run(self, step: Step) -> Any:
-        problem = self._problems.get(str(step))
-        if isinstance(problem, BaseException):
-            raise problem
-        if problem is not None:
-            raise StepFailed(problem)
-        self.steps.append(step)
-        if step.transport == NCCL and self.benches[0].joined is None:
-            self._together(Step("join", tuple(range(len(self.contexts))), work="store"))
-        return self._together(step)
-
-    def _together(self, step: Step) -> Any:
-        for context in self.contexts:
-            context.num_meetings = self.num_meetings
-        running = {rank: MEASURES[step.measure](self.contexts[rank], step) for rank in step.ranks}
-        told: dict[int, Any] | None = None
-        while True:
-            said: dict[int, Any] = {}
-            results: dict[int, Any] = {}
-            for rank, generator in running.items():
-                kind, value = _resume(generator, told)
-                (said if kind == "say" else results)[rank] = value
-            if results:
-                assert not said, "ranks do not end together"
-                return results[step.ranks[0]]
-            told = said
-            self.num_meetings += 1
-            for rank in step.ranks:
-                self.contexts[rank].num_meetings = self.num_meetings
-            self.machine.store(self.machine.mapped(self.shared[0]), self.num_meetings, self.machine.now_us)
-
-    def close(self) -> None:
-        self.num_closed += 1
-        if self.num_closed == 1:
-            self._together(Step("close", tuple(range(len(self.contexts)))))
-            for memory in self.shared:
-                memory.close()
-
-    @property
-    def held(self) -> list[str]:
-        return [each for bench in self.benches for each in bench.driver.ledger.held()]
-
-
-def _resume(generator: Generator[Any, Any, Any], told: dict[int, Any] | None) -> tuple[str, Any]:
-    try:
-        return "say", next(generator) if told is None else generator.send(told)
-    except StopIteration as stop:
-        return "done", stop.value

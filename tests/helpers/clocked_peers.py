@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
-from crossfade.device.signals import WORD_BYTES, DeviceBoard
 from crossfade.peers import steps, sums
-from crossfade.peers.home import Home, Kind, Reduction
-from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
+from crossfade.peers.home import Kind, Reduction
+from crossfade.peers.lane import NUM_EPOCHS, Lane
 from crossfade.schedule.cost import CostModel
 from crossfade.topology import Crowd, Device, Launch, Link, LinkKind, Rate, Topology
 from crossfade.types import CollectiveKind
-from tests.helpers.clocked import Clocked, ClockedDriver, Mark, Op, Speeds
-
-__all__ = ["ClockedPeerDriver", "Ranks", "costs_of"]
+from tests.helpers.clocked import Clocked, ClockedDriver, Op, Speeds
+from tests.helpers.worlds.ranks import open_homes
 
 NUM_LANES = 2
 WORD = Kind("float32", 4)
@@ -26,30 +23,6 @@ SPEEDS = Speeds(
     host_us=dict.fromkeys(("copy", "word", "event", "kernel", "graph"), 0.0),
 )
 KERNEL_US, MEMORY_GBS = 3.0, 1000.0
-
-
-class ClockedPeerDriver(ClockedDriver):
-    """With the operations on words that exchanges need. A batch of words takes as long as one. Who waits for an event waits for
-    what was recorded last when that was enqueued, as with CUDA.
-    """
-
-    def record_event(self, event: int, stream: int) -> None:
-        self._marks[event] = Mark()
-        super().record_event(event, stream)
-
-    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
-        for number, address in enumerate(addresses):
-            lasts_us = 0.0 if number else self.machine.speeds.memory_op_us
-            self.enqueue(stream, Op("word", lasts_us, stores=(address, value)), "word")
-
-    def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
-        self.wait_all_and_reset(stream, [address], value, reset)
-
-    def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
-        for address in addresses:
-            self.enqueue(stream, Op("word", waits=(address, value)), "word")
-        for address in addresses:
-            self.enqueue(stream, Op("word", stores=(address, reset)), "word")
 
 
 class _Kernels:
@@ -78,23 +51,9 @@ class Ranks:
     """
 
     def __init__(self, num_ranks: int, buffer_bytes: int) -> None:
-        machine, words = Clocked(SPEEDS), num_words(NUM_LANES, num_ranks)
-        self.drivers = [ClockedPeerDriver(machine, rank) for rank in range(num_ranks)]
-        total_bytes = NUM_EPOCHS * NUM_LANES * buffer_bytes
-        boards = [driver.allocate(words * WORD_BYTES, "signals") for driver in self.drivers]
-        buffers = [driver.allocate(total_bytes, "buffers") for driver in self.drivers]
-        homes = [
-            Home(
-                driver,
-                _Kernels(driver),
-                rank,
-                num_ranks,
-                buffers,
-                total_bytes,
-                [DeviceBoard(driver, address, words) for address in boards],
-            )
-            for rank, driver in enumerate(self.drivers)
-        ]
+        machine = Clocked(SPEEDS)
+        self.drivers = [ClockedDriver(machine, rank) for rank in range(num_ranks)]
+        homes, _ = open_homes(self.drivers, _Kernels, NUM_LANES, NUM_EPOCHS * NUM_LANES * buffer_bytes)
         self.lanes = [[Lane(home, index, buffer_bytes) for index in range(NUM_LANES)] for home in homes]
         self.streams = [driver.create_stream("collectives") for driver in self.drivers]
         self._tensors = [driver.allocate(1, "tensors") for driver in self.drivers]

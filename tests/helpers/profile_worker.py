@@ -13,7 +13,8 @@ from crossfade.profile import worker
 from crossfade.profile.context import Context, Measure, Told
 from crossfade.profile.measures import MEASURES
 from crossfade.profile.steps import Step
-from tests.helpers.clocked import Clocked, ClockedBench
+from tests.helpers.clocked import Clocked
+from tests.helpers.clocked_crew import ClockedBench
 
 Run = Generator[Any, Told, Any]
 

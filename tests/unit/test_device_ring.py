@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
+
 import pytest
 
+from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.records import (
     Enqueued,
     Finished,
+    Offer,
     Record,
     Retired,
 )
+from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import BoardPart, HostBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import Memory
+from crossfade.plan.actions import Action, Verb
+from crossfade.plan.device_streams import DeviceStream
+from crossfade.runtime.device_record import DeviceRecorder
+from crossfade.runtime.record import Recorder
 from crossfade.testing.fake import FakeDriver, Machine
 from crossfade.testing.fake.machine import Range
 from tests.helpers.ring_ends import Ends, finish_receiver
@@ -244,3 +255,31 @@ def test_a_board_may_be_shared_by_rings() -> None:
     assert second.counter(5, "y").has(0)
     with pytest.raises(ValueError, match="signals 4 to 11 of a row of 10"):
         BoardPart(board, 4, 7)
+
+
+def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:
+    driver, recorder = HostDriver(1.0), Recorder("A", time.monotonic_ns())
+    device = DeviceRecorder(driver, recorder, max_spans=4)
+    memory, pool = Memory.create("signals", 1 << 16), Pool(driver)
+    board = HostBoard(driver, memory, num_signals(2), "ring")
+    to_sender: list[Record] = []
+    receiver = RingReceiver(driver, pool, board, to_sender.append, "ring", slot_bytes=1 << 20)
+    sender = RingSender(driver, board, 0, lambda record: None, "ring")
+    sender.on_record(next(record for record in to_sender if isinstance(record, Offer)))
+    sender.around = device.around(DeviceStream.PUSH, Action(Verb.WRITE, "n0"), "n0")
+    source = ctypes.create_string_buffer(1 << 20)
+    for execution in range(2):
+        recorder.round.number = execution
+        assert sender.try_send(ctypes.addressof(source), 1 << 20)
+    assert not sender.try_send(ctypes.addressof(source), 1 << 20)
+    spans = device.spans()
+    assert [(span.stream, span.execution, span.size_bytes) for span in spans] == [("push", n, 1 << 20) for n in (0, 1)]
+    assert all(span.duration_us > 0 for span in spans)
+    sender.close()
+    receiver.break_off("the test is over")
+    receiver.collect()
+    device.close()
+    board.close()
+    pool.close()
+    memory.close()
+    assert driver.ledger.held() == []

@@ -11,7 +11,8 @@ from crossfade.profile.context import STAGED_LAYOUT
 from crossfade.profile.measures.beside import cover
 from crossfade.profile.steps import COPY, NCCL, STAGED, WORKS, Step, steps_for
 from crossfade.topology import LinkKind, Topology
-from tests.helpers.clocked import ClockedCrew, Speeds
+from tests.helpers.clocked import Speeds
+from tests.helpers.clocked_crew import ClockedCrew
 from tests.helpers.made_up import MB, A, B, found, measured
 
 

@@ -266,7 +266,7 @@ def _noted(program: Program, name: str, ended: set[str]) -> Program:
 
 def _arrival(driver: FakeDriver, event: int) -> Program:
     """Until an event has happened, and the host knows."""
-    yield Until("the value", lambda: driver._events[event - 1].clock is not None)
+    yield driver.until_happened(event)
     driver.has_happened(event)
     yield None
 

@@ -243,7 +243,7 @@ class ReplayWorld:
 
 def can_retire(driver: FakeDriver, ring: RingSender) -> bool:
     """Whether the device has come so far that the sender can close earlier slots."""
-    return ring.is_growing and driver._events[ring._closing[0][1] - 1].clock is not None
+    return ring.is_growing and driver.until_happened(ring._closing[0][1]).condition()
 
 
 def can_collect(driver: FakeDriver, ring: RingReceiver) -> bool:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 from crossfade.testing.fake.clocks import Allocation, Clock, is_before, join
 from crossfade.testing.fake.graphs import Capture
 from crossfade.testing.fake.machine import Fault, Machine, Mark, Operation, Range, Until
+from crossfade.testing.stand_in import StandIn
 
 __all__ = ["FakeDriver", "FakeHostRange", "FakeLink"]
 
 
-class FakeDriver:
+class FakeDriver(StandIn):
     """One process's words for one device of the machine (see `crossfade.device.driver.Driver`).
 
     Args:
@@ -29,14 +29,13 @@ class FakeDriver:
     """
 
     def __init__(self, machine: Machine, process: str, device: int = 0, *, num_queues: int | None = None) -> None:
+        super().__init__(device)
         self.machine = machine
         self.process = process
-        self.device = device
-        self.ledger = Ledger()
         self._num_queues = num_queues
-        self._streams: list[str] = []
-        self._events: list[Mark] = []
-        self._graphs: list[Capture] = []
+        self._streams: dict[int, str] = {}
+        self._events: dict[int, Mark] = {}
+        self._graphs: dict[int, Capture] = {}
         self._capture: Capture | None = None
         machine.at_end.append(self._check_leases)
 
@@ -50,32 +49,23 @@ class FakeDriver:
     # set-up
 
     def allocate(self, size_bytes: int, label: str) -> int:
-        """See `Driver`."""
         address = self.machine.allocate(size_bytes, label, self.process).address
         self.ledger.take_at("memory", address, label)
         return address
 
     def free(self, address: int) -> None:
-        """See `Driver`."""
         self.machine.free(self._allocation(address), self.process)
-        self.ledger.drop_at("memory", address)
+        super().free(address)
 
     def _allocation(self, address: int) -> Allocation:
         return self.machine.find(Range(address, 0), self.process)[0]
 
-    def export(self, address: int) -> bytes:
-        """See `Driver`."""
-        return address.to_bytes(64, "little")
-
     def open_handle(self, handle: bytes, label: str) -> int:
-        """See `Driver`."""
-        address = int.from_bytes(handle, "little")
+        address = super().open_handle(handle, label)
         self._allocation(address).openers.append(self.process)
-        self.ledger.take_at("opened", address, label)
         return address
 
     def close_handle(self, address: int) -> None:
-        """See `Driver`."""
         allocation = self._allocation(address)
         clock = self.machine.line(self.process).clock
         for access in allocation.accesses:
@@ -84,10 +74,9 @@ class FakeDriver:
                 act = f"{self.process} closes {allocation.label}"
                 raise Fault("race", f"{act} and does not know that '{access.label}' has run", act, access.label)
         allocation.openers.remove(self.process)
-        self.ledger.drop_at("opened", address)
+        super().close_handle(address)
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> FakeHostRange:
-        """See `Driver`. The same shared memory is the same memory of the machine."""
         key = (os.fstat(memory.fd).st_ino, offset)
         return FakeHostRange(self, self._shared(key, size_bytes, label))
 
@@ -103,31 +92,16 @@ class FakeDriver:
         return made
 
     def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
-        """See `Driver`."""
-        self._streams.append(f"{self.process}/{label}")
-        self.ledger.take_at("stream", len(self._streams) - 1, label)
-        return len(self._streams) - 1
-
-    def destroy_stream(self, stream: int) -> None:
-        """See `Driver`."""
-        self.ledger.drop_at("stream", stream)
+        stream = super().create_stream(label)
+        self._streams[stream] = f"{self.process}/{label}"
+        return stream
 
     def create_event(self) -> int:
-        """See `Driver`."""
-        self._events.append(Mark({}))
-        self.ledger.take_at("event", len(self._events))
-        return len(self._events)
-
-    def create_host_event(self) -> int:
-        """See `Driver`."""
-        return self.create_event()
-
-    def destroy_event(self, event: int) -> None:
-        """See `Driver`."""
-        self.ledger.drop_at("event", event)
+        event = super().create_event()
+        self._events[event] = Mark({})
+        return event
 
     def name_range(self, address: int, size_bytes: int, label: str) -> None:
-        """See `Driver`."""
         if size_bytes == 4:
             self.machine.word(address).label = label
             return
@@ -150,7 +124,7 @@ class FakeDriver:
         self._submit(stream, operation)
 
     def _submit(self, stream: int, operation: Operation) -> None:
-        place = stream if self._num_queues is None else stream % self._num_queues
+        place = stream - 1 if self._num_queues is None else (stream - 1) % self._num_queues
         self.machine.enqueue(f"queue {place} of {self.process}", operation)
 
     def _name(self, address: int, size_bytes: int) -> str:
@@ -158,7 +132,6 @@ class FakeDriver:
         return allocation.name(start, start + size_bytes)
 
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
-        """See `Driver`."""
         label = f"copy {self._name(source, size_bytes)} to {self._name(target, size_bytes)}"
 
         def move() -> None:
@@ -208,39 +181,25 @@ class FakeDriver:
         self._enqueue(stream, label, reads=reads, writes=writes, effect=effect)
 
     def write_value(self, stream: int, address: int, value: int) -> None:
-        """See `Driver`."""
         word = self.machine.word(address)
         self._enqueue(stream, f"set {word.label} to {value}", word=word, stores=value)
 
     def wait_value(self, stream: int, address: int, value: int) -> None:
-        """See `Driver`."""
         word = self.machine.word(address)
         self._enqueue(stream, f"wait for {word.label}", word=word, waits_for=value)
-
-    def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
-        """See `Driver`."""
-        word = self.machine.word(address)
-        self._enqueue(stream, f"wait for {word.label}", word=word, waits_for=value)
-        self._enqueue(stream, f"reset {word.label}", word=word, stores=reset)
-
-    def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
-        """See `Driver`."""
-        for address in addresses:
-            self.write_value(stream, address, value)
 
     def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
-        """See `Driver`."""
         for address in addresses:
-            self.wait_and_reset(stream, address, value, reset)
+            word = self.machine.word(address)
+            self._enqueue(stream, f"wait for {word.label}", word=word, waits_for=value)
+            self._enqueue(stream, f"reset {word.label}", word=word, stores=reset)
 
     def record_event(self, event: int, stream: int) -> None:
-        """See `Driver`."""
-        mark = self._events[event - 1] = Mark(None, self._streams[stream])
+        mark = self._events[event] = Mark(None, self._streams[stream])
         self._enqueue(stream, "record an event", records=mark)
 
     def wait_event(self, stream: int, event: int) -> None:
-        """See `Driver`."""
-        mark = self._events[event - 1]
+        mark = self._events[event]
         self._enqueue(stream, f"wait for an event of {mark.label}", after=mark)
 
     # look
@@ -250,8 +209,11 @@ class FakeDriver:
         line = self.machine.line(self._streams[stream])
         return Until(f"{self._streams[stream]} to finish", lambda: line.num_pending == 0)
 
+    def until_happened(self, event: int) -> Until:
+        """For programs to yield: the event has happened. (What the host then knows, `has_happened` tells it.)"""
+        return Until("an event", lambda: self._events[event].clock is not None)
+
     def is_idle(self, stream: int) -> bool:
-        """See `Driver`."""
         line = self.machine.line(self._streams[stream])
         is_idle = line.num_pending == 0
         self.machine.observe(self.process, ("idle", stream, is_idle))
@@ -260,8 +222,7 @@ class FakeDriver:
         return is_idle
 
     def has_happened(self, event: int) -> bool:
-        """See `Driver`."""
-        clock = self._events[event - 1].clock
+        clock = self._events[event].clock
         self.machine.observe(self.process, ("event", event, clock is not None))
         if clock is not None:
             join(self.machine.line(self.process).clock, clock)
@@ -273,53 +234,36 @@ class FakeDriver:
             raise DeviceError("a host of the fake machine cannot block", hint="yield an Until in the program")
 
     def peek(self, address: int) -> int:
-        """See `Driver`."""
         word = self.machine.word(address)
         self.machine.observe(self.process, ("peek", address, word.value))
         join(self.machine.line(self.process).clock, word.clock)
         return word.value
 
     def poke(self, address: int, value: int) -> None:
-        """See `Driver`."""
         word = self.machine.word(address)
         word.supplied = {value: 1} if value else {}  # a first value, or a release: what came before does not count
         self.machine.store(word, value, f"{self.process} stores {value}", self.process, self._host())
 
     # capture
 
-    def failure(self) -> str:
-        """See `Driver`. It never fails by itself."""
-        return ""
-
     def is_capturing(self, stream: int) -> bool:
-        """See `Driver`."""
         return self._capture is not None and self._capture.has(stream)
 
-    def enter_thread(self) -> None:
-        """See `Driver`."""
-
     def begin_capture(self, stream: int) -> None:
-        """See `Driver`."""
         self._capture = Capture(stream, f"graph {len(self._graphs)} of {self.process}")
 
     def end_capture(self, stream: int) -> int:
-        """See `Driver`."""
         captured, self._capture = self._capture, None
         if captured is None:
             raise Fault("capture", f"{self.process} ends a capture that it has not begun")
         captured.end()
-        self._graphs.append(captured)
-        self.ledger.take_at("graph", len(self._graphs) - 1)
-        return len(self._graphs) - 1
+        graph = self._new("graph")
+        self._graphs[graph] = captured
+        return graph
 
     def launch(self, graph: int, stream: int) -> None:
-        """See `Driver`."""
         for own, operation in self._graphs[graph].launch(self._streams[stream], self._host()):
             self._submit(stream if own is None else own, operation)
-
-    def destroy_graph(self, graph: int) -> None:
-        """See `Driver`."""
-        self.ledger.drop_at("graph", graph)
 
 
 class FakeHostRange:
@@ -332,15 +276,12 @@ class FakeHostRange:
         self._number = driver.ledger.take("pinned", allocation.label)
 
     def peek(self, offset: int) -> int:
-        """See `HostRange`."""
         return self._driver.peek(self.address + offset)
 
     def peeker(self, offset: int) -> Callable[[], int]:
-        """See `HostRange`."""
         return partial(self.peek, offset)
 
     def poke(self, offset: int, value: int) -> None:
-        """See `HostRange`."""
         self._driver.poke(self.address + offset, value)
 
     def view(self) -> memoryview:
@@ -348,7 +289,6 @@ class FakeHostRange:
         raise DeviceError("memory of the fake machine has no view", hint="peek and poke")
 
     def close(self) -> None:
-        """See `HostRange`."""
         self._driver.ledger.drop(self._number)
 
 
