@@ -16,7 +16,7 @@ torch: Any = pytest.importorskip("torch")
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
-from crossfade.engines import actor_process, local  # noqa: E402
+from crossfade.engines import actor_process, local_processes  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
@@ -142,7 +142,7 @@ def test_ch3_a_death_wins_over_the_fault_that_it_led_to(
     """The writer finds closed what the reader has offered; nobody knows yet that the reader is dead, and it takes its time to end.
     It is found when a value is written, or between two, when slots come at once.
     """
-    monkeypatch.setattr(local, "_ENDING_S", 10.0)  # on a busy machine it may take longer than usual
+    monkeypatch.setattr(local_processes, "_ENDING_S", 10.0)  # on a busy machine it may take longer than usual
     name = f"mortal{buffer_bytes}"
     writer, reader = Remote.remote(), Remote.options(name=name).remote()
     crossfade.get([reader.hold.remote(200 << 20), writer.kill_who_offers.remote()])
@@ -169,7 +169,10 @@ def test_a_fault_is_held_back_for_an_actor_that_does_not_come_to_its_end_and_not
     graph = pair(maker, taker, "staged")
     pid = crossfade.get(maker.refuse.remote("copy", 0))
     monkeypatch.setattr(actor_process, "is_ending", lambda each: each != pid)  # the taker seems to
-    for least_s, most_s in ((local._ENDING_S, 2 * local._ENDING_S), (0.0, local._ENDING_S / 2)):
+    for least_s, most_s in (
+        (local_processes._ENDING_S, 2 * local_processes._ENDING_S),
+        (0.0, local_processes._ENDING_S / 2),
+    ):
         begin, calm_begin = time.monotonic(), calm_s()
         with pytest.raises(crossfade.ActorError, match="maker cannot go on"):
             graph.execute(100).get(timeout=30)

@@ -113,8 +113,8 @@ class Census:
             "graphs": len(session.graphs),
             "plans": len(engine._plans),
             "handlers": len(engine.doorbell._handlers),
-            "awaited": sum(len(each.awaited) + len(each.replies) for each in engine._processes.values()),
-            "known": sum(len(each.known) for each in engine._processes.values()),
+            "awaited": sum(len(each.awaited) + len(each.replies) for each in engine.processes.living.values()),
+            "known": sum(len(each.known) for each in engine.processes.living.values()),
         }
         return [mine, *(worker.collect.remote().get() for worker in self._workers)]
 

@@ -394,7 +394,7 @@ def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itse
         graph = actor.same.bind(inp).compile()
     assert graph.execute(1).get() == 1
     engine: Any = sessions.require().engine
-    connection = next(iter(engine._processes.values())).connection
+    connection = next(iter(engine.processes.living.values())).connection
     fifo = str(tmp_path / "fifo")
     os.mkfifo(fifo)
     busy = actor.until.remote(fifo)
@@ -426,7 +426,7 @@ def test_a_handler_that_comes_while_messages_are_taken_in_breaks_nothing(session
     actor, other = Remote.remote(), Remote.remote()
     assert crossfade.get([actor.same.remote(1), other.same.remote(1)]) == [1, 1]
     engine: Any = sessions.require().engine
-    connection = next(iter(engine._processes.values())).connection
+    connection = next(iter(engine.processes.living.values())).connection
     refused: list[object] = []
     early = actor.same.remote(4)
 
@@ -454,7 +454,7 @@ def test_what_a_handler_raises_while_a_call_is_sent_or_its_result_taken_in_arriv
     actor = Remote.remote()
     assert actor.same.remote(1).get() == 1
     engine: Any = sessions.require().engine
-    connection = next(iter(engine._processes.values())).connection
+    connection = next(iter(engine.processes.living.values())).connection
     refs = [actor.slow.remote(1.2)]
     with handler_once(late, Standstill(refs)), pytest.raises(kind, match="the handler's"):
         refs.extend(actor.same.remote(bytes(3000)) for _ in itertools.count())  # until there is no room

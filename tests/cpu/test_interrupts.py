@@ -102,7 +102,7 @@ class StandsIn:
 
 def connections() -> list[Connection]:
     engine: Any = sessions.require().engine
-    return [process.connection for process in engine._processes.values()]
+    return [process.connection for process in engine.processes.living.values()]
 
 
 def interrupted_after(sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,12 +289,12 @@ def test_an_interrupted_shutdown_may_be_repeated(monkeypatch: pytest.MonkeyPatch
     pid = actor.pid.remote().get()
     engine: Any = sessions.require().engine
     with monkeypatch.context() as patch:
-        patch.setattr("crossfade.engines.local.await_end", interrupting)
+        patch.setattr("crossfade.engines.local_processes.await_end", interrupting)
         with pytest.raises(KeyboardInterrupt):
             crossfade.shutdown()
     assert not crossfade.is_initialized()
     crossfade.shutdown()
-    assert engine.pidfd < 0
+    assert engine.processes.pidfd < 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -309,7 +309,7 @@ def test_a_session_that_an_interrupt_has_left_half_ended_is_ended_before_the_nex
     crossfade.init()
     pid = Remote.remote().pid.remote().get()
     with monkeypatch.context() as patch:
-        patch.setattr("crossfade.engines.local.await_end", interrupting)
+        patch.setattr("crossfade.engines.local_processes.await_end", interrupting)
         with pytest.raises(KeyboardInterrupt):
             crossfade.shutdown()
     crossfade.init()

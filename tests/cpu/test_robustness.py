@@ -252,7 +252,7 @@ def test_replies_to_dropped_references_are_not_kept(doer: Any) -> None:
         doer.large.remote()
     assert doer.echo.remote(1).get() == 1
     session = sessions.require()
-    assert session.engine._processes["Doer0"].replies == {}  # type: ignore[attr-defined]
+    assert session.engine.processes.living["Doer0"].replies == {}  # type: ignore[attr-defined]
 
 
 def test_a_get_returns_though_another_thread_waits_for_something_later(doer: Any, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def session() -> Iterator[None]:
 def _control_socket(actor_index: int) -> socket.socket:
     """The driver's end of an actor's control socket, taken from under its connection."""
     engine: Any = sessions.require().engine
-    process = list(engine._processes.values())[actor_index]
+    process = list(engine.processes.living.values())[actor_index]
     return socket.socket(fileno=os.dup(process.connection.fileno()))
 
 
@@ -175,7 +175,7 @@ def test_the_key_is_in_no_argument_and_no_environment() -> None:
     actor = RemoteEcho.remote()
     pid = crossfade.get(actor.pid.remote())
     engine: Any = sessions.require().engine
-    (process,) = engine._processes.values()
+    (process,) = engine.processes.living.values()
     start = process.connection._sealer._start.digest()
     for name in ("cmdline", "environ"):
         with open(f"/proc/{pid}/{name}", "rb") as file:

@@ -83,7 +83,7 @@ def _actor_once(data: st.DataObject) -> None:
     actor = RemoteEcho.remote()
     assert crossfade.get(actor.echo.remote(1), timeout=60) == 1
     engine: Any = sessions.require().engine
-    connection = list(engine._processes.values())[-1].connection
+    connection = list(engine.processes.living.values())[-1].connection
     payload = data.draw(st.binary(min_size=1, max_size=200))
     head, tail = connection._sealer.seal(payload)
     changed = data.draw(mutations(head + payload + tail))

@@ -1,7 +1,7 @@
 """Who may import whom: the table of docs/architecture.md, read from there, and enforced on the source, subfolders included.
 
 Every import counts: at the top of a module, inside a function, under ``if TYPE_CHECKING`` and by
-``importlib.import_module``, whose name has to be a literal. Only cycles are looked for among the imports that really run.
+``importlib.import_module``, whose name has to be a literal. So do all of them for cycles.
 """
 
 from __future__ import annotations
@@ -77,6 +77,13 @@ NAMES_FOUND_AT_RUN_TIME = {
 }
 """The modules that may import by a name that is no literal, and what."""
 
+CYCLES_STILL_THERE = {
+    ("crossfade.collectives.end", "crossfade.collectives.group"),
+    ("crossfade.edges.nccl_link", "crossfade.edges.nccl"),
+    ("crossfade.peers.keys", "crossfade.peers.group"),
+}
+"""Imports that close a cycle, and are still to go."""
+
 RAY_ONLY_IN = "crossfade.engines.ray"
 UNKNOWN = "a name that is no literal"
 HEAVY = {"torch", "numpy", "ray", "typer", "rich"}
@@ -88,8 +95,6 @@ class Import:
     importer: str
     line: int
     target: str
-    runs: bool
-    """False under ``if TYPE_CHECKING``."""
 
     def __str__(self) -> str:
         return f"{self.importer}, line {self.line}, imports {self.target}"
@@ -103,10 +108,9 @@ class _Finder(ast.NodeVisitor):
         self._module = module
         self._base = module.split(".") if is_package else module.split(".")[:-1]
         self._known = known
-        self._runs = True
 
     def _add(self, node: ast.AST, target: str) -> None:
-        self.found.append(Import(self._module, getattr(node, "lineno", 0), target, self._runs))
+        self.found.append(Import(self._module, getattr(node, "lineno", 0), target))
 
     def visit_Import(self, node: ast.Import) -> None:
         for name in node.names:
@@ -130,16 +134,6 @@ class _Finder(ast.NodeVisitor):
             else:
                 self._add(node, UNKNOWN)
         self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> None:
-        test = node.test
-        name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
-        before, self._runs = self._runs, self._runs and name != "TYPE_CHECKING"
-        for child in node.body:
-            self.visit(child)
-        self._runs = before
-        for child in node.orelse:
-            self.visit(child)
 
 
 def read_sources(root: Path = SOURCE) -> dict[str, str]:
@@ -211,13 +205,14 @@ def wrong_libraries(imports: list[Import]) -> Iterator[str]:
 
 
 def import_cycle(imports: list[Import]) -> list[str]:
-    """The modules of one cycle among the imports that run, in order, or an empty list.
+    """The modules of one import cycle, in order, or an empty list. Imports for types only count too.
 
     Importing ``a.b.c`` runs the packages ``a`` and ``a.b`` too; that is Python's doing and does not count.
     """
     arrows: dict[str, set[str]] = {}
     for found in imports:
-        if found.runs and is_ours(found.target) and found.target != found.importer:
+        arrow = found.importer, found.target
+        if is_ours(found.target) and found.target != found.importer and arrow not in CYCLES_STILL_THERE:
             arrows.setdefault(found.importer, set()).add(found.target)
     try:
         TopologicalSorter(arrows).prepare()
@@ -267,6 +262,8 @@ def test_only_the_ray_engine_has_a_name_ray() -> None:
 
 def test_no_import_cycle(imports: list[Import]) -> None:
     assert not import_cycle(imports), " -> ".join(import_cycle(imports))
+    gone = CYCLES_STILL_THERE - {(found.importer, found.target) for found in imports}
+    assert not gone, f"these are gone, so take them out of CYCLES_STILL_THERE: {gone}"
 
 
 def test_the_table_itself_has_no_cycle() -> None:
@@ -357,7 +354,7 @@ def test_a_library_in_the_wrong_room_is_seen(library: str, module: str) -> None:
         ("import crossfade.plan.b", "import crossfade.plan.a", True),
         ("import crossfade.plan.b", "def f():\n    from crossfade.plan import a", True),
         ("import crossfade.plan.b", "from crossfade.plan import THING", True),
-        ("import crossfade.plan.b", "if TYPE_CHECKING:\n    import crossfade.plan.a", False),
+        ("import crossfade.plan.b", "if TYPE_CHECKING:\n    import crossfade.plan.a", True),
         ("import crossfade.plan.b", "", False),
     ],
 )

@@ -18,17 +18,13 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from crossfade.engines.protocol import EMPTY
+from crossfade.api.execution import Execution
+from crossfade.api.executions import Executions
+from crossfade.api.session import Session
+from crossfade.engines.protocol import EMPTY, LoopBell
 from crossfade.interrupted import brief, uninterrupted
-
-if TYPE_CHECKING:
-    from crossfade.api.execution import Execution
-    from crossfade.api.executions import Executions
-    from crossfade.api.refs import Ref
-    from crossfade.api.session import Session
-    from crossfade.engines.protocol import LoopBell
 
 __all__ = ["LoopWatch", "arrival", "submit"]
 
@@ -42,7 +38,21 @@ _TURN_NS = 1_000_000
 """The loop has a turn at least this often, however many executions are awaited one after another."""
 
 
-def arrival(ref: Ref) -> Generator[Any, Any, None]:
+class Awaited(Protocol):
+    """A reference, which a task awaits."""
+
+    @property
+    def session(self) -> Session | None:
+        """Whose result it is; None if it does not depend on a session."""
+
+    @property
+    def _compiled(self) -> tuple[Executions, Execution, int] | None: ...
+
+    def is_ready(self) -> bool:
+        """Whether the result is there."""
+
+
+def arrival(ref: Awaited) -> Generator[Any, Any, None]:
     """Waits until the reference is ready; for ``yield from`` in an ``__await__``."""
     watch = None if ref.session is None else _watch(ref.session)
     if watch is None:  # nothing goes on by itself: `get` runs it, after others have had their turn
@@ -96,12 +106,13 @@ def _watch(session: Session) -> LoopWatch | None:
     if watch is not None and watch.loop() is loop and watch.session is session and not watch.is_closed:
         return watch
     with session.watches_lock:
-        watch = session.watches.get(loop)
-        if watch is None:
-            bell = session.engine.loop_bell()
-            if bell is None:
-                return None
+        found = session.watches.get(loop)
+        if isinstance(found, LoopWatch):
+            watch = found
+        elif (bell := session.engine.loop_bell()) is not None:
             watch = session.watches[loop] = LoopWatch(session, loop, bell)
+        else:
+            return None
     _local.watch = weakref.ref(watch)
     return watch
 
@@ -120,7 +131,7 @@ class LoopWatch:
         self.is_closed = False
         self._bell = bell
         self._awaited: dict[Executions, dict[int, _Outputs]] = {}  # by the number of the execution
-        self._calls: dict[Ref, list[asyncio.Future[None]]] = {}
+        self._calls: dict[Awaited, list[asyncio.Future[None]]] = {}
         self._queues: dict[Executions, deque[tuple[asyncio.Future[Execution], Sequence[Any]]]] = {}
         self._watched: dict[Executions, AbstractContextManager[None]] = {}
         self._told: dict[Executions, int] = {}  # the first number of which nobody was told
@@ -151,7 +162,7 @@ class LoopWatch:
     def _had_turn(self) -> None:
         self._runner = None
 
-    def next_look(self, ref: Ref) -> Generator[Any, Any, None]:
+    def next_look(self, ref: Awaited) -> Generator[Any, Any, None]:
         """Lets the loop go on until the reference may be ready."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting_for(ref).append(future)
@@ -168,7 +179,7 @@ class LoopWatch:
             if future.cancelled():
                 self._forget(ref, future)
 
-    def _forget(self, ref: Ref, future: asyncio.Future[None]) -> None:
+    def _forget(self, ref: Awaited, future: asyncio.Future[None]) -> None:
         """Nobody waits for that any more."""
         futures = self._waiting_for(ref)
         if future in futures:
@@ -186,7 +197,7 @@ class LoopWatch:
                     del self._awaited[executions]
         self._look()
 
-    def _waiting_for(self, ref: Ref) -> list[asyncio.Future[None]]:
+    def _waiting_for(self, ref: Awaited) -> list[asyncio.Future[None]]:
         """Those that wait for the same as this reference; the list may be added to."""
         if ref._compiled is None:
             return self._calls.setdefault(ref, [])

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from crossfade.api.accepted import check_names, seconds_of
 from crossfade.api.arguments import Splitter
-from crossfade.api.execution import Execution, Keeper
 from crossfade.api.executions import Executions
 from crossfade.api.links import known_links
 from crossfade.api.options import CompileOptions
-from crossfade.api.refs import CompiledRef, Ref
+from crossfade.api.refs import CompiledRef, Keeper, Ref
 from crossfade.api.session import Session, current
 from crossfade.api.signals import take_signals
 from crossfade.engines.protocol import GraphStatistics, OpenPlan
@@ -37,7 +36,7 @@ from crossfade.types import DRIVER, Transport
 if TYPE_CHECKING:
     from crossfade.schedule.cost import CostModel, Workload
 
-__all__ = ["CompiledGraph", "Execution", "compile_graph"]
+__all__ = ["CompiledGraph", "compile_graph"]
 
 _GRACE_S = 1.0
 _TORN_DOWN = "the graph was torn down"

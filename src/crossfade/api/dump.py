@@ -10,16 +10,14 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
+from crossfade.api.executions import Executions
 from crossfade.api.session import Session, current
 from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.interrupted import uninterrupted
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
-
-if TYPE_CHECKING:
-    from crossfade.api.executions import Executions
 
 __all__ = ["dump"]
 
@@ -65,7 +63,8 @@ def dump(file: TextIO | None = None, *, stacks: bool = True) -> str:
 def _lines(session: Session, stacks: bool) -> Iterator[str]:
     state = session.engine.look(_LOOK_S)
     graphs = sorted(
-        (graph for graph in session.executions if _matters(graph, state)), key=lambda graph: graph.opened.number
+        (each for each in session.executions if isinstance(each, Executions) and _matters(each, state)),
+        key=lambda graph: graph.opened.number,
     )
     yield f"crossfade: {_count(state.actors, 'actor')}, {_count(graphs, 'graph')}, driver pid {os.getpid()}"
     for actor in state.actors:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossfade.engines.protocol import EMPTY
-from crossfade.interrupted import brief
 
-if TYPE_CHECKING:
-    from crossfade.api.executions import Executions
-
-__all__ = ["Execution", "Keeper"]
+__all__ = ["Execution"]
 
 
 class Execution:
@@ -50,24 +46,3 @@ class Execution:
 
 def _gone() -> None:
     """The owner function of an output whose reference was dropped: returns None."""
-
-
-class Keeper:
-    """Keeps a plan open: the graph and all references without a value hold it, and the plan is closed once all have dropped it.
-
-    Args:
-        executions: the executions of the plan.
-    """
-
-    __slots__ = ("_executions",)
-
-    def __init__(self, executions: Executions) -> None:
-        self._executions = executions
-
-    @brief
-    def __del__(self) -> None:
-        # The garbage collector may call this at any point, so it only takes a note.
-        executions = self._executions
-        if not executions.ended:
-            executions.end("the graph was dropped")
-            executions.session.orphans.append(executions.opened)

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from crossfade.api.accepted import deadline_of, left_of
 from crossfade.api.execution import Execution
+from crossfade.api.session import Session
 from crossfade.api.watchers import Watchers
 from crossfade.engines.protocol import EMPTY, OpenPlan
 from crossfade.errors import (
@@ -29,10 +30,7 @@ from crossfade.errors import (
     SessionError,
 )
 from crossfade.interrupted import Held, passed_through_others, raise_held, whole
-
-if TYPE_CHECKING:
-    from crossfade.api.session import Session
-    from crossfade.plan.plan import Plan
+from crossfade.plan.plan import Plan
 
 __all__ = ["Executions"]
 
@@ -349,9 +347,15 @@ class Executions:
 
     def _explain(self, what: str, error: BaseException) -> None:
         """Raises the reason for an error that moving a value has raised, if there is a better one than the error itself."""
-        if self.ended and isinstance(error, ChannelError | OSError):  # another thread has shut the session down
-            raise GraphClosed(f"{what}: {self.ended}") from error
-        if isinstance(error, ChannelError) and (reason := self.opened.explained(error)) is not error:
+        reason = error
+        if isinstance(error, ChannelError) and not self.ended:
+            try:
+                reason = self.opened.explained(error)
+            except OSError as closed:
+                reason = closed
+        if self.ended and isinstance(reason, ChannelError | OSError):  # another thread has shut the session down
+            raise GraphClosed(f"{what}: {self.ended}") from reason
+        if reason is not error:
             raise reason from None
 
     def _refuse(self, what: str) -> NoReturn:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from crossfade.api.session import Session
 from crossfade.engines.machine import gpu_uuids, num_visible_gpus, visible_gpus
 from crossfade.errors import Failure
 from crossfade.topology import Topology, load_topology
-
-if TYPE_CHECKING:
-    from crossfade.api.session import Session
 
 __all__ = ["known_links"]
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossfade.api.accepted import limit_of
-from crossfade.engines.protocol import EMPTY
+from crossfade.api.execution import Execution
+from crossfade.api.executions import Executions
+from crossfade.api.session import Session
+from crossfade.engines.protocol import EMPTY, PendingCall
 from crossfade.engines.stored import Stored
 from crossfade.errors import Failure, GetTimeoutError, SessionError
-from crossfade.interrupted import Held, raise_held, uninterrupted, whole
+from crossfade.interrupted import Held, brief, raise_held, uninterrupted, whole
 
-if TYPE_CHECKING:
-    from crossfade.api.execution import Execution, Keeper
-    from crossfade.api.executions import Executions
-    from crossfade.api.session import Session
-    from crossfade.engines.protocol import PendingCall
-
-__all__ = ["CallRef", "CompiledRef", "Ref", "StoredRef", "put", "resolve"]
+__all__ = ["CallRef", "CompiledRef", "Keeper", "Ref", "StoredRef", "put", "resolve"]
 
 
 class Ref:
@@ -151,6 +148,27 @@ class StoredRef(Ref):
 
     def __repr__(self) -> str:
         return "StoredRef()"
+
+
+class Keeper:
+    """Keeps a plan open: the graph and all references without a value hold it, and the plan is closed once all have dropped it.
+
+    Args:
+        executions: the executions of the plan.
+    """
+
+    __slots__ = ("_executions",)
+
+    def __init__(self, executions: Executions) -> None:
+        self._executions = executions
+
+    @brief
+    def __del__(self) -> None:
+        # The garbage collector may call this at any point, so it only takes a note.
+        executions = self._executions
+        if not executions.ended:
+            executions.end("the graph was dropped")
+            executions.session.orphans.append(executions.opened)
 
 
 class CompiledRef(Ref):

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from crossfade.api.accepted import RAY_INIT_OPTIONS, check_names
 from crossfade.api.booking import CPU, GPU, Ledger, amounts
@@ -25,9 +25,6 @@ from crossfade.interrupted import uninterrupted
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from crossfade.api.asynchronous import LoopWatch
-    from crossfade.api.compiled import CompiledGraph
-    from crossfade.api.executions import Executions
     from crossfade.engines.protocol import Engine, OpenPlan
     from crossfade.graph.nodes import ActorInfo
     from crossfade.topology import Topology
@@ -36,6 +33,23 @@ __all__ = ["Session", "current", "init", "is_initialized", "require", "shutdown"
 
 _ENGINES = ("local", "inline")
 _OPTIONS = ("engine", "spin_us", "num_cpus", "num_gpus", "resources", "log_to_driver", "ignore_reinit_error")
+
+
+class EndsWithSession(Protocol):
+    """The executions of a graph, as the session holds them."""
+
+    def abandon(self) -> None:
+        """The session ends."""
+
+    def disown(self) -> None:
+        """This process was forked: the graph is its parent's."""
+
+
+class Watch(Protocol):
+    """An event loop that waits for results."""
+
+    def end(self) -> None:
+        """The session is over: everybody who waits is told. Called in any thread."""
 
 
 class Session:
@@ -61,11 +75,11 @@ class Session:
         self.pid = os.getpid()
         self.engine = engine
         self.is_over = False
-        self.graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-        self.executions: weakref.WeakSet[Executions] = weakref.WeakSet()
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.executions: weakref.WeakSet[EndsWithSession] = weakref.WeakSet()
         self.orphans: deque[OpenPlan] = deque()
         self.actors: dict[str, ActorInfo] = {}
-        self.watches: weakref.WeakKeyDictionary[AbstractEventLoop, LoopWatch] = weakref.WeakKeyDictionary()
+        self.watches: weakref.WeakKeyDictionary[AbstractEventLoop, Watch] = weakref.WeakKeyDictionary()
         self.watches_lock = threading.RLock()  # a signal's handler may end the session where its thread has it
         self.links: Topology | None = None
         self._ledger = Ledger(totals or {})
@@ -140,7 +154,7 @@ class Session:
     def close(self) -> None:
         """Tears all graphs down and ends all actors. May be called again after an interrupt."""
         self.is_over = True
-        watches: list[LoopWatch] = []
+        watches: list[Watch] = []
         try:
             for executions in self._all_executions():
                 executions.abandon()
@@ -151,7 +165,7 @@ class Session:
             for watch in watches:  # now that everything has its end, so that nobody goes on waiting for it
                 watch.end()
 
-    def _all_executions(self) -> list[Executions]:
+    def _all_executions(self) -> list[EndsWithSession]:
         while True:
             try:
                 return list(self.executions)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossfade.channels.values.fitting import Fitting
 from crossfade.engines import control
@@ -25,6 +25,7 @@ from crossfade.engines.board import (
     uses_devices,
 )
 from crossfade.engines.driver import DriverEnds
+from crossfade.engines.local_processes import Processes
 from crossfade.engines.machine import spin_us_for
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.state import RingState
@@ -38,9 +39,6 @@ from crossfade.plan.spans import Span
 from crossfade.plan.turns import predecessors
 from crossfade.runtime.record import Recorder
 from crossfade.types import DRIVER
-
-if TYPE_CHECKING:
-    from crossfade.engines.local import LocalEngine
 
 __all__ = ["LocalPlan"]
 
@@ -63,9 +61,19 @@ class LocalPlan:
         is_leaving: whether the actors were told to leave the plan.
     """
 
-    def __init__(self, engine: LocalEngine, number: int, plan: Plan, *, record: bool, debug: bool) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        number: int,
+        plan: Plan,
+        forget: Callable[[int], None],
+        *,
+        record: bool,
+        debug: bool,
+    ) -> None:
         self._debug = debug
-        self._engine = engine
+        self._processes = processes
+        self._forget = forget
         self.number = number
         self.plan = plan
         self._record = record
@@ -104,7 +112,7 @@ class LocalPlan:
         self._await_opened()
 
     def _open(self, payloads: Mapping[str, control.Constants], undo: ExitStack) -> None:
-        plan, engine = self.plan, self._engine
+        plan, processes = self.plan, self._processes
 
         def create(label: str, size_bytes: int, undo: ExitStack = undo) -> Memory:
             memory = Memory.create(label, size_bytes)
@@ -123,7 +131,7 @@ class LocalPlan:
         before = predecessors(plan)
         for actor in self._actors:
             for peer in sorted(peers_of(plan, actor, before)):
-                engine.introduce(actor, peer)
+                processes.introduce(actor, peer)
             needed = heaps_of(plan, actor)
             fds = (
                 board_memory.fd,
@@ -141,9 +149,9 @@ class LocalPlan:
                 self._origin_ns,
                 self._debug,
             )
-            engine.post(actor, message, fds)
+            processes.post(actor, message, fds)
         self._board = board
-        bells = {actor: engine.bell(actor) for actor in self._actors}
+        bells = {actor: processes.bell(actor) for actor in self._actors}
         wiring = self._wiring = Wiring(plan, DRIVER, board, {owner: heaps[owner] for owner in kept}, bells)
         own.pop_all()
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None
@@ -152,15 +160,15 @@ class LocalPlan:
 
     def _missing(self, kind: type) -> list[str]:
         """The living actors that have not answered yet."""
-        is_alive = self._engine.is_alive
+        is_alive = self._processes.is_alive
         return [actor for actor in self._actors if (kind, actor) not in self._answers and is_alive(actor)]
 
     def _await_opened(self) -> None:
         """Waits for every actor, or for the first one that dies, and raises what one could not do."""
-        engine = self._engine
+        processes = self._processes
         # An actor in a communicator's `initialize` may wait for ever for another one that has raised there.
         is_refused = self._has_refused if self.plan.communicators else bool
-        engine.await_answers(
+        processes.wait_until(
             lambda: self._lost is not None or self._is_closed or not self._missing(control.Opened) or is_refused()
         )
         if self._is_closed:
@@ -173,7 +181,7 @@ class LocalPlan:
                 if failure is not None:
                     raise self._death() or failure.to_error()
             elif not self._has_refused():  # the actor died before the engine knew of this plan
-                raise engine.error_of(actor)
+                raise processes.error_of(actor)
 
     def _has_refused(self) -> bool:
         """Whether an actor has answered that it could not open the plan."""
@@ -218,9 +226,9 @@ class LocalPlan:
     def _death(self) -> ActorError | None:
         """The death of an actor that others may have heard of, or met, before they told of anything: it is the reason for that."""
         if self._lost is None:
-            self._engine.hear()
+            self._processes.hear()
         if self._lost is None:
-            self._engine.bury_ending(self._actors)
+            self._processes.bury_ending(self._actors)
         return self._lost
 
     def is_submitted(self, number: int, error: BaseException) -> bool | None:
@@ -231,26 +239,28 @@ class LocalPlan:
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         """See the protocol."""
-        return self._engine.doorbell.wait_until(ready, timeout_s)
+        return self._processes.doorbell.wait_until(ready, timeout_s)
 
     def wait_to_collect(self, ready: Callable[[], object], place: int, timeout_s: float | None) -> bool:
         """See the protocol."""
         idle, num_parties = self._driver.idle(place), len(self.plan.programs)
-        return self._engine.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
+        return self._processes.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
 
     def wait_beside(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
-        return self._engine.doorbell.wait_until(ready, timeout_s)
+        return self._processes.doorbell.wait_until(ready, timeout_s)
 
     def _query(self, timeout_s: float | None = None) -> dict[str, control.Reported]:
-        engine, number = self._engine, next(self._queries)
-        engine.refuse_to_wait(self._actors)
+        processes, number = self._processes, next(self._queries)
+        processes.refuse_to_wait(self._actors)
         answers: dict[str, control.Reported] = {}
         self._reports[number] = answers
         try:
             for actor in self._actors:
-                if engine.is_alive(actor):
-                    engine.post(actor, control.Report(self.number, number))
-            engine.await_answers(lambda: all(a in answers or not engine.is_alive(a) for a in self._actors), timeout_s)
+                if processes.is_alive(actor):
+                    processes.post(actor, control.Report(self.number, number))
+            processes.wait_until(
+                lambda: all(a in answers or not processes.is_alive(a) for a in self._actors), timeout_s
+            )
         finally:
             del self._reports[number]
         return answers
@@ -289,7 +299,7 @@ class LocalPlan:
 
     def nudge(self) -> None:
         """See the protocol."""
-        self._engine.doorbell.nudge()
+        self._processes.doorbell.nudge()
 
     def leave(self) -> None:
         """See the protocol. After an interrupt it may be called again: it tells the actors that were not told yet."""
@@ -301,21 +311,21 @@ class LocalPlan:
         answers = {actor: self._answers.get((control.Opened, actor)) for actor in self._actors}
         absent = tuple(actor for actor, answer in answers.items() if answer is not None and answer.failure is not None)
         for actor in self._actors:
-            if self._told.get(actor) != absent and self._engine.is_alive(actor):
-                self._engine.post(actor, control.ClosePlan(self.number, absent))
+            if self._told.get(actor) != absent and self._processes.is_alive(actor):
+                self._processes.post(actor, control.ClosePlan(self.number, absent))
                 self._told[actor] = absent
 
     def close(self, timeout_s: float | None = None) -> None:
         """See the protocol."""
         self.leave()
         try:
-            self._engine.refuse_to_wait(self._actors)
+            self._processes.refuse_to_wait(self._actors)
         except SessionError as error:
             raise TeardownTimeout(
                 "the graph is about to be taken from its actors: a signal's handler has come in the middle of sending to one",
                 hint="call teardown() again after the handler to wait for that, or teardown(kill_actors=True) to end the actors",
             ) from error
-        if not self._engine.await_answers(lambda: self._is_closed, timeout_s):
+        if not self._processes.wait_until(lambda: self._is_closed, timeout_s):
             raise TeardownTimeout(
                 f"the graph could not be taken from its actors within {timeout_s} s: {self._why_not_closed()}",
                 hint="call teardown() again to wait on, or teardown(kill_actors=True) to end the actors",
@@ -323,14 +333,14 @@ class LocalPlan:
 
     def _why_not_closed(self) -> str:
         missing = self._missing(control.Closed)
-        doing = {state.actor: state.doing for state in self._engine.look(_LOOK_S).actors}
+        doing = {state.actor: state.doing for state in self._processes.look(_LOOK_S)}
         return ", ".join(f"{actor} {doing.get(actor, 'does not answer')}" for actor in missing)
 
     def abandon(self) -> None:
         """Closes the driver's side only. Where another thread is still opening it, that one calls this once more."""
         if not self._is_closed:
             self._is_closed = True
-            self._engine.forget(self.number)
+            self._forget(self.number)
             self._board = None
         wiring, self._wiring = self._wiring, None
         if wiring is not None:

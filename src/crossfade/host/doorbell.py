@@ -17,7 +17,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from crossfade.errors import SessionError
 from crossfade.host.memory import PAGE_BYTES, Memory
@@ -163,7 +163,8 @@ class Doorbell:
         """Undoes `watch`."""
         with self._lock:
             if self._handlers.pop(fd, None) is not None and not self._watched.closed:
-                self._watched.unregister(fd)
+                with suppress(OSError):  # another thread has closed it just now, which takes it out
+                    self._watched.unregister(fd)
 
     def take_mail_flag(self) -> bool:
         """Whether somebody announced a message since the last call."""

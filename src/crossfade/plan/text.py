@@ -30,14 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
+from crossfade.plan.specs import BarePlan, ChannelSpec, CollectiveSpec, NodeSpec
 from crossfade.types import CollectiveKind, TargetDevice, Transport
-
-if TYPE_CHECKING:
-    from crossfade.plan.plan import ChannelSpec, CollectiveSpec, NodeSpec, Plan
 
 __all__ = ["format_excerpt", "format_plan", "ring_bytes", "values_used"]
 
@@ -51,7 +48,7 @@ MAX_CELLS_PER_ACTION = 16
 NUM_RINGS_SHOWN = 8
 
 
-def values_used(plan: Plan, action: Action, actor: str) -> tuple[str, ...]:
+def values_used(plan: BarePlan, action: Action, actor: str) -> tuple[str, ...]:
     """Ids of the values that must be in the actor's registers for its action; none for an id that does not exist."""
     match action.verb:
         case Verb.RUN:
@@ -69,7 +66,7 @@ def values_used(plan: Plan, action: Action, actor: str) -> tuple[str, ...]:
             return ()
 
 
-def format_plan(plan: Plan, mark: Mark | None = None) -> str:
+def format_plan(plan: BarePlan, mark: Mark | None = None) -> str:
     """The plan as text, sound or not; ``crossfade.plan.parse.parse_plan`` gives an equal plan back.
 
     Args:
@@ -98,7 +95,7 @@ def format_plan(plan: Plan, mark: Mark | None = None) -> str:
     return "\n".join(lines)
 
 
-def format_excerpt(plan: Plan, mark: Mark, num_columns: int = 12, num_rows: int = 12) -> str:
+def format_excerpt(plan: BarePlan, mark: Mark, num_columns: int = 12, num_rows: int = 12) -> str:
     """The part of the grid around one step, for plans that are too big to print; it does not parse as a plan.
 
     It has about ``num_columns`` columns and at most ``num_rows`` of the parties that do something in them, the step's
@@ -152,7 +149,7 @@ _ON_STREAMS = {
 }
 
 
-def _on_devices(plan: Plan, channel: ChannelSpec, reader: str) -> str:
+def _on_devices(plan: BarePlan, channel: ChannelSpec, reader: str) -> str:
     """What a channel between two GPUs does to bring a value to one reader, in words."""
     ends = " -> ".join(f"{party}{_gpus(plan.devices.get(party, ()))}" for party in (channel.writer, reader))
     size = f"of {_human(channel.buffer_bytes)}" if channel.buffer_bytes else "as large as its values"
@@ -162,7 +159,7 @@ def _on_devices(plan: Plan, channel: ChannelSpec, reader: str) -> str:
     return f"{channel.id}: {ends} by {channel.transport}: {how}; {slots}"
 
 
-def _on_streams(plan: Plan, collective: CollectiveSpec) -> str:
+def _on_streams(plan: BarePlan, collective: CollectiveSpec) -> str:
     """Where a collective between GPUs goes on, in words."""
     parties = ", ".join(f"{party}{_gpus(plan.devices.get(party, ()))}" for party in collective.parties)
     return f"{collective.id}: {parties} by {collective.transport}: on the stream {DeviceStream.COLL} of each"
@@ -200,7 +197,7 @@ def _human(size_bytes: int) -> str:
 
 
 def _format_grid(
-    plan: Plan, columns: dict[str, list[int]], mark: Mark | None, window: range | None = None
+    plan: BarePlan, columns: dict[str, list[int]], mark: Mark | None, window: range | None = None
 ) -> Iterator[str]:
     """One line per party of ``columns``, and one more below the marked step; only the columns of ``window``."""
     cells = {
@@ -227,7 +224,7 @@ def _format_grid(
             yield f"#{' ' * (num_spaces - 1)}^ <-- here"
 
 
-def _columns(plan: Plan) -> dict[str, list[int]]:
+def _columns(plan: BarePlan) -> dict[str, list[int]]:
     """The column of each action, by party."""
     columns = _levels(plan)
     num_actions = sum(map(len, plan.programs.values()))
@@ -236,7 +233,7 @@ def _columns(plan: Plan) -> dict[str, list[int]]:
     return columns
 
 
-def _levels(plan: Plan) -> dict[str, list[int]] | None:
+def _levels(plan: BarePlan) -> dict[str, list[int]] | None:
     """For each action the length of the longest chain that must be over before it; None where there is a cycle."""
     starts, num_steps = {}, 0
     for actor, actions in plan.programs.items():
@@ -260,7 +257,7 @@ def _levels(plan: Plan) -> dict[str, list[int]] | None:
     return {actor: levels[starts[actor] : starts[actor] + len(actions)] for actor, actions in plan.programs.items()}
 
 
-def _waits(plan: Plan, starts: dict[str, int]) -> Iterator[tuple[int, int]]:
+def _waits(plan: BarePlan, starts: dict[str, int]) -> Iterator[tuple[int, int]]:
     """Pairs (step, step that waits for it) of one round: program order, messages and collectives to where they are waited for."""
     written: dict[str, int] = {}
     met: dict[str, list[int]] = {}

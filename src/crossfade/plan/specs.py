@@ -1,0 +1,199 @@
+"""The parts of a plan, and the plan without its text form.
+
+A plan holds no live object. The methods' constant arguments travel beside it (``plan.call``), so that two plans are
+equal when they move the same values in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from crossfade.plan.actions import Action
+from crossfade.types import CollectiveKind, ReduceOp, TargetDevice, Transport
+
+__all__ = ["BarePlan", "ChannelSpec", "CollectiveSpec", "CommunicatorSpec", "InputSpec", "NodeSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One value that the driver writes for each execution.
+
+    Attributes:
+        value: the value's id: i0, i1, ...
+        key: which part of the arguments of ``execute`` it is: ``*`` for all of it, ``[0]`` for a position or an item, ``.x``
+            for a keyword, ``go`` for the bare fact that an execution starts.
+    """
+
+    value: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One method call.
+
+    Attributes:
+        id: n0, n1, ...
+        actor: the id of the actor on which it runs.
+        method: the method's name.
+        inputs: ids of the values that its arguments hold, in order, each once.
+        outputs: ids of the values it makes: its own id, or n0.0, n0.1, ... for a method with several returns.
+    """
+
+    id: str
+    actor: str
+    method: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorSpec:
+    """A user-defined communicator.
+
+    Attributes:
+        id: m0, m1, ...
+        parties: the actors of its group, in the order of their ranks.
+    """
+
+    id: str
+    parties: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSpec:
+    """What carries one value from the actor that makes it to the actors that need it.
+
+    Attributes:
+        id: the id of the value; where the value has a channel already, followed by ``~transport``, or ``~transport-device`` if the
+            readers want the tensors somewhere else than by default.
+        value: the id of the value.
+        writer: the actor that makes the value.
+        readers: the actors that need it.
+        transport: how the bytes move.
+        depth: slots of the ring: how many executions' values it holds.
+        buffer_bytes: memory set aside for each slot in advance, 0 for none (slots grow when a value needs it).
+        device: where those of the readers that have a GPU want the tensors in it.
+        slots: for ``copy``, slots of each reader in device memory, which only values with device tensors take, and whose size
+            ``buffer_bytes`` then is; 0 for others.
+        turn: for ``copy``, the place of its first use among what comes to the same reader by ``copy``: who writes several channels
+            at once pushes those of low turns first, and large values of several writers go in this order (`crossfade.plan.turns`).
+        communicator: for ``communicator``, the id of the communicator that moves the tensors; such a channel has one reader.
+    """
+
+    id: str
+    value: str
+    writer: str
+    readers: tuple[str, ...]
+    transport: Transport
+    depth: int
+    buffer_bytes: int = 0
+    device: TargetDevice = TargetDevice.DEFAULT
+    slots: int = 0
+    turn: int = 0
+    communicator: str = ""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it has ``send`` and ``recv``, which need both hosts: values of several such channels between the same two actors
+        arrive in one order (PL-1). Others have ``write`` and ``read``, and a value is there once it is written.
+        """
+        return self.transport in (Transport.GLOO, Transport.STAGED, Transport.NCCL, Transport.COMMUNICATOR)
+
+    @property
+    def credit(self) -> int:
+        """How many executions a writer may be ahead of the releases that it waits for: the slots that every value needs."""
+        return min(self.depth, self.slots) if self.transport is Transport.COPY else self.depth
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSpec:
+    """What several actors do together, once per execution: a rendezvous.
+
+    Attributes:
+        id: c0, c1, ...
+        kind: what they do.
+        op: how tensors are reduced, or None for kinds that do not reduce.
+        root: the rank whose tensor a broadcast gives to all.
+        transport: how tensors move.
+        parties: the actors, in rank order.
+        inputs: for each rank the ids of the values that it brings.
+        outputs: for each rank the ids of the values that it gets: c0.0 at rank 0, or c0.0.0, c0.0.1, ... where they are several.
+        communicator: for ``communicator``, the id of the communicator that does the collective.
+    """
+
+    id: str
+    kind: CollectiveKind
+    op: ReduceOp | None
+    root: int
+    transport: Transport
+    parties: tuple[str, ...]
+    inputs: tuple[tuple[str, ...], ...]
+    outputs: tuple[tuple[str, ...], ...]
+    communicator: str = ""
+
+    def inputs_of(self, party: str) -> tuple[str, ...]:
+        """What a party brings; nothing for who is none."""
+        return self.inputs[self.parties.index(party)] if party in self.parties else ()
+
+    def outputs_of(self, party: str) -> tuple[str, ...]:
+        """What a party gets; nothing for who is none."""
+        return self.outputs[self.parties.index(party)] if party in self.parties else ()
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Who it is done with: the same for all collectives of the same actors, in whichever order."""
+        return tuple(sorted(self.parties))
+
+
+@dataclass(frozen=True)
+class BarePlan:
+    """A plan without its text form: what every actor will do, round after round.
+
+    Attributes:
+        inputs: what the driver writes.
+        nodes: the method calls, in the global order that every actor keeps to.
+        channels: what carries values between actors.
+        programs: the actions of each party, the driver included and first, in order; each runs its list once per execution.
+        outputs: ids of the values that an execution gives, in the user's order.
+        returns_list: whether the user asked for several outputs (a list) or for one value.
+        max_inflight: how many executions may be under way.
+        collectives: what several actors do together, in the order that every actor keeps to.
+        devices: indices of the GPUs of the actors that have any.
+        static: ids of the values whose tensors, as the user promises, are alike in every execution.
+        communicators: the user-defined communicators that move values.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    nodes: tuple[NodeSpec, ...]
+    channels: tuple[ChannelSpec, ...]
+    programs: Mapping[str, tuple[Action, ...]]
+    outputs: tuple[str, ...]
+    returns_list: bool
+    max_inflight: int
+    collectives: tuple[CollectiveSpec, ...] = ()
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    static: tuple[str, ...] = ()
+    communicators: tuple[CommunicatorSpec, ...] = ()
+
+    @cached_property
+    def node(self) -> Mapping[str, NodeSpec]:
+        """Nodes by id."""
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
+    def maker(self) -> Mapping[str, NodeSpec]:
+        """Nodes by the values that they make."""
+        return {value: node for node in self.nodes for value in node.outputs}
+
+    @cached_property
+    def channel(self) -> Mapping[str, ChannelSpec]:
+        """Channels by id."""
+        return {channel.id: channel for channel in self.channels}
+
+    @cached_property
+    def collective(self) -> Mapping[str, CollectiveSpec]:
+        """Collectives by id."""
+        return {collective.id: collective for collective in self.collectives}
