@@ -14,6 +14,7 @@ from benchmarks.common import Ratio, Series, ratio
 from benchmarks.tile_rows import (
     AG,
     BASELINE_WAYS,
+    CHUNKED,
     COPIES,
     CROSSFADE,
     CUBLAS,
@@ -91,14 +92,20 @@ class Measured:
     @property
     def baselines(self) -> list[str]:
         """Ways of torch and NCCL that worked."""
-        names = [SERIAL, FUSED, *(name for name in self.candidates if name.partition("(")[0] in BASELINE_WAYS)]
+        candidates = [name for name in self.candidates if name.partition("(")[0] in BASELINE_WAYS]
+        names = [SERIAL, FUSED, *self.chunked, *candidates]
         return [name for name in names if self.us(name) is not None]
+
+    @property
+    def chunked(self) -> list[str]:
+        """Torch's product and collective in pieces, by their number."""
+        return [name for name in self.sides if name.startswith(CHUNKED)]
 
     @property
     def candidates(self) -> list[str]:
         """All candidates that were measured, without those that write a shared output."""
         rest = {*PARTS, SERIAL, FUSED, SIGNALED, CROSSFADE}
-        return [name for name in self.sides if name not in rest and not name.endswith(SHARED)]
+        return [name for name in self.sides if name not in {*rest, *self.chunked} and not name.endswith(SHARED)]
 
     def fastest(self, names: Iterable[str]) -> str | None:
         """The name with the lowest median."""

@@ -61,10 +61,10 @@ def _explained() -> str:
     return (
         f"*Bound*: {bound[0].lower()}{bound[1:]} T_gemm is cuBLAS's, T_comm that of NCCL or of crossfade's copy engines, whichever "
         "is faster, both of this run; a piece is the rows of a wave of tiles of 128 x 256, or a rank's block if that is less, and "
-        "takes its share of either. *plain*, *chunked* and *fused* are candidates that are torch's own ways; with the bare calls "
-        "they are the baselines. *crossfade* is the operator as a user calls it, without candidate, tuned in this run (eager); it "
-        "*fell back* where the tuner chose a baseline. *Shared out*: with an output that all ranks can write. Predicted times of "
-        "graphs are without launches."
+        "takes its share of either. *chunked* is torch's product and collective in pieces; *plain* and *fused* are candidates that "
+        "are torch's own ways; with the bare calls they are the baselines. *crossfade* is the operator as a user calls it, without "
+        "candidate, tuned in this run (eager); it *fell back* where the tuner chose a baseline. *Shared out*: with an output that "
+        "all ranks can write. Predicted times of graphs are without launches."
     )
 
 
@@ -144,7 +144,7 @@ def _model(found: Sequence[Measured]) -> Table:
 
 
 def _times(operator: str, rows: Sequence[Measured]) -> Table:
-    chunks = list(dict.fromkeys(name for each in rows for name in each.candidates if name.startswith("chunked")))
+    chunks = list(dict.fromkeys(name for each in rows for name in each.chunked))
     sides = [CUBLAS, NCCL, COPIES, SERIAL, "plain", *chunks, FUSED, CROSSFADE]
     if operator == AR:
         sides.append(f"{CROSSFADE}{SHARED}")

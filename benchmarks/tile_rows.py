@@ -27,6 +27,8 @@ SHARED = ", shared out"
 PARTS = (CUBLAS, NCCL, COPIES)
 BASELINE_WAYS = BASELINES
 """Names of candidates that are torch's and NCCL's own ways."""
+CHUNKED = "chunked"
+"""How names of the baseline in `benchmarks.tile_chunked` begin."""
 
 RS, AR, AG, A2A = Operator.REDUCE_SCATTER, Operator.ALL_REDUCE, Operator.ALL_GATHER, Operator.ALL_TO_ALL
 SHORT = {"rs": RS, "ar": AR, "ag": AG, "a2a": A2A}

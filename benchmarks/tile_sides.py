@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks import tile_chunked
 from benchmarks.tile_rows import (
     A2A,
     AG,
     AR,
     BASELINE_WAYS,
+    CHUNKED,
     COPIES,
     CROSSFADE,
     CUBLAS,
@@ -38,6 +40,7 @@ from crossfade.ops.all_reduce import matmul_all_reduce
 from crossfade.ops.all_to_all import matmul_all_to_all
 from crossfade.ops.candidate import PLAIN, Candidate
 from crossfade.ops.reduce_scatter import matmul_reduce_scatter
+from crossfade.ops.shape import Operator
 from crossfade.ops.signaled import matmul_signaled
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup
@@ -57,6 +60,7 @@ COLLECTIVES: Mapping[str, Callable[..., torch.Tensor]] = {
     AG: collectives.all_gather,
     A2A: collectives.all_to_all,
 }
+NUM_CHUNKS, LEAST_CHUNK = (2, 4, 8), 16
 NUM_SIGNALED, SIGNALED_SMS = 8, 16
 """`SIGNALED`: groups of rows, and SMs that the product leaves to NCCL."""
 MULTICAST_ROWS = 2048
@@ -248,7 +252,7 @@ class Side:
 
 def sides_of(work: Work, ranks: Ranks, candidates: Sequence[Candidate], *, only_baselines: bool) -> list[Side]:
     """All that take turns: the parts, torch's ways, then crossfade's."""
-    found = [*_parts(work, ranks), _serial(work), *_fused(work, ranks)]
+    found = [*_parts(work, ranks), _serial(work), *_fused(work, ranks), *_chunked(work)]
     for candidate in candidates:
         found.append(_ours(work, ranks, str(candidate), candidate))
         if work.row.operator == AR and candidate.name not in BASELINE_WAYS and _has_heaps(ranks):
@@ -331,6 +335,16 @@ def _fused(work: Work, ranks: Ranks) -> list[Side]:
         return [Side(FUSED, _both(lambda: function(work.a, work.b, "sum", 0, name)))]
     wants_rows = row.m <= MULTICAST_ROWS
     return [Side(FUSED, _both(lambda: function(work.a, [work.b], 0, name, return_A=wants_rows)[1][0]))]
+
+
+def _chunked(work: Work) -> Iterator[Side]:
+    """Both in pieces, where those are not too short."""
+    length = {RS: len(work.out), AG: len(work.a), A2A: work.row.n}.get(Operator(work.row.operator), work.row.m)
+    counts = (work.received, work.sent) if work.row.operator == A2A else ()
+    for chunks in NUM_CHUNKS:
+        if work.row.num_ranks > 1 and length >= chunks * LEAST_CHUNK:
+            call = partial(tile_chunked.CHUNKED[work.row.operator], work.a, work.b, work.out, chunks, *counts)
+            yield Side(f"{CHUNKED}(chunks={chunks})", _both(call))
 
 
 @cache

@@ -38,12 +38,15 @@ def test_a_run_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_candidates_alone_beside_bare_calls(tmp_path: Path) -> None:
     path, asked = tmp_path / "out.jsonl", ["rounds(rounds=2)", "rounds(rounds=2, lag=1)"]
     more = ["--candidates", ";".join([*asked, "rounds"]), "--only-candidates"]
-    assert tile_ops.main(["run", str(path), "--quick", "--operators", "rs", "ar", *more]) == 0
+    assert tile_ops.main(["run", str(path), "--quick", "--operators", "rs", "ar", "ag", "a2a", *more]) == 0
     rows = [each for each in map(json.loads, path.read_text().splitlines()) if "key" in each]
-    assert len(rows) == 4
+    assert len(rows) == 9
     for each in rows:
         assert {*asked, "rounds(rounds=1)", "cuBLAS + NCCL"} <= set(each["sides"])
         assert "crossfade" not in each["sides"]
+        chunked = [side for name, side in each["sides"].items() if name.startswith("chunked")]
+        assert chunked or each["row"]["m"] == 32  # too short to be cut
+        assert all(side["eager"] and "right" not in side["errors"] for side in chunked)
         assert not any(each["sides"][name]["errors"] for name in asked)
         assert all(each["sides"][name][mode] for name in asked for mode in ("eager", "captured"))
         assert not each["choice"]["is_tuned"]

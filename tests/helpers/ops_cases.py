@@ -55,7 +55,7 @@ def types(device: str) -> None:
     """All element types, exact."""
     with opened(device) as group:
         for operator in Operator:
-            for candidate in ("plain", "chunked", "rounds(rounds=2)"):
+            for candidate in ("plain", "rounds(rounds=2)"):
                 for dtype in DTYPES:
                     for has_bias in (False, True):
                         inputs = make(operator, group, (9, 17, EXACT_K), dtype, seed=5, has_bias=has_bias)
@@ -93,7 +93,7 @@ def operands_and_outputs(device: str) -> None:
     """Leading dimensions, ``a`` that is no row-major matrix, a bias with gaps, outputs that are given, with gaps or without."""
     with opened(device) as group:
         for operator in Operator:
-            for candidate in ("plain", "chunked", "rounds(rounds=2)"):
+            for candidate in ("plain", "rounds(rounds=2)"):
                 for lead in ((2,), (3, 1, 2)):
                     check(operator, group, make(operator, group, (8, 12, 10), lead=lead, has_bias=True), candidate)
                 inputs = make(operator, group, (8, 12, 10), seed=1, has_bias=True)
@@ -309,7 +309,7 @@ def _two_streams(group: PeerGroup, work: list[list[Inputs]]) -> None:
 
 def replays(device: str) -> None:
     """All operators captured into one graph, on two lanes, and replayed with other operands; outputs are poisoned before."""
-    candidates = ("plain", "chunked", *ROUNDS[:2]) if dist.get_backend() == "nccl" else ("rounds", "rounds(rounds=3)")
+    candidates = ("plain", *ROUNDS[:2]) if dist.get_backend() == "nccl" else ("rounds", "rounds(rounds=3)")
     with opened(device, num_lanes=2, is_replayable=True) as group:
         inputs = [make(operator, group, (18, 12, EXACT_K), seed=1) for operator in Operator]
         pairs = [(operator, each, name) for operator, each in zip(Operator, inputs, strict=True) for name in candidates]

@@ -22,7 +22,7 @@ from tests.helpers.ops_gradients import OPERATORS, inputs_for
 from tests.helpers.ops_inputs import Inputs, device_of, make, opened
 
 SIZES = (12, 10, 6)
-WAYS: tuple[Candidate | str | None, ...] = (None, "plain", "rounds(rounds=2)", Candidate.of("chunked", chunks=3))
+WAYS: tuple[Candidate | str | None, ...] = (None, "plain", "rounds(rounds=2)", Candidate.of("rounds", rounds=3))
 Step = Callable[..., torch.Tensor]
 
 

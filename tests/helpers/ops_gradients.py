@@ -22,7 +22,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     **{str(operator): each for operator, each in FUNCTIONS.items()},
     "replicated_matmul": replicated_matmul,
 }
-FEW = ("plain", "chunked(chunks=3)", "rounds(rounds=2)")
+FEW = ("plain", "rounds", "rounds(rounds=2)")
 ALIKE = ("matmul_all_reduce",)
 """All ranks have the same output, and one gradient of it."""
 Grads = tuple[torch.Tensor | None, ...]

@@ -95,7 +95,7 @@ def hold(
 def captured_at_once(device: str) -> None:
     """Each candidate of each operator."""
     for operator in Operator:
-        for candidate in ("plain", "chunked", *ROUNDS):
+        for candidate in ("plain", *ROUNDS):
             hold(device, operator, candidate)
 
 

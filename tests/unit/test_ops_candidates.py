@@ -32,8 +32,8 @@ def test_a_candidates_text_parses_to_an_equal_one(drawn: Candidate) -> None:
 def test_texts() -> None:
     assert str(PLAIN) == "plain"
     assert str(Candidate.of("rounds", rounds=3)) == "rounds(rounds=3)"
-    assert Candidate.parse(" chunked ( chunks = 4 ) ") == Candidate("chunked", (("chunks", 4),))
-    assert Candidate.parse("chunked") == Candidate.of("chunked", chunks=2)
+    assert Candidate.parse(" rounds ( rounds = 4 ) ") == Candidate("rounds", (("rounds", 4),))
+    assert Candidate.parse("rounds") == Candidate.of("rounds", rounds=1)
     assert Candidate.parse("plain()") == PLAIN
     assert Candidate.of("rounds").arguments == {"rounds": 1, "lag": 0, "taper": 1}
     assert str(Candidate.of("rounds", lag=1)) == "rounds(rounds=1, lag=1)"
@@ -51,15 +51,16 @@ def test_texts() -> None:
         ("rounds(2)", r"'rounds\(2\)' is no candidate"),
         ("rounds(rounds=-1)", "is no candidate"),
         ("rounds(rounds=1", "is no candidate"),
-        ("chunked(chunks=x)", "is no candidate"),
+        ("rounds(rounds=x)", "is no candidate"),
         ("Plain", "there is no candidate 'Plain'"),
         ("rounds(rounds=2, rounds=3)", "'rounds' has a parameter twice: rounds, rounds\nhint"),
-        ("magic", "there is no candidate 'magic'\nhint: one of plain, chunked, rounds"),
+        ("magic", "there is no candidate 'magic'\nhint: one of plain, rounds"),
         ("rounds(chunks=2)", "'rounds' has no parameter 'chunks'\nhint: it has rounds"),
         ("plain(chunks=2)", "'plain' has no parameter 'chunks'\nhint: it has no parameters"),
         ("rounds(taper=0)", "taper of 'rounds' is 0\nhint: 1 is the least"),
         ("tiles(lag=1)", "'tiles' has no parameter 'lag'\nhint: it has rounds, group_rows, reserve_sms"),
-        ("chunked(chunks=0)", "chunks of 'chunked' is 0\nhint: 1 is the least"),
+        ("rounds(rounds=0)", "rounds of 'rounds' is 0\nhint: 1 is the least"),
+        ("chunked(chunks=2)", "there is no candidate 'chunked'"),
     ],
 )
 def test_texts_of_no_candidate(text: str, message: str) -> None:
@@ -81,25 +82,24 @@ def names(operator: Operator, sizes: tuple[int, int, int], where: Any) -> list[s
 
 def test_what_is_worth_a_try() -> None:
     shape = (512, 128, 64)
-    chunked = [f"chunked(chunks={n})" for n in (2, 4, 8)]
     rounds = [f"rounds(rounds={n})" for n in (1, 2, 4)]
     for operator in Operator:
-        assert names(operator, shape, group()) == ["plain", *chunked, *rounds]
+        assert names(operator, shape, group()) == ["plain", *rounds]
     assert names(Operator.ALL_REDUCE, shape, group(process_group=None)) == rounds
     assert names(Operator.ALL_REDUCE, shape, group(num_ranks=1)) == ["plain"]
-    assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=255)) == ["plain", *chunked]
-    assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=256 * 50))[4:] == ["rounds(rounds=3)", "rounds(rounds=4)"]
-    assert names(Operator.REDUCE_SCATTER, (128, 128, 64), group())[1:] == [chunked[0], *rounds[:2]]
+    assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=255)) == ["plain"]
+    assert names(Operator.ALL_REDUCE, shape, group(slot_bytes=256 * 50))[1:] == ["rounds(rounds=3)", "rounds(rounds=4)"]
+    assert names(Operator.REDUCE_SCATTER, (128, 128, 64), group())[1:] == rounds[:2]
     assert names(Operator.ALL_GATHER, (8, 128, 64), group()) == ["plain", rounds[0]]
-    assert names(Operator.ALL_TO_ALL, (0, 128, 64), group()) == ["plain", *chunked, rounds[0]]
+    assert names(Operator.ALL_TO_ALL, (0, 128, 64), group()) == ["plain", rounds[0]]
 
 
 def test_rounds_with_a_lag_or_a_taper_are_for_all_reduces_whose_blocks_fit() -> None:
     tapered = ["rounds(rounds=2, lag=1)", "rounds(rounds=2, taper=3)", "rounds(rounds=2, lag=1, taper=3)"]
-    assert names(Operator.ALL_REDUCE, (4096, 128, 64), group())[7:] == [*tapered, "rounds(rounds=4, lag=1)"]
-    assert names(Operator.ALL_REDUCE, (1024, 128, 64), group())[7:] == tapered[:1]  # 256 rows of a rank
-    assert names(Operator.ALL_REDUCE, (4096, 128, 64), group(slot_bytes=256 * 1023))[7:] == []
-    assert names(Operator.REDUCE_SCATTER, (4096, 128, 64), group())[7:] == []
+    assert names(Operator.ALL_REDUCE, (4096, 128, 64), group())[4:] == [*tapered, "rounds(rounds=4, lag=1)"]
+    assert names(Operator.ALL_REDUCE, (1024, 128, 64), group())[4:] == tapered[:1]  # 256 rows of a rank
+    assert names(Operator.ALL_REDUCE, (4096, 128, 64), group(slot_bytes=256 * 1023))[4:] == []
+    assert names(Operator.REDUCE_SCATTER, (4096, 128, 64), group())[4:] == []
 
 
 def test_tiles_are_for_products_that_sum_something(monkeypatch: pytest.MonkeyPatch) -> None:

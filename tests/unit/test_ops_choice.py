@@ -36,7 +36,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, tuned: str, most_received: int) -> s
         ("rounds(rounds=2, taper=3)", 5000, "rounds(rounds=4, taper=3)"),
         ("rounds(rounds=8)", 5000, "rounds(rounds=8)"),
         ("plain", 5000, "plain"),
-        ("chunked(chunks=2)", 5000, "chunked(chunks=2)"),
+        ("fused", 5000, "fused"),
     ],
 )
 def test_a_rank_that_gets_much_has_work_early(

@@ -172,7 +172,7 @@ def test_the_second_equal_call_is_captured_and_replayed(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("name", "is_replayed"),
-    [("rounds", True), ("tiles", True), ("plain", False), ("chunked", False), ("fused", True)],
+    [("rounds", True), ("tiles", True), ("plain", False), ("fused", True)],
 )
 def test_what_is_short_stays_as_it_is(world: World, name: str, is_replayed: bool) -> None:
     do(world, candidate=Candidate.of(name))

@@ -15,7 +15,7 @@ from crossfade.ops.ranks import Alone
 from tests.helpers.tuning import SHAPE, Bench, rows, ways
 
 R1, R2, R4 = ways("rounds(rounds=1)", "rounds(rounds=2)", "rounds(rounds=4)")
-PREDICTED = {"rounds(rounds=1)": 80.0, "rounds(rounds=2)": 90.0, "plain": 100.0, "chunked(chunks=2)": 120.0}
+PREDICTED = {"rounds(rounds=1)": 80.0, "rounds(rounds=2)": 90.0, "plain": 100.0, "fused": 120.0}
 
 
 def keeps(folder: Path) -> Cache:
@@ -61,12 +61,12 @@ def test_a_shape_takes_the_first_of_its_bucket_that_can_do_it() -> None:
 
 
 def test_a_call_that_the_best_cannot_do_takes_the_next() -> None:
-    tuner = Bench({"chunked(chunks=2)": 10.0, "rounds(rounds=2)": 20.0, "plain": 30.0}, PREDICTED).tuner()
+    tuner = Bench({"fused": 10.0, "rounds(rounds=2)": 20.0, "plain": 30.0}, PREDICTED).tuner()
     tuner.tune(SHAPE)
     for _ in range(2):
-        assert str(tuner.choose(SHAPE)) == "chunked(chunks=2)"
-        assert tuner.choose(SHAPE, without="chunked") == R2
-    assert tuner.choose(SHAPE, without="rounds") == Candidate.of("chunked", chunks=2)
+        assert str(tuner.choose(SHAPE)) == "fused"
+        assert tuner.choose(SHAPE, without="fused") == R2
+    assert tuner.choose(SHAPE, without="rounds") == Candidate("fused")
 
 
 def test_plain_does_what_nothing_of_the_decision_can_do() -> None:
@@ -81,9 +81,7 @@ def test_plain_does_what_nothing_of_the_decision_can_do() -> None:
 
 
 def test_the_measurement_decides_and_holds_for_the_bucket() -> None:
-    bench = Bench(
-        {"rounds(rounds=1)": 95.0, "rounds(rounds=2)": 70.0, "plain": 100.0, "chunked(chunks=2)": 110.0}, PREDICTED
-    )
+    bench = Bench({"rounds(rounds=1)": 95.0, "rounds(rounds=2)": 70.0, "plain": 100.0, "fused": 110.0}, PREDICTED)
     tuner = bench.tuner()
     assert tuner.choose(rows(7000)) == R1
     decision = tuner.tune(SHAPE)
@@ -92,7 +90,7 @@ def test_the_measurement_decides_and_holds_for_the_bucket() -> None:
         "rounds(rounds=2)",
         "rounds(rounds=1)",
         "plain",
-        "chunked(chunks=2)",
+        "fused",
     ]
     assert decision.time_us(R2) == 70.0
     assert decision.time_us(R4) is None
@@ -114,21 +112,19 @@ def test_of_what_is_as_fast_the_model_s_is_taken(rounds_us: float, chosen: Candi
 
 
 def test_candidates_take_turns_and_the_hopeless_get_one() -> None:
-    bench = Bench(
-        {"rounds(rounds=1)": 100.0, "rounds(rounds=2)": 131.0, "plain": 500.0, "chunked(chunks=2)": 130.0}, PREDICTED
-    )
+    bench = Bench({"rounds(rounds=1)": 100.0, "rounds(rounds=2)": 131.0, "plain": 500.0, "fused": 130.0}, PREDICTED)
     decision = bench.tuner(num_turns=2, num_repeats=3).tune(SHAPE)
     names = list(PREDICTED)
     assert bench.log == [
         *(f"set up {name}" for name in names),
         *names,
-        "chunked(chunks=2)",  # the other way round, the second time
+        "fused",  # the other way round, the second time
         "plain",
         "rounds(rounds=1)",
     ]
     assert [str(each) for each in decision.order] == [
         "rounds(rounds=1)",
-        "chunked(chunks=2)",
+        "fused",
         "rounds(rounds=2)",
         "plain",
     ]
@@ -159,25 +155,27 @@ def test_ties_go_to_what_was_predicted_best(times_us: dict[str, float], first: s
 def test_the_best_few_and_one_of_each_name_are_measured_and_all_of_torchs_own_and_what_the_model_does_not_know() -> (
     None
 ):
+    tiles = [f"tiles(rounds=1, group_rows={rows}, reserve_sms=0)" for rows in (0, 256, 512)]
     predicted = {
         **{f"rounds(rounds={number})": 10.0 + number for number in range(1, 9)},
-        "chunked(chunks=8)": 60.0,
-        "chunked(chunks=2)": 50.0,
+        tiles[1]: 60.0,
+        tiles[0]: 50.0,
+        "fused": 80.0,
         "plain": 90.0,
     }
     known = dict.fromkeys(predicted, 10.0)
-    bench = Bench({**known, "rounds(rounds=16)": 9.0, "chunked(chunks=16)": 5.0}, predicted)
+    bench = Bench({**known, "rounds(rounds=16)": 9.0, tiles[2]: 5.0}, predicted)
     decision = bench.tuner(num_best=2).tune(SHAPE)
     assert [line for line in bench.log if line.startswith("set up")] == [
         "set up rounds(rounds=1)",
         "set up rounds(rounds=2)",
-        "set up chunked(chunks=2)",
-        "set up chunked(chunks=8)",
+        f"set up {tiles[0]}",
+        "set up fused",
         "set up plain",
         "set up rounds(rounds=16)",
-        "set up chunked(chunks=16)",
+        f"set up {tiles[2]}",
     ]
-    assert str(decision.order[0]) == "chunked(chunks=16)"
+    assert str(decision.order[0]) == tiles[2]
 
 
 def test_what_raises_is_left_out_with_a_note() -> None:
@@ -186,7 +184,7 @@ def test_what_raises_is_left_out_with_a_note() -> None:
     assert decision.order == (PLAIN,)
     assert decision.notes == (
         "rounds(rounds=1) is left out: it failed on rank 0: RuntimeError: no kernel for rounds(rounds=1)",
-        "chunked(chunks=2) is left out: it failed on rank 0: RuntimeError: no kernel for chunked(chunks=2)",
+        "fused is left out: it failed on rank 0: RuntimeError: no kernel for fused",
         "rounds(rounds=2) is left out: it failed on rank 0: RuntimeError: out of memory",
     )
 

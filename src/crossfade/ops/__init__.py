@@ -4,7 +4,7 @@ One file for each operator, with its plain reference beside it: `matmul_reduce_s
 `matmul_all_to_all`. They stand on a `crossfade.peers.group.PeerGroup`, on GPUs or on CPU tensors.
 
 The way from there down: `arguments` checks what was given and makes a `job.Job` of it; a `candidate.Candidate` says which way it
-is done. The ways are small files: `plain` (the product, then torch.distributed), `chunked` (both in pieces), `rounds` (copy
+is done. The ways are small files: `plain` (the product, then torch.distributed), `rounds` (copy
 engines), which stands on `overlaps`, the order of products and exchanges.
 
 Which way is taken (`choice`): `model` predicts how long each takes, from `figures` that were measured once; `tune` measures the

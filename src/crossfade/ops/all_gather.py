@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops import chunked, fused, plain, rounds, torch_collectives
+from crossfade.ops import fused, plain, rounds, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, store
 from crossfade.ops.backward import AllGather
 from crossfade.ops.candidate import Candidate
@@ -44,7 +44,6 @@ _NAME = Operator.ALL_GATHER
 
 _WAYS: Mapping[str, Way] = {
     "plain": plain.all_gather,
-    "chunked": chunked.all_gather,
     "rounds": rounds.all_gather,
     "fused": fused.all_gather,
 }

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops import chunked, plain, rounds, tiled, torch_collectives
+from crossfade.ops import plain, rounds, tiled, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, store
 from crossfade.ops.backward import AllReduce
 from crossfade.ops.candidate import Candidate
@@ -40,7 +40,6 @@ _NAME = Operator.ALL_REDUCE
 
 _WAYS: Mapping[str, Way] = {
     "plain": plain.all_reduce,
-    "chunked": chunked.all_reduce,
     "rounds": rounds.all_reduce,
     "tiles": tiled.all_reduce,
 }

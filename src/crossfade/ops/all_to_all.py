@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops import chunked, plain, rounds, torch_collectives
+from crossfade.ops import plain, rounds, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, rows_for_each, store
 from crossfade.ops.backward import AllToAll
 from crossfade.ops.candidate import Candidate
@@ -44,7 +44,6 @@ _NAME = Operator.ALL_TO_ALL
 
 _WAYS: Mapping[str, Way] = {
     "plain": plain.all_to_all,
-    "chunked": chunked.all_to_all,
     "rounds": rounds.all_to_all,
 }
 

@@ -39,7 +39,6 @@ class Parameter(NamedTuple):
 
 WAYS: Mapping[str, Mapping[str, Parameter]] = {
     "plain": {},
-    "chunked": {"chunks": Parameter(2)},
     "rounds": {
         "rounds": Parameter(1),
         "lag": Parameter(0, least=0, is_shown=False),
@@ -117,21 +116,20 @@ class Candidate:
         """
         match = _TEXT.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"'{text}' is no candidate\nhint: such as plain, or chunked(chunks=4)")
+            raise ValueError(f"'{text}' is no candidate\nhint: such as plain, or rounds(rounds=2)")
         return cls(match[1], tuple((name, int(value)) for name, value in _PAIR.findall(match[2] or "")))
 
 
 PLAIN = Candidate("plain")
-BASELINES = frozenset({"plain", "chunked", "fused"})
+BASELINES = frozenset({"plain", "fused"})
 """Names of ways that are torch's and NCCL's own."""
 
 
-_CHUNKS = (2, 4, 8)
 _ROUNDS = (1, 2, 4)
 _SUM_ROUNDS = ((2, 1, 1), (2, 0, 3), (2, 1, 3), (4, 1, 1))
 """(rounds, lag, taper) of an all-reduce besides."""
 _LEAST_LENGTH = 16
-"""Of a chunk or of a round's part: shorter ones are never worth a launch."""
+"""Of a round's part: shorter ones are never worth a launch."""
 
 
 def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
@@ -143,22 +141,10 @@ def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
     """
     found = []
     if group.process_group is not None:
-        found += [PLAIN, *_chunked(shape)]
+        found.append(PLAIN)
         if fused.is_offered(shape, group):
             found.append(Candidate("fused"))
     return [*found, *_rounds(shape, group), *_tiles(shape, group)]
-
-
-def _chunked(shape: Shape) -> Iterator[Candidate]:
-    length = {
-        Operator.REDUCE_SCATTER: shape.m // shape.num_ranks,
-        Operator.ALL_REDUCE: shape.m,
-        Operator.ALL_GATHER: shape.rows_of_a,
-        Operator.ALL_TO_ALL: shape.n,
-    }[Operator(shape.operator)]
-    for chunks in _CHUNKS:
-        if shape.num_ranks > 1 and length >= chunks * _LEAST_LENGTH:
-            yield Candidate.of("chunked", chunks=chunks)
 
 
 def _rounds(shape: Shape, group: PeerGroup) -> Iterator[Candidate]:

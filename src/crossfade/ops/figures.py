@@ -5,10 +5,9 @@ Times are in microseconds, rates in GB/s (10^9 bytes a second).
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import Any
 
@@ -67,8 +66,6 @@ class Figures:
     copies_beside_product: float = 1.0
     tiled_product: float = 1.2
     """How much longer our own kernel takes than the vendor's, with all that it does besides; a factor."""
-    product_beside_nccl: float = 1.23
-    nccl_beside_product: float = 1.6
     launch_kernel_us: float = 15.0
     """Of the host's time, from Python; as the next two. All are 0 in a captured graph."""
     launch_copy_us: float = 10.0
@@ -105,25 +102,6 @@ class Figures:
         """The same for a captured graph, whose operations the host need not launch one by one."""
         return replace(self, launch_kernel_us=0.0, launch_copy_us=0.0, launch_wait_us=0.0)
 
-    def to_json(self) -> str:
-        """Text that `from_json` reads."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Figures:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        try:
-            data: dict[str, Any] = json.loads(text)
-            lines = {name: Line(**value) for name, value in data.items() if isinstance(value, dict)}
-            waves = tuple((int(k), float(us)) for k, us in data["waves"])
-            return cls(**{**data, **lines, "waves": waves})
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"these are no figures: {error!r}\nhint: give what Figures.to_json() gave") from None
-
 
 def _is_figure(value: float) -> bool:
     return math.isfinite(value) and value >= 0
@@ -149,9 +127,6 @@ def with_topology(figures: Figures, topology: Topology) -> Figures:
     for each in topology.slowdowns:
         if (each.transport, each.work) == ("copy", "gemm"):
             found["copies_beside_product"] = max(1.0, each.communication)
-        if (each.transport, each.work) == ("nccl", "gemm"):
-            found["nccl_beside_product"] = max(1.0, each.communication)
-            found["product_beside_nccl"] = max(1.0, each.computation)
     return replace(figures, **found)
 
 

@@ -24,7 +24,7 @@ _OPERATORS = frozenset(str(each) for each in Operator)
 """What is predicted; of `matmul_signaled` the communication is the user's."""
 _GATHERS = Operator.ALL_GATHER
 _SUMS = (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE)
-_COUNTS = ("chunks", "rounds", "taper", "sms")
+_COUNTS = ("rounds", "taper")
 """Parameters that are at least 1."""
 
 
@@ -46,7 +46,6 @@ class Model:
         """
         ways: dict[str, tuple[Callable[..., Prediction], set[str]]] = {
             "plain": (self._plain, set()),
-            "chunked": (self._chunked, {"chunks"}),
             "rounds": (self._rounds, {"rounds", "lag", "taper"}),
             "tiles": (self._tiles, {"group_rows", "reserve_sms", "rounds"}),
         }
@@ -68,8 +67,8 @@ class Model:
         size_bytes = shape.item_bytes * (rows * shape.k + shape.k * shape.n + rows * shape.n)
         return max(self._waves(shape, rows, num_sms) * self.figures.wave_us(shape.k), size_bytes / self._memory_rate)
 
-    def collective_us(self, shape: Shape, num_parts: int = 1) -> float:
-        """Time of the vendor's collective, alone, of one of so many equal parts."""
+    def collective_us(self, shape: Shape) -> float:
+        """Time of the vendor's collective, alone."""
         figures, others = self.figures, shape.num_ranks - 1
         lines: dict[str, tuple[Line, int]] = {
             Operator.REDUCE_SCATTER: (figures.reduce_scatter, others),
@@ -78,7 +77,7 @@ class Model:
             Operator.ALL_TO_ALL: (figures.all_to_all, others),
         }
         line, num_blocks = lines[shape.operator]
-        return line.time_us(num_blocks * self._block_bytes(shape) / num_parts) if others else 0.0
+        return line.time_us(num_blocks * self._block_bytes(shape)) if others else 0.0
 
     def bound(self, shape: Shape) -> Prediction:
         """What no way can beat, with the vendor's product and the faster of its collective and of copies.
@@ -129,23 +128,6 @@ class Model:
         yield "product", self.product_us(shape)
         if shape.operator != _GATHERS:
             yield "collective", self.collective_us(shape)
-
-    def _chunked(self, shape: Shape, chunks: int = 1) -> Prediction:
-        """The vendor's product and collective in parts, each on a stream of its own."""
-        figures, program = self.figures, Program()
-        product_us, collective_us = self.product_us(shape, shape.m / chunks), self.collective_us(shape, chunks)
-        for number in range(chunks):
-            is_first, is_last = number == 0, number == chunks - 1
-            first = ("product", "compute", product_us, figures.product_beside_nccl)
-            second = ("collective", "communication", collective_us, figures.nccl_beside_product)
-            if shape.operator == _GATHERS:
-                first, second = second, first
-            term, stream, time_us, factor = first
-            done = program.add(term, stream, time_us * (1 if is_first else factor), launch_us=figures.launch_kernel_us)
-            term, stream, time_us, factor = second
-            time_us *= 1 if is_last else factor
-            program.add(term, stream, time_us, launch_us=figures.launch_kernel_us, after=[done])
-        return program.finish()
 
     def _rounds(self, shape: Shape, rounds: int = 1, lag: int = 0, taper: int = 1) -> Prediction:
         """A product for each block and round, moved by the copy engine; the own block comes last, or first if it is gathered."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from crossfade.ops.job import Job
 
-__all__ = ["multiply", "multiply_all", "multiply_rows"]
+__all__ = ["multiply", "multiply_rows"]
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -23,18 +23,6 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Te
         torch.mm(a, b, out=out)
     else:
         torch.addmm(bias, a, b, out=out)
-
-
-def multiply_all(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """``out`` (W, M, N) becomes ``a @ b + bias``, where ``a`` is (W, M, K): one launch for rows that lie in W places."""
-    torch = torch_or_raise()
-    if not out.numel():
-        return
-    b = b.expand(len(a), *b.shape)
-    if bias is None:
-        torch.bmm(a, b, out=out)
-    else:
-        torch.baddbmm(bias.expand(out.shape), a, b, out=out)
 
 
 def multiply_rows(job: Job, a: torch.Tensor, out: torch.Tensor) -> None:

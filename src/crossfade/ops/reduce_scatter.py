@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops import chunked, fused, plain, rounds, tiled, torch_collectives
+from crossfade.ops import fused, plain, rounds, tiled, torch_collectives
 from crossfade.ops.arguments import check_operands, check_out, rows_for_each, store
 from crossfade.ops.backward import ReduceScatter
 from crossfade.ops.candidate import Candidate
@@ -41,7 +41,6 @@ _NAME = Operator.REDUCE_SCATTER
 
 _WAYS: Mapping[str, Way] = {
     "plain": plain.reduce_scatter,
-    "chunked": chunked.reduce_scatter,
     "rounds": rounds.reduce_scatter,
     "tiles": tiled.reduce_scatter,
     "fused": fused.reduce_scatter,

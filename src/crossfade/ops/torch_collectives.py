@@ -50,21 +50,13 @@ def all_reduce(group: PeerGroup, tensor: torch.Tensor, *, is_async: bool = False
     return torch_or_raise().distributed.all_reduce(tensor, group=require_group(group), async_op=is_async)
 
 
-def all_gather(group: PeerGroup, out: torch.Tensor, tensor: torch.Tensor, *, is_async: bool = False) -> Any:
+def all_gather(group: PeerGroup, out: torch.Tensor, tensor: torch.Tensor) -> None:
     """(n, ...) to (W n, ...)."""
-    function = _named("all_gather_single", "all_gather_into_tensor")
-    return function(out, tensor, group=require_group(group), async_op=is_async)
+    _named("all_gather_single", "all_gather_into_tensor")(out, tensor, group=require_group(group))
 
 
 def all_to_all(
-    group: PeerGroup,
-    out: torch.Tensor,
-    tensor: torch.Tensor,
-    received: Sequence[int],
-    sent: Sequence[int],
-    *,
-    is_async: bool = False,
-) -> Any:
+    group: PeerGroup, out: torch.Tensor, tensor: torch.Tensor, received: Sequence[int], sent: Sequence[int]
+) -> None:
     """Rows of the first dimension: ``sent[p]`` of them to rank p, ``received[p]`` from it."""
-    function = torch_or_raise().distributed.all_to_all_single
-    return function(out, tensor, list(received), list(sent), group=require_group(group), async_op=is_async)
+    torch_or_raise().distributed.all_to_all_single(out, tensor, list(received), list(sent), group=require_group(group))
