@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from hypothesis import given, settings
 import crossfade
 from crossfade.dag import InputNode, MultiOutputNode
 from tests.helpers.paths import PathDraw, PathWorker, arrivals, bind_path, draws, is_late
+
+pytestmark = pytest.mark.timeout(60)
 
 TRIES = 4
 """A machine may stand still for a moment; a path that is waited for too long is so each time."""
@@ -46,24 +48,41 @@ class Gate:
         return self.num_calls
 
 
+RemoteGate = crossfade.remote(Gate)
+
+
+class Pipe:
+    """What `Gate.wait` waits for."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path, self._pipe = str(path), os.open(path, os.O_RDWR)
+
+    def let_go(self, num: int = 1) -> None:
+        """So many calls go on."""
+        os.write(self._pipe, b"x" * num)
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A pipe for `Gate.wait`, and what lets one call go on."""
-    path = tmp_path / "gate"
-    os.mkfifo(path)
-    pipe = os.open(path, os.O_RDWR)
-
-    def let_one_go() -> None:
-        os.write(pipe, b"x")
-
-    yield str(path), let_one_go
+def gate(tmp_path: Path) -> Iterator[Pipe]:
+    pipe = Pipe(tmp_path / "gate")
+    yield pipe
     crossfade.shutdown()
-    os.close(pipe)
+    pipe.close()
 
 
-@pytest.mark.timeout(60)
-def test_an_error_is_raised_though_another_output_never_comes(gate: tuple[str, Callable[[], None]]) -> None:
-    fails, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+def waiting_and_giving(gate: Pipe, **options: Any) -> Any:
+    """A graph of two outputs, of which the first one waits."""
+    gives, waits = RemoteGate.remote(), RemoteGate.remote(gate.path)
+    with InputNode() as inp:
+        return MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)]).compile(**options)
+
+
+def test_an_error_is_raised_though_another_output_never_comes(gate: Pipe) -> None:
+    fails, waits = RemoteGate.remote(), RemoteGate.remote(gate.path)
     with InputNode() as inp:
         dag = MultiOutputNode([fails.fail.bind(inp), waits.wait.bind(inp)])
     graph = dag.compile()
@@ -76,34 +95,24 @@ def test_an_error_is_raised_though_another_output_never_comes(gate: tuple[str, C
     assert (ready, rest) == ([refs[0]], [refs[1]])
     with pytest.raises(crossfade.GetTimeoutError):
         refs[1].get(timeout=0.01)
-    gate[1]()
+    gate.let_go()
     assert refs[1].get() == 1
     graph.teardown()
 
 
-@pytest.mark.timeout(60)
-def test_an_output_is_there_before_a_slower_one(gate: tuple[str, Callable[[], None]]) -> None:
-    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
-    with InputNode() as inp:
-        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
-    graph = dag.compile(max_inflight=3)
+def test_an_output_is_there_before_a_slower_one(gate: Pipe) -> None:
+    graph = waiting_and_giving(gate, max_inflight=3)
     refs = [graph.execute(number) for number in range(3)]
     assert [pair[1].get() for pair in refs] == [0, 1, 2]
     assert not refs[0][0].is_ready()
-    for _ in refs:
-        gate[1]()
+    gate.let_go(len(refs))
     assert crossfade.get(refs) == [[0, 0], [1, 1], [2, 2]]
     graph.teardown()
 
 
-@pytest.mark.timeout(60)
-def test_a_method_fails_without_its_other_inputs_and_stays_in_step(gate: tuple[str, Callable[[], None]]) -> None:
+def test_a_method_fails_without_its_other_inputs_and_stays_in_step(gate: Pipe) -> None:
     """The late values are taken in later: the next execution gets its own."""
-    takes, waits, may_fail = (
-        crossfade.remote(Gate).remote(),
-        crossfade.remote(Gate).remote(gate[0]),
-        crossfade.remote(Odd).remote(),
-    )
+    takes, waits, may_fail = RemoteGate.remote(), RemoteGate.remote(gate.path), crossfade.remote(Odd).remote()
     with InputNode() as inp:
         late = waits.wait.bind(inp)
         dag = MultiOutputNode([takes.give.bind(late, may_fail.fail_if_odd.bind(inp)), may_fail.count.bind(inp)])
@@ -113,8 +122,7 @@ def test_a_method_fails_without_its_other_inputs_and_stays_in_step(gate: tuple[s
         with pytest.raises(ValueError, match="odd"):
             ref.get()
     refs += [graph.execute(number) for number in (4, 5)]
-    for _ in refs:
-        gate[1]()
+    gate.let_go(len(refs))
     assert refs[2][0].get() == 4
     with pytest.raises(ValueError, match="5 is odd"):
         refs[3][0].get()
@@ -141,13 +149,8 @@ class Odd:
         return numbers
 
 
-@pytest.mark.timeout(60)
-def test_a_value_that_others_need_is_still_waited_for(gate: tuple[str, Callable[[], None]]) -> None:
-    takes, waits, fails = (
-        crossfade.remote(Gate).remote(),
-        crossfade.remote(Gate).remote(gate[0]),
-        crossfade.remote(Gate).remote(),
-    )
+def test_a_value_that_others_need_is_still_waited_for(gate: Pipe) -> None:
+    takes, waits, fails = (RemoteGate.remote(gate.path) for _ in range(3))
     with InputNode() as inp:
         late = waits.wait.bind(inp)
         failed = takes.give.bind(late, fails.fail.bind(inp))
@@ -158,15 +161,14 @@ def test_a_value_that_others_need_is_still_waited_for(gate: tuple[str, Callable[
         with pytest.raises(KeyError):
             refs[0].get()
         assert not refs[1].is_ready()
-        gate[1]()
+        gate.let_go()
         assert refs[1].get() == number
     graph.teardown()
 
 
-@pytest.mark.timeout(60)
-def test_a_party_of_a_collective_that_brings_an_error_does_not_wait(gate: tuple[str, Callable[[], None]]) -> None:
+def test_a_party_of_a_collective_that_brings_an_error_does_not_wait(gate: Pipe) -> None:
     pytest.importorskip("torch", reason="collectives need torch")
-    fails, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
+    fails, waits = RemoteGate.remote(), RemoteGate.remote(gate.path)
     with InputNode() as inp:
         dag = MultiOutputNode(crossfade.collective.allreduce.bind([fails.fail.bind(inp), waits.wait.bind(inp)]))
     graph = dag.compile(max_inflight=2)
@@ -175,27 +177,22 @@ def test_a_party_of_a_collective_that_brings_an_error_does_not_wait(gate: tuple[
         with pytest.raises(KeyError, match=str(number)):
             refs[0].get()
         assert not refs[1].is_ready()
-        gate[1]()
+        gate.let_go()
         if number % 2:  # else the meeting may still go on when the next one is to begin
             with pytest.raises(KeyError, match=str(number)):
                 refs[1].get()
     graph.teardown()
 
 
-@pytest.mark.timeout(60)
-def test_each_output_can_be_awaited_by_itself(gate: tuple[str, Callable[[], None]]) -> None:
-    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
-    with InputNode() as inp:
-        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
-    graph = dag.compile(max_inflight=3)
+def test_each_output_can_be_awaited_by_itself(gate: Pipe) -> None:
+    graph = waiting_and_giving(gate, max_inflight=3)
 
     async def both() -> list[Any]:
         pairs = [await graph.execute_async(number) for number in range(3)]
         late = [asyncio.ensure_future(_value(pair[0])) for pair in pairs]
         early = [await asyncio.wait_for(_value(pair[1]), 30) for pair in reversed(pairs)]
         assert not any(future.done() for future in late)
-        for _ in pairs:
-            await asyncio.to_thread(gate[1])
+        await asyncio.to_thread(gate.let_go, len(pairs))
         return [early, await asyncio.gather(*late)]
 
     assert asyncio.run(both()) == [[2, 1, 0], [0, 1, 2]]
@@ -206,33 +203,23 @@ async def _value(ref: crossfade.CompiledRef) -> Any:
     return await ref
 
 
-@pytest.mark.timeout(60)
-def test_threads_get_outputs_of_one_execution_each_as_it_comes(gate: tuple[str, Callable[[], None]]) -> None:
-    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
-    with InputNode() as inp:
-        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
-    graph = dag.compile()
+def test_threads_get_outputs_of_one_execution_each_as_it_comes(gate: Pipe) -> None:
+    graph = waiting_and_giving(gate)
     refs = graph.execute(7)
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.append(refs[0].get()))
     thread.start()
     assert refs[1].get(timeout=30) == 7
     assert not got
-    gate[1]()
+    gate.let_go()
     thread.join()
     assert got == [7]
     graph.teardown()
 
 
-@pytest.mark.timeout(60)
-def test_a_loop_that_got_one_output_waits_for_the_other_and_is_not_refused(
-    gate: tuple[str, Callable[[], None]],
-) -> None:
+def test_a_loop_that_got_one_output_waits_for_the_other_and_is_not_refused(gate: Pipe) -> None:
     """Whether the other one was dropped or is still held."""
-    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
-    with InputNode() as inp:
-        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
-    graph = dag.compile(max_inflight=1)
+    graph = waiting_and_giving(gate, max_inflight=1)
     refs = graph.execute(0)
     with pytest.raises(crossfade.CapacityExceeded):
         graph.execute(1)
@@ -240,14 +227,13 @@ def test_a_loop_that_got_one_output_waits_for_the_other_and_is_not_refused(
         assert refs[1].get() == number - 1
         if number == 2:
             del refs[0]
-        gate[1]()
+        gate.let_go()
         refs = graph.execute(number)
-    gate[1]()
+    gate.let_go()
     assert crossfade.get(refs) == [3, 3]
     graph.teardown()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("engine", ["local", "inline"])
 def test_many_executions_that_fail_early_are_written_once_each(engine: str) -> None:
     """They are over before a slower actor has read its input: the rings of the inputs are full, and nothing is half written."""
@@ -267,11 +253,8 @@ def test_many_executions_that_fail_early_are_written_once_each(engine: str) -> N
     crossfade.shutdown()
 
 
-@pytest.mark.timeout(60)
-def test_a_submit_that_timed_out_and_one_in_a_loop_leave_nothing_half_written(
-    gate: tuple[str, Callable[[], None]],
-) -> None:
-    joins, waits, fails = (crossfade.remote(Gate).remote(gate[0]) for _ in range(3))
+def test_a_submit_that_timed_out_and_one_in_a_loop_leave_nothing_half_written(gate: Pipe) -> None:
+    joins, waits, fails = (RemoteGate.remote(gate.path) for _ in range(3))
     with InputNode() as inp:
         dag = joins.give.bind(fails.fail.bind(inp[0]), waits.wait.bind(inp[1]))
     graph = dag.compile(max_inflight=1, submit_timeout=0.05)
@@ -286,21 +269,18 @@ def test_a_submit_that_timed_out_and_one_in_a_loop_leave_nothing_half_written(
         pending = asyncio.ensure_future(graph.execute_async(3, 3))
         done, _ = await asyncio.wait([pending], timeout=0.05)
         assert not done
-        await asyncio.to_thread(lambda: [gate[1]() for _ in range(3)])
+        await asyncio.to_thread(gate.let_go, 3)
         with pytest.raises(KeyError):
             await (await pending)
         return "done"
 
     assert asyncio.run(in_loop()) == "done"
-    gate[1]()
+    gate.let_go()
     graph.teardown()
 
 
-@pytest.mark.timeout(60)
-def test_an_error_is_raised_at_once_while_another_thread_takes_results_in(
-    gate: tuple[str, Callable[[], None]],
-) -> None:
-    fails, waits = (crossfade.remote(Gate).remote(gate[0]) for _ in range(2))
+def test_an_error_is_raised_at_once_while_another_thread_takes_results_in(gate: Pipe) -> None:
+    fails, waits = (RemoteGate.remote(gate.path) for _ in range(2))
     with InputNode() as inp:
         dag = MultiOutputNode([waits.wait.bind(inp), fails.fail.bind(waits.wait.bind(inp))])
     graph = dag.compile()
@@ -308,8 +288,7 @@ def test_an_error_is_raised_at_once_while_another_thread_takes_results_in(
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.append(refs[0].get()))
     thread.start()
-    gate[1]()  # the first output; the second fails once its method has been let go, too
-    gate[1]()
+    gate.let_go(2)  # the first output; the second fails once its method has been let go, too
     with pytest.raises(KeyError):
         crossfade.get([refs[1], refs[0]])
     thread.join()
@@ -317,24 +296,19 @@ def test_an_error_is_raised_at_once_while_another_thread_takes_results_in(
     graph.teardown()
 
 
-@pytest.mark.timeout(60)
-def test_a_death_is_raised_at_once_by_get_of_results_of_several_graphs(gate: tuple[str, Callable[[], None]]) -> None:
-    dies, waits = (crossfade.remote(Gate).remote(gate[0]) for _ in range(2))
+def test_a_death_is_raised_at_once_by_get_of_results_of_several_graphs(gate: Pipe) -> None:
+    dies, waits = (RemoteGate.remote(gate.path) for _ in range(2))
     graphs = [actor.wait.bind(InputNode()).compile() for actor in (dies, waits)]
     refs = [graph.execute(1) for graph in graphs]
     crossfade.kill(dies)
     with pytest.raises(crossfade.ActorDiedError):
         crossfade.get([refs[1], refs[0]])
-    gate[1]()
+    gate.let_go()
     assert refs[1].get() == 1
 
 
-@pytest.mark.timeout(60)
-def test_results_that_came_stay_and_others_end_with_the_graph(gate: tuple[str, Callable[[], None]]) -> None:
-    gives, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote(gate[0])
-    with InputNode() as inp:
-        dag = MultiOutputNode([waits.wait.bind(inp), gives.give.bind(inp)])
-    graph = dag.compile()
+def test_results_that_came_stay_and_others_end_with_the_graph(gate: Pipe) -> None:
+    graph = waiting_and_giving(gate)
     refs = graph.execute(7)
     assert refs[1].get() == 7
     errors: list[BaseException] = []
@@ -353,7 +327,7 @@ def test_results_that_came_stay_and_others_end_with_the_graph(gate: tuple[str, C
     with pytest.raises(crossfade.TeardownTimeout):
         graph.teardown(timeout=0.05)
     thread.join()
-    gate[1]()
+    gate.let_go()
     graph.teardown()
     assert refs[1].get() == 7
     assert isinstance(errors[0], crossfade.exceptions.RayChannelError)
@@ -364,7 +338,7 @@ def test_results_that_came_stay_and_others_end_with_the_graph(gate: tuple[str, C
 
 def test_on_the_inline_engine_an_error_does_not_wait_for_methods_that_come_later() -> None:
     crossfade.init(engine="inline")
-    fails, waits = crossfade.remote(Gate).remote(), crossfade.remote(Gate).remote("/nothing")
+    fails, waits = RemoteGate.remote(), RemoteGate.remote("/nothing")
     with InputNode() as inp:
         dag = MultiOutputNode([fails.fail.bind(inp), waits.give.bind(inp)])
     graph = dag.compile()
@@ -378,9 +352,8 @@ def test_on_the_inline_engine_an_error_does_not_wait_for_methods_that_come_later
 # Random graphs
 
 
-@pytest.mark.timeout(60)
 def test_an_error_that_another_thread_has_taken_in_and_not_counted_yet_is_raised(engine: str) -> None:
-    actor = crossfade.remote(Gate).remote()
+    actor = RemoteGate.remote()
     with InputNode() as inp:
         graph = MultiOutputNode([actor.give.bind(inp), actor.fail.bind(inp)]).compile()
     refs = graph.execute(1)

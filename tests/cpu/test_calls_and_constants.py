@@ -14,8 +14,6 @@ from crossfade.channels.values.codec import hint_for_pickling
 from crossfade.engines.control import dump_user
 from crossfade.host.memory import PAGE_BYTES
 
-pytestmark = pytest.mark.timeout(120)
-
 LOCK = threading.Lock()
 
 

@@ -23,8 +23,6 @@ from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.timeout(120)
-
 Remote = crossfade.remote(Worker)
 
 

@@ -18,8 +18,6 @@ from tests.helpers.fifo_communicator import FifoCommunicator, Worker, by_value
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.timeout(120)
-
 Remote = crossfade.remote(Worker)
 
 

@@ -17,6 +17,8 @@ from tests.helpers.collective_graphs import Member, all_kinds, check_spans  # no
 from tests.helpers.collective_graphs import expected as wanted_sums  # noqa: E402
 from tests.helpers.copy_graphs import Worker, chain, expected, open_session, run, tear_down_graphs  # noqa: E402
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+
 
 class Looking(Worker):
     """Knows whether it has looked for exchanges to enqueue."""
@@ -63,7 +65,6 @@ def gpu_actors(session: None) -> list[Any]:
     return [Remote.options(num_gpus=1, name=name).remote() for name in ("above", "below", "last")]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_gpus_that_the_session_claims_and_the_machine_lacks_are_the_cpu(gpu_actors: list[Any]) -> None:
     first, second, third = gpu_actors
     with crossfade.InputNode() as given:
@@ -78,7 +79,6 @@ def transfers(timeline: crossfade.Timeline) -> set[tuple[str, str, str]]:
     return {(s.actor, s.stream, s.label) for s in timeline.spans if s.kind == "communicate" and s.stream not in hosts}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_a_measured_timeline_has_the_spans_of_devices(gpu_actors: list[Any]) -> None:
     first, second, _ = gpu_actors
     with crossfade.InputNode() as given:
@@ -94,7 +94,6 @@ def test_a_measured_timeline_has_the_spans_of_devices(gpu_actors: list[Any]) -> 
     assert transfers(graph.predicted_timeline()) == transfers(graph.timeline()) == {("above", "push", "write n0")}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(gpu_actors: list[Any]) -> None:
     first, second, _ = gpu_actors
     with crossfade.InputNode() as given:
@@ -108,7 +107,6 @@ def test_a_measured_timeline_has_the_chunks_on_their_way_up_and_down(gpu_actors:
     graph.teardown()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_what_leaves_for_the_host_and_what_is_wanted_on_a_gpu_is_predicted_and_measured(gpu_actors: list[Any]) -> None:
     first, second, _ = gpu_actors
     with crossfade.InputNode() as given:
@@ -125,7 +123,6 @@ def test_what_leaves_for_the_host_and_what_is_wanted_on_a_gpu_is_predicted_and_m
     graph.teardown()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_two_readers_on_one_gpu_get_a_copy_each_and_the_plan_says_so(session: None) -> None:
     writer, *readers = [Remote.options(num_gpus=share).remote() for share in (1, 0.5, 0.5)]
     with crossfade.InputNode() as given:
@@ -146,7 +143,6 @@ def test_two_readers_on_one_gpu_get_a_copy_each_and_the_plan_says_so(session: No
         crossfade.kill(actor)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 @pytest.mark.parametrize("transport", ["copy", "staged"])
 def test_a_reader_may_want_all_tensors_on_its_gpu_by_every_transport(gpu_actors: list[Any], transport: str) -> None:
     first, second, third = gpu_actors
@@ -159,7 +155,6 @@ def test_a_reader_may_want_all_tensors_on_its_gpu_by_every_transport(gpu_actors:
     graph.teardown()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_nccl_says_that_it_needs_gpus(gpu_actors: list[Any]) -> None:
     first, second, _ = gpu_actors
     with crossfade.InputNode() as given:
@@ -172,7 +167,6 @@ def test_nccl_says_that_it_needs_gpus(gpu_actors: list[Any]) -> None:
     assert graph.execute(100).get(timeout=30) == 4950
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(gpu_actors: list[Any]) -> None:
     """Whichever of its plans has such collectives; and before plain calls."""
     both = gpu_actors[:2]
@@ -198,7 +192,6 @@ def members(session: None) -> list[Any]:
     return [crossfade.remote(Member).options(num_gpus=1, name=f"m{rank}").remote() for rank in range(2)]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_measured_timeline_has_the_collectives_that_the_prediction_has(members: list[Any], overlap: bool) -> None:
     graph, sizes = all_kinds(members, record=True, overlap=overlap), [1000, 40, 60_000]

@@ -37,7 +37,6 @@ def test_random_collectives_of_two_groups_give_what_plain_torch_gives(num_partie
     assert [wrong for said in run(num_parties, cases) for each in said for wrong in each] == []
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_process_group_in_the_place_of_nccls(seed: int) -> None:
     """Each in processes of its own: to destroy a gloo group while the program goes on can stop all of its ranks."""
@@ -51,7 +50,6 @@ def said() -> dict[str, list[Any]]:
     return {case: [row[k] for row in rows] for k, case in enumerate(CASES)}
 
 
-@pytest.mark.timeout(120)
 def test_what_goes_wrong_with_one_reaches_all_and_they_go_on(said: dict[str, list[Any]]) -> None:
     raised, unfit, text, dtype = zip(*said["wrong"], strict=True)
     assert all("x" * 5000 in each for each in raised)
@@ -90,7 +88,6 @@ def test_groups_leave_nothing_behind(said: dict[str, list[Any]]) -> None:
     assert said["leaves nothing"] == [{}, {}, {}]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("moment", ["before its offer", "after its offer", "in an exchange"])
 def test_ch3_when_a_party_dies_the_others_are_told(moment: str) -> None:
     """By name, within two seconds; nothing of the group stays in their processes."""

@@ -27,6 +27,8 @@ from crossfade.host.memory import Memory  # noqa: E402
 from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
 from tests.helpers.copy_pair import make_bell  # noqa: E402
 
+pytestmark = pytest.mark.timeout(60)
+
 LIMIT_S = 10.0
 NUM_SLOTS = 8
 TERMS = Terms("c0", CollectiveKind.ALLREDUCE, ReduceOp.SUM, 0, ("A", "B"))
@@ -102,7 +104,6 @@ def world() -> Iterator[World]:
     made.close()
 
 
-@pytest.mark.timeout(60)
 def test_pl5_a_method_begins_when_all_that_everybody_has_come_to_is_enqueued(world: World) -> None:
     """The party's thread is about to enqueue its part, and has not: the main thread waits for that."""
     world.end.start([torch.ones(3)])
@@ -127,7 +128,6 @@ def test_pl5_a_method_begins_when_all_that_everybody_has_come_to_is_enqueued(wor
     world.group.enqueue_all()
 
 
-@pytest.mark.timeout(60)
 def test_who_waits_to_begin_a_method_is_let_go_when_a_party_is_gone(world: World) -> None:
     world.end.start([torch.ones(3)])
     world.offer()
@@ -139,7 +139,6 @@ def test_who_waits_to_begin_a_method_is_let_go_when_a_party_is_gone(world: World
     assert not main.is_alive()
 
 
-@pytest.mark.timeout(60)
 def test_a_result_may_be_taken_while_the_group_ends(world: World) -> None:
     """The thread looks at what is under way, and the main thread takes it out meanwhile."""
     world.mover.may_go.release(2)
@@ -188,7 +187,6 @@ class Counted:
         return end
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_a_collective_is_one_span_where_somebody_asks_and_else_nothing_is_enqueued_for_it(
     world: World, is_recorded: bool
@@ -209,7 +207,6 @@ def test_a_collective_is_one_span_where_somebody_asks_and_else_nothing_is_enqueu
     assert len(hosts) == (0 if is_recorded else 3)  # the host's share is told where the device's is not
 
 
-@pytest.mark.timeout(60)
 def test_a_span_ends_also_where_the_exchange_cannot_be_enqueued(world: World) -> None:
     counted = Counted(world)
 

@@ -17,8 +17,6 @@ import crossfade
 from crossfade.api import session as sessions
 from tests.helpers.graphs import kept_session, session_of
 
-pytestmark = pytest.mark.timeout(120)
-
 NUM_THREADS = 8
 
 

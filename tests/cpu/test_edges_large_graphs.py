@@ -11,8 +11,6 @@ import pytest
 
 import crossfade
 
-pytestmark = pytest.mark.timeout(120)
-
 SMALL, LARGE = 1_000, 10_000
 
 

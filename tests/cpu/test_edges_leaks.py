@@ -167,23 +167,19 @@ def check_growth(before: list[Footprint], after: list[Footprint], slack_kib: int
         assert set(grown) <= few, f"process {index} has grown: {grown}"
 
 
-@pytest.mark.timeout(120)
 def test_13_000_executions(workers: Any) -> None:
     check_executions(workers, 10_000, 3_000, slack_kib=2048)
 
 
-@pytest.mark.timeout(120)
 def test_30_graphs_through_shared_memory(workers: Any) -> None:
     check_cycles(workers, 10, 30, "auto", slack_kib=512)
 
 
-@pytest.mark.timeout(120)
 def test_5_graphs_through_gloo(workers: Any) -> None:
     pytest.importorskip("torch")
     check_cycles(workers, 3, 5, "gloo", slack_kib=2048)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", ["shm", "gloo"])
 def test_a_torn_graph_holds_no_memory_though_nobody_collects_garbage(workers: Any, transport: str) -> None:
     """Idle actors never collect: what they let go of has to die by itself. Nor does a torn graph that is kept hold it."""

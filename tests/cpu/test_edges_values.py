@@ -13,8 +13,6 @@ import crossfade
 from crossfade.channels.ring_layout import RECORD_BYTES
 from crossfade.host.memory import PAGE_BYTES, available_bytes
 
-pytestmark = pytest.mark.timeout(120)
-
 TRANSPORTS = ["shm", "gloo"]
 MIB = 1 << 20
 

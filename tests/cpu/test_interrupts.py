@@ -23,8 +23,6 @@ from tests.helpers.footprint import footprint
 from tests.helpers.interrupt_storm import storm
 from tests.helpers.signals import send, sent_once
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Interrupting:
     """Ctrl-C comes while it is pickled."""

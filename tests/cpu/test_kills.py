@@ -12,13 +12,11 @@ SEEDS = (*range(15), 18)
 """With them the driver and each actor is a victim, three of them while the program starts."""
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_killed_process_is_named_and_nothing_stays(seed: int) -> None:
     kill_once(seed)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="gloo is torch's")
 @pytest.mark.parametrize("seed", [1000])
 def test_a_killed_process_is_named_and_nothing_stays_over_gloo(seed: int) -> None:

@@ -12,8 +12,6 @@ import pytest
 
 import crossfade
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def _run(code: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}

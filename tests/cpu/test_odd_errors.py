@@ -14,8 +14,6 @@ import pytest
 import crossfade
 from crossfade.plan.parse import parse_plan
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Worker:
     """Fails in several ways."""

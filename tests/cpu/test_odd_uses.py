@@ -18,8 +18,6 @@ import crossfade
 from crossfade.api.arguments import Splitter
 from crossfade.plan.plan import InputSpec
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Worker:
     """Does a little of everything."""

@@ -124,6 +124,5 @@ def test_tunings_that_make_no_sense(wrong: dict[str, int]) -> None:
         Tuning(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_rank_is_named_and_the_others_go_on() -> None:
     assert min(kill_many(0, 16, 100).values()) >= 4

@@ -20,6 +20,8 @@ from tests.helpers.graphs import (
     open_benches,
 )
 
+pytestmark = pytest.mark.timeout(600)
+
 FEWER = settings(max_examples=30)  # `make soak` has thousands
 
 
@@ -29,14 +31,12 @@ def benches() -> Iterator[Benches]:
         yield both
 
 
-@pytest.mark.timeout(600)
 @FEWER
 @given(draws=st.lists(graph_draws(), min_size=1, max_size=3))
 def test_pl4_random_graphs_give_what_plain_calls_give(benches: Benches, draws: list[GraphDraw]) -> None:
     check_against_plain_calls(benches, draws)
 
 
-@pytest.mark.timeout(600)
 @FEWER
 @given(draw=graph_draws(transports=("gloo",), with_large=False))
 def test_pl4_random_graphs_over_gloo_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:
@@ -55,14 +55,12 @@ def tensor_benches() -> Iterator[Benches]:
     local.session.close()
 
 
-@pytest.mark.timeout(600)
 @settings(max_examples=20)
 @given(draw=graph_draws(kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4))
 def test_pl4_random_graphs_of_tensors_give_the_same_on_both_engines(tensor_benches: Benches, draw: GraphDraw) -> None:
     check_engines_agree(tensor_benches, [draw])
 
 
-@pytest.mark.timeout(600)
 @FEWER
 @given(draw=graph_draws(transports=("copy", "staged")))
 def test_pl4_random_graphs_over_device_channels_give_what_plain_calls_give(benches: Benches, draw: GraphDraw) -> None:

@@ -20,7 +20,6 @@ from crossfade.channels.values.shapes import _by_pickler, shapes_of  # noqa: E40
 from crossfade.collective import allgather  # noqa: E402
 from crossfade.errors import StaticShapeError, TaskError  # noqa: E402
 
-pytestmark = pytest.mark.timeout(120)
 torch.set_num_threads(1)
 
 

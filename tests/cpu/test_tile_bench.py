@@ -93,7 +93,6 @@ def test_a_block_in_small(tmp_path: Path) -> None:
     assert all("64, 32, 48, gated" in table.markdown() for table in tile_mlp.tables(rows)[:2])
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_eager", [False, True])
 def test_a_few_repetitions_with_delays_find_nothing_wrong(is_eager: bool) -> None:
     from benchmarks import tile_repetitions

@@ -22,8 +22,6 @@ torch.set_num_threads(1)
 ALONE_S = LARGE_BYTES / (LINK_GBS * 1e9)
 """How long a push of a value that is just large is held at most."""
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def large(fill: int = 1) -> Any:
     return torch.full((LARGE_BYTES,), fill, dtype=torch.uint8)

@@ -150,7 +150,6 @@ def fan_in(actors: list[Any], *, size: int = 5_000, pipe: str = "", **options: A
         return receiver.firsts.bind(*made).compile(**options)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}], ids=str)
 def test_orders_of_turns_that_cross_in_two_graphs(actors: list[Any], options: dict[str, Any]) -> None:
     graphs = [fan_in(actors, **options), fan_in([*actors[2::-1], actors[3]], **options)]
@@ -167,7 +166,6 @@ def test_orders_of_turns_that_cross_in_two_graphs(actors: list[Any], options: di
         graph.teardown(timeout=30)
 
 
-@pytest.mark.timeout(120)
 def test_who_is_late_holds_the_others_up_for_their_own_time_only(actors: list[Any], pipe: Path, tmp_path: Path) -> None:
     """The first waits until both others went: the second is held for the 8 ms that 320 KB take here, and goes though nobody
     rings; the third is held until then, or comes after it.
@@ -191,7 +189,6 @@ def test_who_is_late_holds_the_others_up_for_their_own_time_only(actors: list[An
     graph.teardown(timeout=30)
 
 
-@pytest.mark.timeout(120)
 def test_a_writer_whose_value_only_comes_after_this_ones_is_not_waited_for(actors: list[Any]) -> None:
     """A writes y for R and x for B, which makes of x what R uses first: y must not wait for that."""
     a, b, r = actors[:3]
@@ -205,7 +202,6 @@ def test_a_writer_whose_value_only_comes_after_this_ones_is_not_waited_for(actor
     graph.teardown(timeout=30)
 
 
-@pytest.mark.timeout(120)
 def test_graphs_with_turns_that_come_and_go_leave_nothing(actors: list[Any]) -> None:
     def cycle(num: int) -> None:
         for number in range(num):
@@ -231,7 +227,6 @@ def get_all(graph: Any, refs: list[Any]) -> None:
     graph.execute(1).get(timeout=30)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_death_among_those_who_take_turns_ends_the_graph_and_nobody_else(actors: list[Any], victim: int) -> None:
     mortal, left = Remote.options(name=f"turn{victim}").remote(), actors[:3]

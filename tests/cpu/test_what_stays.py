@@ -17,8 +17,6 @@ from crossfade.engines.actor_process import ActorProcess
 from crossfade.host.doorbell import Bell
 from crossfade.host.sockets import Connection
 
-pytestmark = pytest.mark.timeout(120)
-
 _HEAVY = (ActorProcess, Bell, Connection, subprocess.Popen)
 _MOST_BYTES = 5_000
 """Of the driver's for a dead actor: its names, and how it ended."""

@@ -66,7 +66,6 @@ def prepare(driver: CudaDriver, a: Any, b: Any, config: TileConfig, epilogue: Ep
         ((300, 334, 258), NARROW),
     ],
 )
-@pytest.mark.timeout(120)
 def test_values(
     driver: CudaDriver, kind: str, is_b_transposed: bool, shape: tuple[int, int, int], config: TileConfig
 ) -> None:
@@ -92,7 +91,6 @@ def test_what_was_compiled_is_called_without_tritons_own_launch(driver: CudaDriv
     assert all(each.compiled is not None for each in product._loader._loaded.values())
 
 
-@pytest.mark.timeout(120)
 def test_a_piece_is_whole_when_its_counter_says_so(driver: CudaDriver) -> None:
     """A push stream copies each piece as soon as it may; 200 times, from poisoned memory."""
     m, n, k = 2048, 2048, 512
@@ -138,7 +136,6 @@ WORLDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("number", range(len(WORLDS)))
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.timeout(120)
 def test_ranks_that_share_a_gpu(driver: CudaDriver, number: int, has_bias: bool) -> None:
     """Bit for bit: others' parts rounded, the own accumulator not, added in the order of the ranks; 20 times."""
     options = {"kind": "bfloat16", "config": TileConfig(), **WORLDS[number]}
@@ -153,7 +150,6 @@ def test_ranks_that_share_a_gpu(driver: CudaDriver, number: int, has_bias: bool)
         world.check()
 
 
-@pytest.mark.timeout(120)
 def test_a_replay_finds_its_counters_as_it_left_them(driver: CudaDriver) -> None:
     options = {"kind": "bfloat16", "config": TileConfig(), **WORLDS[1]}
     world = World(**options, is_captured=True, device=0, driver=driver)
@@ -176,7 +172,6 @@ def test_a_replay_finds_its_counters_as_it_left_them(driver: CudaDriver) -> None
     world.check()
 
 
-@pytest.mark.timeout(120)
 def test_nothing_is_loaded_while_a_stream_waits(driver: CudaDriver) -> None:
     """Other addresses, other stretches, other numbers of programs: all were loaded with the variant."""
     world = World(even_blocks(1024, 4), 1024, 256, kind="bfloat16", config=TileConfig(), device=0, driver=driver)

@@ -58,7 +58,6 @@ def check_hidden(timeline: Any, actor: str) -> None:
     assert sum(each > 0 for each in ahead_us) > len(ahead_us) / 2, (ahead_us, spans[-40:])
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("transport", [Transport.COPY, Transport.NCCL])
 def test_a_result_for_the_driver(trainers: list[Any], transport: Any) -> None:
     with crossfade.InputNode() as given:
@@ -72,7 +71,6 @@ def test_a_result_for_the_driver(trainers: list[Any], transport: Any) -> None:
         check_hidden(timeline, actor)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("edge", ["copy", "staged", Transport.NCCL], ids=str)
 def test_a_result_for_another_actor(trainers: list[Any], edge: Any) -> None:
     """The first actor's goes to the second one, which computes with it, and with nothing of its own."""

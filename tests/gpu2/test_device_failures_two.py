@@ -76,7 +76,6 @@ def ping_until(actor: Any, deadline: float) -> None:
         crossfade.get(actor.ping.remote(), timeout=30)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("build", "transport"),
     [

@@ -160,7 +160,6 @@ def tuned(peers: dict[int, Peer], rank: int, num_ranks: int, folder: str) -> dic
     }
 
 
-@pytest.mark.timeout(120)
 def test_two_gpus_measure_and_agree(tmp_path: Path) -> None:
     first, *others = run_workers([tuned] * 2, [(rank, 2, str(tmp_path)) for rank in range(2)], timeout_s=100.0)
     print("plain, predicted and measured, in us:", first["predicted_us"], first["plain_us"], "waves:", first["waves"])
@@ -181,7 +180,6 @@ def test_two_gpus_measure_and_agree(tmp_path: Path) -> None:
     assert first["predicted_us"] / 2 < first["plain_us"] < first["predicted_us"] * 2
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("candidate", ["rounds(rounds=4)", "rounds(rounds=2)"])
 def test_the_survivor_is_told_and_goes_on(tmp_path: Path, candidate: str) -> None:
     check_a_killed_rank(2, str(tmp_path / "store"), 1, is_waiting=False, candidate=candidate)

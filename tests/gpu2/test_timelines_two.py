@@ -24,7 +24,6 @@ def actors() -> Iterator[list[Any]]:
     crossfade.shutdown()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("transport", ["copy", "staged"])
 def test_nothing_is_used_before_it_came(actors: list[Any], transport: str, overlap: bool) -> None:

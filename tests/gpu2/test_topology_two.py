@@ -77,7 +77,6 @@ def _check_the_rest(measured: Topology) -> None:
     assert costs.device_transfer_time_us(NCCL, link.source, link.target, 64 * MB, beside="gemm") >= alone_us
 
 
-@pytest.mark.timeout(120)
 def test_a_process_that_dies_costs_one_step() -> None:
     """The next step runs in new processes, on the same devices."""
     found = read_topology()

@@ -25,6 +25,8 @@ from tests.helpers.gpus import num_gpus  # noqa: E402
 from tests.helpers.nccl_pair import open_nccl_pair  # noqa: E402
 from tests.helpers.staged_pair import open_staged_pair  # noqa: E402
 
+pytestmark = pytest.mark.timeout(300)
+
 DTYPES = [
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
     "complex128", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64",
@@ -164,7 +166,6 @@ def expected(size: int) -> list[int]:
     return [size * (size - 1), size * (size - 1) // 2]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_dtypes(pair: list[Any], transport: Any, dtype: str) -> None:
     first, second = pair
@@ -177,7 +178,6 @@ def test_all_dtypes(pair: list[Any], transport: Any, dtype: str) -> None:
         assert torch.equal(graph.execute(dtype).get(timeout=60), wanted)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [{}, {"max_inflight": 1}, {"overlap": True}], ids=str)
 def test_changing_lengths(pair: list[Any], transport: Any, options: dict[str, Any]) -> None:
     graph = chain(pair, transport, **options)
@@ -189,7 +189,6 @@ def test_changing_lengths(pair: list[Any], transport: Any, options: dict[str, An
     assert [crossfade.get(ref, timeout=60) for ref in refs] == [expected(size) for size in sizes[:num_ahead]]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_values_that_are_computed_late_never_come_early(pair: list[Any], transport: Any, overlap: bool) -> None:
     first, second = pair
@@ -204,7 +203,6 @@ def test_values_that_are_computed_late_never_come_early(pair: list[Any], transpo
     assert all(ref.get(timeout=60) for ref in refs)
 
 
-@pytest.mark.timeout(300)
 def test_values_that_hold_tensors_among_other_things(pair: list[Any], transport: Any) -> None:
     first, second = pair
     with crossfade.InputNode() as given:
@@ -216,7 +214,6 @@ def test_values_that_hold_tensors_among_other_things(pair: list[Any], transport:
         assert (odd, tuple(none), length) == (list(range(7)), (0, 3), size)
 
 
-@pytest.mark.timeout(300)
 def test_cpu_tensors_arrive_on_the_gpu_of_who_wants_them_there(pair: list[Any], transport: Any) -> None:
     first, second = pair
     with crossfade.InputNode() as given:
@@ -229,7 +226,6 @@ def test_cpu_tensors_arrive_on_the_gpu_of_who_wants_them_there(pair: list[Any], 
     assert [span.execution for span in spans] == [0, 1, 2]
 
 
-@pytest.mark.timeout(300)
 def test_a_measured_timeline_has_what_moves(pair: list[Any], transport: Any) -> None:
     graph, sizes = chain(pair, transport, record=True), [1000, 3_000_000]
     assert [crossfade.get(graph.execute(size), timeout=60) for size in sizes] == [expected(size) for size in sizes]
@@ -258,7 +254,6 @@ def test_a_measured_timeline_has_what_moves(pair: list[Any], transport: Any) -> 
     assert moved == {(*way, number): 8 * size for way in ways for number, size in enumerate(sizes)}
 
 
-@pytest.mark.timeout(300)
 def test_kept_tensors_stay_whole_also_after_teardown(pair: list[Any], transport: Any) -> None:
     first, second = pair
     for _ in range(2):
@@ -269,7 +264,6 @@ def test_kept_tensors_stay_whole_also_after_teardown(pair: list[Any], transport:
     crossfade.get(second.drop.remote())
 
 
-@pytest.mark.timeout(300)
 def test_a_method_that_raises_before_it_sends_costs_one_execution(pair: list[Any], transport: Any) -> None:
     first, second = pair
     with crossfade.InputNode() as given:
@@ -286,7 +280,6 @@ def test_a_method_that_raises_before_it_sends_costs_one_execution(pair: list[Any
 WAYS = [*TRANSPORTS, "auto", "shm", "gloo"]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_value_that_breaks_its_static_shape_costs_one_execution(pair: list[Any], way: Any, overlap: bool) -> None:
@@ -315,7 +308,6 @@ def test_a_value_that_breaks_its_static_shape_costs_one_execution(pair: list[Any
                 crossfade.get(refs, timeout=60)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_static_shapes_of_tensors_among_other_things(pair: list[Any], way: Any) -> None:
     first, second = pair
@@ -330,7 +322,6 @@ def test_static_shapes_of_tensors_among_other_things(pair: list[Any], way: Any) 
                 graph.execute(size).get(timeout=60)
 
 
-@pytest.mark.timeout(300)
 def test_an_input_of_static_shape_that_a_gpu_reads(pair: list[Any]) -> None:
     with crossfade.InputNode() as given:
         given.with_tensor_transport(device="cuda", static_shape=True)
@@ -341,7 +332,6 @@ def test_an_input_of_static_shape_that_a_gpu_reads(pair: list[Any]) -> None:
     assert graph.execute(torch.ones(10)).get(timeout=60) == 10
 
 
-@pytest.mark.timeout(300)
 def test_teardown_with_executions_in_flight(pair: list[Any], transport: Any) -> None:
     for _ in range(3):
         graph = chain(pair, transport)
@@ -351,7 +341,6 @@ def test_teardown_with_executions_in_flight(pair: list[Any], transport: Any) -> 
     assert crossfade.get(chain(pair, transport).execute(3), timeout=60) == expected(3)
 
 
-@pytest.mark.timeout(300)
 def test_who_has_no_memory_gets_an_error_and_the_graph_goes_on(pair: list[Any]) -> None:
     first, second = pair
     with crossfade.InputNode() as given:

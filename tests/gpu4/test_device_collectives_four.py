@@ -30,7 +30,6 @@ def test_pl5_nobody_waits_for_a_busy_host() -> None:
     cases.check_nobody_waits_for_a_busy_host(NUM_GPUS)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("is_waiting", [True, False])
 @pytest.mark.parametrize("dead", [0, NUM_GPUS - 1])
 def test_ch3_a_killed_party(dead: int, is_waiting: bool) -> None:

@@ -25,6 +25,8 @@ from tests.helpers.fuzzing import (
     streams,
 )
 
+pytestmark = pytest.mark.timeout(3600)
+
 
 @LONG
 @given(stream=streams(), fd_counts=st.lists(st.integers(0, 3), max_size=3))
@@ -33,7 +35,6 @@ def _frames_once(stream: tuple[list[bytes], bytes, list[int]], fd_counts: list[i
     check_socket(*stream, fd_counts)
 
 
-@pytest.mark.timeout(3600)
 def test_fuzz_frames() -> None:
     fuzz_for(_frames_once, "frames")
 
@@ -44,7 +45,6 @@ def _plan_once(text: str) -> None:
     check_plan(text)
 
 
-@pytest.mark.timeout(3600)
 def test_fuzz_plans() -> None:
     fuzz_for(_plan_once, "plans")
 
@@ -55,7 +55,6 @@ def _ring_once(damage: tuple[int, list[tuple[int, int]], bytes, object]) -> None
     check_ring(*damage)
 
 
-@pytest.mark.timeout(3600)
 def test_fuzz_the_rings_reader() -> None:
     fuzz_for(_ring_once, "ring")
 
@@ -97,7 +96,6 @@ def _actor_once(data: st.DataObject) -> None:
     assert Witness.graph.execute(3).get(timeout=60) == 3
 
 
-@pytest.mark.timeout(3600)
 def test_fuzz_live_actors() -> None:
     crossfade.init()
     try:

@@ -43,6 +43,8 @@ from tests.unit.test_turns import (
 )
 from tests.unit.test_turns_proof import test_any_plans_of_three_writers
 
+pytestmark = pytest.mark.timeout(3600)
+
 __all__ = [
     "test_a_sound_graph_comes_back_sorted_and_whole",
     "test_an_svg_has_every_box_and_every_edge",
@@ -68,23 +70,19 @@ __all__ = [
 ]
 
 
-@pytest.mark.timeout(3600)
 def test_pl1_to_pl4_the_verdict_is_that_of_all_interleavings() -> None:
     check_verdicts(8_000)
 
 
-@pytest.mark.timeout(3600)
 def test_pl2_sound_plans_with_methods_that_fail() -> None:
     check_failing(8_000)
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("num_actors", "transport"), [(4, Transport.SHM), (4, Transport.GLOO), (200, Transport.GLOO)])
 def test_the_validators_work_is_linear_in_the_number_of_nodes(num_actors: int, transport: Transport) -> None:
     check_growth(num_actors, transport, 1_000)
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("costs", "max_inflight"), [(SPINNING, 4), (SLEEPY, 1)], ids=["spinning", "sleepy"])
 def test_the_simulator_equals_a_clock_that_ticks(costs: CostModel, max_inflight: int) -> None:
     check_against_the_clock(costs, max_inflight, 4_000)

@@ -25,6 +25,8 @@ from tests.helpers.graphs import (
 )
 from tests.helpers.paths import PathDraw, PathWorker, draws
 
+pytestmark = pytest.mark.timeout(3600)
+
 __all__ = ["tensor_benches"]
 
 LONG = settings(settings.get_profile("soak"), max_examples=2_000)
@@ -37,14 +39,12 @@ def benches() -> Iterator[Benches]:
         yield both
 
 
-@pytest.mark.timeout(3600)
 @LONG
 @given(draws=st.lists(graph_draws(transports=("auto", "auto", "gloo")), min_size=1, max_size=3))
 def test_pl4_two_thousand_random_graphs(benches: Benches, draws: list[GraphDraw]) -> None:
     check_against_plain_calls(benches, draws)
 
 
-@pytest.mark.timeout(3600)
 @LONG
 @given(draw=graph_draws(transports=("copy", "staged")))
 def test_pl4_two_thousand_random_graphs_over_device_channels(benches: Benches, draw: GraphDraw) -> None:
@@ -52,7 +52,6 @@ def test_pl4_two_thousand_random_graphs_over_device_channels(benches: Benches, d
     check_against_plain_calls(benches, [draw])
 
 
-@pytest.mark.timeout(3600)
 @FEWER
 @given(draw=graph_draws(kinds=TENSOR_KINDS, methods=TENSOR_METHODS, most_depth=4))
 def test_pl4_hundreds_of_random_graphs_of_tensors(tensor_benches: Benches, draw: GraphDraw) -> None:
@@ -65,7 +64,6 @@ def path_actors() -> Iterator[list[crossfade.ActorHandle]]:
         yield [crossfade.remote(PathWorker).remote() for _ in range(3)]
 
 
-@pytest.mark.timeout(3600)
 @settings(settings.get_profile("soak"), max_examples=500)
 @given(draw=draws())
 def test_five_hundred_graphs_whose_outputs_come_at_the_end_of_their_paths(

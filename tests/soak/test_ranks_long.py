@@ -20,6 +20,8 @@ from tests.helpers.worlds.operators import OpsWorld, ops_worlds
 from tests.helpers.worlds.ranks import Call, Collective, PeerWorld
 from tests.unit.test_peers_proof import TUNINGS, check_in_a_row, peer_worlds
 
+pytestmark = pytest.mark.timeout(3600)
+
 TestOf2, TestOf3, TestOf4, TestOf5 = (suite(LONG_CASES, num_ranks, limit_s=1700) for num_ranks in (2, 3, 4, 5))
 TestGradientsOf2, TestGradientsOf4, TestGradientsOf5 = (suite(GRADIENT_CASES, num, limit_s=380) for num in (2, 4, 5))
 TestModulesOf2, TestModulesOf4, TestModulesOf6 = (suite(MODULE_CASES, num, limit_s=380) for num in (2, 4, 6))
@@ -27,7 +29,6 @@ TestModulesOf2, TestModulesOf4, TestModulesOf6 = (suite(MODULE_CASES, num, limit
 TestPeersOf3, TestPeersOf4, TestPeersOf5 = (suite(CASES, num, limit_s=500) for num in (3, 4, 5))
 
 
-@pytest.mark.timeout(3600)
 @settings(settings.get_profile("soak"), max_examples=2_000)
 @given(world=ops_worlds(), first=st.integers(0, 1 << 32))
 def test_pr1_pr2_two_thousand_random_worlds_have_no_fault(world: OpsWorld, first: int) -> None:
@@ -40,14 +41,12 @@ def test_a_killed_rank_is_named_and_the_others_go_on(first_seed: int) -> None:
     kill_many(first_seed, 100, 500)
 
 
-@pytest.mark.timeout(3600)
 @settings(settings.get_profile("soak"), max_examples=2_000)
 @given(world=peer_worlds(), first=st.integers(0, 1 << 32))
 def test_pr1_two_thousand_random_worlds_have_no_fault(world: PeerWorld, first: int) -> None:
     assert_sound(world, range(first, first + 40), is_strict=False)
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("collective", Collective)
 def test_two_calls_in_a_row_have_no_fault_in_very_many_orders(collective: Collective, direction: Direction) -> None:
@@ -56,7 +55,6 @@ def test_two_calls_in_a_row_have_no_fault_in_very_many_orders(collective: Collec
     assert_sound_in_all_orders(world, most_runs=20_000, is_strict=False)
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("collective", Collective)
 def test_a_small_world_has_no_fault_in_any_order(collective: Collective, direction: Direction) -> None:
@@ -65,7 +63,6 @@ def test_a_small_world_has_no_fault_in_any_order(collective: Collective, directi
         assert_sound_in_all_orders(PeerWorld([Call(collective, tunings=(tuning,))]), is_strict=False)
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("tuning", TUNINGS)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 def test_all_collectives_in_a_row_and_again_from_a_graph(num_ranks: int, tuning: str) -> None:

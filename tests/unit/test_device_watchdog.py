@@ -22,6 +22,8 @@ from crossfade.host.memory import Memory
 from crossfade.host.processes import await_end, open_pidfd
 from tests.helpers.running_driver import RunningDriver, open_board, run, running_driver
 
+pytestmark = pytest.mark.timeout(20)
+
 
 @pytest.fixture
 def driver() -> RunningDriver:
@@ -54,7 +56,6 @@ def test_release_gives_up_in_the_end(driver: RunningDriver, board: HostBoard) ->
     assert "could not be let go" in str(report)
 
 
-@pytest.mark.timeout(20)
 def test_a_watchdog_names_the_peer_that_was_killed(driver: RunningDriver) -> None:
     pool, use = Pool(driver), driver.create_stream("use")
     memory = Memory.create("signals", 65536)
@@ -94,7 +95,6 @@ def killed() -> Iterator[int]:
     peer.communicate()
 
 
-@pytest.mark.timeout(20)
 def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
     driver: RunningDriver, board: HostBoard, killed: int
 ) -> None:
@@ -116,7 +116,6 @@ def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
     assert not driver.is_idle(stream)
 
 
-@pytest.mark.timeout(20)
 def test_who_raises_when_it_hears_of_a_death_does_not_stop_the_watchdog(
     driver: RunningDriver, killed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +135,6 @@ def test_who_raises_when_it_hears_of_a_death_does_not_stop_the_watchdog(
     assert {report.peer for report in watchdog.reports} == {"worker 7", "worker 8"}
 
 
-@pytest.mark.timeout(20)
 def test_a_death_is_told_before_the_first_signal_is_released(
     driver: RunningDriver, board: HostBoard, killed: int
 ) -> None:
@@ -159,7 +157,6 @@ def test_a_death_is_told_before_the_first_signal_is_released(
     assert watchdog.reports[0].waited_for == ("a signal",)
 
 
-@pytest.mark.timeout(20)
 def test_streams_are_let_go_also_where_telling_raises(
     driver: RunningDriver, board: HostBoard, killed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +176,6 @@ def test_streams_are_let_go_also_where_telling_raises(
     assert watchdog.reports[0].is_free
 
 
-@pytest.mark.timeout(20)
 def test_a_peer_that_is_forgotten_while_its_death_is_told_is_left_alone(
     driver: RunningDriver, board: HostBoard, killed: int
 ) -> None:
@@ -196,7 +192,6 @@ def test_a_peer_that_is_forgotten_while_its_death_is_told_is_left_alone(
     assert not signal.is_set()
 
 
-@pytest.mark.timeout(20)
 def test_a_stream_that_waits_for_two_who_died_together_is_let_go_at_once(
     driver: RunningDriver, board: HostBoard, killed: int
 ) -> None:
@@ -226,7 +221,6 @@ def test_a_stream_that_waits_for_two_who_died_together_is_let_go_at_once(
     assert {report.waited_for for report in watchdog.reports} == {("the first",), ("the second",)}
 
 
-@pytest.mark.timeout(20)
 def test_who_forgets_a_peer_that_has_just_died_waits_until_streams_are_let_go(
     driver: RunningDriver, board: HostBoard, killed: int
 ) -> None:
@@ -241,7 +235,6 @@ def test_who_forgets_a_peer_that_has_just_died_waits_until_streams_are_let_go(
     watchdog.close()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("is_late", [False, True])
 def test_signals_that_fail_do_not_keep_others_from_being_let_go(
     driver: RunningDriver, board: HostBoard, killed: int, monkeypatch: pytest.MonkeyPatch, is_late: bool
@@ -277,7 +270,6 @@ def test_signals_that_fail_do_not_keep_others_from_being_let_go(
     assert [report.peer for report in watchdog.reports if report.is_free] == ["worker 7", "worker 8"][not is_late :]
 
 
-@pytest.mark.timeout(20)
 def test_who_closes_signals_of_the_dead_waits_for_the_step_that_sets_them(driver: RunningDriver, killed: int) -> None:
     """Also where the peer is not forgotten, since others still wait for it."""
     watchdog, is_in, may_go = Watchdog(driver), threading.Event(), threading.Event()
@@ -307,7 +299,6 @@ def test_who_closes_signals_of_the_dead_waits_for_the_step_that_sets_them(driver
     watchdog.close()
 
 
-@pytest.mark.timeout(20)
 def test_a_peer_that_is_forgotten_may_end(driver: RunningDriver) -> None:
     peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     watchdog, pidfd = Watchdog(driver), open_pidfd(peer.pid)
