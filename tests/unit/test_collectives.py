@@ -17,7 +17,7 @@ from crossfade.errors import GraphError, UnknownTransport
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.collectives import bind_collective
 from crossfade.graph.draw import to_ascii, to_dot, to_svg
-from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, Node, bind
+from crossfade.graph.nodes import InputNode, MultiOutputNode, Node
 from crossfade.graph.type_hints import TorchTensorType
 from crossfade.plan.actions import COLL_STREAM, MAIN, Verb
 from crossfade.plan.parse import parse_plan
@@ -28,21 +28,14 @@ from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.simulate import simulate
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 from tests.helpers.explore import explore
+from tests.helpers.small_graphs import actor, call
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TRANSPORTS = ("auto", "shm", "gloo")
 ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST = CollectiveKind
 
 
-def actor(name: str, session: str = "s") -> ActorInfo:
-    return ActorInfo(id=name, class_name=name, session=session, methods={"grad": 1, "work": 1, "step": 1, "two": 2})
-
-
 A, B, C = actor("A"), actor("B"), actor("C")
-
-
-def call(where: ActorInfo, method: str, *args: Any) -> Any:
-    return bind(where, method, args, {})
 
 
 def checked(*outputs: Node) -> CheckedGraph:
@@ -187,7 +180,7 @@ def test_a_root_is_a_position(root: Any) -> None:
 
 
 def test_an_actor_of_another_session_is_found_when_compiled() -> None:
-    outputs = bind_collective(BROADCAST, [call(A, "grad"), actor("Z", "other")])
+    outputs = bind_collective(BROADCAST, [call(A, "grad"), actor("Z", session="other")])
     with pytest.raises(GraphError, match="Z belongs to another session"):
         checked(*outputs)
 

@@ -11,29 +11,22 @@ from crossfade.engines import device_ends
 from crossfade.engines.board import pushes
 from crossfade.engines.device_ends import DeviceEnds
 from crossfade.errors import DeviceError
-from crossfade.graph.check import check
-from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, bind
+from crossfade.graph.nodes import InputNode, MultiOutputNode
 from crossfade.plan.plan import Plan
-from crossfade.schedule.compile import compile_plan
 from crossfade.topology import LinkKind
-from crossfade.types import Transport
+from tests.helpers.small_graphs import actor, call, compiled
 
 
 class Opened(Exception):
     """The check was passed: what comes next was begun."""
 
 
-def call(actor: ActorInfo, value: Any) -> Any:
-    return bind(actor, "take", (value,), {})
-
-
 def fan_out(gpus: dict[str, tuple[int, ...]], transport: str = "auto") -> Plan:
     """A gives a value to B and C, and takes what B makes of it."""
-    a, b, c = (ActorInfo(name, name, "s", {"take": 1}, gpus=gpus[name]) for name in "ABC")
-    made = call(a, InputNode()).with_tensor_transport(transport)
-    outputs = [call(a, call(b, made)), call(c, made)]
-    checked = check(MultiOutputNode(outputs), session="s", transports=tuple(Transport))
-    return compile_plan(checked, max_inflight=4, overlap=True)[0]
+    a, b, c = (actor(name, *gpus[name]) for name in "ABC")
+    made = call(a, "take", InputNode()).with_tensor_transport(transport)
+    outputs = [call(a, "take", call(b, "take", made)), call(c, "take", made)]
+    return compiled(MultiOutputNode(outputs))
 
 
 @pytest.mark.parametrize(

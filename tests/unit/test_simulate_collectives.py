@@ -20,7 +20,8 @@ from crossfade.schedule.simulate import simulate
 from crossfade.topology import Slowdown
 from crossfade.types import CollectiveKind, Transport
 from tests.helpers.four_gpus import MB, four_h200
-from tests.unit.test_simulate_gpus import COSTS, actor, call, compiled, only, times
+from tests.helpers.small_graphs import actor, call, compiled, only, times
+from tests.unit.test_simulate_gpus import COSTS
 
 COLLECTED = replace(COSTS, collective_host_us=1.0)
 WORK = Workload({"f": 1.0, "g": 1.0}, device_us={"A.f": 10.0, "B.f": 30.0, "g": 20.0}, default_value_bytes=4 * MB)

@@ -11,17 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.graph.check import check
-from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, Node, bind
+from crossfade.graph.nodes import InputNode, MultiOutputNode
 from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.plan import Plan
-from crossfade.plan.timeline import Span, Timeline
-from crossfade.schedule.compile import compile_plan
+from crossfade.plan.timeline import Timeline
 from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.simulate import Simulation, simulate
 from crossfade.topology import Crowd, Device, Link, LinkKind, Rate, Slowdown, Topology
 from crossfade.types import Transport
-from tests.unit.test_transports import gpu_graphs
+from tests.helpers.small_graphs import actor, call, compiled, gpu_graphs, only, times
 
 COSTS = CostModel(
     write_us=1.0,
@@ -53,19 +51,6 @@ COSTS = CostModel(
 """Round figures; nobody sleeps, and there is a core for everyone. A copy moves 1000 bytes in a microsecond."""
 
 
-def actor(name: str, *gpus: int) -> ActorInfo:
-    return ActorInfo(name, name, "s", {"f": 1, "g": 1, "make": 1, "take": 1}, gpus=gpus)
-
-
-def compiled(output: Node | MultiOutputNode, max_inflight: int = 4, *, overlap: bool = True) -> Plan:
-    checked = check(output, session="s", transports=tuple(Transport))
-    return compile_plan(checked, max_inflight=max_inflight, overlap=overlap)[0]
-
-
-def call(where: ActorInfo, method: str, *args: Any) -> Any:
-    return bind(where, method, args, {})
-
-
 def chain(*, a: int = 0, b: int = 1, transport: str = "auto", max_inflight: int = 4) -> Plan:
     """driver -> A.f -> B.g -> driver, A and B on a GPU each."""
     made = call(actor("A", a), "f", InputNode()).with_tensor_transport(transport)
@@ -73,20 +58,6 @@ def chain(*, a: int = 0, b: int = 1, transport: str = "auto", max_inflight: int 
 
 
 WORK = Workload({"f": 1.0, "g": 1.0}, {"n0": 5_000, "n1": 2_000}, device_us={"f": 10.0, "g": 20.0})
-
-
-def only(timeline: Timeline, who: str, stream: str, kind: str = "", execution: int = 0) -> Span:
-    found = [
-        span
-        for span in timeline.spans
-        if (span.actor, span.stream, span.execution) == (who, stream, execution) and kind in ("", span.kind)
-    ]
-    assert len(found) == 1, found
-    return found[0]
-
-
-def times(span: Span) -> tuple[float, float]:
-    return round(span.start_us, 6), round(span.end_us, 6)
 
 
 def test_the_host_enqueues_and_the_streams_work() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from crossfade.engines.inline import InlineEngine
 from crossfade.errors import GraphError
 from crossfade.graph.check import check
-from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, Node, bind
+from crossfade.graph.nodes import InputNode, MultiOutputNode
 from crossfade.plan.actions import Verb
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import Plan
@@ -23,25 +23,13 @@ from crossfade.schedule.transports import Gpus, Way, Wish, choose, gpu_pairs
 from crossfade.topology import Device, Link, LinkKind, Rate, Topology
 from crossfade.types import DRIVER, TargetDevice, Transport
 from tests.helpers.explore import explore
+from tests.helpers.small_graphs import actor, call, compiled, gpu_graphs
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 ALL = tuple(Transport)
 MB = 1_000_000
 UUIDS = {0: "GPU-0", 1: "GPU-1", 2: "GPU-2"}
 TWO = {"A": (0,), "B": (1,)}
-
-
-def actor(name: str, *gpus: int) -> ActorInfo:
-    return ActorInfo(name, name, "s", {"make": 1, "take": 1, "split": 2}, gpus=gpus)
-
-
-def call(where: ActorInfo, *args: Any, method: str = "take") -> Any:
-    return bind(where, method, args, {})
-
-
-def compiled(output: Node | MultiOutputNode, **options: Any) -> Plan:
-    checked = check(output, session="s", transports=ALL)
-    return compile_plan(checked, **{"max_inflight": 4, "overlap": True, **options})[0]
 
 
 def topology(kind: LinkKind, copy_us: float = 0.0, staged_us: float = 0.0) -> Topology:
@@ -53,7 +41,7 @@ def topology(kind: LinkKind, copy_us: float = 0.0, staged_us: float = 0.0) -> To
 
 
 def wish(transport: str = "auto", device: str = "default") -> Wish:
-    return Wish(call(actor("A"), method="make"), transport, TargetDevice(device))
+    return Wish(call(actor("A"), "make"), transport, TargetDevice(device))
 
 
 def chosen(asked: str, gpus: Gpus, device: str = "default", **options: Any) -> str:
@@ -198,13 +186,13 @@ def test_forced_transports() -> None:
 
 def test_an_edge_that_cannot_be_made_names_its_node() -> None:
     a, b, c = actor("A", 0), actor("B", 1), actor("C")
-    made = call(a, InputNode(), method="make").with_tensor_transport("nccl")
+    made = call(a, "make", InputNode()).with_tensor_transport("nccl")
     with pytest.raises(
         GraphError, match=r"A\.make\(inp\) asks for .*'accelerator' from A to C \(Ray's 'nccl' means that too\)"
     ):
-        compiled(MultiOutputNode([call(b, made), call(c, made)]))
+        compiled(MultiOutputNode([call(b, "take", made), call(c, "take", made)]))
     made.with_tensor_transport("auto", reader=c)
-    plan = compiled(MultiOutputNode([call(b, made), call(c, made)]))
+    plan = compiled(MultiOutputNode([call(b, "take", made), call(c, "take", made)]))
     assert {spec.id: spec.transport for spec in plan.channels if spec.value == "n0"} == {"n0": "copy", "n0~shm": "shm"}
 
 
@@ -214,10 +202,10 @@ def test_an_edge_that_cannot_be_made_names_its_node() -> None:
 def fan_in(*, transport: str = "auto", **options: Any) -> Plan:
     """Three senders and a receiver, which needs the values in the reverse order."""
     inp = InputNode()
-    made = [call(actor(f"S{i}", i), inp, method="make").with_tensor_transport(transport) for i in range(3)]
+    made = [call(actor(f"S{i}", i), "make", inp).with_tensor_transport(transport) for i in range(3)]
     state: Any = 0
     for value in reversed(made):
-        state = call(actor("R", 3), state, value)
+        state = call(actor("R", 3), "take", state, value)
     return compiled(state, **options)
 
 
@@ -253,8 +241,8 @@ def test_a_single_execution_in_flight_still_has_two_slots() -> None:
 
 def test_what_is_made_at_one_step_is_pushed_in_the_order_of_need_before_the_host_writes() -> None:
     a, b = actor("A", 0), actor("B", 1)
-    first, second = call(a, InputNode(), method="split")
-    plan = compiled(MultiOutputNode([call(b, call(b, second), first), first, second]))
+    first, second = call(a, "split", InputNode())
+    plan = compiled(MultiOutputNode([call(b, "take", call(b, "take", second), first), first, second]))
     writes = [action.target for action in plan.programs["A"] if action.verb is Verb.WRITE]
     assert writes == ["n0.1", "n0.0", "n0.0~shm", "n0.1~shm"]
     assert [plan.channel[name].turn for name in writes] == [0, 1, 0, 0]
@@ -262,9 +250,9 @@ def test_what_is_made_at_one_step_is_pushed_in_the_order_of_need_before_the_host
 
 def test_readers_that_want_other_devices_have_other_channels() -> None:
     a, readers = actor("A", 0), [actor(f"R{i}", i) for i in (1, 2, 3)]
-    made = call(a, InputNode(), method="make").with_tensor_transport(device="cpu", reader=readers[0])
+    made = call(a, "make", InputNode()).with_tensor_transport(device="cpu", reader=readers[0])
     made.with_tensor_transport("copy", device="cuda", reader=readers[1])
-    plan = compiled(MultiOutputNode([call(reader, made) for reader in readers]))
+    plan = compiled(MultiOutputNode([call(reader, "take", made) for reader in readers]))
     found = {spec.id: (spec.readers, spec.transport, spec.device) for spec in plan.channels if spec.value == "n0"}
     assert found == {
         "n0": (("R1",), "shm", "cpu"),
@@ -281,7 +269,7 @@ def devices_of(plan: Plan, value: str) -> dict[str, tuple[tuple[str, ...], str]]
 
 def test_parts_of_the_input_go_where_the_whole_is_asked_to_unless_they_say_otherwise() -> None:
     inp, a = InputNode().with_tensor_transport(device="cuda"), actor("A", 0)
-    plan = compiled(call(a, inp, inp.x, inp["y"].with_tensor_transport(device="cpu")))
+    plan = compiled(call(a, "take", inp, inp.x, inp["y"].with_tensor_transport(device="cpu")))
     assert {item.key: devices_of(plan, item.value) for item in plan.inputs} == {
         "*": {"i0": (("A",), "cuda")},
         ".x": {"i1": (("A",), "cuda")},
@@ -289,7 +277,7 @@ def test_parts_of_the_input_go_where_the_whole_is_asked_to_unless_they_say_other
     }
     assert parse_plan(str(plan)) == plan
     inp = InputNode()
-    plan = compiled(call(a, inp.x.with_tensor_transport(device="cuda"), inp[0]))
+    plan = compiled(call(a, "take", inp.x.with_tensor_transport(device="cuda"), inp[0]))
     assert devices_of(plan, "i0") == {"i0": (("A",), "cuda")}
     assert devices_of(plan, "i1") == {"i1": (("A",), "default")}
 
@@ -298,19 +286,19 @@ def test_an_input_may_be_wanted_on_the_gpu_by_some_of_its_readers() -> None:
     """One ring serves those who have no GPU too; who has one and does not want the tensors there has a ring of its own."""
     on, off, without = actor("A", 0), actor("B", 1), actor("C")
     inp = InputNode().with_tensor_transport(device="cuda", reader=on)
-    first = compiled(MultiOutputNode([call(on, inp), call(without, inp)]))
+    first = compiled(MultiOutputNode([call(on, "take", inp), call(without, "take", inp)]))
     assert devices_of(first, "i0") == {"i0": (("A", "C"), "cuda")}
-    second = compiled(MultiOutputNode([call(without, inp), call(on, inp)]))
+    second = compiled(MultiOutputNode([call(without, "take", inp), call(on, "take", inp)]))
     assert devices_of(second, "i0") == {"i0": (("A", "C"), "cuda")}
-    third = compiled(MultiOutputNode([call(without, inp), call(on, inp), call(off, inp)]))
+    third = compiled(MultiOutputNode([call(without, "take", inp), call(on, "take", inp), call(off, "take", inp)]))
     assert devices_of(third, "i0") == {"i0": (("C", "B"), "default"), "i0~shm-cuda": (("A",), "cuda")}
     assert [str(action) for action in third.programs[DRIVER][:2]] == ["write i0", "write i0~shm-cuda"]
     for plan in (first, second, third):
         assert parse_plan(str(plan)) == plan
         assert explore(plan).verdict == "ok"
-    made = call(actor("D", 2), inp, method="make").with_tensor_transport("shm", device="cpu", reader=off)
+    made = call(actor("D", 2), "make", inp).with_tensor_transport("shm", device="cpu", reader=off)
     inp.with_tensor_transport()
-    plan = compiled(MultiOutputNode([call(off, made), made]))
+    plan = compiled(MultiOutputNode([call(off, "take", made), made]))
     assert devices_of(plan, "n0") == {"n0": (("B", DRIVER), "cpu")}
 
 
@@ -319,37 +307,9 @@ def test_an_input_that_cannot_be_on_a_gpu_names_itself() -> None:
     inputs = [InputNode().with_tensor_transport(device="cuda") for _ in range(2)]
     for source, said in ((inputs[0], "inp"), (inputs[1].x, r"inp\.x")):
         with pytest.raises(GraphError, match=rf"^{said} asks for its tensors on the GPU of C, which has none\nhint: "):
-            compiled(MultiOutputNode([call(each, source) for each in both]))
+            compiled(MultiOutputNode([call(each, "take", source) for each in both]))
     inputs[1].with_tensor_transport(reader=both[1])
-    assert compiled(MultiOutputNode([call(each, inputs[1].x) for each in both])).channel["i0"].device == "cuda"
-
-
-@st.composite
-def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
-    """A random graph over actors of which some have GPUs, with wishes that can be met."""
-    actors = [actor(f"A{i}", *([i] if draw(st.booleans()) else [])) for i in range(draw(st.integers(1, 3)))]
-    all_have = all(each.gpus for each in actors)
-    none_has = not any(each.gpus for each in actors)
-    wishes = [
-        "auto",
-        "gloo",
-        *(["copy"] if all_have or none_has else []),
-        *(["staged", Transport.NCCL] if all_have else []),
-    ]
-    inp = InputNode()
-    values: list[Node] = [inp]
-    used: set[Node] = set()
-    for index in range(draw(st.integers(1, 5))):
-        taken = draw(st.lists(st.sampled_from(values), max_size=3, unique=True)) if index else values
-        used.update(taken)
-        made = call(draw(st.sampled_from(actors)), *taken, method=draw(st.sampled_from(("make", "split"))))
-        nodes = list(made) if isinstance(made, tuple) else [made]
-        values += [node.with_tensor_transport(draw(st.sampled_from(wishes))) for node in nodes]
-    for each in [
-        each for each in actors if each.gpus and any(getattr(made, "actor", None) is each for made in inp._users)
-    ]:
-        inp.with_tensor_transport(device=draw(st.sampled_from(("default", "cpu", "cuda"))), reader=each)
-    return MultiOutputNode([value for value in values[1:] if value not in used])
+    assert compiled(MultiOutputNode([call(each, "take", inputs[1].x) for each in both])).channel["i0"].device == "cuda"
 
 
 @given(output=gpu_graphs(), overlap=st.booleans(), max_inflight=st.integers(1, 2))

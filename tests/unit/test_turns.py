@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from graphlib import TopologicalSorter
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,19 +14,15 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.text import values_used
 from crossfade.plan.turns import predecessors, targets, turn_peers
 from crossfade.types import DRIVER, Transport
-from tests.unit.test_transports import actor, call, compiled, gpu_graphs
-
-
-def make(where: Any, *args: Any) -> Any:
-    return call(where, *args, method="make")
+from tests.helpers.small_graphs import actor, call, compiled, gpu_graphs
 
 
 def test_each_channel_comes_after_the_last_of_another_writer() -> None:
     """R uses a0 of A, then a1 of A, b of B, a2 of A; what one writer pushes is in order already."""
     a, b, r = actor("A", 0), actor("B", 1), actor("R", 2)
     inp = InputNode()
-    values = [make(a, inp), make(a, inp), make(b, inp), make(a, inp)]
-    plan = compiled(call(r, *values))
+    values = [call(a, "make", inp), call(a, "make", inp), call(b, "make", inp), call(a, "make", inp)]
+    plan = compiled(call(r, "take", *values))
     names = [channel.id for channel in sorted(plan.channels, key=lambda each: each.turn) if channel.writer in "AB"]
     a0, a1, third, a2 = names
     assert predecessors(plan) == {(third, "R"): a1, (a2, "R"): third}
@@ -39,15 +34,17 @@ def test_each_channel_comes_after_the_last_of_another_writer() -> None:
 
 def test_only_copies_to_one_reader_that_take_its_link_have_turns() -> None:
     inp = InputNode()
-    made = [make(actor(f"S{i}", i), inp) for i in range(3)]
-    apart = compiled(MultiOutputNode([call(actor(f"R{i}", 3 + i), value) for i, value in enumerate(made)]))
+    made = [call(actor(f"S{i}", i), "make", inp) for i in range(3)]
+    apart = compiled(MultiOutputNode([call(actor(f"R{i}", 3 + i), "take", value) for i, value in enumerate(made)]))
     assert predecessors(apart) == {}
-    near = compiled(call(actor("R", 1), *made))  # S1 is on the GPU of R
+    near = compiled(call(actor("R", 1), "take", *made))  # S1 is on the GPU of R
     assert predecessors(near) == {("n2", "R"): "n0"}
-    staged = compiled(call(actor("R", 3), *[value.with_tensor_transport("staged") for value in made]))
+    staged = compiled(call(actor("R", 3), "take", *[value.with_tensor_transport("staged") for value in made]))
     assert predecessors(staged) == {}
     again = InputNode()
-    one = compiled(call(actor("R", 3), make(actor("S0", 0), again), make(actor("S0", 0), again)))
+    one = compiled(
+        call(actor("R", 3), "take", call(actor("S0", 0), "make", again), call(actor("S0", 0), "make", again))
+    )
     assert predecessors(one) == {}
 
 
@@ -55,8 +52,8 @@ def test_a_value_that_is_only_written_after_this_one_is_passed_over() -> None:
     """A writes y for R, then x for B, of which B makes what R uses before y. C's value, used first of all, depends on neither."""
     a, b, c, r = actor("A", 0), actor("B", 1), actor("C", 2), actor("R", 3)
     inp = InputNode()
-    first, y, x = make(c, inp), make(a, inp), make(a, inp)
-    plan = compiled(call(r, first, make(b, x), y))
+    first, y, x = call(c, "make", inp), call(a, "make", inp), call(a, "make", inp)
+    plan = compiled(call(r, "take", first, call(b, "make", x), y))
     (y_channel,) = (each for each in plan.channels if each.writer == "A" and each.readers == ("R",))
     z_channel = next(each for each in plan.channels if each.writer == "B")
     c_channel = next(each for each in plan.channels if each.writer == "C")
@@ -65,7 +62,9 @@ def test_a_value_that_is_only_written_after_this_one_is_passed_over() -> None:
 
 def test_lanes_lead_to_the_gpu_of_the_same_position_or_to_the_first() -> None:
     inp = InputNode()
-    plan = compiled(call(actor("R", 4, 5), make(actor("A", 0, 1), inp), make(actor("B", 2), inp)))
+    plan = compiled(
+        call(actor("R", 4, 5), "take", call(actor("A", 0, 1), "make", inp), call(actor("B", 2), "make", inp))
+    )
     assert targets(plan, "A", "R") == (0, 1)
     assert targets(plan, "B", "R") == (0,)
     assert targets(plan, "R", "B") == (0, 0)
