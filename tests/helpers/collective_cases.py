@@ -73,9 +73,11 @@ class Party:
         all_terms: of the group's collectives.
         home: its device; None for the CPU.
         number: of the group.
-        transport: moves the tensors.
+        transport: moves the tensors; `transport` of this class if it is None.
         options: of `open_group`.
     """
+
+    transport = Transport.COPY
 
     def __init__(
         self,
@@ -86,13 +88,15 @@ class Party:
         home: DeviceHome | None = None,
         *,
         number: int = 0,
-        transport: Transport = Transport.COPY,
+        transport: Transport | None = None,
         **options: Any,
     ) -> None:
         self.me = name(rank)
         self._doorbell = ring.doorbell
         store, parties = shared_store(peers, rank), names(len(peers) + 1)
-        self.group = open_group(transport, store, number, parties, self.me, ring.bells, all_terms, home, **options)
+        self.group = open_group(
+            transport or Party.transport, store, number, parties, self.me, ring.bells, all_terms, home, **options
+        )
         self.ends = [
             GroupCollective(self.group, terms, k, terms.parties.index(self.me), 1) for k, terms in enumerate(all_terms)
         ]

@@ -210,9 +210,10 @@ CASES: dict[str, Callable[..., Any]] = {
 }
 
 
-def several(peers: Peers, rank: int, cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+def several(peers: Peers, rank: int, cases: Sequence[tuple[Any, ...]], transport: str = "copy") -> list[Any]:
     """What each of several cases says; one set of processes for all."""
     torch.set_num_threads(1)
+    Party.transport = Transport(transport)
     said = []
     for case, *args in cases:
         try:
@@ -225,13 +226,13 @@ def several(peers: Peers, rank: int, cases: Sequence[tuple[Any, ...]]) -> list[A
     return said
 
 
-def dies(peers: Peers, rank: int, moment: str, delay_s: float) -> dict[str, Any]:
+def dies(peers: Peers, rank: int, moment: str, delay_s: float, transport: str) -> dict[str, Any]:
     """The last party kills itself; the others say how long it took until they were told, what, and what they hold after."""
     torch.set_num_threads(1)
     num_parties = len(peers) + 1
     ring = Ring(peers, rank)
     before = footprint(os.getpid())
-    party = Party(peers, ring, rank, sums(num_parties, 2))
+    party = Party(peers, ring, rank, sums(num_parties, 2), transport=Transport(transport))
     watched: list[int] = []
     for other, peer in peers.items():
         watched.append(pidfd := os.pidfd_open(peer.pid))

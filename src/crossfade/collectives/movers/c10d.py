@@ -203,5 +203,5 @@ def _options(options: Any, terms: Terms) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8)
+    """The memory of a contiguous tensor. (The stride of one element may be anything.)"""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
