@@ -43,6 +43,7 @@ class Mover:
     """
 
     caller = Caller.ANY
+    signal_bytes = 0
 
     def __init__(self) -> None:
         self.begun, self.may_go = threading.Semaphore(0), threading.Semaphore(0)
@@ -55,6 +56,11 @@ class Mover:
             out.copy_(tensor)
         self.num_moved += 1
 
+    def describe(self) -> str:
+        return ""
+
+    def connect(self, *args: Any) -> None: ...
+
     def abort(self, reason: str) -> None: ...
 
     def close(self) -> None: ...
@@ -64,7 +70,7 @@ class World:
     """Party A's group, and what the other one says."""
 
     def __init__(self) -> None:
-        parts = [Part.create(name, 1, 0, NUM_SLOTS) for name in "AB"]
+        parts = [Part.create(name, bytes(16), 0, NUM_SLOTS) for name in "AB"]
         theirs = [Part(Memory(os.dup(part.memory.fd)), 0, NUM_SLOTS) for part in parts]
         self.driver = HostDriver(LIMIT_S)
         home = DeviceHome(self.driver, Pool(self.driver), Streams(self.driver))

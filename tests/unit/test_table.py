@@ -15,13 +15,13 @@ NUM_SLOTS = 4
 
 def tables() -> list[RendezvousTable]:
     """Everybody's table, of parts that each has mapped for itself."""
-    made = [Part.create(f"party{rank}", rank + 1, 100, NUM_SLOTS) for rank in range(NUM_PARTIES)]
+    made = [Part.create(f"party{rank}", bytes([rank + 1] * 16), 100, NUM_SLOTS) for rank in range(NUM_PARTIES)]
     rows = []
     for rank in range(NUM_PARTIES):
         parts = [
             part if k == rank else Part(Memory(os.dup(part.memory.fd)), 100, NUM_SLOTS) for k, part in enumerate(made)
         ]
-        assert [part.key for part in parts] == [1, 2, 3]
+        assert [part.key for part in parts] == [bytes([k] * 16) for k in (1, 2, 3)]
         rows.append(RendezvousTable(parts, rank))
     return rows
 
@@ -58,7 +58,7 @@ def test_texts_of_every_length(size: int) -> None:
 
 def test_one_collective_never_overwrites_what_somebody_has_not_read() -> None:
     """With two slots a party that starts again as soon as it may is one round ahead of the slowest, and not two."""
-    parts = [Part.create(f"party{rank}", 0, 0, 2) for rank in range(2)]
+    parts = [Part.create(f"party{rank}", bytes(16), 0, 2) for rank in range(2)]
     quick, slow = RendezvousTable(parts, 0), RendezvousTable(parts, 1)
     quick.publish(offer(0, b"first"))
     slow.publish(offer(0))

@@ -4,56 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from crossfade.collectives.group import Group
-from crossfade.collectives.movers.c10d import C10dOpener
-from crossfade.collectives.movers.communicator import CommunicatorOpener
-from crossfade.collectives.movers.copies import CopyOpener
-from crossfade.collectives.movers.kernels import load_reductions
+from crossfade.collectives.movers.c10d import C10dMover
+from crossfade.collectives.movers.communicator import CommunicatorMover
+from crossfade.collectives.movers.copies import CopyMover
 from crossfade.collectives.parties import Parties
 from crossfade.collectives.protocol import Mover
 from crossfade.collectives.rendezvous import Rendezvous
-from crossfade.collectives.table import Part
-from crossfade.collectives.terms import Terms
+from crossfade.collectives.terms import WHOLE_NUMBERS, Terms, finish_reduction, reduce_in_order, reduced_dtype
+from crossfade.device.driver import HOST
 from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Memory
-from crossfade.types import Transport
+from crossfade.types import CollectiveKind, ReduceOp, Transport
 
-__all__ = ["MoverOpener", "host_context", "open_group"]
+__all__ = ["host_context", "open_group"]
 
 _HOST_WAIT_S = 60.0
-
-
-class MoverOpener(Protocol):
-    """Makes a mover in two steps.
-
-    Attributes:
-        signal_bytes: of each party's part of the table, for the mover's signals.
-    """
-
-    signal_bytes: int
-
-    def describe(self, opened: ExitStack) -> str:
-        """Takes what the other parties' movers need of this one, to be given back by ``opened``; a text by which they find it."""
-
-    def open(
-        self, opened: ExitStack, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]
-    ) -> Mover:
-        """Makes the mover.
-
-        Args:
-            opened: gives everything back.
-            rendezvous: of the parties.
-            parts: of the table, by rank.
-            published: process id and description of each party, by rank.
-        """
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def host_context() -> DeviceHome:
@@ -75,20 +50,11 @@ def open_group(
     communicator: Any = None,
     buffer_bytes: int | None = None,
 ) -> Group:
-    """Opens this party's part of a group.
+    """Opens this party's part of a group. All parties give the same ``transport``, ``number``, ``parties`` and ``terms``.
 
-    Args:
-        transport: moves the tensors.
-        store: memory that all parties see, to meet in; owned by this function from now on.
-        number: the group's number among those of the plan.
-        parties: everybody's name, in the same order everywhere.
-        me: this party's.
-        bells: the doorbells of all of them.
-        terms: the collectives that they do together.
-        context: this party's device; None for the CPU. Transports of CPU tensors do not use it.
-        on_death: called with the name of a party that has died, in another thread, before any stream that waits for it is released.
-        communicator: the user's, for `Transport.COMMUNICATOR`; stays the caller's.
-        buffer_bytes: of each of the four buffers of a group that moves by copies; longer tensors go in pieces.
+    ``store`` is memory in which all parties meet, owned by this function from now on; ``number`` tells the groups of a plan apart.
+    ``context`` is this party's device, or None for the CPU; transports of CPU tensors do not use it. ``communicator`` is the
+    user's, which stays the caller's. ``on_death`` and ``buffer_bytes``: see `CopyMover`.
 
     Raises:
         ChannelError: the parties could not connect, or another one cannot take part.
@@ -96,14 +62,14 @@ def open_group(
     """
     is_on_device = context is not None and transport.moves_device_memory
     device = context if context is not None and is_on_device else host_context()
-    opener: MoverOpener
+    mover: Mover
     match transport:
         case Transport.COPY:
-            opener = CopyOpener(device, parties, buffer_bytes, on_death)
+            mover = CopyMover(device, parties, buffer_bytes, on_death)
         case Transport.COMMUNICATOR:
-            opener = CommunicatorOpener(communicator)
+            mover = CommunicatorMover(communicator)
         case _:
-            opener = C10dOpener(device, is_nccl=transport is Transport.NCCL)
+            mover = C10dMover(device, is_gloo=transport is Transport.GLOO)
     with (
         torch.cuda.device(device.device),
         ExitStack() as opened,
@@ -115,20 +81,40 @@ def open_group(
         opened.callback(rendezvous.close)
         num_slots = 2 * len(terms)
         with rendezvous.reporting("part"):
-            own = rendezvous.create_part(opener.signal_bytes, num_slots)
+            own = rendezvous.create_part(mover.signal_bytes, num_slots)
             opened.callback(own.close)
-            rendezvous.publish("part", [rendezvous.address_of(own), opener.describe(opened)])
+            opened.callback(mover.close)
+            rendezvous.publish("part", [rendezvous.address_of(own), mover.describe()])
         published = rendezvous.gather("part")
         with rendezvous.reporting("ready"):
             addresses = [address for address, _ in published]
-            table = rendezvous.open_table(own, addresses, opener.signal_bytes, num_slots)
+            table = rendezvous.open_table(own, addresses, mover.signal_bytes, num_slots)
             opened.callback(table.close)
             pids = {party: pid for party, (pid, *_) in zip(parties, addresses, strict=True)}
             others = Parties(parties, me, bells, {party: pid for party, pid in pids.items() if party != me})
             opened.callback(others.close)
-            load_reductions(terms, device.device)
+            _load_reductions(terms, device.device)
+            opened.callback(mover.close)  # before its table
             descriptions = [(pids[party], text) for party, (_, text) in zip(parties, published, strict=True)]
-            mover = opener.open(opened, rendezvous, table.parts, descriptions)
+            mover.connect(rendezvous, table.parts, descriptions)
             rendezvous.publish("ready", None)
         rendezvous.gather("ready")
         return Group(table, mover, device, others, opened.pop_all().close)
+
+
+def _load_reductions(terms: Sequence[Terms], device: int) -> None:
+    """Runs, and so loads, torch's kernels that reduce, divide and convert tensors of each dtype for these collectives.
+
+    No stream waits yet: loading a kernel later can hang (see `crossfade.device.tensors`).
+    """
+    if device == HOST:
+        return
+    for op in {each.op for each in terms if each.op is not None}:
+        example = Terms("", CollectiveKind.ALLREDUCE, op, 0, ("", ""))
+        for dtype in (*_FLOATS, *WHOLE_NUMBERS):
+            if op is not ReduceOp.AVG or dtype.is_floating_point:
+                rows = torch.ones(2, 8, device=f"cuda:{device}").to(dtype)
+                torch.empty_like(rows[0]).copy_(reduce_in_order(example, list(rows)))
+                rows.copy_(rows.to(reduced_dtype(dtype)))
+                finish_reduction(example, rows[0])
+    torch.cuda.synchronize(device)

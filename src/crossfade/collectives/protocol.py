@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
 
     from crossfade.channels.protocol import ChannelStatistics
+    from crossfade.collectives.rendezvous import Rendezvous
+    from crossfade.collectives.table import Part
     from crossfade.collectives.terms import Terms
 
 __all__ = ["Caller", "Collective", "Mover"]
@@ -80,9 +82,23 @@ class Mover(Protocol):
 
     Attributes:
         caller: which thread may call `move`.
+        signal_bytes: room in each party's part of the table for the mover's signals.
     """
 
     caller: Caller
+    signal_bytes: int
+
+    def describe(self) -> str:
+        """Takes memory that other parties' movers use; returns a text by which they find it."""
+
+    def connect(self, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]) -> None:
+        """Opens the memory of the others, or connects to them. All parties do it, and wait for each other.
+
+        Args:
+            rendezvous: of the parties.
+            parts: of the table, by rank.
+            published: process id and description of each party, by rank.
+        """
 
     def move(self, terms: Terms, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         """Moves tensors, or enqueues that on torch's current stream.
@@ -98,4 +114,4 @@ class Mover(Protocol):
         """A party does not do its part: releases streams and threads that wait for it. Any thread may call it."""
 
     def close(self) -> None:
-        """All parties are done."""
+        """Gives everything back, once all parties are done or if this one could not connect. Idempotent."""

@@ -1,15 +1,13 @@
 """How the parties of a group find each other, before they have a table.
 
 They meet in the store, memory that their driver gave to them alone, and publish there which descriptor of which process is their
-part of the table. The others open it under /proc, which the kernel allows to processes of the same user, and check that it is
-the published one: memory that cannot shrink, with a random key in it. All publish how each step went, so that all have a group or
+part of the table, and a random key that lies in it (`Memory.open_in`). All publish how each step went, so that all have a group or
 none has.
 """
 
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
 import secrets
@@ -30,7 +28,6 @@ _FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _MEET_S = 60.0
 _LOOK_S = 0.001
-_KEY_BITS = 63
 
 
 class Rendezvous:
@@ -85,15 +82,15 @@ class Rendezvous:
 
     def create_part(self, signal_bytes: int, num_slots: int) -> Part:
         """This party's part of a table."""
-        return Part.create(f"table-{self.me}", secrets.randbits(_KEY_BITS), signal_bytes, num_slots)
+        return Part.create(f"table-{self.me}", secrets.token_bytes(Part.KEY_BYTES), signal_bytes, num_slots)
 
     @staticmethod
-    def address_of(part: Part) -> list[int]:
+    def address_of(part: Part) -> tuple[int, int, str]:
         """Process, descriptor and key, by which the others open a part."""
-        return [os.getpid(), part.memory.fd, part.key]
+        return os.getpid(), part.memory.fd, part.key.hex()
 
     def open_table(
-        self, own: Part, addresses: Sequence[Sequence[int]], signal_bytes: int, num_slots: int
+        self, own: Part, addresses: Sequence[tuple[int, int, str]], signal_bytes: int, num_slots: int
     ) -> RendezvousTable:
         """The table of all parts; ``own`` is closed with it."""
         parts: list[Part] = []
@@ -106,25 +103,15 @@ class Rendezvous:
             raise
         return RendezvousTable(parts, self.rank)
 
-    def _open(self, rank: int, pid: int, fd: int, key: int, signal_bytes: int, num_slots: int) -> Part:
-        path = f"/proc/{pid}/fd/{fd}"
+    def _open(self, rank: int, pid: int, fd: int, key: str, signal_bytes: int, num_slots: int) -> Part:
         try:
-            if not os.readlink(path).startswith("/memfd:"):
-                raise ValueError("its descriptor is something else by now")
-            memory = Memory(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+            size_bytes = part_bytes(signal_bytes, num_slots)
+            memory = Memory.open_in(pid, fd, size_bytes, bytes.fromhex(key), Part.KEY_AT)
             try:
-                if not fcntl.fcntl(memory.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                    raise ValueError("it could shrink")
-                if memory.size_bytes < part_bytes(signal_bytes, num_slots):
-                    raise ValueError("it is too short")
-                part = Part(memory, signal_bytes, num_slots)
+                return Part(memory, signal_bytes, num_slots)
             except BaseException:
                 memory.close()
                 raise
-            if part.key != key:
-                part.close()
-                raise ValueError("it is other memory by now")
-            return part
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise ChannelError(

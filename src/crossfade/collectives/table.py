@@ -39,7 +39,7 @@ _LONG_BYTES = 1 << 30
 _HEAD = struct.Struct("<qqq")
 _INLINE_BYTES = RECORD_BYTES - _HEAD.size
 _CELL = 8  # words from one counter to the next: a cache line
-_KEY, _NUM_MESSAGES, _END, _IS_DONE, _IS_WAITING, _WAKE = (_CELL * k for k in range(6))
+_NUM_MESSAGES, _END, _IS_DONE, _IS_WAITING, _WAKE = (_CELL * k for k in range(1, 6))
 _WORD_BYTES = 8
 
 
@@ -108,9 +108,9 @@ class _Word:
 class Part:
     """One party's part, as one process has it mapped. Owns the memory, of at least `part_bytes`; signals are at `SIGNALS_AT`."""
 
+    KEY_AT, KEY_BYTES = 0, 16
     SIGNALS_AT = PAGE_BYTES
 
-    key = _Word(_KEY)
     num_messages = _Word(_NUM_MESSAGES)
     end = _Word(_END)
     is_done = _Word(_IS_DONE)
@@ -129,12 +129,17 @@ class Part:
         self.wake = Wake(self._bytes, _WAKE * _WORD_BYTES)
 
     @classmethod
-    def create(cls, label: str, key: int, signal_bytes: int, num_slots: int) -> Part:
+    def create(cls, label: str, key: bytes, signal_bytes: int, num_slots: int) -> Part:
         """A new part, for its party."""
         part = cls(Memory.create(label, part_bytes(signal_bytes, num_slots)), signal_bytes, num_slots)
         init_semaphore(part.wake.address, 0)
-        part.key = key
+        part._bytes[cls.KEY_AT : cls.KEY_AT + cls.KEY_BYTES] = key
         return part
+
+    @property
+    def key(self) -> bytes:
+        """The random bytes with which it was created."""
+        return bytes(self._bytes[self.KEY_AT : self.KEY_AT + self.KEY_BYTES])
 
     def write(self, number: int, message: Message) -> None:
         """Writes message ``number``, which no other party can see yet."""

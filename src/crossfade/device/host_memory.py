@@ -10,7 +10,6 @@ Nothing has a name outside of the processes, so nothing stays when they are kill
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
@@ -69,7 +68,7 @@ class HostMemory:
             raise DeviceError(f"{len(handle)} bytes are no handle of shared memory: opening {label}")
         pid, fd, size_bytes, key = _HANDLE.unpack(handle)
         try:
-            memory = _open(f"/proc/{pid}/fd/{fd}", size_bytes, key)
+            memory = Memory.open_in(pid, fd, size_bytes + PAGE_BYTES, key, size_bytes)
             try:
                 return cls(memory, size_bytes, key)
             finally:
@@ -95,18 +94,3 @@ class HostMemory:
         """Lets go of it; nothing of it may be used any more. Idempotent."""
         self._mapping = None
         self._memory.close()
-
-
-def _open(path: str, size_bytes: int, key: bytes) -> Memory:
-    if not os.readlink(path).startswith("/memfd:"):  # to open anything else could have effects of its own
-        raise ValueError("its descriptor is something else by now")
-    memory = Memory(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
-    try:
-        if not fcntl.fcntl(memory.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError("it could shrink")
-        if memory.size_bytes < size_bytes + PAGE_BYTES or os.pread(memory.fd, _KEY_BYTES, size_bytes) != key:
-            raise ValueError("its descriptor is other memory by now")
-    except BaseException:
-        memory.close()
-        raise
-    return memory

@@ -1,7 +1,7 @@
 """The groups in which a process does collectives on its devices, of all its plans.
 
 A value that one plan's method uses may have been sent behind another plan's exchange. So whatever may wait for a device comes
-behind a look at the groups of all plans (`crossfade.collectives.group.DeviceGroup.enqueue_all`).
+behind a look at the groups of all plans (`crossfade.collectives.group.Group.enqueue_all`).
 """
 
 from __future__ import annotations

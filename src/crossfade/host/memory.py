@@ -115,6 +115,29 @@ class Memory:
             raise
         return memory
 
+    @classmethod
+    def open_in(cls, pid: int, fd: int, size_bytes: int, key: bytes, key_offset: int) -> Memory:
+        """Another process's memory, by its descriptor there, which the kernel opens for processes of the same user.
+
+        By now the numbers may mean another process or file, so a random key lies in the memory.
+
+        Raises:
+            OSError, ValueError: it cannot be opened; or it is not memory that cannot shrink, long enough, with the key in it.
+        """
+        path = f"/proc/{pid}/fd/{fd}"
+        if not os.readlink(path).startswith("/memfd:"):  # to open anything else could have effects of its own
+            raise ValueError("its descriptor is something else by now")
+        memory = cls(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+        try:
+            if not fcntl.fcntl(memory.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise ValueError("it could shrink")
+            if memory.size_bytes < size_bytes or os.pread(memory.fd, len(key), key_offset) != key:
+                raise ValueError("its descriptor is other memory by now")
+        except BaseException:
+            memory.close()
+            raise
+        return memory
+
     @property
     def size_bytes(self) -> int:
         """Its present size."""

@@ -55,7 +55,7 @@ from crossfade.types import CollectiveKind, ReduceOp, Transport
 __all__ = ["BUFFER_BYTES", "Estimate", "estimate", "is_on_gpus"]
 
 BUFFER_BYTES = 32 << 20
-"""Of a lane, on each GPU; `crossfade.collectives.opening` gives its groups as much."""
+"""Of a lane, on each GPU; `crossfade.collectives.movers.copies` gives its groups as much."""
 _ONE_SHOT_BYTES = 256 << 10
 _PACKED_BYTES = 64 << 10
 _SLOT_ALIGNMENT = 256

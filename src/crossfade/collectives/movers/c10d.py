@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -33,7 +32,7 @@ from crossfade.device.home import DeviceHome
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, MissingDependency
 from crossfade.types import CollectiveKind, ReduceOp
 
-__all__ = ["C10dMover", "C10dOpener"]
+__all__ = ["C10dMover"]
 
 _FOREVER = timedelta(days=365)
 _PACKED_BYTES = 256 << 10
@@ -47,29 +46,6 @@ _OPS = {
 }
 _NARROW = (torch.int16, torch.uint16, torch.uint32)
 """Dtypes that NCCL cannot reduce; they are reduced in a wider one."""
-
-
-class C10dOpener:
-    """Connects NCCL, or gloo (see `crossfade.collectives.opening.MoverOpener`)."""
-
-    signal_bytes = 0
-
-    def __init__(self, context: DeviceHome, *, is_nccl: bool) -> None:
-        self._context = context
-        self._is_nccl = is_nccl
-
-    def describe(self, opened: ExitStack) -> str:
-        if self._is_nccl and self._context.is_host:
-            raise DeviceError("its actor has no GPU, which NCCL needs", hint="give its actor one: num_gpus=1")
-        return "" if self._is_nccl else os.urandom(KEY_BYTES).hex()
-
-    def open(
-        self, opened: ExitStack, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]
-    ) -> C10dMover:
-        if self._is_nccl:
-            return C10dMover(_open_nccl(rendezvous, device_of(self._context.device)), rendezvous.parties, Caller.ANY)
-        key = bytes.fromhex(published[0][1])
-        return C10dMover(_open_gloo(rendezvous, key), rendezvous.parties, Caller.GROUP)
 
 
 def _open_gloo(rendezvous: Rendezvous, key: bytes) -> Any:
@@ -102,13 +78,30 @@ def _open_nccl(rendezvous: Rendezvous, device: torch.device) -> Any:
 
 
 class C10dMover:
-    """Owns the process group, whose ranks are the parties in this order. `Caller.GROUP` means gloo, and `Caller.ANY` NCCL."""
+    """Owns a process group: NCCL's on this GPU, or gloo's."""
 
-    def __init__(self, group: Any, parties: Sequence[str], caller: Caller) -> None:
-        self.caller = caller
-        self._is_gloo = caller is Caller.GROUP
-        self._group: Any = group
-        self._parties = tuple(parties)
+    signal_bytes = 0
+
+    def __init__(self, context: DeviceHome, *, is_gloo: bool) -> None:
+        self.caller = Caller.GROUP if is_gloo else Caller.ANY
+        self._is_gloo = is_gloo
+        self._context = context
+        self._parties: tuple[str, ...] = ()  # in the order of the group's ranks
+        self._group: Any = None
+
+    def describe(self) -> str:
+        if self._is_gloo:
+            return os.urandom(KEY_BYTES).hex()
+        if self._context.is_host:
+            raise DeviceError("its actor has no GPU, which NCCL needs", hint="give its actor one: num_gpus=1")
+        return ""
+
+    def connect(self, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]) -> None:
+        self._parties = rendezvous.parties
+        if self._is_gloo:
+            self._group = _open_gloo(rendezvous, key=bytes.fromhex(published[0][1]))
+        else:
+            self._group = _open_nccl(rendezvous, device_of(self._context.device))
 
     def move(self, terms: Terms, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         group = self._group

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,33 +14,25 @@ from crossfade.collectives.terms import Terms
 from crossfade.edges.by_communicator import call
 from crossfade.types import CollectiveKind
 
-__all__ = ["CommunicatorMover", "CommunicatorOpener"]
+__all__ = ["CommunicatorMover"]
 
 
-class CommunicatorOpener:
-    """The communicator is initialized already, and stays the caller's."""
+class CommunicatorMover:
+    """Blocks in the user's code. The communicator is initialized already, and stays the caller's.
 
+    An error that it raises ends the graph, since nobody knows how far the others are.
+    """
+
+    caller = Caller.PROGRAM
     signal_bytes = 0
 
     def __init__(self, communicator: Any) -> None:
         self._communicator = communicator
 
-    def describe(self, opened: ExitStack) -> str:
+    def describe(self) -> str:
         return ""
 
-    def open(
-        self, opened: ExitStack, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]
-    ) -> CommunicatorMover:
-        return CommunicatorMover(self._communicator)
-
-
-class CommunicatorMover:
-    """Blocks in the user's code. An error that it raises ends the graph, since nobody knows how far the others are."""
-
-    caller = Caller.PROGRAM
-
-    def __init__(self, communicator: Any) -> None:
-        self._communicator = communicator
+    def connect(self, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]) -> None: ...
 
     def move(self, terms: Terms, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         op = () if terms.kind is CollectiveKind.ALLGATHER else (terms.op,)

@@ -19,6 +19,7 @@ from crossfade.collectives.rendezvous import Rendezvous
 from crossfade.collectives.table import Part
 from crossfade.collectives.terms import Terms, finish_reduction, reduce_in_order
 from crossfade.device.home import DeviceHome
+from crossfade.device.memory import Block
 from crossfade.peers.collectives import (
     SUMMABLE,
     all_gather,
@@ -32,7 +33,7 @@ from crossfade.peers.exported_home import Rank, Shape, open_exported
 from crossfade.peers.group import PeerGroup
 from crossfade.types import CollectiveKind, ReduceOp
 
-__all__ = ["CopyMover", "CopyOpener"]
+__all__ = ["CopyMover"]
 
 _NUM_LANES = 2
 _GPU_BUFFER_BYTES = 32 << 20
@@ -41,42 +42,43 @@ _PACKED_BYTES = 64 << 10
 _ALIGNMENT = 16
 
 
-class CopyOpener:
-    """Makes a mover on buffers of the device that all parties open (see `crossfade.collectives.opening.MoverOpener`).
+class CopyMover:
+    """Moves through buffers of ``buffer_bytes``, four on each device; longer tensors go in pieces.
 
-    Each of the four buffers has ``buffer_bytes``; ``on_death`` is called in another thread with the name of a dead party, before
-    any stream that waits for it is released.
+    ``on_death`` is called in another thread with the name of a dead party, before any stream that waits for it is released.
     """
 
     def __init__(
         self,
         context: DeviceHome,
         parties: Sequence[str],
-        buffer_bytes: int | None,
-        on_death: Callable[[str], None] | None,
+        buffer_bytes: int | None = None,
+        on_death: Callable[[str], None] | None = None,
     ) -> None:
-        self._context = context
-        self._parties = tuple(parties)
-        self._on_death = on_death
+        self.caller = Caller.GROUP if context.is_host else Caller.ANY
         size = buffer_bytes or (_HOST_BUFFER_BYTES if context.is_host else _GPU_BUFFER_BYTES)
         self._shape = Shape(len(parties), _NUM_LANES, size)
         self.signal_bytes = self._shape.signal_bytes
+        self._context = context
+        self._parties = tuple(parties)
+        self._on_death = on_death
+        self._opened = ExitStack()
+        self._block: Block
+        self._group: PeerGroup
 
-    def describe(self, opened: ExitStack) -> str:
+    def describe(self) -> str:
         label = f"collectives of {', '.join(self._parties)}"
         self._block = self._context.pool.take(self._shape.data_bytes, f"buffers of {label}", label)
-        opened.callback(self._block.drop, label)
+        self._opened.callback(self._block.drop, label)
         return f"{self._context.device} {self._block.handle.hex()}"
 
-    def open(
-        self, opened: ExitStack, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]
-    ) -> CopyMover:
+    def connect(self, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]) -> None:
         ranks = [
             Rank(party, pid, part.memory, bytes.fromhex(handle), int(device))
             for party, part, (pid, text) in zip(self._parties, parts, published, strict=True)
             for device, handle in [text.split()]
         ]
-        group = open_exported(
+        self._group = open_exported(
             self._context.driver,
             self._block,
             ranks,
@@ -85,18 +87,7 @@ class CopyOpener:
             signals_at=Part.SIGNALS_AT,
             on_death=self._on_death,
         )
-        opened.callback(group.close, have_met=True)
-        return CopyMover(group, self._parties, Caller.GROUP if self._context.is_host else Caller.ANY)
-
-
-class CopyMover:
-    """Owns the group, whose ranks are the parties in this order. On a GPU a call only enqueues; on the CPU it blocks."""
-
-    def __init__(self, group: PeerGroup, parties: Sequence[str], caller: Caller) -> None:
-        self.caller = caller
-        self._group = group
-        self._parties = tuple(parties)
-        self._copy = group.home.kernels.copy
+        self._opened.callback(self._group.close, have_met=True)
 
     def move(self, terms: Terms, rank: int, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         match terms.kind:
@@ -114,7 +105,7 @@ class CopyMover:
         self._group.let_go(reason)
 
     def close(self) -> None:
-        self._group.close(have_met=True)
+        self._opened.close()
 
     # Blocks in the order of ranks
 
@@ -143,7 +134,7 @@ class CopyMover:
             self._put(out.data_ptr() + rank * block_bytes, whole.data_ptr() + member * block_bytes, block_bytes)
 
     def _put(self, target: int, source: int, size_bytes: int) -> None:
-        self._copy(self._group.current_stream(), target, source, size_bytes)
+        self._group.home.kernels.copy(self._group.current_stream(), target, source, size_bytes)
 
     # Reductions
 
