@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import time
@@ -92,3 +93,16 @@ def settled_growth(before: Footprint, pid: int) -> dict[str, int]:
         if _COUNTED.isdisjoint(grown) or time.monotonic() > end_s:
             return grown
         time.sleep(0.01)
+
+
+def held_more(before: Footprint) -> dict[str, int]:
+    """What this process holds more than before. (A thread that was joined is still counted for a moment, and memory that was freed
+    until the allocator gives it back.)
+    """
+    deadline = time.monotonic() + 1.0
+    ctypes.CDLL(None).malloc_trim(0)
+    while True:
+        grown = growth(before, footprint(os.getpid()))
+        if "num_threads" not in grown or time.monotonic() > deadline:
+            return grown
+        time.sleep(0.001)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -26,18 +25,22 @@ from tests.helpers.ops_gradients import (
     FEW,
     OPERATORS,
     check,
+    check_grads,
     expected,
     go_back,
     grad_of,
     inputs_for,
     operands,
     options_of,
+    reference_of_branches,
+    refill,
     weights_for,
 )
 from tests.helpers.ops_inputs import (
     CANDIDATES,
     DTYPES,
     Inputs,
+    absolute,
     assert_equal,
     captured,
     device_of,
@@ -211,20 +214,6 @@ def branches(device: str) -> None:
                     assert_equal(grad_of(got), grad, f"branches, {is_again}")
 
 
-def reference_of_branches(inputs: list[Inputs], back: Inputs, rank: int) -> list[torch.Tensor]:
-    """By torch, all ranks at once."""
-    a = [each.detach().double().cpu().requires_grad_() for each in inputs[0].a]
-    weights = [[each.detach().double().cpu().requires_grad_() for each in one.b] for one in inputs]
-    last = [each.detach().double().cpu().requires_grad_() for each in back.b]
-    total = torch.zeros(()).double()
-    for own in range(len(a)):
-        q, k, v = (torch.cat(a) @ one[own] for one in weights)
-        total = total + ((q * k + v) @ last[own]).sum()
-    go_back(total)
-    found = [a[rank].grad, *(one[rank].grad for one in weights), last[rank].grad]
-    return [each for each in found if each is not None]
-
-
 def other_threads(device: str) -> None:
     """Backward in another thread than forward, and back again, on one lane."""
     with opened(device) as group:
@@ -307,11 +296,6 @@ def rounding(device: str) -> None:
                 assert (error <= most * ((group.num_ranks + 1) * unit + inner)).all(), f"{name}, {candidate}, {dtype}"
 
 
-def absolute(inputs: Inputs) -> Inputs:
-    bias = None if inputs.bias is None else [each.abs() for each in inputs.bias]
-    return replace(inputs, a=[each.abs() for each in inputs.a], b=[each.abs() for each in inputs.b], bias=bias)
-
-
 def mixed(device: str) -> None:
     """A forward by one candidate and a backward by another, given as values."""
     with opened(device) as group:
@@ -359,19 +343,14 @@ def replays(device: str) -> None:
             launch, drop = captured(group, body)
             for seed in range(3):
                 fresh = inputs_for(name, group, (18, 12, 24), seed=20 + seed, has_bias=True)
-                assert fresh.bias is not None
                 with torch.no_grad():
-                    for leaf, value in zip(leaves, (fresh.a, fresh.b, fresh.bias), strict=True):
-                        assert leaf is not None
-                        leaf.copy_(value[group.rank])
+                    refill(leaves, fresh, group.rank)
                     for grad in found:
                         grad.fill_(torch.nan)
                     launch()  # on a CPU the same calls of torch again
                 group.check()
                 wanted, _ = expected(name, fresh, weights, group.rank)
-                for label, got, true in zip(("a", "b", "bias"), found, wanted, strict=True):
-                    assert true is not None
-                    assert_equal(got, true, f"replay {seed} of {name}, {candidate}: gradient of {label}")
+                check_grads(found, wanted, f"replay {seed} of {name}, {candidate}")
             drop()
 
 
@@ -383,20 +362,15 @@ def again(device: str) -> None:
             leaves, kept = operands(inputs, group.rank), []
             for seed in range(5):
                 fresh = inputs_for(name, group, (18, 12, 24), seed=20 + seed, has_bias=True)
-                assert fresh.bias is not None
                 with torch.no_grad():
-                    for leaf, value in zip(leaves, (fresh.a, fresh.b, fresh.bias), strict=True):
-                        assert leaf is not None
-                        leaf.copy_(value[group.rank])
+                    refill(leaves, fresh, group.rank)
                 wanted, _ = expected(name, fresh, None, group.rank)
                 out = OPERATORS[name](
                     leaves[0], leaves[1], group, bias=leaves[2], **options_of(name, candidate, inputs)
                 )
                 kept.append((torch.autograd.grad(out.sum(), leaves), wanted))  # type: ignore[arg-type]
             for seed, (found, wanted) in enumerate(kept):
-                for label, got, true in zip(("a", "b", "bias"), found, wanted, strict=True):
-                    assert true is not None
-                    assert_equal(got, true, f"{name}, {candidate}, call {seed}: gradient of {label}")
+                check_grads(found, wanted, f"{name}, {candidate}, call {seed}")
 
 
 CASES: dict[str, Callable[[str], None]] = {

@@ -147,3 +147,32 @@ def check(
         assert grad is not None
         if grad.numel():
             assert_equal(leaf.grad.reshape(grad.shape), grad, f"{what}: gradient of {label}")
+
+
+def check_grads(found: Sequence[torch.Tensor], wanted: Grads, what: str) -> None:
+    """Of ``a``, ``b`` and the bias, all of which have one."""
+    for label, got, true in zip(("a", "b", "bias"), found, wanted, strict=True):
+        assert true is not None
+        assert_equal(got, true, f"{what}: gradient of {label}")
+
+
+def refill(leaves: Sequence[torch.Tensor | None], fresh: Inputs, rank: int) -> None:
+    """The same tensors get a rank's other values."""
+    assert fresh.bias is not None
+    for leaf, value in zip(leaves, (fresh.a, fresh.b, fresh.bias), strict=True):
+        assert leaf is not None
+        leaf.copy_(value[rank])
+
+
+def reference_of_branches(inputs: list[Inputs], back: Inputs, rank: int) -> list[torch.Tensor]:
+    """By torch, all ranks at once."""
+    a = [each.detach().double().cpu().requires_grad_() for each in inputs[0].a]
+    weights = [[each.detach().double().cpu().requires_grad_() for each in one.b] for one in inputs]
+    last = [each.detach().double().cpu().requires_grad_() for each in back.b]
+    total = torch.zeros(()).double()
+    for own in range(len(a)):
+        q, k, v = (torch.cat(a) @ one[own] for one in weights)
+        total = total + ((q * k + v) @ last[own]).sum()
+    go_back(total)
+    found = [a[rank].grad, *(one[rank].grad for one in weights), last[rank].grad]
+    return [each for each in found if each is not None]

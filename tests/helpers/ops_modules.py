@@ -33,11 +33,6 @@ STEPS = 4
 NEAR = 1e-9
 
 
-def seeded(seed: int) -> None:
-    """On all ranks and devices."""
-    torch.manual_seed(seed)
-
-
 def data(group: PeerGroup, *shape: int, seed: int = 0) -> torch.Tensor:
     source = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=source, dtype=torch.float64).to(device_of(group))
@@ -75,9 +70,9 @@ def mlps(device: str) -> None:
     """From one seed, a split MLP is the unsplit one, and stays it while both are trained."""
     with opened(device) as group:
         for candidate, bias, dim in product((*FEW, None), (False, True), (None, 0, 1)):
-            seeded(7)
+            torch.manual_seed(7)
             whole = whole_mlp(group, bias=bias)
-            seeded(7)
+            torch.manual_seed(7)
             part = split_mlp(group, bias=bias, sequence_dim=dim, candidate=candidate)
             assert list(part.state_dict()) == list(whole.state_dict())
             train(group, whole, part, dim, f"{candidate}, bias {bias}, sequence {dim}")
@@ -130,8 +125,8 @@ class Attention(nn.Module):
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__()
         self.q_proj = nn.Linear(WIDTH, WIDTH, bias=True, **options)
-        self.k_proj = nn.Linear(WIDTH, WIDTH // 1, bias=True, **options)
-        self.v_proj = nn.Linear(WIDTH, WIDTH // 1, bias=True, **options)
+        self.k_proj = nn.Linear(WIDTH, WIDTH, bias=True, **options)
+        self.v_proj = nn.Linear(WIDTH, WIDTH, bias=True, **options)
         self.o_proj = nn.Linear(WIDTH, WIDTH, bias=False, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -231,18 +226,11 @@ def models(device: str) -> None:
         ]
         for plan, by_sequence, is_split in plans:
             for candidate in (None, "rounds(rounds=2)"):
-                seeded(9)
+                torch.manual_seed(9)
                 whole = Model(group)
                 part = copy.deepcopy(whole)
-                made = parallelize(
-                    part,
-                    plan,
-                    group,
-                    sequence_parallel=by_sequence,
-                    candidate=candidate,
-                    backward_candidate=candidate,
-                )
-                assert made is part
+                options: dict[str, Any] = {"candidate": candidate, "backward_candidate": candidate}
+                assert parallelize(part, plan, group, sequence_parallel=by_sequence, **options) is part
                 train_model(group, whole, part, is_split, f"{list(plan.items())[-1]}, {candidate}")
 
 
@@ -251,10 +239,8 @@ def train_model(group: PeerGroup, whole: nn.Module, part: nn.Module, is_split: b
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9) for module in (whole, part)]
     for step in range(STEPS - 1):
         x, target = data(group, BATCH, LENGTH, WIDTH, seed=step), data(group, BATCH, LENGTH, WIDTH, seed=50 + step)
-        losses = [
-            functional.mse_loss(whole(x), target),
-            functional.mse_loss(part(regions.split(x, group, 1) if is_split else x), target),
-        ]
+        own = regions.split(x, group, 1) if is_split else x
+        losses = [functional.mse_loss(model(each), target) for model, each in ((whole, x), (part, own))]
         assert_near(losses[1], losses[0], f"{what}: loss of step {step}")
         for optimizer, loss in zip(optimizers, losses, strict=True):
             optimizer.zero_grad()
@@ -286,9 +272,9 @@ def layers(device: str) -> None:
             assert torch.equal(again.weight, layer.weight)
             bare = kind(WIDTH, INNER, group, bias=False, device="meta", dtype=torch.float64)
             assert bare.bias is None
-            seeded(3)
+            torch.manual_seed(3)
             bare.to_empty(device=where).reset_parameters()
-            seeded(3)
+            torch.manual_seed(3)
             drawn = nn.Linear(WIDTH, INNER, bias=False, device=where, dtype=torch.float64)
             assert torch.equal(bare.weight, drawn.weight.chunk(group.num_ranks, kind.split_dim)[group.rank])
         x = data(group, 5, WIDTH).requires_grad_()
@@ -312,10 +298,8 @@ def autocast(device: str) -> None:
     """
     with opened(device) as group, torch.autocast(device, dtype=torch.bfloat16):
         options: dict[str, Any] = {"sequence_parallel": True, "device": device_of(group)}
-        up, down = (
-            ColumnParallelLinear(WIDTH, INNER, group, **options),
-            RowParallelLinear(INNER, WIDTH, group, **options),
-        )
+        up = ColumnParallelLinear(WIDTH, INNER, group, **options)
+        down = RowParallelLinear(INNER, WIDTH, group, **options)
         x = data(group, 4, WIDTH).float().requires_grad_()
         inner = up(x)
         out = down(functional.gelu(inner))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,7 +26,7 @@ from crossfade.peers.collectives import (
 )
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
-from tests.helpers.footprint import Footprint, footprint, growth, names_left, shared_names
+from tests.helpers.footprint import footprint, held_more, names_left, shared_names
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "all_gather": all_gather,
@@ -324,19 +322,6 @@ def _statistics(rank: int, num_ranks: int) -> None:
     assert counted.num_exchanges == 3
     assert counted.num_bytes == (num_ranks - 1) * (64 + 16)
     group.close()
-
-
-def held_more(before: Footprint) -> dict[str, int]:
-    """What this process holds more than before. (A thread that was joined is still counted for a moment, and memory that was freed
-    until the allocator gives it back.)
-    """
-    deadline = time.monotonic() + 1.0
-    ctypes.CDLL(None).malloc_trim(0)
-    while True:
-        grown = growth(before, footprint(os.getpid()))
-        if "num_threads" not in grown or time.monotonic() > deadline:
-            return grown
-        time.sleep(0.001)
 
 
 def _leaves_nothing(rank: int, num_ranks: int) -> None:

@@ -26,8 +26,8 @@ from crossfade.peers.collectives import all_gather, all_reduce
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.calm import calm_s
-from tests.helpers.footprint import footprint
-from tests.helpers.peer_cases import held_more, random_calls
+from tests.helpers.footprint import footprint, held_more
+from tests.helpers.peer_cases import random_calls
 from tests.helpers.ranks import join_world
 
 NOTICE_S = 2.0
