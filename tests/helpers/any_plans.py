@@ -9,8 +9,6 @@ from crossfade.plan.actions import MAIN, RECV_STREAM, SEND_STREAM, Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
 from crossfade.types import DRIVER, CollectiveKind, ReduceOp, TargetDevice, Transport
 
-__all__ = ["any_plan"]
-
 
 def any_plan(rng: Random) -> Plan:
     """Any values in all fields, sound or not, as far as the notation goes."""

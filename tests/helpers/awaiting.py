@@ -9,8 +9,6 @@ from typing import Any
 
 import crossfade
 
-__all__ = ["SESSIONS", "call", "result_of", "run", "write"]
-
 SESSIONS: dict[str, dict[str, Any]] = {
     "spin": {"spin_us": 60.0},
     "sleep": {"spin_us": 0.0},

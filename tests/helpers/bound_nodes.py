@@ -6,8 +6,6 @@ from typing import Any
 
 from crossfade.graph.nodes import ActorInfo, MethodNode, bind
 
-__all__ = ["ACTOR", "OTHER", "call"]
-
 ACTOR = ActorInfo("Worker0", "Worker", "s", {"forward": 1, "backward": 1, "split": 2, "_private": 1})
 OTHER = ActorInfo("Worker1", "Worker", "s", {"forward": 1})
 

@@ -11,8 +11,6 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["calm_s"]
-
 _PRESSURE = Path("/proc/pressure/cpu")
 _SLOWER = 5.0
 """How much slower it goes while somebody waits for a core, or where the kernel does not count: no limit is longer than that."""

@@ -13,8 +13,6 @@ from crossfade.plan.device_streams import stream_in, stream_out
 from crossfade.plan.spans import WAIT, Span
 from crossfade.types import Transport
 
-__all__ = ["Worker", "check_causal"]
-
 _BETWEEN_GPUS = (Transport.COPY, Transport.STAGED, Transport.NCCL)
 NUM_EXECUTIONS = 12
 MAX_INFLIGHT = 3

@@ -34,8 +34,6 @@ from tests.helpers.host_cases import (
     value,
 )
 
-__all__ = ["dies_before_it_copies", "relays", "relays_ahead", "sinks", "sinks_rubbish", "sources"]
-
 
 class Party:
     """What each of the three does about deaths: it watches both others, and breaks its ends off before it lets anything go.

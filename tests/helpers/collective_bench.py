@@ -15,8 +15,6 @@ from crossfade.types import Transport
 from tests.helpers.collective_makers import NUM_ACTORS, Maker
 from tests.helpers.graphs import session_of
 
-__all__ = ["Bench", "bench_of", "open_both"]
-
 
 @dataclass
 class Bench:

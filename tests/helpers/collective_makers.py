@@ -12,8 +12,6 @@ import torch
 
 from crossfade.collective import ReduceOp
 
-__all__ = ["NUM_ACTORS", "Maker", "all_makes", "expected_reduction", "make", "same"]
-
 NUM_ACTORS = 3
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import crossfade
 
-__all__ = ["LIMIT_S", "crossfade_command", "environment"]
-
 SOURCE = Path(crossfade.__file__).parents[1]
 LIMIT_S = 60
 MAIN = "from crossfade.cli.main import app; app(prog_name='crossfade')"

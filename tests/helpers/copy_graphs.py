@@ -11,8 +11,6 @@ import torch
 import crossfade
 from crossfade.api import session as sessions
 
-__all__ = ["Worker", "chain", "expected", "open_session", "run", "tear_down_graphs"]
-
 torch.set_num_threads(1)
 
 

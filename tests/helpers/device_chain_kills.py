@@ -26,8 +26,6 @@ from crossfade.runtime.alive import Alive
 from tests.helpers.device_cases import open_receiver, open_sender, start, value, wait_idle
 from tests.helpers.device_pair import Peer, die, run_workers
 
-__all__ = ["check_a_chain"]
-
 NUM_WORDS = 4 << 20
 NUM_SLOTS = 2
 CYCLES_PER_S = 1_800_000_000

@@ -16,8 +16,6 @@ import crossfade
 from crossfade.channels import shm_ring
 from tests.helpers.calm import calm_s
 
-__all__ = ["Actor", "Doer", "await_end", "graph_of", "script"]
-
 TRY_WRITE = shm_ring.ShmWriter.try_write
 
 

@@ -7,8 +7,6 @@ from crossfade.plan.plan import Plan
 from crossfade.plan.validate import find_fault
 from tests.helpers.explore import explore
 
-__all__ = ["CHAIN", "PAIR", "QUEUE", "TOGETHER", "edited", "verdict"]
-
 CHAIN = """
 plan max_inflight=2 returns=value
 input i0 = *

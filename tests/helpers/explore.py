@@ -257,18 +257,13 @@ class Party:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What came of it.
-
-    Attributes:
-        verdict: ``ok``, ``deadlock`` (a state in which nobody can go on), ``mismatch`` (a value arrives as another, or
-            never), ``overwrite`` (of a cell not yet released), ``bad-use`` (of a register without its value).
-        why: the same in words.
-        num_states: states visited.
-    """
+    """What came of it."""
 
     verdict: str
-    why: str
-    num_states: int
+    """``ok``, ``deadlock`` (a state in which nobody can go on), ``mismatch`` (a value arrives as another, or never),
+    ``overwrite`` (of a cell not yet released), ``bad-use`` (of a register without its value)."""
+    why: str  # the same in words
+    num_states: int  # states visited
 
 
 def explore(

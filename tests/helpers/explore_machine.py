@@ -9,8 +9,6 @@ from crossfade.plan.actions import MAIN
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.types import DRIVER, Transport
 
-__all__ = ["EMPTY", "Cell", "Machine", "Memory", "Passing", "Step", "Stop", "in_one", "num_executions"]
-
 EMPTY = -1
 Cell = int | tuple[tuple[str, int], ...]
 Memory = list[Cell]

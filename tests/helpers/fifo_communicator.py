@@ -13,8 +13,6 @@ import cloudpickle
 
 from crossfade.experimental.channel import Communicator
 
-__all__ = ["FifoCommunicator", "Worker", "by_value"]
-
 
 class FifoCommunicator(Communicator):
     """Ranks are the positions of the handles.

@@ -6,8 +6,6 @@ from itertools import permutations
 
 from crossfade.topology import Crowd, Device, Launch, Link, LinkKind, Rate, Topology
 
-__all__ = ["MB", "four_h200"]
-
 MB = 1 << 20
 _SIZES = (4096, 64 << 10, MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB)
 _TIMES_US = {

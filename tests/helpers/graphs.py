@@ -31,44 +31,28 @@ class Errors(frozenset[tuple[str, str]]):
 
 @dataclass(frozen=True)
 class NodeDraw:
-    """One node.
+    """One node."""
 
-    Attributes:
-        actor: on which of the actors.
-        method, kind, size_bytes: what it does.
-        sources: which of the values that exist so far it takes: (index, how: positional, keyword, in a list, in a dict).
-    """
-
-    actor: int
-    method: str
+    actor: int  # on which of the actors
+    method: str  # what it does
     kind: str
     size_bytes: int
     sources: tuple[tuple[int, str], ...]
+    """Which of the values that exist so far it takes: (index, how: positional, keyword, in a list, in a dict)."""
 
 
 @dataclass(frozen=True)
 class GraphDraw:
-    """A graph, how it is compiled, and how it is executed.
+    """A graph, how it is compiled, and how it is executed."""
 
-    Attributes:
-        nodes: in order.
-        parts: whether the input is taken by parts (``inp[0]``, ``inp.x``) or whole.
-        depth: max_inflight.
-        overlap: as in compile.
-        transport: asked of every node.
-        num_executions: how often it runs.
-        dropped: which executions' references are dropped at once.
-        newest_first: whether results are got in reverse.
-    """
-
-    nodes: tuple[NodeDraw, ...]
-    parts: bool
-    depth: int
-    overlap: bool
-    transport: str
-    num_executions: int
-    dropped: frozenset[int]
-    newest_first: bool
+    nodes: tuple[NodeDraw, ...]  # in order
+    parts: bool  # whether the input is taken by parts (``inp[0]``, ``inp.x``) or whole
+    depth: int  # max_inflight
+    overlap: bool  # as in compile
+    transport: str  # asked of every node
+    num_executions: int  # how often it runs
+    dropped: frozenset[int]  # which executions' references are dropped at once
+    newest_first: bool  # whether results are got in reverse
 
 
 @st.composite

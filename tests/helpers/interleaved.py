@@ -12,8 +12,6 @@ from random import Random
 from types import FrameType, ModuleType
 from typing import Any
 
-__all__ = ["Killed", "RungBell", "Stage", "Task"]
-
 LIMIT_S = 30.0
 MOST_LINES = 300_000
 

@@ -9,8 +9,6 @@ from typing import Any
 from crossfade.api.session import Session
 from tests.helpers.graphs import kept_session, session_of
 
-__all__ = ["ENGINES", "Kept", "crew_of", "open_crews"]
-
 Kept = tuple[Session, tuple[Any, ...]]
 
 ENGINES: Mapping[str, Mapping[str, Any]] = {"local": {}, "inline": {"engine": "inline"}}

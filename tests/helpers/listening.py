@@ -13,15 +13,10 @@ _LOOPBACKS = {"0100007F", "00000000000000000000000001000000", "0000000000000000F
 
 
 class Bound(NamedTuple):
-    """A socket that others can find.
+    """A socket that others can find."""
 
-    Attributes:
-        address: ``127.0.0.1``, ``elsewhere`` or, for UNIX sockets, the name.
-        port: of TCP; 0 for UNIX sockets.
-    """
-
-    address: str
-    port: int
+    address: str  # ``127.0.0.1``, ``elsewhere`` or, for UNIX sockets, the name
+    port: int  # of TCP; 0 for UNIX sockets
 
 
 def _sockets_of(pid: int) -> set[str]:

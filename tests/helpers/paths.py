@@ -20,8 +20,6 @@ from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.types import DRIVER
 from tests.helpers.calm import calm_s
 
-__all__ = ["LATE_S", "PathDraw", "PathWorker", "Steps", "arrivals", "bind_path", "draws", "is_late", "path_ends"]
-
 LATE_S = 0.05
 """How much later than its path's end an output may be."""
 _DELAYS_S = (0.0, 0.0, 0.0, 0.09, 0.18)

@@ -15,8 +15,6 @@ from crossfade.plan.actions import COLL_STREAM, MAIN, RECV_STREAM, SEND_STREAM, 
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec, Plan
 from crossfade.types import DRIVER, CollectiveKind, ReduceOp, Transport
 
-__all__ = ["Size", "chain_plan", "sound_plan"]
-
 START, END = -2.0, 100.0
 """Moments before and after all runs; node number i runs at i + 0.5."""
 TICK = 1e-6

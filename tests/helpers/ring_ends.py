@@ -14,8 +14,6 @@ from crossfade.device.signals import HostBoard
 from crossfade.host.memory import Memory
 from crossfade.testing.fake import FakeDriver, Machine
 
-__all__ = ["Ends", "finish_receiver", "grow"]
-
 
 class Ends:
     """A ring whose two ends the test drives by hand, records going over at once."""

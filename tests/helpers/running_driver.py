@@ -8,8 +8,6 @@ from crossfade.device.signals import HostBoard
 from crossfade.host.memory import Memory
 from crossfade.testing.fake import FakeDriver, Machine
 
-__all__ = ["RunningDriver", "open_board", "run", "running_driver"]
-
 
 class RunningDriver(FakeDriver):
     """A fake whose device runs whenever it is looked at."""

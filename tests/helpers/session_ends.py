@@ -15,8 +15,6 @@ from collections.abc import Callable
 import crossfade
 from tests.helpers.footprint import footprint
 
-__all__ = ["USES", "Remote", "end_in_the_middle", "num_held"]
-
 _LIMIT_S = 60.0
 
 

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["send", "sent_once"]
-
 
 def send(number: int) -> None:
     """Sends it to the main thread, now."""

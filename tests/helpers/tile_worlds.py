@@ -89,36 +89,21 @@ def poisoned(rows: int, columns: int, kind: str, device: int = HOST) -> Any:
 
 @dataclass
 class World:
-    """One product of every rank, cut alike. On a GPU, pieces are sent on a stream of their own, and all ranks share the device.
+    """One product of every rank, cut alike. On a GPU, pieces are sent on a stream of their own, and all ranks share the device."""
 
-    Attributes:
-        blocks: by rank.
-        n, k: columns, depth.
-        kind: element type.
-        is_b_transposed: how b lies.
-        num_rounds: of each plan.
-        piece_rows: of each plan.
-        lag: of each plan.
-        bias: is added to each sum.
-        config: of the kernels.
-        is_captured: what is enqueued is captured.
-        device: the GPU, or `HOST` for the interpreter.
-        driver: of the GPU.
-    """
-
-    blocks: list[Block]
-    n: int
+    blocks: list[Block]  # by rank
+    n: int  # columns, depth
     k: int
-    kind: str = "float16"
-    is_b_transposed: bool = False
-    num_rounds: int = 1
-    piece_rows: int | None = None
-    lag: int = 0
-    bias: Any = None
-    config: TileConfig = SMALL
-    is_captured: bool = False
-    device: int = HOST
-    driver: Any = field(default_factory=Words)
+    kind: str = "float16"  # element type
+    is_b_transposed: bool = False  # how b lies
+    num_rounds: int = 1  # of each plan
+    piece_rows: int | None = None  # of each plan
+    lag: int = 0  # of each plan
+    bias: Any = None  # is added to each sum
+    config: TileConfig = SMALL  # of the kernels
+    is_captured: bool = False  # what is enqueued is captured
+    device: int = HOST  # the GPU, or `HOST` for the interpreter
+    driver: Any = field(default_factory=Words)  # of the GPU
 
     def __post_init__(self) -> None:
         self.num_ranks, self.m = len(self.blocks), self.blocks[-1].end

@@ -12,8 +12,6 @@ from crossfade.ops.ranks import Alone, Ranks
 from crossfade.ops.shape import Shape
 from crossfade.ops.tune import Trial, Tuner
 
-__all__ = ["SHAPE", "Bench", "rows", "ways"]
-
 SHAPE = Shape("matmul_reduce_scatter", 8192, 8192, 7168, "bfloat16", "nt", 4)
 
 

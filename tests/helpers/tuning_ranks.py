@@ -26,8 +26,6 @@ from tests.helpers.ops_inputs import Inputs, call
 from tests.helpers.ranks import join_world
 from tests.helpers.tuning import SHAPE, Bench, rows, ways
 
-__all__ = ["Products", "run_two"]
-
 PREDICTED = {"rounds(rounds=1)": 80.0, "rounds(rounds=2)": 90.0, "plain": 100.0}
 
 

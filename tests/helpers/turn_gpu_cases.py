@@ -10,8 +10,6 @@ import torch
 import crossfade
 from crossfade.plan.turns import predecessors
 
-__all__ = ["check_one_after_the_other"]
-
 NUM_SENDERS = 3
 SIZE_BYTES = 200_000_000
 NUM_EXECUTIONS = 20

@@ -7,8 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from subprocess import CompletedProcess
 
-__all__ = ["Ran", "two_at_a_time"]
-
 Ran = Mapping[str, Future[CompletedProcess[str]]]
 """What becomes of each program, by its name."""
 

@@ -25,21 +25,15 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
 @dataclass(frozen=True)
 class Table:
-    """Who may import whom, as `DOCUMENT` says it.
+    """Who may import whom, as `DOCUMENT` says it."""
 
-    Attributes:
-        shared: modules that every room may import; they import only each other.
-        rooms: the rooms, and the other rooms that each may import. ``cli`` may import all of them, but for ``for_tests``.
-        for_tests: rooms that only tests import.
-        facade: modules that only re-export, under Ray's import paths. They may import any room but ``cli``; no room imports them.
-        never_torch: rooms and modules that work without torch.
-    """
-
-    shared: frozenset[str]
+    shared: frozenset[str]  # modules that every room may import; they import only each other
     rooms: Mapping[str, set[str]]
-    for_tests: frozenset[str]
+    """The rooms, and the other rooms that each may import. ``cli`` may import all of them, but for ``for_tests``."""
+    for_tests: frozenset[str]  # rooms that only tests import
     facade: frozenset[str]
-    never_torch: frozenset[str]
+    """Modules that only re-export, under Ray's import paths. They may import any room but ``cli``; no room imports them."""
+    never_torch: frozenset[str]  # rooms and modules that work without torch
 
     @classmethod
     def read(cls, text: str) -> Table:

@@ -41,21 +41,15 @@ class Graph:
 
 @dataclass
 class World:
-    """A group on one lane, the part of torch that captures, and what was done.
-
-    Attributes:
-        done: by ways, at once or by a replay.
-        captured: what is being captured; None outside.
-        log: calls of the lane and of graphs, in order.
-    """
+    """A group on one lane, the part of torch that captures, and what was done."""
 
     device_type: str = "cuda"
     is_replayable: bool = True
     is_captured_by_caller: bool = False
     belongings: dict[str, Any] = field(default_factory=dict)
-    done: list[str] = field(default_factory=list)
-    captured: list[str] | None = None
-    log: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)  # by ways, at once or by a replay
+    captured: list[str] | None = None  # what is being captured; None outside
+    log: list[str] = field(default_factory=list)  # calls of the lane and of graphs, in order
     pools: list[object] = field(default_factory=list)
     num_graphs: int = 0
     broken: str = ""

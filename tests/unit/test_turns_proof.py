@@ -84,23 +84,15 @@ class _Lane(RingLine):
 
 @dataclass
 class TurnWorld:
-    """See the module.
-
-    Attributes:
-        orders: for each plan, the writers in the order in which the reader uses what they make.
-        sizes_bytes: for each execution, by writer, the length of its value.
-        num_slots: of each ring.
-        num_queues: hardware queues of each process.
-        progress: a class with or without a fault.
-        is_read: whether the reader takes what comes; otherwise there must be a slot for every value.
-    """
+    """See the module."""
 
     orders: Sequence[Sequence[int]] = ((0, 1, 2),)
-    sizes_bytes: Sequence[Sequence[int]] = ((16, 16, 16),)
-    num_slots: int = 1
-    num_queues: int | None = None
-    progress: type[_Seen] = _Seen
-    is_read: bool = True
+    """For each plan, the writers in the order in which the reader uses what they make."""
+    sizes_bytes: Sequence[Sequence[int]] = ((16, 16, 16),)  # for each execution, by writer, the length of its value
+    num_slots: int = 1  # of each ring
+    num_queues: int | None = None  # hardware queues of each process
+    progress: type[_Seen] = _Seen  # a class with or without a fault
+    is_read: bool = True  # whether the reader takes what comes; otherwise there must be a slot for every value
     num_waits: int = field(default=0, init=False)
     num_holds: int = field(default=0, init=False)
 

@@ -89,21 +89,14 @@ class _Ring(RingLine):
 
 @dataclass
 class ChainWorld:
-    """See the module.
+    """See the module."""
 
-    Attributes:
-        look: what C does before it publishes.
-        num_values: how many go along the chain.
-        num_slots: of each ring.
-        is_marked_first: B's watchdog breaks B's ends off before it lets B's streams go, and not after.
-        is_relay_publishing: B gives its values to a host, looking only whether its ends are broken off; C does nothing.
-    """
-
-    look: Look = Look.CHECK
-    num_values: int = 1
-    num_slots: int = 1
-    is_marked_first: bool = True
+    look: Look = Look.CHECK  # what C does before it publishes
+    num_values: int = 1  # how many go along the chain
+    num_slots: int = 1  # of each ring
+    is_marked_first: bool = True  # B's watchdog breaks B's ends off before it lets B's streams go, and not after
     is_relay_publishing: bool = False
+    """B gives its values to a host, looking only whether its ends are broken off; C does nothing."""
     num_published: int = field(default=0, init=False)
     _death: _Death = field(default_factory=_Death, init=False)
 

@@ -26,17 +26,11 @@ Product = Callable[[int, int, int], None]
 
 @dataclass
 class OpsWorld(PeerWorld):
-    """Ranks that do the same operators.
+    """Ranks that do the same operators."""
 
-    Attributes:
-        num_parts: rounds of each operator.
-        is_turned: an all-to-all moves its input, and the products come behind, as in the gradient of one.
-        never_waits: with a fault: no round of an all-to-all waits for what the one before fetched.
-    """
-
-    num_parts: int = 1
-    is_turned: bool = False
-    never_waits: bool = False
+    num_parts: int = 1  # rounds of each operator
+    is_turned: bool = False  # an all-to-all moves its input, and the products come behind, as in the gradient of one
+    never_waits: bool = False  # with a fault: no round of an all-to-all waits for what the one before fetched
 
     def _site(self, driver: FakeDriver, rank: int, number: int, memory: int) -> Site:
         site = super()._site(driver, rank, number, memory)

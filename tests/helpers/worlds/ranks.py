@@ -54,26 +54,16 @@ class Round(StrEnum):
 
 @dataclass(frozen=True)
 class Call:
-    """One collective.
+    """One collective."""
 
-    Attributes:
-        collective: which.
-        count: words in one block.
-        lane, stream: where.
-        more_lanes: for further pieces of a sum.
-        tunings: rank k uses number k modulo their number.
-        is_in_place: the output lies where the input lies, as far as that is allowed.
-        is_shared: the other ranks write the output themselves, where that is possible.
-    """
-
-    collective: Collective
-    count: int = 8
-    lane: int = 0
+    collective: Collective  # which
+    count: int = 8  # words in one block
+    lane: int = 0  # where
     stream: int = 0
-    tunings: tuple[Tuning, ...] = (DEFAULT,)
-    is_in_place: bool = False
-    is_shared: bool = False
-    more_lanes: tuple[int, ...] = ()
+    tunings: tuple[Tuning, ...] = (DEFAULT,)  # rank k uses number k modulo their number
+    is_in_place: bool = False  # the output lies where the input lies, as far as that is allowed
+    is_shared: bool = False  # the other ranks write the output themselves, where that is possible
+    more_lanes: tuple[int, ...] = ()  # for further pieces of a sum
 
     @property
     def is_put(self) -> bool:
@@ -171,31 +161,21 @@ class Site:
 
 @dataclass
 class PeerWorld:
-    """Ranks that make the same calls.
+    """Ranks that make the same calls."""
 
-    Attributes:
-        calls: in order, once in each round.
-        rounds: how often and how; the inputs change from round to round.
-        num_queues: hardware queues of each rank.
-        buffer_bytes: of each lane's two buffers; what is longer is done in pieces.
-        is_replayable: of the lanes.
-        orders: rank k enqueues the calls in order number k modulo their number; none for the order of ``calls``.
-        is_launched_elsewhere: graphs are launched on another stream than the one they were captured on.
-        lane: the class, with or without a fault.
-    """
-
-    calls: Sequence[Call]
+    calls: Sequence[Call]  # in order, once in each round
     num_ranks: int = 2
-    rounds: Sequence[Round] = (Round.EAGER,)
-    num_queues: int | None = None
-    buffer_bytes: int = 1024
+    rounds: Sequence[Round] = (Round.EAGER,)  # how often and how; the inputs change from round to round
+    num_queues: int | None = None  # hardware queues of each rank
+    buffer_bytes: int = 1024  # of each lane's two buffers; what is longer is done in pieces
     num_lanes: int = 1
     num_streams: int = 1
     num_user_streams: int = 1
-    is_replayable: bool = False
+    is_replayable: bool = False  # of the lanes
     orders: Sequence[Sequence[int]] = ()
-    is_launched_elsewhere: bool = False
-    lane: Callable[..., Lane] = Lane
+    """Rank k enqueues the calls in order number k modulo their number; none for the order of ``calls``."""
+    is_launched_elsewhere: bool = False  # graphs are launched on another stream than the one they were captured on
+    lane: Callable[..., Lane] = Lane  # the class, with or without a fault
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         ranks = self.open(machine)

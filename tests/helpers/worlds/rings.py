@@ -20,37 +20,24 @@ from tests.helpers.worlds.kit import RingLine, check_seen, close_pool, content, 
 
 @dataclass
 class RingWorld:
-    """A ring and what is sent through it.
+    """A ring and what is sent through it."""
 
-    Attributes:
-        sizes_bytes: lengths of the values.
-        num_kept: how many of the values that came last the receiver keeps.
-        num_queues: hardware queues of each process.
-        is_one_process: both ends in one process, so that they share hardware queues.
-        sender, receiver: classes with or without a fault.
-        num_use_streams: streams that the receiver uses values on, in turn.
-        side: what becomes of a side stream that uses each value as well: it ``rejoins`` before the lease ends, the lease is told of
-            it (``use_on``), or nobody thinks of it (``forgotten``); empty for no such stream.
-        is_accepting_early: the receiver waits before it is told that it may.
-        is_source_reused: the sender computes the next value where the last one lies.
-        chunk_bytes: longest single copy.
-        is_leaking: the receiver forgets the last value that it has, without ending its lease.
-    """
-
-    sizes_bytes: Sequence[int] = (16, 16, 16)
+    sizes_bytes: Sequence[int] = (16, 16, 16)  # lengths of the values
     num_slots: int = 2
     slot_bytes: int = 512
-    num_kept: int = 0
-    num_queues: int | None = None
-    is_one_process: bool = False
-    sender: Callable[..., RingSender] = RingSender
+    num_kept: int = 0  # how many of the values that came last the receiver keeps
+    num_queues: int | None = None  # hardware queues of each process
+    is_one_process: bool = False  # both ends in one process, so that they share hardware queues
+    sender: Callable[..., RingSender] = RingSender  # classes with or without a fault
     receiver: Callable[..., RingReceiver] = RingReceiver
-    num_use_streams: int = 1
+    num_use_streams: int = 1  # streams that the receiver uses values on, in turn
     side: str = ""
-    is_accepting_early: bool = False
-    is_source_reused: bool = False
-    is_leaking: bool = False
-    chunk_bytes: int | None = None
+    """What becomes of a side stream that uses each value as well: it ``rejoins`` before the lease ends, the lease is
+    told of it (``use_on``), or nobody thinks of it (``forgotten``); empty for no such stream."""
+    is_accepting_early: bool = False  # the receiver waits before it is told that it may
+    is_source_reused: bool = False  # the sender computes the next value where the last one lies
+    is_leaking: bool = False  # the receiver forgets the last value that it has, without ending its lease
+    chunk_bytes: int | None = None  # longest single copy
     num_copied_out: int = field(default=0, init=False)
     num_generations: int = field(default=0, init=False)
 
@@ -163,13 +150,9 @@ class RingWorld:
 
 @dataclass
 class TwoWaitsWorld:
-    """Two streams that wait for one signal, once each, which is set twice by turns: the second may take what the first takes.
+    """Two streams that wait for one signal, once each, which is set twice by turns: the second may take what the first takes."""
 
-    Attributes:
-        is_counter: by a counter, which needs no order.
-    """
-
-    is_counter: bool = False
+    is_counter: bool = False  # by a counter, which needs no order
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         driver = FakeDriver(machine, "process")
@@ -194,15 +177,10 @@ class TwoWaitsWorld:
 
 @dataclass
 class ReplayWorld:
-    """A captured copy with its signals, launched several times.
+    """A captured copy with its signals, launched several times."""
 
-    Attributes:
-        is_counting: waits for 1, 2, 3, ... as an uncaptured program would, which a replay cannot.
-        num_replays: launches.
-    """
-
-    num_replays: int = 3
-    is_counting: bool = False
+    num_replays: int = 3  # launches
+    is_counting: bool = False  # waits for 1, 2, 3, ... as an uncaptured program would, which a replay cannot.
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:
         driver = FakeDriver(machine, "process")

@@ -23,22 +23,15 @@ def staged_streams(driver: FakeDriver, label: str, num_streams: int) -> StagedSt
 
 @dataclass
 class StagedWorld:
-    """Values through the host's memory, chunk by chunk.
+    """Values through the host's memory, chunk by chunk."""
 
-    Attributes:
-        sizes_bytes: their lengths.
-        num_streams: of each side.
-        cut, chunks_per_free: see `StagedLayout`.
-        sender, receiver: classes with or without a fault.
-    """
-
-    sizes_bytes: Sequence[int] = (10_000, 3, 0, 4096)
+    sizes_bytes: Sequence[int] = (10_000, 3, 0, 4096)  # their lengths
     num_chunks: int = 2
-    num_streams: int = 3
-    cut: Cut = Cut.FULL
+    num_streams: int = 3  # of each side
+    cut: Cut = Cut.FULL  # see `StagedLayout`
     chunks_per_free: int | None = None
     num_queues: int | None = None
-    sender: Callable[..., StagedSender] = StagedSender
+    sender: Callable[..., StagedSender] = StagedSender  # classes with or without a fault
     receiver: Callable[..., StagedReceiver] = StagedReceiver
 
     def __call__(self, machine: Machine) -> Mapping[str, Program]:

@@ -43,17 +43,11 @@ class Way(StrEnum):
 
 
 class _Block(NamedTuple):
-    """The rows of one rank.
+    """The rows of one rank."""
 
-    Attributes:
-        source: where they lie in the input.
-        product: where their products go.
-        num_words: their length.
-    """
-
-    source: int
-    product: int
-    num_words: int
+    source: int  # where they lie in the input
+    product: int  # where their products go
+    num_words: int  # their length
 
 
 class Counters:
@@ -81,20 +75,14 @@ class Counters:
 
 @dataclass
 class TurnsWorld(OpsWorld):
-    """Ranks that do the same sums in turns, and other things in between.
-
-    Attributes:
-        ways: call number k is done in number k modulo their number; what does not sum is never done in turns.
-        lag, taper: of all calls in turns; ``num_parts`` are their rounds.
-        num_pieces: that a rank's rows of a round are sent in.
-        is_half_replayed: every other rank makes eager rounds where the others replay.
-    """
+    """Ranks that do the same sums in turns, and other things in between."""
 
     ways: Sequence[Way] = (Way.TURNS,)
-    lag: int = 0
+    """Call number k is done in number k modulo their number; what does not sum is never done in turns."""
+    lag: int = 0  # of all calls in turns; ``num_parts`` are their rounds
     taper: int = 1
-    num_pieces: int = 1
-    is_half_replayed: bool = False
+    num_pieces: int = 1  # that a rank's rows of a round are sent in
+    is_half_replayed: bool = False  # every other rank makes eager rounds where the others replay
 
     def rounds_of(self, rank: int) -> Sequence[Round]:
         if self.is_half_replayed and rank % 2:
