@@ -117,11 +117,10 @@ class Executions:
         if not self.watchers.try_lock(self._submitting):
             return None
         try:
-            if len(self.inflight) >= self._max_inflight:
+            if not self._has_room():
                 self._take_in(num_own)
             execution = Execution(self.num_submitted, self._num_outputs)
-            has_room = len(self.inflight) < self._max_inflight
-            return execution if has_room and self._start(execution, values) else None
+            return execution if self._has_room() and self._start(execution, values) else None
         finally:
             self._submitting.release()
             self.watchers.notify_missed()
@@ -187,10 +186,8 @@ class Executions:
         inflight = list(self.inflight)
         if len(inflight) >= self._max_inflight and all(each.is_wanted() for each in inflight):
             self.opened.check()
-            raise CapacityExceeded(
-                f"{len(inflight)} executions are in flight, and max_inflight is {self._max_inflight}",
-                hint="get the oldest result first, or compile with a larger max_inflight",
-            )
+            text = f"{len(inflight)} executions are in flight, and max_inflight is {self._max_inflight}"
+            raise CapacityExceeded(text, hint="get the oldest result first, or compile with a larger max_inflight")
 
         def ready() -> bool:
             while not self._has_room():
@@ -244,11 +241,9 @@ class Executions:
                         self.watchers.notify_missed()
             value = values[place]
             if value is EMPTY and not (is_enough and is_enough()):
-                raise GetTimeoutError(
-                    f"execution {execution.number} has not finished within "
-                    f"{timeout if told_timeout is None else told_timeout} s",
-                    hint="get the same reference again",
-                )
+                limit_s = timeout if told_timeout is None else told_timeout
+                text = f"execution {execution.number} has not finished within {limit_s} s"
+                raise GetTimeoutError(text, hint="get the same reference again")
             return value
         finally:
             self._inside.discard(me)
