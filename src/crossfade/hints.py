@@ -12,10 +12,7 @@ __all__ = ["add_note", "check_flag", "nearest"]
 def nearest(asked: str, names: Iterable[str], otherwise: str = "") -> str:
     """A hint for a name that may be misspelt: ``did you mean 'shm'? the transports are copy, shm``.
 
-    Args:
-        asked: the name that is not known.
-        names: those that are.
-        otherwise: what to say behind the nearest name, and alone where none is near.
+    ``otherwise`` follows the nearest name, and stands alone where none is near.
     """
     close = difflib.get_close_matches(asked, list(names), n=1)
     return f"did you mean {close[0]!r}? {otherwise}".rstrip() if close else otherwise
@@ -28,18 +25,8 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def check_flag(name: str, value: object, hint: str = "") -> bool:
-    """Refuses what is neither True nor False, in Python or numpy, so that no other argument is taken for yes.
-
-    Args:
-        name: of the argument.
-        value: what the user passed.
-        hint: what to say instead of what a flag may be.
-
-    Returns:
-        The flag.
-
-    Raises:
-        TypeError: it is no bool.
+    """Refuses what is neither True nor False, in Python or numpy, so that no other argument is taken for yes. ``hint`` says what to
+    write instead.
     """
     is_numpys = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
     if not (isinstance(value, bool) or is_numpys):

@@ -65,15 +65,10 @@ def _mark(function: _F, marked: set[CodeType]) -> _F:
 
 
 class Held:
-    """The state of the interrupt that is held back.
-
-    Attributes:
-        is_pending: whether there is one.
-        since_s: when it arrived, on the monotonic clock.
-    """
+    """The state of the interrupt that is held back."""
 
     is_pending = False
-    since_s = 0.0
+    since_s = 0.0  # when it arrived, on the monotonic clock
 
 
 def whole(function: _F) -> _F:

@@ -60,16 +60,9 @@ class LinkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        uuid: as nvidia-smi shows it.
-        name: its model.
-        num_sms: multiprocessors.
-        memory_bytes: all of its memory.
-    """
-
-    uuid: str
+    uuid: str  # as nvidia-smi shows it
     name: str
     num_sms: int
     memory_bytes: int
@@ -77,15 +70,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How long one transfer of one size took by one means.
+    """How long one transfer of one size took by one means."""
 
-    Attributes:
-        transport: ``copy``, ``staged`` or ``nccl``.
-        size_bytes: how much was moved.
-        duration_us: how long it took.
-    """
-
-    transport: str
+    transport: str  # ``copy``, ``staged`` or ``nccl``
     size_bytes: int
     duration_us: float
 
@@ -101,19 +88,14 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way from one device to another.
+    """The way from one device to another."""
 
-    Attributes:
-        source, target: UUIDs.
-        kind: what it is made of.
-        rates: what was measured, alone; those of one transport from the smallest size on.
-        signal_us: from the write of a signal on a stream of the source until a stream of the target that waited goes on.
-    """
-
+    # source, target: UUIDs.
     source: str
     target: str
-    kind: LinkKind
-    rates: tuple[Rate, ...] = ()
+    kind: LinkKind  # what it is made of
+    rates: tuple[Rate, ...] = ()  # what was measured, alone; those of one transport from the smallest size on
+    # from the write of a signal on a stream of the source until a stream of the target that waited goes on.
     signal_us: float | None = None
 
     def __post_init__(self) -> None:
@@ -150,19 +132,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How much longer two things take side by side than alone.
+    """How much longer two things take side by side than alone."""
 
-    Attributes:
-        transport: what communicates.
-        work: what computes beside it: ``gemm`` or ``memory``.
-        communication: factor on the transfer, at least about 1.
-        computation: factor on the work.
-    """
-
-    transport: str
-    work: str
-    communication: float
-    computation: float
+    transport: str  # what communicates
+    work: str  # what computes beside it: ``gemm`` or ``memory``
+    communication: float  # factor on the transfer, at least about 1
+    computation: float  # factor on the work
 
     def __post_init__(self) -> None:
         _check("Slowdown.communication", self.communication)
@@ -171,19 +146,12 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Several transfers of one size that begin at the same time.
+    """Several transfers of one size that begin at the same time."""
 
-    Attributes:
-        transport: what moves them.
-        transfers: (source, target) of each, as UUIDs.
-        size_bytes: of each.
-        duration_us: until the last one is done.
-    """
-
-    transport: str
-    transfers: tuple[tuple[str, str], ...]
-    size_bytes: int
-    duration_us: float
+    transport: str  # what moves them
+    transfers: tuple[tuple[str, str], ...]  # (source, target) of each, as UUIDs
+    size_bytes: int  # of each
+    duration_us: float  # until the last one is done
 
     def __post_init__(self) -> None:
         _check("Crowd.size_bytes", self.size_bytes)
@@ -207,17 +175,11 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What it costs a host to enqueue one operation.
+    """What it costs a host to enqueue one operation."""
 
-    Attributes:
-        device: UUID of the device whose process it is.
-        operation: ``copy``, ``write``, ``wait``, ``record``, ``wait event``, ``kernel`` or ``graph``.
-        duration_us: of the host's time.
-    """
-
-    device: str
-    operation: str
-    duration_us: float
+    device: str  # UUID of the device whose process it is
+    operation: str  # ``copy``, ``write``, ``wait``, ``record``, ``wait event``, ``kernel`` or ``graph``
+    duration_us: float  # of the host's time
 
     def __post_init__(self) -> None:
         _check("Launch.duration_us", self.duration_us)
@@ -225,39 +187,23 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A host's devices and links.
+    """A host's devices and links."""
 
-    Attributes:
-        devices: in the order in which they were seen.
-        links: one for each ordered pair.
-        slowdowns: communication and computation side by side.
-        crowds: several transfers at once.
-        launches: what enqueuing costs.
-    """
-
-    devices: tuple[Device, ...] = ()
-    links: tuple[Link, ...] = ()
-    slowdowns: tuple[Slowdown, ...] = ()
-    crowds: tuple[Crowd, ...] = ()
-    launches: tuple[Launch, ...] = ()
+    devices: tuple[Device, ...] = ()  # in the order in which they were seen
+    links: tuple[Link, ...] = ()  # one for each ordered pair
+    slowdowns: tuple[Slowdown, ...] = ()  # communication and computation side by side
+    crowds: tuple[Crowd, ...] = ()  # several transfers at once
+    launches: tuple[Launch, ...] = ()  # what enqueuing costs
 
     def index(self, uuid: str) -> int:
-        """A device's place in ``devices``.
-
-        Raises:
-            KeyError: it is not there.
-        """
+        """A device's place in ``devices``."""
         for index, device in enumerate(self.devices):
             if device.uuid == uuid:
                 return index
         raise KeyError(f"no device {uuid}; known devices: {', '.join(device.uuid for device in self.devices)}")
 
     def link(self, source: str, target: str) -> Link:
-        """The way from one device to another.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """The way from one device to another."""
         for link in self.links:
             if (link.source, link.target) == (source, target):
                 return link
@@ -299,11 +245,7 @@ class Topology:
 
     @classmethod
     def from_json(cls, text: str) -> Topology:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Reads what `to_json` wrote."""
         try:
             data = json.loads(text)
         except RecursionError as error:
@@ -312,11 +254,7 @@ class Topology:
 
     @classmethod
     def from_data(cls, data: Any) -> Topology:
-        """Reads what `to_data` gave.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Reads what `to_data` gave."""
         try:
             if data["version"] != _VERSION:
                 raise ValueError(f"version {data['version']}, and this crossfade reads {_VERSION}")
@@ -391,9 +329,7 @@ def _check_whole(name: str, value: object) -> None:
 
 def cache_folder() -> Path:
     """Where crossfade keeps what it measured: CROSSFADE_CACHE_DIR, else ``crossfade`` in XDG_CACHE_HOME, else in ``~/.cache``.
-
-    Raises:
-        RuntimeError: this user has no home.
+    Raises a RuntimeError if this user has no home.
     """
     own = os.environ.get("CROSSFADE_CACHE_DIR", "")
     if own:
@@ -403,20 +339,12 @@ def cache_folder() -> Path:
 
 
 def topology_path() -> Path:
-    """Where this host's measured topology is kept: in the user's cache folder, under the host's name.
-
-    Raises:
-        RuntimeError: this user has no home.
-    """
+    """Where this host's measured topology is kept: in the user's cache folder, under the host's name."""
     return cache_folder() / f"topology-{platform.node() or 'host'}.json"
 
 
 def load_topology(path: Path | None = None) -> Topology | None:
-    """Reads a kept topology; None where there is none, or no home for one. A damaged one is warned of and counts as none.
-
-    Args:
-        path: the file; None for `topology_path`.
-    """
+    """Reads a kept topology; None where there is none, or no home for one. A damaged one is warned of and counts as none."""
     if path is None:
         try:
             path = topology_path()
@@ -433,20 +361,10 @@ def load_topology(path: Path | None = None) -> Topology | None:
 
 
 def save_topology(topology: Topology, path: Path | None = None) -> Path:
-    """Writes a topology whole or not at all: who reads the file meanwhile gets the old one or the new one.
+    """Writes a topology whole or not at all, and returns the path: who reads the file meanwhile gets the old one or the new one.
 
-    Where the path is a symlink, the file behind it is replaced. What is no regular file, such as a device, is written to.
-
-    Args:
-        topology: what to keep.
-        path: the file; None for `topology_path`, whose folder is made.
-
-    Returns:
-        The file, by the path that was given.
-
-    Raises:
-        OSError: it cannot be written.
-        RuntimeError: no path was given, and this user has no home.
+    Without a path it is `topology_path`, whose folder is made. Where the path is a symlink, the file behind it is replaced. What is
+    no regular file, such as a device, is written to.
     """
     if path is None:
         path = topology_path()

@@ -73,16 +73,8 @@ _INSTEAD = {
 
 
 def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[str], what: str) -> None:
-    """Refuses unknown names.
-
-    Args:
-        given: the names of the arguments.
-        known: those that mean something.
-        ignored: those that are accepted for Ray's sake.
-        what: what the arguments are, such as ``actor option``.
-
-    Raises:
-        TypeError: with the nearest known name, or what to do instead.
+    """Refuses unknown names of a ``what``, such as ``actor option``; ``ignored`` ones are accepted. A TypeError has the nearest
+    known name, or what to do instead.
     """
     for name in given:
         if name in known or name in ignored:
@@ -92,16 +84,7 @@ def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[st
 
 
 def check_timeout(timeout: object, name: str = "timeout") -> None:
-    """Refuses what is no time limit.
-
-    Args:
-        timeout: what the user passed.
-        name: of the argument.
-
-    Raises:
-        TypeError: it is neither a number nor None.
-        ValueError: it is below 0, or no number at all (NaN).
-    """
+    """Refuses what is no time limit: neither a number nor None (TypeError), below 0, or NaN (ValueError)."""
     if timeout is None:
         return
     if not isinstance(timeout, Real):
@@ -111,11 +94,7 @@ def check_timeout(timeout: object, name: str = "timeout") -> None:
 
 
 def limit_of(timeout: object) -> float | None:
-    """The time limit of a ``get``, in seconds; None is for ever, and so is -1, as in Ray.
-
-    Raises:
-        TypeError, ValueError: see `check_timeout`.
-    """
+    """The time limit of a ``get`` in seconds, checked as by `check_timeout`. None is for ever, and so is -1, as in Ray."""
     if timeout is None or (isinstance(timeout, Real) and timeout == -1):
         return None
     check_timeout(timeout)
@@ -123,11 +102,7 @@ def limit_of(timeout: object) -> float | None:
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """When a time limit that begins now is over, by the monotonic clock; one below 0 is over already.
-
-    Raises:
-        TypeError, ValueError: see `seconds_of`.
-    """
+    """When a time limit that begins now is over, by the monotonic clock; one below 0 is over already."""
     seconds = seconds_of(timeout)
     return None if seconds is None else time.monotonic() + seconds
 
@@ -138,12 +113,7 @@ def left_of(deadline: float | None) -> float | None:
 
 
 def seconds_of(timeout: object) -> float | None:
-    """A time limit as a float.
-
-    Raises:
-        TypeError: it is neither a number nor None.
-        ValueError: it is no number at all (NaN).
-    """
+    """A time limit as a float. Refuses what is neither a number nor None (TypeError), and NaN (ValueError)."""
     if timeout is None:
         return None
     if not isinstance(timeout, Real):

@@ -20,9 +20,6 @@ class Splitter:
 
     ``inp`` is the one positional argument; ``inp[k]`` the k-th positional argument, or item k of the only one where the graph uses
     several; ``inp["x"]`` and ``inp.x`` the keyword argument x, or item or attribute x of the only positional argument.
-
-    Args:
-        inputs: the plan's inputs.
     """
 
     def __init__(self, inputs: Sequence[InputSpec]) -> None:
@@ -35,11 +32,7 @@ class Splitter:
         self._picks: list[_Pick] = [self._pick(spec.key) for spec in inputs]
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """One value for each input. References among the arguments are waited for, and their values taken.
-
-        Raises:
-            TypeError: the arguments do not fit the graph; the message says what it takes.
-        """
+        """One value for each input; references among the arguments are waited for. A TypeError says what the graph takes."""
         for value in (*args, *kwargs.values()):
             if isinstance(value, Ref):
                 args, kwargs = resolve(args), resolve(kwargs)

@@ -118,12 +118,7 @@ def _watch(session: Session) -> LoopWatch | None:
 
 
 class LoopWatch:
-    """One event loop that waits for results of a session. All of it runs in the loop's thread.
-
-    Attributes:
-        session: whose results.
-        loop: the loop, weakly.
-    """
+    """One event loop that waits for results of a session. All of it runs in the loop's thread."""
 
     def __init__(self, session: Session, loop: asyncio.AbstractEventLoop, bell: LoopBell) -> None:
         self.session = session
@@ -312,11 +307,7 @@ class LoopWatch:
 
 
 class _Outputs:
-    """The outputs of one execution that tasks wait for.
-
-    Args:
-        execution: the execution.
-    """
+    """The outputs of one execution that tasks wait for."""
 
     __slots__ = ("_execution", "futures")
 

@@ -24,12 +24,7 @@ _UNITS = 10_000
 def amounts(
     num_cpus: float | None = None, num_gpus: float | None = None, resources: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """What was asked for, by name; what is None or 0 is left out.
-
-    Raises:
-        TypeError: an amount is no number, or ``resources`` is no dict.
-        ValueError: an amount is negative, or no finite number; or CPUs or GPUs are among ``resources``.
-    """
+    """What was asked for, by name, without what is None or 0. Refuses what is no amount (TypeError, ValueError)."""
     if resources is not None and not isinstance(resources, Mapping):
         raise TypeError(f"resources is {resources!r}\nhint: it is a dict, such as {{'license': 1}}")
     own = dict(resources or {})
@@ -54,11 +49,7 @@ def _check(name: str, amount: object) -> None:
 
 
 class Ledger:
-    """Who holds what.
-
-    Args:
-        totals: what there is, by name.
-    """
+    """Who holds how much; ``totals`` says how much there is, by name."""
 
     def __init__(self, totals: Mapping[str, float]) -> None:
         self._totals = {name: _units(amount) for name, amount in totals.items()}
@@ -79,15 +70,7 @@ class Ledger:
         return self._free(name) / _UNITS
 
     def book(self, holder: str, asked: Mapping[str, float]) -> None:
-        """Books all that is asked, or nothing.
-
-        Args:
-            holder: who asks; it holds nothing yet.
-            asked: how much of what.
-
-        Raises:
-            ActorStartError: there is not enough; the message says what is free and who holds the rest.
-        """
+        """Books all that is asked, or nothing. An `ActorStartError` says what is free and who holds the rest."""
         wanted = {name: units for name, amount in asked.items() if (units := _units(amount))}
         for name, units in wanted.items():
             if units > self._free(name):

@@ -332,11 +332,7 @@ def _run_sizes(
 ) -> tuple[dict[int, int], Timeline]:
     """Executes a recorded graph with every size, shuffled, after a warm-up with the largest one, which makes the slots.
 
-    Returns:
-        The size of each execution, by its number, and the timeline.
-
-    Raises:
-        RuntimeError: a wrong value came.
+    Returns the size of each execution by its number, and the timeline. Raises a RuntimeError for a wrong value.
     """
     sizes = [*sizes_bytes] * NUM_PER_SIZE
     random.Random(0).shuffle(sizes)

@@ -26,10 +26,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def packed(plan: Plan, calls: Mapping[str, Call]) -> dict[str, Call]:
-    """Returns the arguments that travel beside a plan, with each communicator replaced by its pickle.
-
-    Raises:
-        Exception: the error that pickling a communicator raised, with a note that names the communicator.
+    """Returns the arguments that travel beside a plan, with each communicator replaced by its pickle. A note at an error of
+    pickling names it.
     """
     found = dict(calls)
     for spec in plan.communicators:

@@ -277,15 +277,7 @@ class CompiledGraph:
 
 
 def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGraph:
-    """Compiles a graph: checks it, decides what every actor does, opens the channels.
-
-    Args:
-        output: the node, or ``MultiOutputNode``, whose values an execution gives.
-        options: see `CompileOptions`; Ray's spellings are accepted too.
-
-    Raises:
-        GraphError: the graph is not sound; the message names the node and ends in a hint.
-    """
+    """Compiles a graph: checks it, decides what every actor does, opens the channels. For the options see `CompileOptions`."""
     from crossfade.schedule.compile import compile_plan
 
     chosen = CompileOptions.of(options)

@@ -11,21 +11,16 @@ __all__ = ["Execution"]
 
 
 class Execution:
-    """One execution, under way or finished. References hold it, so its values live as long as a reference needs them.
-
-    Attributes:
-        number: the position among the executions of the graph, counted from 0.
-        values: one entry for each output, `EMPTY` until the output is taken in.
-        num_values: if the graph has several outputs: how many distinct values have been taken in.
-        owners: for each output whose reference was made: a function that returns the reference, or None once it is gone.
-    """
+    """One execution, under way or finished. References hold it, so its values live as long as a reference needs them."""
 
     __slots__ = ("num_values", "number", "owners", "values")
 
     def __init__(self, number: int, num_outputs: int) -> None:
-        self.number = number
+        self.number = number  # the position among the executions of the graph, counted from 0
+        # one entry for each output, `EMPTY` until the output is taken in.
         self.values: list[Any] = [EMPTY] * num_outputs
-        self.num_values = 0
+        self.num_values = 0  # if the graph has several outputs: how many distinct values have been taken in
+        # for each output whose reference was made: a function that returns the reference, or None once it is gone.
         self.owners: list[Callable[[], object]] = []
 
     def has(self, place: int) -> bool:

@@ -17,13 +17,6 @@ def known_links(session: Session, gpus: Mapping[str, tuple[int, ...]]) -> tuple[
 
     Where ``crossfade topology`` has not run, an actor tells how the GPUs are linked, once in a session. It has started CUDA, which
     would take this process a second, and keep it from being forked.
-
-    Args:
-        session: whose actors they are.
-        gpus: indices of the GPUs of the graph's actors that have any.
-
-    Raises:
-        ActorStartError, ActorDiedError: that actor is not there.
     """
     if len({gpu for each in gpus.values() for gpu in each}) < 2:
         return None, {}

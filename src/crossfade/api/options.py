@@ -56,11 +56,7 @@ class CompileOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> CompileOptions:
         """Makes options from keyword arguments; the current `DAGContext` supplies those that are left out. Ray's names are
-        accepted; those that have no effect here are ignored.
-
-        Raises:
-            TypeError: an unknown option, or one of the wrong type.
-            ValueError: an option out of its range.
+        accepted; those that have no effect here are ignored. Refuses others (TypeError), and values out of range (ValueError).
         """
         known = [each.name for each in fields(cls)]
         chosen: dict[str, Any] = {**DAGContext.get_current().options()}

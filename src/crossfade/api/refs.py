@@ -89,11 +89,9 @@ class CallRef(Ref):
         self._index = index
 
     def get(self, timeout: float | None = None) -> Any:
-        """See `Ref.get`."""
         return self.get_within(limit_of(timeout), timeout)
 
     def get_within(self, left_s: float | None, timeout: float | None) -> Any:
-        """See `Ref.get_within`;."""
         if self._session.pid != os.getpid():
             raise SessionError(f"{self._label} was called in the process that this one was forked from")
         if not self._pending.wait(left_s):
@@ -107,15 +105,12 @@ class CallRef(Ref):
 
     @property
     def session(self) -> Session | None:
-        """See `Ref.session`."""
         return self._session
 
     def is_ready(self) -> bool:
-        """See `Ref.is_ready`."""
         return self._pending.is_done()
 
     def has_failed(self) -> bool:
-        """See `Ref.has_failed`."""
         try:
             return type(self._pending.result()) is Failure
         except Exception:  # its actor has died
@@ -134,16 +129,14 @@ class StoredRef(Ref):
         self._stored = stored
 
     def get(self, timeout: float | None = None) -> Any:
-        """See `Ref.get`. The value is there at once, and is a new one each time."""
+        """The value is there at once, and is a new one each time."""
         limit_of(timeout)
         return self._stored.load()
 
     def get_within(self, left_s: float | None, timeout: float | None) -> Any:
-        """See `Ref.get_within`."""
         return self._stored.load()
 
     def is_ready(self) -> bool:
-        """See `Ref.is_ready`."""
         return True
 
     def __repr__(self) -> str:
@@ -151,11 +144,7 @@ class StoredRef(Ref):
 
 
 class Keeper:
-    """Keeps a plan open: the graph and all references without a value hold it, and the plan is closed once all have dropped it.
-
-    Args:
-        executions: the executions of the plan.
-    """
+    """Keeps a plan open: the graph and all references without a value hold it, and the plan is closed once all have dropped it."""
 
     __slots__ = ("_executions",)
 
@@ -189,7 +178,6 @@ class CompiledRef(Ref):
 
     @property
     def session(self) -> Session | None:
-        """See `Ref.session`."""
         return self._executions.session
 
     @property
@@ -198,7 +186,7 @@ class CompiledRef(Ref):
 
     @whole
     def get(self, timeout: float | None = None) -> Any:
-        """See `Ref.get`. References may be got in any order, by any thread."""
+        """References may be got in any order, by any thread."""
         try:
             if timeout is not None:
                 timeout = limit_of(timeout)
@@ -214,7 +202,6 @@ class CompiledRef(Ref):
                 raise_held()
 
     def get_within(self, left_s: float | None, timeout: float | None) -> Any:
-        """See `Ref.get_within`."""
         if not self._execution.has(self._index):
             self._collect(left_s, timeout)
         return self.get()
@@ -224,7 +211,7 @@ class CompiledRef(Ref):
         self._executions.collect(self._execution, self._index, left_s, timeout)
 
     def has_failed(self) -> bool:
-        """See `Ref.has_failed`. A reference that is ready but has no value will never get one."""
+        """A reference that is ready but has no value will never get one."""
         value = self._execution.values[self._index]
         return type(value) is Failure or value is EMPTY
 
@@ -234,7 +221,6 @@ class CompiledRef(Ref):
         return self._keeper is None
 
     def is_ready(self) -> bool:
-        """See `Ref.is_ready`."""
         return self._execution.has(self._index) or self._executions.is_over(self._execution, self._index)
 
     def __repr__(self) -> str:

@@ -53,22 +53,7 @@ class Watch(Protocol):
 
 
 class Session:
-    """Everything between one ``init`` and its ``shutdown``.
-
-    Attributes:
-        id: tells sessions apart.
-        engine: runs the actors.
-        graphs: the compiled graphs that are alive.
-        executions: theirs, and those of dropped graphs of which there are references.
-        orphans: open plans whose graph, and the references to its results, were dropped without a teardown.
-        actors: what is known of each actor, the dead ones included, by id.
-        watches: what waits for results in an event loop, by loop. Under ``watches_lock``.
-        links: the host's GPUs and how they are linked, once an actor has told; see `crossfade.api.links`.
-
-    Args:
-        engine: the engine.
-        totals: how much of what actors may book, by name.
-    """
+    """Everything between one ``init`` and its ``shutdown``."""
 
     def __init__(self, engine: Engine, totals: Mapping[str, float] | None = None) -> None:
         self.id = uuid.uuid4().hex[:12]
@@ -76,11 +61,15 @@ class Session:
         self.engine = engine
         self.is_over = False
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        # theirs, and those of dropped graphs of which there are references.
         self.executions: weakref.WeakSet[EndsWithSession] = weakref.WeakSet()
+        # open plans whose graph, and the references to its results, were dropped without a teardown.
         self.orphans: deque[OpenPlan] = deque()
-        self.actors: dict[str, ActorInfo] = {}
+        self.actors: dict[str, ActorInfo] = {}  # what is known of each actor, the dead ones included, by id
+        # what waits for results in an event loop, by loop. Under ``watches_lock``.
         self.watches: weakref.WeakKeyDictionary[AbstractEventLoop, Watch] = weakref.WeakKeyDictionary()
         self.watches_lock = threading.RLock()  # a signal's handler may end the session where its thread has it
+        # the host's GPUs and how they are linked, once an actor has told; see `crossfade.api.links`.
         self.links: Topology | None = None
         self._ledger = Ledger(totals or {})
         self._names: set[str] = set()  # ids that were given out
@@ -95,10 +84,6 @@ class Session:
         indices of its GPUs.
 
         A name is free again once its actor has died; the next one of that name has the id ``name-2``.
-
-        Raises:
-            SessionError: the asked name is taken.
-            ActorStartError: not enough is free.
         """
         with self._lock:
             holder = self._ids.get(asked) if asked is not None else None
@@ -269,11 +254,7 @@ def require() -> Session:
 
 
 def require_same(session_id: str, what: str) -> Session:
-    """The running session, if the object belongs to it.
-
-    Raises:
-        SessionError: it belongs to another one.
-    """
+    """The running session, if the object belongs to it; raises a `SessionError` if not."""
     session = current()
     if session is None or session.id != session_id:
         if session_id in _Holder.parents:

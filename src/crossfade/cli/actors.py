@@ -21,12 +21,7 @@ class Echo:
 
 
 class Sender:
-    """Makes an array for each execution.
-
-    Args:
-        number: tells senders apart.
-        num_words: length of the arrays.
-    """
+    """Makes an array of ``num_words`` for each execution; ``number`` tells senders apart."""
 
     def __init__(self, number: int, num_words: int) -> None:
         self._base = np.arange(num_words, dtype=np.uint32) * np.uint32(2 * number + 1)
@@ -37,12 +32,7 @@ class Sender:
 
 
 class Receiver:
-    """Works on arrays, in integers that wrap: the result is exact, whatever the order of the sum.
-
-    Args:
-        num_words: length of the arrays.
-        num_passes: how often each is gone through.
-    """
+    """Works on arrays, ``num_passes`` times each, in integers that wrap: the result is exact, whatever the order of the sum."""
 
     def __init__(self, num_words: int, num_passes: int) -> None:
         self._scratch = np.empty(num_words, dtype=np.uint32)

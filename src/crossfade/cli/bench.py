@@ -29,15 +29,7 @@ BLOCK = 1000
 
 
 def bench_hops(num: int, spin_us: float) -> None:
-    """Measures and prints a table.
-
-    Args:
-        num: executions for each figure; a tenth for arrays, and at most 200 with a pause.
-        spin_us: how long a waiting process looks for work before it sleeps.
-
-    Raises:
-        WrongResult: a value came back changed.
-    """
+    """Measures and prints a table, of ``num`` executions for each figure; a tenth for arrays, and at most 200 with a pause."""
     console = Console(highlight=False)
     console.print(
         f"crossfade {crossfade.__version__}, {os.cpu_count()} cores, Python {platform.python_version()}; {num} executions a row"

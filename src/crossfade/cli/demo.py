@@ -38,16 +38,7 @@ NUM_GLOO_BURSTS = 8
 
 
 def run_demo(output: Path, engine: str) -> None:
-    """Runs the program, prints what it took, and writes the plan, the picture and the traces.
-
-    Args:
-        output: the folder for the files; it is made.
-        engine: ``local`` or ``inline``.
-
-    Raises:
-        UsersMistake: the folder cannot be made, or a file in it not be written.
-        WrongResult: a result is not what the plain computation gives.
-    """
+    """Runs the program, prints what it took, and writes the plan, the picture and the traces."""
     console = Console(highlight=False)
     _make_folder(output)
     parts = _gpu_parts() if engine == "local" else None

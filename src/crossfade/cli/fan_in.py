@@ -46,27 +46,19 @@ NUM_WARM = 2
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the program is made of.
+    """What the program is made of."""
 
-    Attributes:
-        sender, receiver: classes of actors; a sender takes its number and then its arguments.
-        sender_args, receiver_args: their arguments.
-        num_senders: how many there are.
-        num_gpus: how many GPUs each actor has.
-        value_bytes: size of what a sender makes.
-        expected: what the receiver makes of what sender n makes in an execution, computed here without any actor.
-        overlap_transport: of the edges on which the demo shows what overlap gains.
-    """
-
+    # sender, receiver: classes of actors; a sender takes its number and then its arguments.
     sender: type
     receiver: type
     sender_args: tuple[Any, ...]
     receiver_args: tuple[Any, ...]
     num_senders: int
-    num_gpus: int
-    value_bytes: int
+    num_gpus: int  # how many GPUs each actor has
+    value_bytes: int  # size of what a sender makes
+    # what the receiver makes of what sender n makes in an execution, computed here without any actor.
     expected: Callable[[int, int], int]
-    overlap_transport: str
+    overlap_transport: str  # of the edges on which the demo shows what overlap gains
 
 
 def _expected(number: int, execution: int) -> int:
@@ -106,11 +98,7 @@ class FanIn:
         return self._expected[execution]
 
     def check(self, executions: Iterable[int], results: Iterable[list[int]]) -> None:
-        """Compares results with the plain computation.
-
-        Raises:
-            WrongResult: one differs.
-        """
+        """Compares results with the plain computation; raises a `WrongResult` if one differs."""
         for execution, result in zip(executions, results, strict=True):
             if result != self.expected(execution):
                 raise WrongResult(f"the result of execution {execution}", result, self.expected(execution))
@@ -118,15 +106,10 @@ class FanIn:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """One burst, on a clock that starts with it.
+    """One burst, on a clock that starts with it."""
 
-    Attributes:
-        timeline: what ran, cut at the burst's start; executions count from 0.
-        results_us: when each result was there.
-    """
-
-    timeline: Timeline
-    results_us: tuple[float, ...]
+    timeline: Timeline  # what ran, cut at the burst's start; executions count from 0
+    results_us: tuple[float, ...]  # when each result was there
 
     @property
     def length_us(self) -> float:
@@ -136,14 +119,11 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What one party did with the time of all bursts, as shares of it.
+    """What one party did with the time of all bursts, as shares of it."""
 
-    Attributes:
-        compute, wait: it ran a method; it was blocked on a value or a slot.
-        exposed, hidden: it communicated, and did not, or did, compute at the same time.
-    """
-
+    # compute, wait: it ran a method; it was blocked on a value or a slot.
     compute: float
+    # exposed, hidden: it communicated, and did not, or did, compute at the same time.
     exposed: float
     hidden: float
     wait: float
@@ -151,17 +131,11 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The bursts of one graph.
-
-    Attributes:
-        parts: what the program is made of.
-        plan: the graph's plan.
-        bursts: in order, without those that warmed up.
-    """
+    """The bursts of one graph."""
 
     parts: Parts
     plan: Plan
-    bursts: tuple[Burst, ...]
+    bursts: tuple[Burst, ...]  # in order, without those that warmed up
 
     def execution_us(self) -> list[float]:
         """The times between successive results of a burst: what one more execution takes once things are rolling."""
@@ -221,11 +195,7 @@ class Measured:
 
 
 def measure(program: FanIn, graphs: Sequence[CompiledGraph], num_bursts: int) -> list[Measured]:
-    """Runs bursts on the graphs in turn, so that whatever else the machine does falls on all of them alike.
-
-    Raises:
-        WrongResult: a result is not what the plain computation gives.
-    """
+    """Runs bursts on the graphs in turn, so that whatever else the machine does falls on all of them alike."""
     results_us: list[list[list[float]]] = [[] for _ in graphs]
     inputs = range(NUM_IN_BURST)
     for _ in range(NUM_WARM + num_bursts):

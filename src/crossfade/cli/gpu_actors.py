@@ -14,13 +14,7 @@ MOST_SENDERS = 3
 
 
 class TensorSender:
-    """Makes a square tensor of whole numbers, which half precision holds exactly, for each execution.
-
-    Args:
-        number: tells senders apart.
-        size: rows and columns.
-        device: where they are.
-    """
+    """Makes a square tensor of whole numbers, which half precision holds exactly, for each execution."""
 
     def __init__(self, number: int, size: int, device: str) -> None:
         places = torch.arange(size, device=device)
@@ -32,12 +26,7 @@ class TensorSender:
 
 
 class TensorReceiver:
-    """Multiplies what it gets with a matrix that puts the last column first, so that the product is exact.
-
-    Args:
-        size: rows and columns.
-        device: where they are.
-    """
+    """Multiplies what it gets with a matrix that puts the last column first, so that the product is exact."""
 
     def __init__(self, size: int, device: str) -> None:
         self._weights = torch.eye(size, device=device).half().flip(0)

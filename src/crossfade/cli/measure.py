@@ -18,19 +18,9 @@ Check = Callable[[Any, Any], bool]
 
 
 def alone_us(graph: CompiledGraph, inputs: Iterable[Any], is_right: Check, *, pause_s: float = 0.0) -> list[float]:
-    """Executes one input after another, each when the result of the last is there.
+    """Executes one input after another, each when the last result is there. Returns microseconds from ``execute`` to each result.
 
-    Args:
-        graph: takes one input.
-        inputs: what to execute it with.
-        is_right: looks at every result, outside the time that is measured.
-        pause_s: idle time before each execution, in seconds.
-
-    Returns:
-        Microseconds from ``execute`` to the result, for each input.
-
-    Raises:
-        WrongResult: a result is not right.
+    ``is_right`` looks at every result, outside the time that is measured. ``pause_s`` is idle time before each execution.
     """
     times_us = []
     clock, sleep, execute = time.perf_counter_ns, time.sleep, graph.execute
@@ -46,10 +36,8 @@ def alone_us(graph: CompiledGraph, inputs: Iterable[Any], is_right: Check, *, pa
 
 
 def in_flight_us(graph: CompiledGraph, inputs: Sequence[Any], num_inflight: int) -> tuple[list[float], list[Any]]:
-    """Executes all inputs, with several executions under way at once.
-
-    Returns:
-        Microseconds from the first ``execute`` to each result, and the results, both in the order of the inputs.
+    """Executes all inputs, with several under way at once. Returns microseconds from the first ``execute`` to each result, and the
+    results.
     """
     waiting: deque[Any] = deque()
     times_us: list[float] = []

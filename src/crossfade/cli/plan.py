@@ -26,12 +26,7 @@ MISSING_HINT = "install what is missing into the environment of this command"
 
 
 def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None) -> None:
-    """Prints the plan of the graph that a function returns, and what the simulator expects of it.
-
-    Raises:
-        UsersMistake: there is no such function, or it fails, or what it returns is no graph that can be compiled; or the picture's
-            file has another suffix.
-    """
+    """Prints the plan of the graph that a function returns, and what the simulator expects of it."""
     if svg is not None and not svg.name.lower().endswith(".svg"):
         raise UsersMistake(f"the picture is an SVG, not what {svg} is named for", hint="name a file that ends in .svg")
     crossfade.init(engine="inline")  # before the user's module is imported: it may start actors
@@ -60,13 +55,8 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
 
 
 def load_graph(target: str) -> Node | MultiOutputNode:
-    """Imports the module, found from the current directory too, and calls the function.
-
-    Args:
-        target: ``module:function``.
-
-    Raises:
-        UsersMistake: that does not give a node.
+    """Imports the module of ``module:function``, found from the current directory too, and calls the function, which has to give a
+    node.
     """
     module_name, colon, function_name = target.partition(":")
     if not colon or not module_name or not function_name:

@@ -28,16 +28,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def measure_topology(path: Path | None, limit_s: float) -> None:
-    """Measures, keeps what comes, and prints it.
-
-    Args:
-        path: the file to write; None for the usual one.
-        limit_s: no step begins later.
-
-    Raises:
-        MissingDependency: torch or cuda-bindings is not installed.
-        DeviceError: there is no GPU, or it lacks what every measure needs, or no step gave anything.
-        UsersMistake: the file cannot be written.
+    """Measures, keeps the figures, and prints them. No step begins after ``limit_s``. The file is the usual one if ``path`` is
+    None.
     """
     from crossfade.device.capabilities import judge, read_facts, read_topology, require
 
@@ -98,11 +90,7 @@ def _save(topology: Topology, path: Path | None) -> None:
 
 
 def show_file(path: Path) -> None:
-    """Prints a topology that was written.
-
-    Raises:
-        UsersMistake: there is none in the file.
-    """
+    """Prints a topology that was written."""
     try:
         topology = Topology.from_json(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -30,20 +30,10 @@ COMMAND = "torchrun --nproc-per-node 4 -m crossfade tune 8192,8192,7168"
 def tune_here(
     texts: Sequence[str], operators: Sequence[str], dtype: str, layout: str, *, again: bool, is_eager: bool = False
 ) -> None:
-    """Tunes shapes on the ranks that torchrun started; rank 0 shows how far it is, and prints what was decided.
+    """Tunes shapes (``M,N,K`` each) on the ranks that torchrun started; rank 0 shows how far it is, and prints what was decided.
 
-    Args:
-        texts: ``M,N,K`` each.
-        operators: names of functions; none for all that there are.
-        dtype: of the elements.
-        layout: as in `Shape`.
-        again: measure what was measured before too.
-        is_eager: for groups whose calls are enqueued one by one, and not replayed.
-
-    Raises:
-        MissingDependency: torch is not installed.
-        UsersMistake: a text is no shape, or there is no such operator, no GPU or no torchrun.
-        DeviceError: the GPUs do not allow it, or no shape could be tuned.
+    Without ``operators`` all are tuned. ``again``: measure what was measured before too. ``is_eager``: for groups whose calls are
+    enqueued one by one, and not replayed.
     """
     wanted = parse_shapes(texts, dtype, layout)
     if find_spec("torch") is None:
@@ -69,10 +59,8 @@ def _known(names: Sequence[str]) -> list[str]:
 
 
 def parse_shapes(texts: Sequence[str], dtype: str, layout: str) -> Callable[[str, int], list[Shape]]:
-    """What gives the shapes for an operator and a number of ranks.
-
-    Raises:
-        UsersMistake: one is no shape.
+    """Returns a function that gives the shapes for an operator and a number of ranks. Raises a `UsersMistake` for a text that is no
+    shape.
     """
     rows: list[tuple[int, int, int]] = []
     for text in texts:
@@ -125,11 +113,7 @@ def local_rank_of(environment: Mapping[str, str]) -> int | None:
 
 
 def fill(console: Console, tuner: Tuner, shapes: Sequence[Shape], *, again: bool = False) -> None:
-    """Tunes shapes, with a progress bar, and prints what was decided. What is done is kept at once, so it outlives Ctrl-C.
-
-    Raises:
-        DeviceError: none could be tuned.
-    """
+    """Tunes shapes, with a progress bar, and prints what was decided. What is done is kept at once, so it outlives Ctrl-C."""
     columns = (
         TextColumn("tuning"),
         BarColumn(),

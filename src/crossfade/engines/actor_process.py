@@ -32,16 +32,8 @@ _SIGNAL_S = 0.5
 
 
 class ActorProcess:
-    """One actor's process, as the driver sees it.
-
-    Args:
-        name: the actor's name.
-        spin_us: how long it looks for work before it sleeps.
-        driver_pidfd: readable once the driver has ended.
-        pipes: where its output goes.
-
-    Raises:
-        ActorStartError: the system could not start it; nothing is left behind.
+    """One actor's process, as the driver sees it. Raises an `ActorStartError` if the system could not start it; nothing is left
+    then.
     """
 
     def __init__(self, name: str, spin_us: float, driver_pidfd: int, pipes: Pipes) -> None:

@@ -15,22 +15,10 @@ __all__ = ["Communicators", "entangled", "refuse_entangled"]
 
 
 class Communicators:
-    """The actor's copies of its user-defined communicators, initialized with its ranks. Made and ended by its main thread.
-
-    Args:
-        plan: the plan.
-        party: the actor.
-        calls: the arguments that travel beside the plan: under a communicator's id its pickle.
-
-    Attributes:
-        by_id: the communicators in whose group the actor is.
-
-    Raises:
-        Exception: an error that a communicator raised.
-    """
+    """The actor's copies of its user-defined communicators, initialized with its ranks. Made and ended by its main thread."""
 
     def __init__(self, plan: Plan, party: str, calls: Mapping[str, Call]) -> None:
-        self.by_id: dict[str, Any] = {}
+        self.by_id: dict[str, Any] = {}  # the communicators in whose group the actor is
         try:
             for spec in plan.communicators:
                 if party in spec.parties:
@@ -60,11 +48,7 @@ def entangled(plan: Plan, others: Iterable[Plan]) -> list[str]:
 
 
 def refuse_entangled(plan: Plan, others: Iterable[Plan]) -> None:
-    """Refuses a plan whose communicators share actors with those of open plans: they could wait for each other across the plans.
-
-    Raises:
-        GraphError: there are such actors.
-    """
+    """Refuses a plan whose communicators share actors with those of open plans: they could wait for each other across the plans."""
     if parties := entangled(plan, others):
         raise GraphError(
             f"{', '.join(parties)} take part in a communicator of another graph already, and what both do would wait for each "

@@ -148,7 +148,6 @@ class DriverEnds:
         return "the argument of execute" if key == "*" else f"the argument inp{key} of execute"
 
     def try_take(self) -> Any:
-        """See the protocol."""
         value = self._reads[0]()
         if value is not EMPTY:
             self._num_read[0] += 1
@@ -157,7 +156,7 @@ class DriverEnds:
         return value
 
     def try_collect(self) -> Sequence[Arrival]:
-        """See the protocol. A channel that has ended does not keep other outputs from arriving."""
+        """A channel that has ended does not keep other outputs from arriving."""
         arrivals: list[Arrival] = []
         broken: ChannelError | None = None
         for index, read in enumerate(self._reads):

@@ -12,21 +12,13 @@ __all__ = ["Fate"]
 
 @dataclass(slots=True)
 class Fate:
-    """The state of an actor, as far as its start and its end are concerned.
-
-    Attributes:
-        name: the actor's name.
-        pid: the id of its process.
-        is_created: whether its constructor has returned.
-        start_failure: the error that the constructor raised.
-        end: how its process ended; empty as long as it has not ended.
-    """
+    """The state of an actor, as far as its start and its end are concerned."""
 
     name: str
     pid: int
-    is_created: bool = False
-    start_failure: Failure | None = None
-    end: str = ""
+    is_created: bool = False  # whether its constructor has returned
+    start_failure: Failure | None = None  # the error that the constructor raised
+    end: str = ""  # how its process ended; empty as long as it has not ended
 
     @property
     def is_over(self) -> bool:

@@ -89,7 +89,6 @@ class InlineEngine:
     def start_actor(
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
-        """See the protocol."""
         with CulpritNamed(arguments(f"the constructor of {cls.__name__}", args, kwargs)):
             payload = dump_user((tuple(args), dict(kwargs)))
         try:
@@ -111,7 +110,6 @@ class InlineEngine:
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
     ) -> _DoneCall:
-        """See the protocol."""
         instance = self._instance(actor)
         with CulpritNamed(arguments(f"{actor}.{method}", args, kwargs)):
             payload = dump_user((tuple(args), dict(kwargs)))
@@ -129,11 +127,10 @@ class InlineEngine:
             return _DoneCall(Failure.capture(error, actor=actor, node=f"{actor}.{method}"))
 
     def ask_topology(self, actor: str) -> _DoneCall:
-        """See the protocol. All actors are in this process, and nothing goes between GPUs."""
+        """All actors are in this process, and nothing goes between GPUs."""
         return _DoneCall(Topology())
 
     def open(self, plan: Plan, calls: Mapping[str, Call], *, record: bool, debug: bool = False) -> _InlinePlan:
-        """See the protocol."""
         instances = {actor: self._instance(actor) for actor in plan.programs if actor != DRIVER}
         refuse_entangled(plan, [opened.plan for opened in self._plans])
         with CulpritNamed(constants(plan.nodes, calls)):
@@ -145,7 +142,6 @@ class InlineEngine:
         return opened
 
     def kill(self, actor: str) -> None:
-        """See the protocol."""
         self._end(actor, KILLED)
 
     def _end(self, actor: str, how: str) -> None:
@@ -155,14 +151,12 @@ class InlineEngine:
                 plan.lose(actor, how)
 
     def disown(self) -> None:
-        """See the protocol. The child has copies of them."""
+        """The child has copies of them."""
 
     def has_ended(self, actor: str) -> bool:
-        """See the protocol."""
         return actor not in self._instances
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
-        """See the protocol."""
         while not ready():
             has_moved = False
             for plan in list(self._plans):
@@ -175,10 +169,9 @@ class InlineEngine:
         return True
 
     def loop_bell(self) -> None:
-        """See the protocol."""
+        pass
 
     def look(self, timeout_s: float) -> State:
-        """See the protocol."""
         plans = list(self._plans)
         actors = [
             ActorState(actor, os.getpid(), "waits", tuple(s for plan in plans for s in plan.part_states(actor)))
@@ -187,7 +180,6 @@ class InlineEngine:
         return State(tuple(actors), {plan.number: plan.rings() for plan in plans})
 
     def close(self) -> None:
-        """See the protocol."""
         for plan in list(self._plans):
             plan.close()
         self._instances.clear()
@@ -298,7 +290,6 @@ class _InlinePlan:
             self._busy.discard(actor)
 
     def check(self) -> None:
-        """See the protocol."""
         if self._lost is not None:
             raise _dead(*self._lost)
 
@@ -309,23 +300,20 @@ class _InlinePlan:
         return error
 
     def try_submit(self, values: Sequence[Any]) -> bool:
-        """See the protocol."""
         self.check()
         with self._lock:
             return self._driver.try_submit(values)
 
     def try_take(self) -> Any:
-        """See the protocol."""
         with self._lock:
             return self._driver.try_take()
 
     def try_collect(self) -> Sequence[Arrival]:
-        """See the protocol."""
         with self._lock:
             return self._driver.try_collect()
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
-        """See the protocol. Without an engine of its own that could make progress, standing still is a deadlock."""
+        """Without an engine of its own that could make progress, standing still is a deadlock."""
         while not ready():
             match self._advance(ready):
                 case Moved.ENOUGH:  # `ready` does work itself, so it is not called again
@@ -337,15 +325,12 @@ class _InlinePlan:
         return True
 
     def wait_to_collect(self, ready: Callable[[], object], place: int, timeout_s: float | None) -> bool:
-        """See the protocol."""
         return self.wait_until(ready, timeout_s)
 
     def spans(self, timeout_s: float | None = None) -> list[Span]:
-        """See the protocol."""
         return [span for recorder in self._recorders.values() if recorder is not None for span in recorder.spans()]
 
     def statistics(self) -> Mapping[str, ActorStatistics]:
-        """See the protocol."""
         actors = {
             name: ActorStatistics(cursor.position[0], channel_statistics(self._ends[name]))
             for name, cursor in self._cursors.items()
@@ -364,7 +349,6 @@ class _InlinePlan:
         return [] if cursor is None else [PartState(self.number, cursor.position[0], str(cursor.action or ""))]
 
     def awaited(self) -> str:
-        """See the protocol."""
         return self._driver.awaited()
 
     def wait_beside(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
@@ -382,11 +366,10 @@ class _InlinePlan:
             self._nudged.notify_all()
 
     def leave(self) -> None:
-        """See the protocol."""
         self.close()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """See the protocol. No method is under way."""
+        """No method is under way."""
         if self in self._registry:
             self._registry.remove(self)
             self._driver.close()

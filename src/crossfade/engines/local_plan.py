@@ -47,18 +47,8 @@ _LOOK_S = 1.0
 
 
 class LocalPlan:
-    """Made by `LocalEngine.open`.
-
-    Args:
-        engine: whose processes run it.
-        number: its number among the engine's plans.
-        plan: the plan.
-        record: whether every party records its spans.
-        debug: whether every actor watches its values.
-
-    Attributes:
-        number, plan: see above.
-        is_leaving: whether the actors were told to leave the plan.
+    """A plan that `LocalEngine.open` has opened. ``record``: every party records its spans. ``debug``: every actor watches its
+    values.
     """
 
     def __init__(
@@ -88,19 +78,15 @@ class LocalPlan:
         ] = []  # of actors that cannot go on, and when; 0 for deaths, which come first
         self._spin_us = spin_us_for(plan)
         self._is_closed = False
-        self.is_leaving = False
+        self.is_leaving = False  # whether the actors were told to leave the plan
         self._told: dict[str, tuple[str, ...]] = {}  # by actor: the absent actors that it was told of
         self._wiring: Wiring | None = None
         self._board: mmap.mmap | None = None
         self._driver: DriverEnds  # from `open` on
 
     def open(self, calls: Mapping[str, Call]) -> None:
-        """Makes the channels and gives every party its part.
-
-        Raises:
-            ActorError: an actor died meanwhile.
-            CrossfadeError: an actor could not open its channels.
-            GraphError: there is less memory than its rings take from the start.
+        """Makes the channels and gives every party its part. Raises an error if an actor dies or cannot open its channels, or
+        memory is short.
         """
         plan = self.plan
         _refuse_too_large(plan)
@@ -238,11 +224,9 @@ class LocalPlan:
         return self._why_lost().again() if self._death() is not None or self._losses else error
 
     def wait_until(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
-        """See the protocol."""
         return self._processes.doorbell.wait_until(ready, timeout_s)
 
     def wait_to_collect(self, ready: Callable[[], object], place: int, timeout_s: float | None) -> bool:
-        """See the protocol."""
         idle, num_parties = self._driver.idle(place), len(self.plan.programs)
         return self._processes.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
 
@@ -266,12 +250,10 @@ class LocalPlan:
         return answers
 
     def spans(self, timeout_s: float | None = None) -> list[Span]:
-        """See the protocol."""
         answers = self._query(timeout_s)
         return [*self._driver.spans(), *(span for report in answers.values() for span in report.spans)]
 
     def statistics(self) -> Mapping[str, ActorStatistics]:
-        """See the protocol."""
         answers = self._query()
         return {DRIVER: self._driver.statistics(), **{actor: report.statistics for actor, report in answers.items()}}
 
@@ -294,15 +276,13 @@ class LocalPlan:
         return () if self._board is None else ring_states(self.plan, self._board)
 
     def awaited(self) -> str:
-        """See the protocol."""
         return self._driver.awaited()
 
     def nudge(self) -> None:
-        """See the protocol."""
         self._processes.doorbell.nudge()
 
     def leave(self) -> None:
-        """See the protocol. After an interrupt it may be called again: it tells the actors that were not told yet."""
+        """After an interrupt it may be called again: it tells the actors that were not told yet."""
         self.is_leaving = True
         self._tell_to_leave()
         self._end_if_left()
@@ -316,7 +296,6 @@ class LocalPlan:
                 self._told[actor] = absent
 
     def close(self, timeout_s: float | None = None) -> None:
-        """See the protocol."""
         self.leave()
         try:
             self._processes.refuse_to_wait(self._actors)

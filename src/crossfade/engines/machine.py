@@ -40,11 +40,9 @@ def visible_gpus() -> str | None:
 
 
 def count_gpus(device_files: Sequence[str], visible: str | None) -> int:
-    """As `num_visible_gpus`.
+    """As `num_visible_gpus`, from the names of files in /dev.
 
-    Args:
-        device_files: names of files in /dev; those called nvidia0, nvidia1, ... are GPUs.
-        visible: ``CUDA_VISIBLE_DEVICES``: indices and UUIDs, up to the first that is neither; None for all.
+    ``visible`` is ``CUDA_VISIBLE_DEVICES``: indices and UUIDs, up to the first that is neither; None for all.
     """
     num_devices = sum(_DEVICE.match(name) is not None for name in device_files)
     if visible is None:
@@ -55,9 +53,7 @@ def count_gpus(device_files: Sequence[str], visible: str | None) -> int:
 def gpu_uuids(host: Sequence[str], visible: str | None) -> dict[int, str]:
     """UUIDs of the GPUs that a CUDA program started now would see, by the numbers that it would give them.
 
-    Args:
-        host: UUIDs of the host's GPUs, in the order in which CUDA counts them; those that are not there stay unknown.
-        visible: as for `count_gpus`.
+    ``host`` has the UUIDs of the host's GPUs, in CUDA's order; those that are not there stay unknown.
     """
     entries = map(str, range(len(host))) if visible is None else _chosen(visible)
     found: dict[int, str] = {}

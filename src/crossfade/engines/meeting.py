@@ -15,14 +15,7 @@ __all__ = ["meet"]
 def meet(make: Callable[[], Wiring], doorbell: Doorbell, who_is_gone: Callable[[], str]) -> Wiring:
     """Makes a wiring in a thread: joining a gloo group waits for all of its parties, and cannot be interrupted.
 
-    Args:
-        make: makes it.
-        doorbell: this process's; its handlers find out who has died meanwhile.
-        who_is_gone: the name of a party that has died, or nothing.
-
-    Raises:
-        ChannelBroken: one of the parties has died. What is made afterwards is closed.
-        Exception: what making it raised.
+    Raises a `ChannelBroken` once ``who_is_gone`` names a party that has died; what is made afterwards is closed.
     """
     lock = threading.Lock()
     made: list[Wiring] = []

@@ -40,11 +40,7 @@ class _GivenUp(Exception):
 
 
 class Lines:
-    """Puts what comes out of a pipe together to prefixed lines. Text only, no files.
-
-    Args:
-        prefix: what each line begins with.
-    """
+    """Puts what comes out of a pipe together to lines with a prefix. Text only, no files."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -77,16 +73,13 @@ class _Stream:
 
 
 class Pipes:
-    """The two pipes of an actor that is about to be started. A context manager; both are closed unless `follow` was called.
-
-    Attributes:
-        for_child: the write ends of stdout and stderr, or (None, None): the actor inherits the driver's.
-    """
+    """The two pipes of an actor that is about to be started. A context manager; both are closed unless `follow` was called."""
 
     def __init__(self, output: Output | None) -> None:
         self._output = output
         self._read_fds: tuple[int, ...] = ()
         self._undo = ExitStack()
+        # the write ends of stdout and stderr, or (None, None): the actor inherits the driver's.
         self.for_child: tuple[int, int] | tuple[None, None] = (None, None)
 
     def __enter__(self) -> Self:
@@ -107,13 +100,7 @@ class Pipes:
         return read_fd, write_fd
 
     def follow(self, actor: str, pid: int, pidfd: int) -> None:
-        """Shows what comes out from now on.
-
-        Args:
-            actor: the actor's name.
-            pid: its process.
-            pidfd: readable once that has ended; a duplicate is kept.
-        """
+        """Shows what a process prints from now on. A duplicate of the pidfd, which is readable once it has ended, is kept."""
         if self._output is not None:
             end_fd = os.dup(pidfd)  # done first, since it may raise
             self._undo.pop_all()

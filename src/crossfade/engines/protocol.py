@@ -34,32 +34,21 @@ Arrival: TypeAlias = tuple[int, tuple[int, ...], Any]
 
 @dataclass(frozen=True, slots=True)
 class ActorStatistics:
-    """Counters of one party of a graph.
+    """Counters of one party of a graph."""
 
-    Attributes:
-        num_rounds: rounds of its program that it has finished.
-        channels: counters of each end, by ``"write n3"`` or ``"read n3"``.
-    """
-
-    num_rounds: int = 0
+    num_rounds: int = 0  # rounds of its program that it has finished
+    # counters of each end, by ``"write n3"`` or ``"read n3"``.
     channels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStatistics:
-    """Counters of a compiled graph.
+    """Counters of a compiled graph."""
 
-    Attributes:
-        num_submitted: executions that were started.
-        num_finished: executions whose results have reached the driver.
-        num_inflight: the difference.
-        actors: counters of each party, the driver included.
-    """
-
-    num_submitted: int
-    num_finished: int
+    num_submitted: int  # executions that were started
+    num_finished: int  # executions whose results have reached the driver
     num_inflight: int
-    actors: Mapping[str, ActorStatistics]
+    actors: Mapping[str, ActorStatistics]  # counters of each party, the driver included
 
 
 class PendingCall(Protocol):

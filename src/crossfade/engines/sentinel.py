@@ -74,14 +74,8 @@ class _LastWords:
 
 
 class Sentinel:
-    """The actor's side.
-
-    Args:
-        driver_pidfd: readable once the driver has ended.
-        lifeline_fd: a pipe whose other end the driver holds.
-        door: the connection on which the driver asks.
-        stacks_fd: the memory for stacks, see `STACKS_SIGNAL`.
-        describe: tells what the actor is doing.
+    """The actor's side. ``driver_pidfd`` is readable once the driver has ended, which holds the other end of the pipe
+    ``lifeline_fd``.
     """
 
     def __init__(
@@ -103,10 +97,8 @@ class Sentinel:
         threading.Thread(target=self._watch, name="crossfade-sentinel", daemon=True).start()
 
     def look_after(self, failure: Callable[[], str]) -> None:
-        """Asks it, from now on, whether the devices have failed.
-
-        Args:
-            failure: says how they have; empty as long as they have not. Called in this thread, several times a second.
+        """Asks ``failure`` in this thread, from now on and several times a second, how the devices have failed; empty if they have
+        not.
         """
         self._failure = failure
         os.eventfd_write(self._wake_fd, 1)
@@ -153,12 +145,7 @@ class Sentinel:
 
 
 class SideDoor:
-    """The driver's side.
-
-    Args:
-        door: the connection.
-        stacks: the memory for stacks.
-    """
+    """The driver's side."""
 
     def __init__(self, door: Connection, stacks: Memory) -> None:
         self._door = door

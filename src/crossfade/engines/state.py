@@ -9,66 +9,40 @@ __all__ = ["ActorState", "PartState", "RingState", "State"]
 
 @dataclass(frozen=True, slots=True)
 class PartState:
-    """How far one party has come in one plan.
-
-    Attributes:
-        plan: the plan's number in its engine.
-        num_rounds: rounds that it has finished.
-        action: the action at which it stands, or which it carries out; empty between two rounds.
-        fault: why it has left the plan, if it has.
-    """
+    """How far one party has come in one plan."""
 
     plan: int
-    num_rounds: int
-    action: str = ""
-    fault: str = ""
+    num_rounds: int  # rounds that it has finished
+    action: str = ""  # the action at which it stands, or which it carries out; empty between two rounds
+    fault: str = ""  # why it has left the plan, if it has
 
 
 @dataclass(frozen=True, slots=True)
 class ActorState:
-    """What one actor is doing.
-
-    Attributes:
-        actor: its id.
-        pid: its process.
-        doing: ``waits``, ``runs Worker0.forward (node n3)``, ``is dead: ...``
-        parts: where it stands in each of its plans.
-        stacks: the stack of each of its threads, as text, innermost call last; empty if it could not tell.
-    """
+    """What one actor is doing."""
 
     actor: str
     pid: int
-    doing: str
-    parts: tuple[PartState, ...] = ()
-    stacks: str = ""
+    doing: str  # ``waits``, ``runs Worker0.forward (node n3)``, ``is dead: ...``
+    parts: tuple[PartState, ...] = ()  # where it stands in each of its plans
+    stacks: str = ""  # the stack of each of its threads, as text, innermost call last; empty if it could not tell
 
 
 @dataclass(frozen=True, slots=True)
 class RingState:
-    """One reader's side of one ring.
-
-    Attributes:
-        channel: the channel's id.
-        writer, reader: its ends.
-        depth: values that it holds at most.
-        num_unread: values that were written and that the reader has not taken.
-    """
+    """One reader's side of one ring."""
 
     channel: str
+    # writer, reader: its ends.
     writer: str
     reader: str
-    depth: int
-    num_unread: int
+    depth: int  # values that it holds at most
+    num_unread: int  # values that were written and that the reader has not taken
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that an engine can tell.
-
-    Attributes:
-        actors: each actor.
-        rings: the shared-memory rings of each open plan, by the plan's number.
-    """
+    """Everything that an engine can tell."""
 
     actors: tuple[ActorState, ...]
-    rings: dict[int, tuple[RingState, ...]]
+    rings: dict[int, tuple[RingState, ...]]  # the shared-memory rings of each open plan, by the plan's number

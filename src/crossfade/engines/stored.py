@@ -10,14 +10,7 @@ __all__ = ["Stored"]
 
 
 class Stored:
-    """A value as a message.
-
-    Args:
-        value: serialised now, once.
-
-    Raises:
-        Exception: what pickling raised.
-    """
+    """A value as a message, which is serialised now, once."""
 
     def __init__(self, value: Any) -> None:
         self._message = message_of(value).to_bytes()

@@ -21,32 +21,20 @@ _ANYTHING = [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]
 
 @dataclass(frozen=True, slots=True)
 class ActorInfo:
-    """What a graph has to know about an actor.
+    """What a graph has to know about an actor."""
 
-    Attributes:
-        id: unique in the session, such as ``Worker0``.
-        class_name: the name of the actor's class.
-        session: the id of the session that started it.
-        methods: the number of values that each method returns, by the method's name.
-        coroutines: the names of those declared with ``async def``, which cannot be called here.
-        gpus: indices of the GPUs that it has booked.
-        signatures: the arguments that the methods take; None if they are not known.
-    """
-
-    id: str
+    id: str  # unique in the session, such as ``Worker0``
     class_name: str
-    session: str
-    methods: Mapping[str, int]
+    session: str  # the id of the session that started it
+    methods: Mapping[str, int]  # the number of values that each method returns, by the method's name
+    # the names of those declared with ``async def``, which cannot be called here.
     coroutines: frozenset[str] = frozenset()
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()  # indices of the GPUs that it has booked
+    # the arguments that the methods take; None if they are not known.
     signatures: Signatures | None = field(default=None, compare=False, repr=False)
 
     def check_arguments(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuses arguments that the method does not take, if its signature is known.
-
-        Raises:
-            TypeError: the arguments do not fit; the message shows the signature.
-        """
+        """Refuses arguments that the method does not take, if its signature is known. A TypeError shows the signature."""
         takes = None if self.signatures is None else self.signatures.of(method)
         if takes is not None:
             takes.check(f"{self.id}.{method}", args, kwargs)
@@ -91,26 +79,17 @@ def _takes(function: Any) -> Takes | None:
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The arguments that a function takes.
+    """The arguments that a function takes."""
 
-    Attributes:
-        signature: its signature, from ``inspect``.
-        least: fewer positional arguments cannot be enough without keyword arguments.
-        most: the largest number of positional arguments that it takes.
-    """
-
-    signature: Signature
-    least: float
-    most: float
+    signature: Signature  # its signature, from ``inspect``
+    least: float  # fewer positional arguments cannot be enough without keyword arguments
+    most: float  # the largest number of positional arguments that it takes
 
     @classmethod
     def of(cls, function: Any) -> Takes:
-        """Returns the arguments that a function, a method of an instance or a class takes.
+        """Returns the arguments that a function, a method of an instance or a class takes. Raises an error if Python does not tell.
 
         A wrapper with ``*args, **kwargs`` takes what the wrapped function takes, if ``functools.wraps`` names it.
-
-        Raises:
-            TypeError, ValueError: Python does not tell.
         """
         signature = inspect.signature(function, follow_wrapped=False)
         if [each.kind for each in signature.parameters.values()] == _ANYTHING:
@@ -123,11 +102,7 @@ class Takes:
         return cls(signature, inf if is_by_name_only else len(needed), inf if takes_more else len(by_position))
 
     def check(self, label: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuses arguments that do not fit.
-
-        Raises:
-            TypeError: the arguments do not fit; the message shows the signature.
-        """
+        """Refuses arguments that do not fit. A TypeError shows the signature."""
         if not kwargs and self.least <= len(args) <= self.most:
             return  # 0.2 us; Python's own check takes ten times as long
         try:

@@ -29,14 +29,8 @@ Naming = Callable[[Any], str | None]
 def snapshot(template: Any, around: tuple[int, ...] = ()) -> Any:
     """``template`` with its containers copied, so that a later change of the caller's lists does not reach it.
 
-    Leaves, and the keys of dicts, stay the same objects.
-
-    Args:
-        template: a container or a leaf.
-        around: the ids of the containers around it.
-
-    Raises:
-        GraphError: a container contains itself, or containers are nested deeper than `MAX_DEPTH`.
+    Leaves, and the keys of dicts, stay the same objects. ``around`` has the ids of the containers around it. Raises a `GraphError`
+    for a container that contains itself, or is nested deeper than `MAX_DEPTH`.
     """
     kind = type(template)
     if kind is dict:
@@ -49,11 +43,7 @@ def snapshot(template: Any, around: tuple[int, ...] = ()) -> Any:
 
 
 def leaves(template: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
-    """The leaves of ``template``, in order of appearance; each as often as it appears. Keys of dicts are leaves too.
-
-    Raises:
-        GraphError: as for `snapshot`.
-    """
+    """The leaves of ``template``, in order of appearance; each as often as it appears. Keys of dicts are leaves too."""
     kind = type(template)
     if kind is dict:
         inside = _enter(template, around)
@@ -69,12 +59,9 @@ def leaves(template: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
 
 
 def find_hidden(template: Any, sought: type[T]) -> tuple[T, str] | None:
-    """The first object of a type that is in a container but is none of its `leaves` that can be replaced.
+    """The first object of a type that is in a container but is none of its `leaves` that can be replaced, and where it is.
 
     That is: a key of a dict, or an item of a set or of an instance of a subclass of list, tuple, dict or set.
-
-    Returns:
-        The object, and where it is, such as ``in a set``; or None.
     """
     pending = [template]
     while pending:

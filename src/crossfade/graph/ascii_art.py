@@ -78,11 +78,7 @@ def _list(picture: Picture, layout: Layout) -> str:
 
 
 class _Drawing:
-    """Boxes and lines on a grid of letters.
-
-    Attributes:
-        num_columns: how wide the drawing is.
-    """
+    """Boxes and lines on a grid of letters."""
 
     def __init__(self, picture: Picture, layout: Layout) -> None:
         self._layout = layout

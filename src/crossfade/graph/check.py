@@ -41,24 +41,18 @@ MAX_SHOWN_NODES = 6
 
 @dataclass(frozen=True, slots=True)
 class CheckedGraph:
-    """A graph without mistakes.
+    """A graph without mistakes."""
 
-    Attributes:
-        input: the argument of ``execute``, if the graph uses it or parts of it.
-        input_parts: the whole of it and the parts of it that are arguments of methods, in the order of their creation.
-        methods: the method calls; each comes after what it uses, and they are in the order of their creation.
-        outputs: the values that an execution gives: method calls with one value, or single values of the others.
-        returns_list: whether an execution gives a list of them, or the only one.
-        collectives: what actors do together, likewise sorted.
-        devices: indices of the GPUs of the actors that have any, by the actor's id.
-    """
-
-    input: InputNode | None
+    input: InputNode | None  # the argument of ``execute``, if the graph uses it or parts of it
+    # the whole of it and the parts of it that are arguments of methods, in the order of their creation.
     input_parts: tuple[InputNode | InputPart, ...]
+    # the method calls; each comes after what it uses, and they are in the order of their creation.
     methods: tuple[MethodNode, ...]
+    # the values that an execution gives: method calls with one value, or single values of the others.
     outputs: tuple[Node, ...]
-    returns_list: bool
-    collectives: tuple[CollectiveNode, ...] = ()
+    returns_list: bool  # whether an execution gives a list of them, or the only one
+    collectives: tuple[CollectiveNode, ...] = ()  # what actors do together, likewise sorted
+    # indices of the GPUs of the actors that have any, by the actor's id.
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -68,19 +62,9 @@ class CheckedGraph:
 
 
 def check(output: Node | MultiOutputNode, *, session: str, transports: Collection[str]) -> CheckedGraph:
-    """Finds the mistakes in a graph.
+    """Finds the mistakes in a graph: raises a `GraphError`, or returns the graph, sorted.
 
-    Args:
-        output: what the user compiles: a node, or a ``MultiOutputNode``.
-        session: the id of the session that compiles; all actors must belong to it.
-        transports: the names that a node may ask for.
-
-    Returns:
-        The graph, sorted.
-
-    Raises:
-        GraphError: a mistake.
-        UnknownTransport: a node asks for a transport that there is not.
+    All actors must belong to ``session``. ``transports`` has the names that a node may ask for.
     """
     outputs = _outputs_of(output)
     for node in outputs:

@@ -42,19 +42,10 @@ Member = Node | ActorInfo
 
 
 class CollectiveNode(Node):
-    """What several actors do together; its values are its ``outputs``.
-
-    Attributes:
-        kind: what they do.
-        op: how tensors are reduced, for kinds that reduce.
-        root: the rank whose tensor a broadcast gives to all.
-        parties: the actors, in rank order, each once.
-        members: for each rank the nodes whose tensors it brings: the same number for all, or for a broadcast none but the root's.
-        inputs: all of them.
-        outputs: the values that the actors get, by rank, then by position: for each rank as many as the root or each party brings.
-    """
+    """What several actors do together; its values are its ``outputs``."""
 
     inputs: tuple[Node, ...] = ()  # see `MethodNode.inputs`
+    # the values that the actors get, by rank, then by position: for each rank as many as the root or each party brings.
     outputs: tuple[CollectiveOutput, ...] = ()
 
     def __init__(
@@ -67,9 +58,10 @@ class CollectiveNode(Node):
     ) -> None:
         super().__init__()
         self.kind = kind
-        self.op = op
-        self.root = root
-        self.parties = tuple(parties)
+        self.op = op  # how tensors are reduced, for kinds that reduce
+        self.root = root  # the rank whose tensor a broadcast gives to all
+        self.parties = tuple(parties)  # the actors, in rank order, each once
+        # for each rank the nodes whose tensors it brings: the same number for all, or for a broadcast none but the root's.
         self.members = tuple(map(tuple, members))
         self.inputs = tuple(dict.fromkeys(node for nodes in members for node in nodes))
         num_values = len(self.members[root])
@@ -101,19 +93,13 @@ class CollectiveNode(Node):
 
 
 class CollectiveOutput(Node):
-    """What one actor gets from a collective.
-
-    Attributes:
-        parent: the collective.
-        rank: the actor's place in it.
-        index: which of the actor's tensors, where it brings several.
-    """
+    """What one actor gets from a collective."""
 
     def __init__(self, parent: CollectiveNode, rank: int, index: int) -> None:
         super().__init__()
         self.parent = parent
-        self.rank = rank
-        self.index = index
+        self.rank = rank  # the actor's place in it
+        self.index = index  # which of the actor's tensors, where it brings several
 
     @property
     def actor(self) -> ActorInfo:
@@ -134,26 +120,11 @@ class CollectiveOutput(Node):
 def bind_collective(
     kind: CollectiveKind, nodes: Any, *, op: Any = ReduceOp.SUM, root: int = 0, transport: Any = None
 ) -> list[Any]:
-    """Puts a collective into the graph.
+    """Puts a collective into the graph. Returns a node for each actor, or a list of nodes where several tensors were given.
 
-    Args:
-        kind: what the actors do.
-        nodes: a node of each actor, in rank order; for an allreduce also a list for each actor, of as many nodes each, or (as
-            in Ray) a list for each tensor, of a node of each actor; for a broadcast, others than the root may be given as
-            `ActorInfo`.
-        op: how tensors are reduced: a `ReduceOp`, another enumeration's member of the same name, or the name.
-        root: whose tensor is broadcast: a position in ``nodes``.
-        transport: how tensors move: ``None``, the name of a transport, a `Communicator`, or a `TorchTensorType`, of which only the
-            transport counts.
-
-    Returns:
-        A node for each actor, or where several tensors were given a list of nodes for each actor.
-
-    Raises:
-        GraphError: the nodes are not one for each of its actors, or do not fit together.
-        UnknownTransport: there is no such transport, or not for collectives.
-        ValueError: there is no such reduction.
-        TypeError: the transport is neither a name nor a communicator.
+    ``nodes`` has a node of each actor, in rank order; for an allreduce also a list for each actor, or (as in Ray) a list for each
+    tensor; for a broadcast others than the root may be given as `ActorInfo`. ``root`` is a position in ``nodes``. Of a
+    `TorchTensorType` only the transport counts.
     """
     try:
         collective, gives_lists = _made(kind, nodes, op, root, transport)

@@ -120,12 +120,7 @@ class Communicator(ABC):
 
 
 class CPUCommunicator(Communicator):
-    """Stands for the transport ``gloo``, which moves CPU tensors and blocks no actor: the methods here move nothing themselves.
-
-    Args:
-        world_size: the number of actors.
-        actor_handles: their handles, in the order of their ranks.
-    """
+    """Stands for the transport ``gloo``, which moves CPU tensors and blocks no actor: the methods here move nothing themselves."""
 
     def __init__(self, world_size: int, actor_handles: list[Any]) -> None:
         self._world_size = world_size

@@ -41,21 +41,9 @@ def to_dot(graph: CheckedGraph) -> str:
 
 
 def visualize(graph: CheckedGraph, filename: str = "compiled_graph", format: str = "png", view: bool = False) -> str:
-    """Draws a graph.
+    """Draws a graph into a file, whose suffix is the format; ``ascii`` is printed and not written. Returns the drawing as text.
 
-    Args:
-        graph: what is drawn.
-        filename: where to, without the suffix; ``ascii`` is printed and not written.
-        format: ``ascii``, ``svg``, ``dot``, or where Graphviz is installed ``png``, ``pdf``, ``jpeg``.
-        view: open the file with whatever the desktop opens it with.
-
-    Returns:
-        The drawing as text; for what Graphviz draws, the text it was given.
-
-    Raises:
-        ValueError: there is no such format.
-        CrossfadeError: Graphviz is not installed, or failed.
-        OSError: the file cannot be written.
+    For ``png``, ``pdf`` and ``jpeg`` Graphviz has to be installed; their text is what it was given.
     """
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}\nhint: it is one of {', '.join(FORMATS)}")

@@ -23,11 +23,7 @@ def install_compiler(function: Compiler) -> None:
 
 
 def compiler() -> Compiler:
-    """The installed compiler.
-
-    Raises:
-        SessionError: there is none.
-    """
+    """The installed compiler. Raises a `SessionError` if there is none."""
     if _Hook.installed is None:
         raise SessionError(
             "no compiler is installed, so the graph stays a description",

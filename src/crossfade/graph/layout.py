@@ -28,35 +28,21 @@ MAX_BENDS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A value or a call in a drawing.
+    """A value or a call in a drawing."""
 
-    Attributes:
-        id: ``i0`` (a part of the input), ``n0`` (a call, numbered as in the plan), ``c0`` (a collective) or ``out``.
-        label: what to write in it.
-        actor: whose it is; the driver's are the input and the output.
-        detail: more about it.
-    """
-
-    id: str
+    id: str  # ``i0`` (a part of the input), ``n0`` (a call, numbered as in the plan), ``c0`` (a collective) or ``out``
     label: str
-    actor: str
+    actor: str  # whose it is; the driver's are the input and the output
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """All values that go from one box to another.
+    """All values that go from one box to another."""
 
-    Attributes:
-        source: the id of the box that makes them.
-        target: the id of the box that uses them.
-        label: which of the source's values (``[1]``) and of the graph's outputs (``#0``) they are; empty where there is
-            only one.
-        is_local: they stay in one process.
-    """
-
-    source: str
-    target: str
+    source: str  # the id of the box that makes them
+    target: str  # the id of the box that uses them
+    # which of the source's values (``[1]``) and of the graph's outputs (``#0``) they are; empty where there is only one.
     label: str
     is_local: bool
 
@@ -76,22 +62,16 @@ class Picture:
 
 @dataclass(slots=True)
 class Layout:
-    """Which places each layer has, and how they are joined.
+    """Which places each layer has, and how they are joined."""
 
-    Attributes:
-        layers: names of places, from left to right: a box's id, or a bend's name.
-        bends: for each bend, the box whose value passes there.
-        sources: for each place, the places in the layer above (without bends: in any layer above) that it is joined to.
-        trunks: for each box whose value is used, the box and then its bends, downwards.
-        num_shared: for each edge, as (source, target), how many places of its source's trunk it passes.
-        is_bent: long edges have bends; otherwise there would be too many.
-    """
-
-    layers: list[list[str]]
-    is_bent: bool = True
-    bends: dict[str, str] = field(default_factory=dict)
+    layers: list[list[str]]  # names of places, from left to right: a box's id, or a bend's name
+    is_bent: bool = True  # long edges have bends; otherwise there would be too many
+    bends: dict[str, str] = field(default_factory=dict)  # for each bend, the box whose value passes there
+    # for each place, the places in the layer above (without bends: in any layer above) that it is joined to.
     sources: dict[str, list[str]] = field(default_factory=dict)
+    # for each box whose value is used, the box and then its bends, downwards.
     trunks: dict[str, list[str]] = field(default_factory=dict)
+    # for each edge, as (source, target), how many places of its source's trunk it passes.
     num_shared: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def path(self, source: str, target: str) -> list[str]:
@@ -225,13 +205,8 @@ def _sweep(layers: Sequence[list[str]], neighbours: Mapping[str, list[str]]) -> 
 def place(layout: Layout, width_of: Callable[[str], float], gap: float) -> dict[str, float]:
     """The middle of each place, in the unit of the widths; the drawing begins at 0.
 
-    Each place is wanted below the middle of those it is joined to. Within a layer wishes are met as far as the order
-    and the gaps allow, halfway between what pushing everything to the right gives and what pushing to the left gives.
-
-    Args:
-        layout: the layers.
-        width_of: the width of a place.
-        gap: the least distance between neighbours.
+    Each place is wanted below the middle of those it is joined to. Within a layer wishes are met as far as the order and the gaps
+    allow, halfway between what pushing everything to the right gives and what pushing to the left gives.
     """
     middle: dict[str, float] = {}
     for layer in layout.layers:

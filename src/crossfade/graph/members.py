@@ -14,11 +14,7 @@ __all__ = ["check_collective", "members_of"]
 
 
 def members_of(communicator: Communicator) -> tuple[ActorInfo, ...]:
-    """Returns the actors of a communicator's group, in the order of their ranks.
-
-    Raises:
-        GraphError: the communicator did not return handles of actors, or their ranks are not 0 to n - 1.
-    """
+    """Returns the actors of a communicator's group, in the order of their ranks. Raises a `GraphError` if it is not valid."""
     name = type(communicator).__name__
     handles = list(communicator.get_actor_handles())
     for handle in handles:
@@ -38,11 +34,7 @@ def members_of(communicator: Communicator) -> tuple[ActorInfo, ...]:
 
 
 def check_collective(communicator: Communicator, kind: CollectiveKind, parties: Sequence[str]) -> None:
-    """Checks that a communicator can do a collective of these actors.
-
-    Raises:
-        GraphError: it cannot.
-    """
+    """Refuses a communicator that cannot do a collective of these actors (`GraphError`)."""
     members = tuple(info.id for info in members_of(communicator))
     asks = f"{kind} of {', '.join(parties)} asks for {type(communicator).__name__}"
     if kind is CollectiveKind.BROADCAST:

@@ -23,10 +23,8 @@ _DEVICES = {
 def asked_transport(transport: str | Communicator, by_cpu: Transport = Transport.SHM) -> str | Communicator:
     """Returns the name of the transport that the user wants, or the communicator itself.
 
-    Args:
-        transport: as the user wrote it. The bare string ``nccl`` is Ray's name of any transport for device tensors, and ``cpu`` of
-            those that go by the host. A `CPUCommunicator` means gloo.
-        by_cpu: the transport that ``cpu`` means here.
+    The bare string ``nccl`` is Ray's name of any transport for device tensors. ``cpu`` stands for ``by_cpu``, and a
+    `CPUCommunicator` for gloo.
     """
     if isinstance(transport, CPUCommunicator):
         return str(Transport.GLOO)
@@ -38,21 +36,13 @@ def asked_transport(transport: str | Communicator, by_cpu: Transport = Transport
 
 
 def promised(name: str, ours: bool | None, rays: bool) -> bool:
-    """A promise in our spelling, or where that is left out in Ray's, with an underscore before the name.
-
-    Raises:
-        TypeError: one of them is no bool.
-    """
+    """A promise in our spelling, or where that is left out in Ray's, with an underscore before the name. It is a bool."""
     is_rays = check_flag(f"_{name}", rays)
     return is_rays if ours is None else check_flag(name, ours)
 
 
 def target_device_of(device: str) -> TargetDevice:
-    """Where readers want a value's tensors.
-
-    Raises:
-        ValueError: there is no such device.
-    """
+    """Where readers want a value's tensors. Raises a ValueError if there is no such device."""
     if device not in tuple(_DEVICES):
         raise ValueError(f"there is no device {device!r}\nhint: it is one of {', '.join(_DEVICES)}")
     return _DEVICES[device]

@@ -101,11 +101,7 @@ class InputNode(Node):
 
 
 class InputPart(Node):
-    """A part of the argument of ``execute``.
-
-    Attributes:
-        parent: the whole.
-    """
+    """A part of the argument of ``execute``."""
 
     def __init__(self, parent: InputNode, key: str) -> None:
         super().__init__()
@@ -123,20 +119,10 @@ class InputPart(Node):
 
 
 class MethodNode(Node):
-    """A method call. It is a value itself if the method returns one value, else its ``outputs`` are.
-
-    Attributes:
-        actor: whose method it is.
-        method: the method's name.
-        args: the positional arguments as they were when they were bound.
-        kwargs: the keyword arguments likewise.
-        num_returns: how many values the method returns.
-        inputs: the nodes among the arguments, at any depth, each once, in order of appearance.
-        outputs: one node for each value of a method that returns several; else empty.
-    """
+    """A method call. It is a value itself if the method returns one value, else its ``outputs`` are."""
 
     inputs: tuple[Node, ...] = ()  # `__del__` needs it even if `__init__` raises early
-    outputs: tuple[OutputNode, ...] = ()
+    outputs: tuple[OutputNode, ...] = ()  # one node for each value of a method that returns several; else empty
 
     def __init__(
         self, actor: ActorInfo, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_returns: int = 1
@@ -144,9 +130,9 @@ class MethodNode(Node):
         super().__init__()
         self.actor = actor
         self.method = method
-        self.args: tuple[Any, ...] = snapshot(args)
-        self.kwargs: dict[str, Any] = snapshot(kwargs)
-        self.num_returns = num_returns
+        self.args: tuple[Any, ...] = snapshot(args)  # the positional arguments as they were when they were bound
+        self.kwargs: dict[str, Any] = snapshot(kwargs)  # the keyword arguments likewise
+        self.num_returns = num_returns  # how many values the method returns
         _check_hidden(self)
         self.inputs = nodes_in(self.args, self.kwargs)
         if num_returns > 1:
@@ -175,12 +161,7 @@ class MethodNode(Node):
 
 
 class OutputNode(Node):
-    """One value of a method that returns several.
-
-    Attributes:
-        parent: the method call.
-        index: which of its values.
-    """
+    """One value of a method that returns several."""
 
     def __init__(self, parent: MethodNode, index: int) -> None:
         super().__init__()
@@ -228,23 +209,10 @@ class MultiOutputNode(Node):
 def bind(
     actor: ActorInfo, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_returns: int | None = None
 ) -> MethodNode | tuple[OutputNode, ...]:
-    """Puts a method call into the graph.
+    """Puts a method call into the graph. Returns the call's node, or, if it returns several values, a node for each of them.
 
-    Args:
-        actor: whose method it is.
-        method: the method's name.
-        args: positional arguments; nodes among them are found at the top level and in lists, tuples and dicts.
-        kwargs: keyword arguments, likewise.
-        num_returns: how many values the method returns, if not as many as it declares.
-
-    Returns:
-        The call's node, or, if it returns several values, a node for each of them.
-
-    Raises:
-        AttributeError: the actor has no such method.
-        ValueError: ``num_returns`` is not positive.
-        TypeError: the arguments do not fit the method.
-        GraphError: a node is where it cannot be found, such as in a set; or the arguments contain themselves.
+    Nodes among the arguments are found at the top level and in lists, tuples and dicts. ``num_returns`` overrides what the method
+    declares.
     """
     if method not in actor.methods:
         problem, hint = unknown_method(actor, method)

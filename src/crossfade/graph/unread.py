@@ -28,16 +28,11 @@ def next_order() -> int:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """What is left of a call that was dropped before anything read it.
+    """What is left of a call that was dropped before anything read it."""
 
-    Attributes:
-        call: a short description of the call.
-        order: the position of the call in the order of creation.
-        told_at: the position at which an error named the call. The trace concerns no output that is bound after that.
-    """
-
-    call: str
-    order: int
+    call: str  # a short description of the call
+    order: int  # the position of the call in the order of creation
+    # the position at which an error named the call. The trace concerns no output that is bound after that.
     told_at: int | None = None
 
     def concerns(self, output: int) -> bool:

@@ -42,16 +42,13 @@ _MAIL = 1
 
 
 class Bell:
-    """A process's doorbell as others hold it.
-
-    Attributes:
-        flags: byte 0 is set while the process sleeps, byte 1 while a message waits in its control socket.
-    """
+    """A process's doorbell as others hold it."""
 
     def __init__(self, memory: Memory, event_fd: int) -> None:
         self._mapping = memory.map(PAGE_BYTES)
         memory.close()
         self.event_fd = event_fd
+        # byte 0 is set while the process sleeps, byte 1 while a message waits in its control socket.
         self.flags = memoryview(self._mapping)
 
     @classmethod
@@ -91,14 +88,11 @@ class Bell:
 
 
 class Doorbell:
-    """The doorbell of this process.
+    """The doorbell of this process. It owns the descriptors, which `create_fds` made.
 
-    Args:
-        memory_fd, event_fd: descriptors made by `create_fds`, owned by this object from now on.
-        spin_us: how long to look for work, yielding the core in between, before sleeping. 0 sleeps at once.
-
-    Several threads may wait: one of them sleeps on the descriptors, the others on a condition that it notifies. The descriptors
-    live until the last thread that uses them has left, so any thread may close the doorbell, also in a signal's handler.
+    Before it sleeps it looks for work for ``spin_us``, yielding the core in between. Several threads may wait: one of them sleeps
+    on the descriptors, the others on a condition that it notifies. The descriptors live until the last thread that uses them has
+    left, so any thread may close the doorbell, also in a signal's handler.
     """
 
     def __init__(self, memory_fd: int, event_fd: int, *, spin_us: float = DEFAULT_SPIN_US) -> None:
@@ -142,11 +136,7 @@ class Doorbell:
         return Bell.of(self.memory_fd, self.event_fd)
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
-        """Calls ``handler`` (which must not block or raise) in a waiting thread when ``fd`` is readable or hung up.
-
-        Raises:
-            SessionError: the doorbell is closed.
-        """
+        """Calls ``handler`` (which must not block or raise) in a waiting thread when ``fd`` is readable or hung up."""
         with self._lock:
             if self._is_closing:
                 raise _closed()
@@ -176,11 +166,8 @@ class Doorbell:
     def new_poller(self) -> select.epoll:
         """An epoll that is readable when this process is rung, or when a watched descriptor is ready.
 
-        Each sleeper has one of its own, so that none takes a ring away from another. The rings are edge-triggered: each wakes
-        once, also when the count before it was never read.
-
-        Raises:
-            SessionError: the doorbell is closed.
+        Each sleeper has one of its own, so that none takes a ring away from another. The rings are edge-triggered: each wakes once,
+        also when the count before it was never read.
         """
         with self._lock:
             if self._is_closing:
@@ -228,22 +215,13 @@ class Doorbell:
         num_parties: int = 0,
         spin_us: float = 0.0,
     ) -> bool:
-        """Waits until ``ready()`` is true: a short spin, then asleep.
+        """Waits until ``ready()``, which may do the work that it finds, is true: a short spin, then asleep. False if the time
+        passed.
 
-        Args:
-            ready: looked at again and again; it may do the work that it finds.
-            timeout_s: the longest wait in seconds; None for ever.
-            idle: a cheap look, taken instead of ``ready()`` while spinning. It may be true though ``ready()`` would be, where a
-                signal's handler has taken in what is waited for: that is found out before sleeping.
-            num_parties: how many processes take part in what is waited for; where each can have a core, the first microseconds
-                are spent looking without yielding. 0 if unknown.
-            spin_us: the shortest time to look for work before sleeping, where this doorbell does so at all.
-
-        Returns:
-            False if the time passed without it.
-
-        Raises:
-            SessionError: another thread, or a signal's handler, has closed the doorbell.
+        While it spins it calls ``idle``, a cheap check, instead of ``ready()``. That may be true though ``ready()`` would be, which
+        is found out before sleeping. Where each of ``num_parties`` processes can have a core, the first microseconds are spent
+        without yielding. ``spin_us`` is the shortest time to spin, if this doorbell spins at all. Raises a `SessionError` once the
+        doorbell is closed.
         """
         if self._spin(ready, idle, num_parties, spin_us):
             return True

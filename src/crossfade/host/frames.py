@@ -57,15 +57,10 @@ class FrameError(ConnectionError):
 
 
 class Frame(NamedTuple):
-    """A message.
-
-    Attributes:
-        payload: its bytes.
-        num_fds: how many descriptors belong to it.
-    """
+    """A message."""
 
     payload: bytes
-    num_fds: int
+    num_fds: int  # how many descriptors belong to it
 
 
 def new_key() -> bytes:
@@ -74,11 +69,7 @@ def new_key() -> bytes:
 
 
 def check_size(size_bytes: int, num_fds: int) -> None:
-    """Refuses a message that is too large for one frame.
-
-    Raises:
-        ValueError: it is too large.
-    """
+    """Refuses a message that is too large for one frame (ValueError)."""
     if size_bytes > MAX_PAYLOAD_BYTES or num_fds > MAX_FDS:
         raise ValueError(
             f"a message of {size_bytes} bytes and {num_fds} descriptors is too large: "
@@ -94,26 +85,14 @@ def _proofs_of(key: bytes, sender: Role) -> Any:
 
 
 class Sealer:
-    """Makes the frames that one side sends.
-
-    Args:
-        key: the connection's key.
-        role: who sends.
-
-    Attributes:
-        number: the next frame's number. Whoever sends counts it up, once the frame is on its way.
-    """
+    """Makes the frames that one side sends."""
 
     def __init__(self, key: bytes, role: Role) -> None:
         self._start = _proofs_of(key, role)
-        self.number = 0
+        self.number = 0  # the next frame's number. Whoever sends counts it up, once the frame is on its way.
 
     def seal(self, payload: bytes, num_fds: int = 0) -> tuple[bytes, bytes]:
-        """What goes before the payload and what goes after it.
-
-        Raises:
-            ValueError: it is too much for one frame.
-        """
+        """What goes before the payload and what goes after it."""
         check_size(len(payload), num_fds)
         sizes = _SIZES.pack(len(payload), num_fds)
         proof = self._start.copy()
@@ -124,15 +103,7 @@ class Sealer:
 
 
 class Opener:
-    """Takes apart what the other side has sent.
-
-    Args:
-        key: the connection's key.
-        role: who receives.
-
-    Attributes:
-        error: why nothing is taken any more; None as long as all is well.
-    """
+    """Takes apart what the other side has sent."""
 
     def __init__(self, key: bytes, role: Role) -> None:
         self._start = _proofs_of(key, _PEER[role])
@@ -145,7 +116,7 @@ class Opener:
         self._tail = bytearray()
         self._num_fds = 0  # that the frame says it has
         self._num_fds_here = 0  # that came with it
-        self.error: FrameError | None = None
+        self.error: FrameError | None = None  # why nothing is taken any more; None as long as all is well
 
     def copy(self) -> Opener:
         """Returns a copy with the same state: an interrupted caller discards the copy and continues with the original."""
@@ -156,12 +127,10 @@ class Opener:
         return twin  # the list of parts is shared: the parts may take gigabytes
 
     def take(self, data: bytes, num_fds: int = 0) -> list[Frame]:
-        """The frames that are whole with this piece. Those before an error are good.
+        """The frames that are whole with this piece of the stream, which is cut anywhere. Those before an error are good.
 
-        Args:
-            data: the next bytes of the stream, cut anywhere.
-            num_fds: how many descriptors came with them. They belong to the frame of the last byte: what is received
-                ends where descriptors were sent (unix(7)).
+        The ``num_fds`` descriptors that came with it belong to the frame of the last byte: what is received ends where descriptors
+        were sent (unix(7)).
         """
         frames: list[Frame] = []
         if self.error is None:

@@ -11,9 +11,6 @@ class LoopBell:
     """One event loop's side of a process's doorbell. It belongs to the loop's thread.
 
     While it is armed others ring (which costs them a system call for each value), so it is armed only while somebody waits.
-
-    Args:
-        doorbell: the process's doorbell.
     """
 
     def __init__(self, doorbell: Doorbell) -> None:

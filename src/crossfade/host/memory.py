@@ -84,11 +84,7 @@ _MOST_NAME_BYTES = 249  # of a memory: the system takes no more
 
 
 class Memory:
-    """A shared memory, as one process holds it.
-
-    Args:
-        fd: its descriptor, owned by this object from now on.
-    """
+    """A shared memory, as one process holds it. It owns the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -149,10 +145,8 @@ class Memory:
         The interpreter's mapping of a file holds a descriptor as long as it lives; one that has none does not. So the addresses are
         taken by one of those, which gives them back when it dies, and the memory is then mapped over them.
 
-        Args:
-            size_bytes: length of the part.
-            offset: where it starts, a multiple of the page size.
-            populate: touch every page now (the first touch of 64 MB costs tens of milliseconds).
+        ``offset`` is a multiple of the page size. ``populate`` touches every page now (the first touch of 64 MB costs tens of
+        milliseconds).
         """
         place = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         flags = mmap.MAP_SHARED | _MAP_FIXED | (mmap.MAP_POPULATE if populate else 0)
@@ -182,8 +176,7 @@ class Heap:
     def allocate(self, size_bytes: int) -> tuple[int, int]:
         """A new piece, all of its pages taken now: (offset, size in bytes).
 
-        Raises:
-            OSError: there is no such amount of memory (found here, not as a fault in the middle of a copy).
+        Raises an OSError if there is not so much memory (here, and not as a fault in the middle of a copy).
         """
         size_bytes = align(size_bytes, PAGE_BYTES)
         if size_bytes >= _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):

@@ -32,15 +32,10 @@ _RECEIVING = ((_CHUNK_BYTES,), (socket.CMSG_SPACE(_MAX_FDS_A_CALL * 4),), (socke
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """What arrived.
-
-    Attributes:
-        payload: the bytes.
-        fds: descriptors, owned by the receiver.
-    """
+    """What arrived."""
 
     payload: bytes
-    fds: tuple[int, ...]
+    fds: tuple[int, ...]  # descriptors, owned by the receiver
 
 
 def hand_over(secret: bytes) -> int:
@@ -54,11 +49,7 @@ def hand_over(secret: bytes) -> int:
 
 
 def take_over(fd: int, num_bytes: int) -> bytes:
-    """The secret behind an inherited descriptor, which is closed.
-
-    Raises:
-        ConnectionError: it is not there.
-    """
+    """The secret behind an inherited descriptor, which is closed. Raises a ConnectionError if it is not there."""
     secret = b""
     try:
         while len(secret) < num_bytes and (more := os.read(fd, num_bytes - len(secret))):
@@ -71,24 +62,16 @@ def take_over(fd: int, num_bytes: int) -> bytes:
 
 
 class _Outgoing:
-    """A message that is being sent.
-
-    Attributes:
-        payload: its bytes.
-        fds: descriptors to send with it, owned by this object.
-        parts: the frame's bytes, in order; empty until the frame is sealed.
-        number: the frame's number.
-        sent: counts of bytes that were sent; their sum says how far the frame was sent.
-    """
+    """A message that is being sent."""
 
     __slots__ = ("fds", "number", "parts", "payload", "sent")
 
     def __init__(self, payload: bytes, fds: list[int]) -> None:
         self.payload = payload
-        self.fds = fds
-        self.parts: tuple[memoryview, ...] = ()
+        self.fds = fds  # descriptors to send with it, owned by this object
+        self.parts: tuple[memoryview, ...] = ()  # the frame's bytes, in order; empty until the frame is sealed
         self.number = 0
-        self.sent: list[int] = []
+        self.sent: list[int] = []  # counts of bytes that were sent; their sum says how far the frame was sent
 
     def rest(self) -> memoryview:
         """Returns the bytes to send next, empty after the last. If descriptors go along, the first bytes are sent one at a time."""
@@ -104,18 +87,10 @@ class _Outgoing:
 
 
 class Connection:
-    """One end of a connection. Sending and receiving may happen in different threads.
+    """One end of a connection. Sending and receiving may happen in different threads. It owns the socket; both sides have the key.
 
     A signal's handler may raise at any point: a posted message is still sent, whole and once, and a message that has arrived is
     still taken in. Progress is noted in the same interpreter step that makes it, and the next caller continues from there.
-
-    Args:
-        sock: the socket, owned by this object from now on.
-        key: the connection's key (``frames.new_key``), which the other side has too.
-        role: which side this is.
-
-    Attributes:
-        is_closed: the other side has closed, or this side has; messages that had arrived can still be taken.
     """
 
     def __init__(self, sock: socket.socket, key: bytes, role: Role) -> None:
@@ -135,6 +110,7 @@ class Connection:
         self._receiver = 0  # the thread that takes in
         self._arrived: deque[Any] = deque()  # results of `recvmsg` that are not taken in yet
         self._fresh: deque[Message | None] = deque()  # messages that are not in the inbox yet, and then None
+        # the other side has closed, or this side has; messages that had arrived can still be taken.
         self.is_closed = False
 
     @staticmethod
@@ -151,10 +127,9 @@ class Connection:
         """Posts a message, and waits until it is sent. While it waits for room, it takes in what the other side sends, so two sides
         that send to each other at the same time do not block each other. If the wait is interrupted, `flush` sends the rest.
 
-        Raises:
-            ConnectionError: the other side has closed (FrameError: or it is not who it should be).
-            SessionError: the caller is a signal's handler that interrupted its own thread while that was sending or taking in here.
-            ValueError: the message is larger than the limit.
+        Raises a ConnectionError if the other side has closed (a FrameError if it is not who it should be), a ValueError if the
+        message is too large, and a `SessionError` in a signal's handler that interrupted its own thread while that was sending or
+        taking in here.
         """
         self.refuse_to_wait()
         me = threading.get_ident()
@@ -167,15 +142,7 @@ class Connection:
             self._senders.discard(me)
 
     def post(self, payload: bytes, fds: Sequence[int] = ()) -> None:
-        """Queues a message behind all earlier ones, for the next `flush` to send. Never blocks.
-
-        Args:
-            payload: the message's bytes.
-            fds: descriptors that go with it; they are duplicated, so the caller keeps them.
-
-        Raises:
-            ConnectionError, ValueError: see `send`.
-        """
+        """Queues a message behind all earlier ones, for the next `flush` to send. Never blocks. The descriptors are duplicated."""
         if self.is_closed:
             self._raise_refusal()
             raise BrokenPipeError("the connection is closed")
@@ -185,9 +152,6 @@ class Connection:
     def flush(self) -> bool:
         """Sends the posted messages as far as there is room. False if there is not enough room, or if the caller is a signal's
         handler that interrupted its own thread in this method.
-
-        Raises:
-            ConnectionError: the other side has closed.
         """
         with self._send_lock:
             if self._flusher:
@@ -267,10 +231,8 @@ class Connection:
             self._receive()
 
     def take(self) -> Message | None:
-        """The next message, if it has arrived whole. Never blocks.
-
-        Raises:
-            FrameError: what came after the messages that were taken was not sent by a holder of the key. Nothing more comes.
+        """The next message, if it has arrived whole. Never blocks. Raises a `FrameError` if what follows was not sent by a holder
+        of the key.
         """
         self._fill()
         try:

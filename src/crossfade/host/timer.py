@@ -31,11 +31,7 @@ def _libc() -> ctypes.CDLL:
 
 
 class Timer:
-    """A ``timerfd`` (which Python's own library has from 3.13 on).
-
-    Args:
-        delay_us: how long after `start` it is due.
-    """
+    """A ``timerfd`` (which Python's own library has from 3.13 on), due ``delay_us`` after `start`."""
 
     def __init__(self, delay_us: float) -> None:
         self._set_time = _libc().timerfd_settime

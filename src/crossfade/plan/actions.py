@@ -45,20 +45,14 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of one actor.
-
-    Attributes:
-        verb: what to do.
-        target: a node id for ``run``, a channel id for ``read``, ``write``, ``send`` and ``recv``, a collective id for
-            ``coll``, a value id for ``free``.
-        stream: where it runs; see the module's text.
-        ahead: by how many executions it runs ahead (``recv`` only).
-    """
+    """One step of one actor."""
 
     verb: Verb
+    # a node id for ``run``, a channel id for ``read``, ``write``, ``send`` and ``recv``, a collective id for ``coll``, a value id
+    # for ``free``.
     target: str
-    stream: str = MAIN
-    ahead: int = 0
+    stream: str = MAIN  # where it runs; see the module's text
+    ahead: int = 0  # by how many executions it runs ahead (``recv`` only)
 
     def __str__(self) -> str:
         stream = "" if self.stream == MAIN else f" @{self.stream}"

@@ -11,13 +11,9 @@ __all__ = ["Call", "Hole", "fill"]
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Stands for one of the node's inputs.
+    """Stands for one of the node's inputs."""
 
-    Attributes:
-        index: position in ``NodeSpec.inputs``.
-    """
-
-    index: int
+    index: int  # position in ``NodeSpec.inputs``
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +21,6 @@ class Call:
     """The arguments of one method call.
 
     Holes are found at the top level and inside lists, tuples and dicts (as values), however deep.
-
-    Attributes:
-        args: positional arguments.
-        kwargs: keyword arguments.
     """
 
     args: tuple[Any, ...] = ()

@@ -59,18 +59,12 @@ _IN: Mapping[Transport, DeviceStream] = {
 
 
 def stream_out(transport: Transport) -> DeviceStream:
-    """On which stream of its writer's GPU a value leaves.
-
-    Raises:
-        KeyError: that transport takes nothing from GPUs.
-    """
+    """On which stream of its writer's GPU a value leaves. Raises a KeyError for transports that take nothing from GPUs."""
     return _OUT[transport]
 
 
 def stream_in(transport: Transport) -> DeviceStream:
-    """On which stream of its reader's GPU a value arrives; ``compute`` where it is there by itself and only waited for.
-
-    Raises:
-        KeyError: that transport brings nothing to GPUs.
+    """On which stream of its reader's GPU a value arrives; ``compute`` if it is only waited for. Raises a KeyError for transports
+    that bring nothing to GPUs.
     """
     return _IN[transport]

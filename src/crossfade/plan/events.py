@@ -37,22 +37,16 @@ __all__ = ["Book", "meeting_use", "output_reads", "waits_of"]
 
 @dataclass(slots=True)
 class Book:
-    """Where things happen, as far as the checks have come.
+    """Where things happen, as far as the checks have come."""
 
-    Attributes:
-        runs: the step that runs a node, by node.
-        puts: the step that writes or sends, by channel.
-        takes: the step that reads or receives, by channel and reader.
-        frees: the step that frees, by value and party.
-        colls: the step that does a collective, by collective and party.
-        first_uses: the first step that uses a value which came through a channel or from a collective, by value and party.
-    """
-
-    runs: dict[str, Step] = field(default_factory=dict)
-    puts: dict[str, Step] = field(default_factory=dict)
+    runs: dict[str, Step] = field(default_factory=dict)  # the step that runs a node, by node
+    puts: dict[str, Step] = field(default_factory=dict)  # the step that writes or sends, by channel
+    # the step that reads or receives, by channel and reader.
     takes: dict[tuple[str, str], Step] = field(default_factory=dict)
-    frees: dict[tuple[str, str], Step] = field(default_factory=dict)
+    frees: dict[tuple[str, str], Step] = field(default_factory=dict)  # the step that frees, by value and party
+    # the step that does a collective, by collective and party.
     colls: dict[tuple[str, str], Step] = field(default_factory=dict)
+    # the first step that uses a value which came through a channel or from a collective, by value and party.
     first_uses: dict[tuple[str, str], Step] = field(default_factory=dict)
 
 

@@ -113,11 +113,10 @@ def covered_us(spans: Iterable[Span]) -> float:
 
 
 def lanes_of(spans: Iterable[Span]) -> list[tuple[str, str, list[Span]]]:
-    """Spans on as few lanes as hold them without overlap.
+    """Spans on as few lanes as hold them without overlap: (actor, lane, spans ordered by start) for each lane.
 
-    Returns:
-        (actor, lane, spans ordered by start) per lane: the driver's first, then actors in natural order (Sender2 before
-        Sender10); of each actor ``main`` first. A stream that needs more than one lane has ``send``, ``send 2``, ...
+    The driver's lanes come first, then actors in natural order (Sender2 before Sender10); of each actor ``main`` first. A stream
+    that needs more than one lane has ``send``, ``send 2``, ...
     """
     streams: dict[tuple[str, str], list[Span]] = {}
     for span in spans:

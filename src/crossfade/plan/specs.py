@@ -18,81 +18,55 @@ __all__ = ["BarePlan", "ChannelSpec", "CollectiveSpec", "CommunicatorSpec", "Inp
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One value that the driver writes for each execution.
+    """One value that the driver writes for each execution."""
 
-    Attributes:
-        value: the value's id: i0, i1, ...
-        key: which part of the arguments of ``execute`` it is: ``*`` for all of it, ``[0]`` for a position or an item, ``.x``
-            for a keyword, ``go`` for the bare fact that an execution starts.
-    """
-
-    value: str
+    value: str  # the value's id: i0, i1, ...
+    # which part of the arguments of ``execute`` it is: ``*`` for all of it, ``[0]`` for a position or an item, ``.x`` for a
+    # keyword, ``go`` for the bare fact that an execution starts.
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One method call.
+    """One method call."""
 
-    Attributes:
-        id: n0, n1, ...
-        actor: the id of the actor on which it runs.
-        method: the method's name.
-        inputs: ids of the values that its arguments hold, in order, each once.
-        outputs: ids of the values it makes: its own id, or n0.0, n0.1, ... for a method with several returns.
-    """
-
-    id: str
-    actor: str
+    id: str  # n0, n1, ...
+    actor: str  # the id of the actor on which it runs
     method: str
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # ids of the values that its arguments hold, in order, each once
+    # ids of the values it makes: its own id, or n0.0, n0.1, ... for a method with several returns.
     outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorSpec:
-    """A user-defined communicator.
+    """A user-defined communicator."""
 
-    Attributes:
-        id: m0, m1, ...
-        parties: the actors of its group, in the order of their ranks.
-    """
-
-    id: str
-    parties: tuple[str, ...]
+    id: str  # m0, m1, ...
+    parties: tuple[str, ...]  # the actors of its group, in the order of their ranks
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelSpec:
-    """What carries one value from the actor that makes it to the actors that need it.
+    """What carries one value from the actor that makes it to the actors that need it."""
 
-    Attributes:
-        id: the id of the value; where the value has a channel already, followed by ``~transport``, or ``~transport-device`` if the
-            readers want the tensors somewhere else than by default.
-        value: the id of the value.
-        writer: the actor that makes the value.
-        readers: the actors that need it.
-        transport: how the bytes move.
-        depth: slots of the ring: how many executions' values it holds.
-        buffer_bytes: memory set aside for each slot in advance, 0 for none (slots grow when a value needs it).
-        device: where those of the readers that have a GPU want the tensors in it.
-        slots: for ``copy``, slots of each reader in device memory, which only values with device tensors take, and whose size
-            ``buffer_bytes`` then is; 0 for others.
-        turn: for ``copy``, the place of its first use among what comes to the same reader by ``copy``: who writes several channels
-            at once pushes those of low turns first, and large values of several writers go in this order (`crossfade.plan.turns`).
-        communicator: for ``communicator``, the id of the communicator that moves the tensors; such a channel has one reader.
-    """
-
+    # the id of the value; where the value has a channel already, followed by ``~transport``, or ``~transport-device`` if the
+    # readers want the tensors somewhere else than by default.
     id: str
     value: str
     writer: str
     readers: tuple[str, ...]
     transport: Transport
-    depth: int
-    buffer_bytes: int = 0
-    device: TargetDevice = TargetDevice.DEFAULT
+    depth: int  # slots of the ring: how many executions' values it holds
+    buffer_bytes: int = 0  # memory set aside for each slot in advance, 0 for none (slots grow when a value needs it)
+    device: TargetDevice = TargetDevice.DEFAULT  # where those of the readers that have a GPU want the tensors in it
+    # for ``copy``, slots of each reader in device memory, which only values with device tensors take, and whose size
+    # ``buffer_bytes`` then is; 0 for others.
     slots: int = 0
+    # for ``copy``, the place of its first use among what comes to the same reader by ``copy``: who writes several channels at once
+    # pushes those of low turns first, and large values of several writers go in this order (`crossfade.plan.turns`).
     turn: int = 0
+    # for ``communicator``, the id of the communicator that moves the tensors; such a channel has one reader.
     communicator: str = ""
 
     @property
@@ -110,29 +84,18 @@ class ChannelSpec:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSpec:
-    """What several actors do together, once per execution: a rendezvous.
+    """What several actors do together, once per execution: a rendezvous."""
 
-    Attributes:
-        id: c0, c1, ...
-        kind: what they do.
-        op: how tensors are reduced, or None for kinds that do not reduce.
-        root: the rank whose tensor a broadcast gives to all.
-        transport: how tensors move.
-        parties: the actors, in rank order.
-        inputs: for each rank the ids of the values that it brings.
-        outputs: for each rank the ids of the values that it gets: c0.0 at rank 0, or c0.0.0, c0.0.1, ... where they are several.
-        communicator: for ``communicator``, the id of the communicator that does the collective.
-    """
-
-    id: str
+    id: str  # c0, c1, ...
     kind: CollectiveKind
-    op: ReduceOp | None
-    root: int
+    op: ReduceOp | None  # how tensors are reduced, or None for kinds that do not reduce
+    root: int  # the rank whose tensor a broadcast gives to all
     transport: Transport
-    parties: tuple[str, ...]
-    inputs: tuple[tuple[str, ...], ...]
+    parties: tuple[str, ...]  # the actors, in rank order
+    inputs: tuple[tuple[str, ...], ...]  # for each rank the ids of the values that it brings
+    # for each rank the ids of the values that it gets: c0.0 at rank 0, or c0.0.0, c0.0.1, ... where they are several.
     outputs: tuple[tuple[str, ...], ...]
-    communicator: str = ""
+    communicator: str = ""  # for ``communicator``, the id of the communicator that does the collective
 
     def inputs_of(self, party: str) -> tuple[str, ...]:
         """What a party brings; nothing for who is none."""
@@ -150,33 +113,22 @@ class CollectiveSpec:
 
 @dataclass(frozen=True)
 class BarePlan:
-    """A plan without its text form: what every actor will do, round after round.
-
-    Attributes:
-        inputs: what the driver writes.
-        nodes: the method calls, in the global order that every actor keeps to.
-        channels: what carries values between actors.
-        programs: the actions of each party, the driver included and first, in order; each runs its list once per execution.
-        outputs: ids of the values that an execution gives, in the user's order.
-        returns_list: whether the user asked for several outputs (a list) or for one value.
-        max_inflight: how many executions may be under way.
-        collectives: what several actors do together, in the order that every actor keeps to.
-        devices: indices of the GPUs of the actors that have any.
-        static: ids of the values whose tensors, as the user promises, are alike in every execution.
-        communicators: the user-defined communicators that move values.
-    """
+    """A plan without its text form: what every actor will do, round after round."""
 
     inputs: tuple[InputSpec, ...]
-    nodes: tuple[NodeSpec, ...]
-    channels: tuple[ChannelSpec, ...]
+    nodes: tuple[NodeSpec, ...]  # the method calls, in the global order that every actor keeps to
+    channels: tuple[ChannelSpec, ...]  # what carries values between actors
+    # the actions of each party, the driver included and first, in order; each runs its list once per execution.
     programs: Mapping[str, tuple[Action, ...]]
-    outputs: tuple[str, ...]
-    returns_list: bool
-    max_inflight: int
+    outputs: tuple[str, ...]  # ids of the values that an execution gives, in the user's order
+    returns_list: bool  # whether the user asked for several outputs (a list) or for one value
+    max_inflight: int  # how many executions may be under way
+    # what several actors do together, in the order that every actor keeps to.
     collectives: tuple[CollectiveSpec, ...] = ()
+    # indices of the GPUs of the actors that have any.
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    static: tuple[str, ...] = ()
-    communicators: tuple[CommunicatorSpec, ...] = ()
+    static: tuple[str, ...] = ()  # ids of the values whose tensors, as the user promises, are alike in every execution
+    communicators: tuple[CommunicatorSpec, ...] = ()  # the user-defined communicators that move values
 
     @cached_property
     def node(self) -> Mapping[str, NodeSpec]:

@@ -67,12 +67,8 @@ def values_used(plan: BarePlan, action: Action, actor: str) -> tuple[str, ...]:
 
 
 def format_plan(plan: BarePlan, mark: Mark | None = None) -> str:
-    """The plan as text, sound or not; ``crossfade.plan.parse.parse_plan`` gives an equal plan back.
-
-    Args:
-        plan: the plan.
-        mark: a step to point at with a comment line under its row, as (actor, index in its program). A step that does
-            not exist is not pointed at.
+    """The plan as text, sound or not; `parse_plan` gives an equal plan back. ``mark`` is a step to point at with a comment line, if
+    it exists.
     """
     lines = [f"plan max_inflight={plan.max_inflight} returns={'list' if plan.returns_list else 'value'}"]
     lines += [f"device {party} = {', '.join(map(str, gpus))}".rstrip() for party, gpus in plan.devices.items()]

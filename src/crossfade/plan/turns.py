@@ -71,13 +71,7 @@ def predecessors(plan: Plan) -> Mapping[tuple[str, str], str]:
 
 
 def turn_peers(plan: Plan, party: str, before: Mapping[tuple[str, str], str]) -> set[str]:
-    """The writers of predecessors of what a party writes, and of what it writes predecessors of.
-
-    Args:
-        plan: the plan.
-        party: who writes.
-        before: the plan's `predecessors`.
-    """
+    """The writers of predecessors of what a party writes, and of what it writes predecessors of."""
     pairs = [(plan.channel[channel].writer, plan.channel[other].writer) for (channel, _), other in before.items()]
     return {writer for pair in pairs if party in pair for writer in pair} - {party}
 

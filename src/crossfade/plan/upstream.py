@@ -22,13 +22,8 @@ DeviceEdge: TypeAlias = Callable[[ChannelSpec | CollectiveSpec], bool]
 def upstream(plan: Plan, party: str, is_device: DeviceEdge) -> frozenset[str]:
     """The other parties whose device data can reach what ``party`` gives to a host, directly or through others.
 
-    Actors are not looked into: what came to one at any time may have changed what all its methods return. In a collective
-    everybody's data reach everybody.
-
-    Args:
-        plan: the plan.
-        party: who publishes.
-        is_device: which channels and collectives count.
+    Actors are not looked into: what came to one at any time may have changed what all its methods return. In a collective all
+    parties' data reach all parties. ``is_device`` says which channels and collectives count.
     """
     sources: dict[str, set[str]] = defaultdict(set)
     for channel in filter(is_device, plan.channels):

@@ -45,27 +45,17 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A step that breaks an invariant.
+    """A step that breaks an invariant."""
 
-    Attributes:
-        invariant: ``PL-1`` to ``PL-4``.
-        actor: the party whose step it is.
-        index: the step's position in the party's program; None where the plan has no step to point at.
-        reason: what is wrong, in words.
-    """
-
-    invariant: str
-    actor: str
-    index: int | None
-    reason: str
+    invariant: str  # ``PL-1`` to ``PL-4``
+    actor: str  # the party whose step it is
+    index: int | None  # the step's position in the party's program; None where the plan has no step to point at
+    reason: str  # what is wrong, in words
 
 
 def validate(plan: Plan) -> None:
-    """Checks a plan.
-
-    Raises:
-        PlanError: the plan breaks an invariant, whose number comes first in the message; then the step, the reason, and
-            the grid with an arrow (for big plans, the part of it around the step).
+    """Checks a plan. A `PlanError` has the number of the invariant, the step, the reason, and the grid with an arrow (of big plans,
+    a part).
     """
     fault = find_fault(plan)
     if fault is None:

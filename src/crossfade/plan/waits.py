@@ -21,17 +21,14 @@ Step = tuple[str, int]
 
 @dataclass(slots=True)
 class Waits:
-    """Who waits for whom.
+    """Who waits for whom."""
 
-    Attributes:
-        steps: the step of each event. A send or collective has a second one, its end, where it is on ``main``; a receive has
-            one more, the arrival of its value, and a collective one more, the meeting of all its parties.
-        aheads: for each event, by how many rounds it comes before the round of its execution.
-        edges: (a, b, lag): event b of round t waits for event a of round t - lag.
-    """
-
+    # the step of each event. A send or collective has a second one, its end, where it is on ``main``; a receive has one more, the
+    # arrival of its value, and a collective one more, the meeting of all its parties.
     steps: list[Step] = field(default_factory=list)
+    # for each event, by how many rounds it comes before the round of its execution.
     aheads: list[int] = field(default_factory=list)
+    # (a, b, lag): event b of round t waits for event a of round t - lag.
     edges: list[tuple[int, int, int]] = field(default_factory=list)
 
     def event(self, step: Step, ahead: int) -> int:

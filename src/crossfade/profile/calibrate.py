@@ -22,28 +22,16 @@ MOST_FAILURES = 2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a calibration is, after a step.
+    """Where a calibration is, after a step."""
 
-    Attributes:
-        step: the one that is over.
-        topology: with all that was measured so far.
-        num_done: steps that are over.
-        problem: why the step gave nothing; empty if it gave something.
-    """
-
-    step: Step
-    topology: Topology
-    num_done: int
-    problem: str = ""
+    step: Step  # the one that is over
+    topology: Topology  # with all that was measured so far
+    num_done: int  # steps that are over
+    problem: str = ""  # why the step gave nothing; empty if it gave something
 
 
 def start_from(found: Topology, kept: Topology | None) -> Topology:
-    """What is known before anything is measured: the figures that were kept, if they are of the same devices and links.
-
-    Args:
-        found: devices and links, as they are now.
-        kept: an earlier calibration's.
-    """
+    """What is known before anything is measured: the figures that were kept, if they are of the same devices and links."""
 
     def ends(topology: Topology) -> set[tuple[str, str, str]]:
         return {(link.source, link.target, link.kind.value) for link in topology.links}

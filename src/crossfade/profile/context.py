@@ -44,20 +44,7 @@ def make_shared(num_ranks: int) -> list[Memory]:
 
 
 class Context:
-    """One rank.
-
-    Args:
-        bench: its device and the rest.
-        rank: its number.
-        num_ranks: of all.
-        shared: what `make_shared` made, as this process holds it.
-
-    Attributes:
-        num_meetings: how often the ranks of this and earlier steps have met.
-        shared: the argument.
-        stagings: memory for the staged values of each rank.
-        staged_ends: ends of the staged transfers of one step; see ``carriers.py``.
-    """
+    """One rank."""
 
     def __init__(self, bench: Bench, rank: int, num_ranks: int, shared: Sequence[Memory]) -> None:
         self.bench = bench
@@ -65,8 +52,9 @@ class Context:
         self.rank = rank
         self.num_ranks = num_ranks
         self.shared = shared
-        self.stagings = shared[1:]
-        self.num_meetings = 0
+        self.stagings = shared[1:]  # memory for the staged values of each rank
+        self.num_meetings = 0  # how often the ranks of this and earlier steps have met
+        # ends of the staged transfers of one step; see ``carriers.py``.
         self.staged_ends: list[StagedSender | StagedReceiver] = []
         self._board = HostBoard(self.driver, shared[0], _num_signals(num_ranks), "calibration")
         self._gate = self._board.counter(0, "gate")

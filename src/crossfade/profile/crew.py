@@ -61,18 +61,10 @@ class Crew(Protocol):
 
 
 class Processes:
-    """A process for each rank, started by the first step.
-
-    Args:
-        num_ranks: how many.
-        module: whose ``main`` they run, as `crossfade.profile.worker`'s.
-
-    Attributes:
-        num_started: processes that were ever started.
-    """
+    """A process for each rank, started by the first step."""
 
     def __init__(self, num_ranks: int, module: str = "crossfade.profile.worker") -> None:
-        self.num_started = 0
+        self.num_started = 0  # processes that were ever started
         self._num_ranks = num_ranks
         self._module = module
         self._folder: Path | None = None
@@ -82,7 +74,6 @@ class Processes:
         self._has_joined = False
 
     def run(self, step: Step) -> Any:
-        """See `Crew`."""
         try:
             if not self._ranks:
                 self._start()

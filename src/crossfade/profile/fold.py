@@ -11,13 +11,7 @@ __all__ = ["fold"]
 
 
 def fold(topology: Topology, step: Step, result: Any) -> Topology:
-    """The topology with what a step measured, in the place of what was known.
-
-    Args:
-        topology: what is known.
-        step: what was asked.
-        result: what the step's measure returned.
-    """
+    """The topology with what a step measured, in the place of what was known."""
     uuids = [device.uuid for device in topology.devices]
     match step.measure:
         case "launch":

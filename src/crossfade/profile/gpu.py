@@ -23,11 +23,7 @@ _JOIN_LIMIT_S = 35.0
 
 
 class GpuBench:
-    """One GPU in this process (see `crossfade.profile.bench.Bench`).
-
-    Args:
-        device: its index, as torch counts.
-    """
+    """One GPU in this process, by its index as torch counts (see `crossfade.profile.bench.Bench`)."""
 
     def __init__(self, device: int) -> None:
         torch = self._torch = torch_or_raise()
@@ -45,15 +41,12 @@ class GpuBench:
         torch.cuda.synchronize(device)
 
     def now_us(self) -> float:
-        """See `Bench`."""
         return time.perf_counter_ns() / 1e3
 
     def pause(self) -> None:
-        """See `Bench`."""
         time.sleep(_PAUSE_S)
 
     def fill(self, address: int, size_bytes: int) -> None:
-        """See `Bench`."""
         self._torch.randint(
             -(2**62),
             2**62,
@@ -68,7 +61,6 @@ class GpuBench:
         return self._torch.cuda.stream(self._streams[stream])
 
     def work(self, kind: str, stream: int) -> None:
-        """See `Bench`."""
         if kind not in ("gemm", "memory"):
             raise ValueError(f"there is no work {kind!r}: this is a bug in crossfade")
         if kind == "gemm" and not self._matrices:
@@ -88,12 +80,10 @@ class GpuBench:
         self._torch.cuda.synchronize(self._device)
 
     def kernel(self, stream: int) -> None:
-        """See `Bench`."""
         with self._on(stream):
             self._small.neg_()
 
     def join(self, store: str, rank: int, num_ranks: int) -> None:
-        """See `Bench`."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_nccl_available():
@@ -114,7 +104,6 @@ class GpuBench:
         self._torch.cuda.synchronize(self._device)
 
     def exchange(self, sends: Exchange, receives: Exchange, stream: int) -> None:
-        """See `Bench`."""
         import torch.distributed as dist
 
         source, target = self._buffers
@@ -125,7 +114,6 @@ class GpuBench:
                 work.wait()
 
     def close(self) -> None:
-        """See `Bench`."""
         if self._has_joined:
             import torch.distributed as dist
 

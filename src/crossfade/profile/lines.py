@@ -12,11 +12,7 @@ _PIECE_BYTES = 1 << 16
 
 
 class Line:
-    """One end.
-
-    Args:
-        connection: a connected stream socket, owned by this object from now on.
-    """
+    """One end of a connected stream socket, which it owns."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -27,11 +23,7 @@ class Line:
         return self._connection.fileno()
 
     def send(self, **message: Any) -> None:
-        """Sends one message.
-
-        Raises:
-            OSError: the other end is closed.
-        """
+        """Sends one message."""
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:

@@ -29,25 +29,15 @@ Transfers = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One measure on some ranks.
+    """One measure on some ranks."""
 
-    Attributes:
-        measure: ``launch``, ``signals``, ``transfers``, ``beside``, or what a crew needs for itself.
-        ranks: who takes part.
-        transport: ``copy``, ``staged`` or ``nccl``, where one is measured.
-        transfers: (source, target) of what is moved at once.
-        sizes: in bytes, one after another.
-        work: what runs beside it: ``gemm`` or ``memory``.
-        limit_s: afterwards the processes are ended.
-    """
-
-    measure: str
-    ranks: tuple[int, ...]
-    transport: str = ""
-    transfers: Transfers = ()
-    sizes: tuple[int, ...] = ()
-    work: str = ""
-    limit_s: float = _LIMIT_S
+    measure: str  # ``launch``, ``signals``, ``transfers``, ``beside``, or what a crew needs for itself
+    ranks: tuple[int, ...]  # who takes part
+    transport: str = ""  # ``copy``, ``staged`` or ``nccl``, where one is measured
+    transfers: Transfers = ()  # (source, target) of what is moved at once
+    sizes: tuple[int, ...] = ()  # in bytes, one after another
+    work: str = ""  # what runs beside it: ``gemm`` or ``memory``
+    limit_s: float = _LIMIT_S  # afterwards the processes are ended
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -84,12 +74,7 @@ def _arrows(transfers: Transfers) -> str:
 
 
 def steps_for(topology: Topology, transports: Collection[str] = TRANSPORTS) -> list[Step]:
-    """All steps of a calibration, the most useful first: it may be cut short.
-
-    Args:
-        topology: devices and links; rates are not looked at.
-        transports: those to measure, where a link has them.
-    """
+    """All steps of a calibration, the most useful first: it may be cut short."""
     asked = [transport for transport in TRANSPORTS if transport in transports]
     return [*_alone(topology, asked), *_beside(topology, asked), *_crowds(topology, asked)]
 

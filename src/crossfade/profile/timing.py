@@ -69,17 +69,11 @@ IDLE: Part = _Idle()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much of a part there is to do.
-
-    Attributes:
-        part: what.
-        num: how often; 0 leaves it out.
-        size_bytes: of each transfer.
-    """
+    """How much of a part there is to do."""
 
     part: Part
-    num: int = 1
-    size_bytes: int = 0
+    num: int = 1  # how often; 0 leaves it out
+    size_bytes: int = 0  # of each transfer
 
 
 def measure_parts(

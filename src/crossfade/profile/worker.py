@@ -40,12 +40,8 @@ def main(
 ) -> None:
     """Runs in the new process until the line ends.
 
-    Args:
-        fds: the line, the lifeline, and the shared memory (see `crossfade.profile.context.make_shared`).
-        rank: this process's number, and its device's.
-        num_ranks: of all.
-        make_bench: makes the device's; None for a GPU.
-        measures: by name.
+    ``fds``: the line, the lifeline, and the shared memory (see `crossfade.profile.context.make_shared`). ``rank`` is the device's
+    number too. ``make_bench`` is None for a GPU.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches who started this, and that ends it
     line_fd, lifeline, *shared = fds

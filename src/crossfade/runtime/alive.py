@@ -21,9 +21,7 @@ __all__ = ["Alive"]
 class Alive:
     """Parties whose deaths would spoil a value. Any thread may ask.
 
-    Args:
-        pidfds: by party, a descriptor that is readable once its process has ended. They stay the caller's, who may close them at
-            any time: this keeps copies, since a number that has become something else would hide a death.
+    It copies the pidfds: the caller may close its own at any time, and a number that is used again would hide a death.
     """
 
     def __init__(self, pidfds: Mapping[str, int]) -> None:

@@ -52,19 +52,10 @@ def bind(
     before_run: Sequence[Callable[[], None]] = (),
     fatal: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt),
 ) -> Cursor:
-    """A cursor that runs ``actor``'s program.
+    """A cursor that runs ``actor``'s program. ``methods`` (bound) and ``calls`` are by the ids of its nodes.
 
-    Args:
-        plan: a validated plan.
-        actor: whose program.
-        methods: of each of its nodes, by id: the bound method.
-        calls: of each of its nodes, by id: the arguments.
-        ends: its ends of the channels.
-        recorder: records every action if given.
-        devices: record, beside it, what the actor's methods enqueue: each on a stream.
-        guard: watches every value if given.
-        before_run: called before each method.
-        fatal: what a method raises to end more than its own execution; all else is what its readers get.
+    ``devices`` records, beside ``recorder``, what the methods enqueue, each on a stream. ``before_run`` is called before each
+    method. A ``fatal`` error of a method ends more than its own execution; every other is what its readers get.
     """
     binder = _Binder(plan, actor, methods, calls, ends, guard, before_run, fatal)
     program = plan.programs[actor]

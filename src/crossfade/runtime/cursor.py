@@ -26,18 +26,12 @@ class Round:
 
 
 class Cursor:
-    """Runs a list of steps over and over, never blocking.
+    """Runs a list of steps over and over, never blocking. An actor has one cursor for each plan and advances any that can.
 
-    Args:
-        prologue: one list of steps for each round before round 0 (only actions that run ahead).
-        body: the steps of every later round.
-        round_: told the number of the present round.
-        idles: for each step of the body that waits for a value, by position, a cheap look at whether it is still missing.
-        actions: the action of each step of the body, for people.
-        owing: the intakes that owe a value (`runtime.intake`); usually empty.
-        settle: called while a value is owed and the cursor cannot advance; returns True if it dropped any.
-
-    An actor has one cursor for each plan and advances any that can: no plan waits for another.
+    ``prologue`` has one list of steps for each round before round 0 (only actions that run ahead). ``round_`` is told the number of
+    each round. ``idles`` has, for steps of the body that wait for a value, by position, a cheap check whether it is still missing.
+    While intakes are ``owing`` values (`runtime.intake`) and the cursor cannot advance, ``settle`` is called; it returns True if it
+    dropped any.
     """
 
     def __init__(
@@ -61,10 +55,8 @@ class Cursor:
         self._settle = settle
 
     def advance(self) -> bool:
-        """Runs steps up to the end of the round or the first that cannot run yet. Whether any step was done.
-
-        Raises:
-            ChannelError: a channel of the plan has ended; the cursor stays where it was.
+        """Runs steps up to the end of the round or the first that cannot run yet. Returns whether any step was done. After a
+        `ChannelError` the cursor is where it was.
         """
         steps = self._steps
         first = at = self._at

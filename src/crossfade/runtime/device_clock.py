@@ -36,26 +36,15 @@ _SHORT_US = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One moment on both clocks.
+    """One moment on both clocks."""
 
-    Attributes:
-        timer: an event that happened then.
-        host_ns: what the host's clock said, in the middle of what is possible.
-        error_ns: half of what is possible.
-    """
-
-    timer: int
-    host_ns: float
-    error_ns: float
+    timer: int  # an event that happened then
+    host_ns: float  # what the host's clock said, in the middle of what is possible
+    error_ns: float  # half of what is possible
 
 
 class DeviceClock:
-    """A device's clock beside the host's. Made while the device has little to do.
-
-    Args:
-        driver: the device.
-        now_ns: the host's clock.
-    """
+    """A device's clock beside the host's. Made while the device has little to do."""
 
     def __init__(self, driver: TimedDriver, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._driver = driver
@@ -112,12 +101,7 @@ class DeviceClock:
 
 
 class Trail:
-    """Places events in the device's time, each by one that lies near.
-
-    Args:
-        driver: the device.
-        timer: the event at which it begins.
-    """
+    """Places events in the device's time, each by one that lies near. It begins at ``timer``."""
 
     def __init__(self, driver: TimedDriver, timer: int) -> None:
         self._driver = driver

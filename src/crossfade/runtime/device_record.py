@@ -31,14 +31,10 @@ MAX_DEVICE_SPANS = 4096
 
 
 class Opened(NamedTuple):
-    """A span that has begun.
-
-    Attributes:
-        stream: where.
-        begin, end: its events.
-    """
+    """A span that has begun."""
 
     stream: int
+    # begin, end: its events.
     begin: int
     end: int
 
@@ -57,7 +53,6 @@ class _Copies:
 
     @property
     def execution(self) -> int:
-        """See the protocol."""
         return self._round.number + self._action.ahead
 
     def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
@@ -68,12 +63,6 @@ class _Copies:
 class DeviceRecorder:
     """Collects the spans of one device of one party of one plan. Any thread may use it: collectives are enqueued by one of their
     own as well.
-
-    Args:
-        driver: the device.
-        recorder: the party's recorder: its name, its zero, and which execution it is at.
-        max_spans: how many are kept.
-        now_ns: the clock of the recorder's zero.
     """
 
     def __init__(
@@ -106,16 +95,7 @@ class DeviceRecorder:
     def end(
         self, opened: Opened | None, role: DeviceStream, action: Action, what: str, execution: int, size_bytes: int = 0
     ) -> None:
-        """Enqueues the end of a span.
-
-        Args:
-            opened: what `begin` gave.
-            role: what the stream is for.
-            action: the action that enqueued it.
-            what: what the action is about, for people.
-            execution: the execution's number.
-            size_bytes: how much it moves.
-        """
+        """Enqueues the end of a span."""
         if opened is None:
             return
         with self._lock:

@@ -37,17 +37,11 @@ _HINT = "a value must not change once it was returned or passed: return a copy o
 
 @dataclass(slots=True)
 class _Seen:
-    """A value as it was when it was last looked at.
+    """A value as it was when it was last looked at."""
 
-    Attributes:
-        digest: of its message.
-        when: where the actor was then, for people.
-        num_methods: how many methods it had run.
-    """
-
-    digest: bytes
-    when: str
-    num_methods: int
+    digest: bytes  # of its message
+    when: str  # where the actor was then, for people
+    num_methods: int  # how many methods it had run
 
 
 @dataclass(slots=True)
@@ -60,12 +54,7 @@ class _Underway:
 
 
 class Guard:
-    """Watches the values of one party of one plan.
-
-    Args:
-        plan: the plan.
-        actor: whose values.
-    """
+    """Watches the values of one party of one plan."""
 
     def __init__(self, plan: Plan, actor: str) -> None:
         self._plan = plan

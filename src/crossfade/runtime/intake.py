@@ -25,13 +25,10 @@ __all__ = ["Intake", "Registers", "Wait", "settler"]
 
 
 class Registers:
-    """The registers in which one party keeps its values.
-
-    Attributes:
-        values: the registers. A register that has no value in this round, not yet or no longer, holds `EMPTY`.
-    """
+    """The registers in which one party keeps its values."""
 
     def __init__(self) -> None:
+        # the registers. A register that has no value in this round, not yet or no longer, holds `EMPTY`.
         self.values: list[Any] = []
         self._places: dict[str, int] = {}
 
@@ -46,18 +43,8 @@ class Registers:
 class Intake:
     """Takes one value per round into its register, or drops it.
 
-    Attributes:
-        take: fills the register, overwriting its content; False if no value has arrived.
-        idle: a cheap check: True as long as most likely no value has arrived.
-        num_owed: how many values must be dropped before the next one may be taken.
-
-    Args:
-        registers: the registers of the party.
-        register: the register that the value fills; the first one, if the value fills several.
-        take: see above.
-        drop: takes the value and discards it; False if no value has arrived.
-        idle: see above.
-        owing: the party's list of intakes that owe values; this intake adds itself while it owes any.
+    ``register`` is the first one, if the value fills several. ``drop`` takes the value and discards it. ``owing`` is the party's
+    list of intakes that owe values: this one is in it while it does.
     """
 
     __slots__ = ("_drop", "_owing", "_register", "_registers", "idle", "num_owed", "take")
@@ -67,11 +54,11 @@ class Intake:
     ) -> None:
         self._registers = registers
         self._register = register
-        self.take = take
+        self.take = take  # fills the register, overwriting its content; False if no value has arrived
         self._drop = drop
-        self.idle = idle
+        self.idle = idle  # a cheap check: True as long as most likely no value has arrived
         self._owing = owing
-        self.num_owed = 0
+        self.num_owed = 0  # how many values must be dropped before the next one may be taken
 
     def try_take(self) -> bool:
         """Takes the value if it has arrived. True if the register has its value now."""
@@ -111,11 +98,8 @@ class Intake:
 class Wait:
     """Waits for an input of an action, unless another input of that action is an error.
 
-    Args:
-        intake: the intake of the awaited value.
-        registers: the registers of the party.
-        siblings: registers of the action's other values.
-        others: intakes of those other values that come from elsewhere and whose read or receive was already requested.
+    ``siblings`` are the registers of the action's other values, ``others`` the intakes of those that come from elsewhere and were
+    requested already.
     """
 
     __slots__ = ("_has_taken", "_intake", "_others", "_registers", "_siblings")

@@ -19,12 +19,7 @@ VARIABLE = "CROSSFADE_NVTX"
 
 
 class Ranges:
-    """Marks what a thread does.
-
-    Args:
-        push: begins a range with this name.
-        pop: ends the range that began last.
-    """
+    """Marks what a thread does: ``push`` begins a range with a name, ``pop`` ends the range that began last."""
 
     def __init__(self, push: Callable[[str], Any], pop: Callable[[], Any]) -> None:
         self._push = push

@@ -20,13 +20,9 @@ _KINDS = {Verb.RUN: "compute", Verb.FREE: "compute"}
 
 
 class Recorder:
-    """Collects the spans of one party of one plan.
+    """Collects the spans of one party of one plan, at about 0.3 us for each action (two clock readings and an append).
 
-    Recording costs about 0.3 us for each action (two clock readings and an append).
-
-    Args:
-        actor: the party.
-        origin_ns: the timeline's zero on the host's monotonic clock, the same for all parties.
+    ``origin_ns`` is the timeline's zero on the host's monotonic clock, the same for all parties.
     """
 
     def __init__(self, actor: str, origin_ns: int) -> None:

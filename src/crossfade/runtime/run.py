@@ -14,12 +14,7 @@ __all__ = ["Runner", "returns"]
 
 class Runner:
     """Makes the step that runs a node's method. An error is the value of all its outputs, and passes methods by that would use it.
-
-    Args:
-        registers: where values are.
-        actor: whose method it is, for errors.
-        label: how errors call it.
-        fatal: what ends more than one execution, and is let through.
+    ``fatal`` errors are let through.
     """
 
     def __init__(self, registers: list[Any], actor: str, label: str, fatal: tuple[type[BaseException], ...]) -> None:
@@ -29,14 +24,7 @@ class Runner:
         self._fatal = fatal
 
     def step(self, method: Callable[..., Any], call: Call, inputs: Sequence[int], outputs: Sequence[int]) -> Step:
-        """The step, by what the method is given.
-
-        Args:
-            method: the bound method.
-            call: its arguments; holes stand for inputs.
-            inputs: registers of its inputs, in order.
-            outputs: registers of its outputs.
-        """
+        """The step, by what the method is given: a call with holes, which stand for the registers of its inputs."""
         is_simple = len(call.args) == 1 and type(call.args[0]) is Hole and not call.kwargs
         if is_simple and len(outputs) == 1:
             return self._one(method, inputs[0], outputs[0])

@@ -25,12 +25,7 @@ _HINT = "leave static_shape out of with_tensor_transport for a value whose tenso
 
 
 class StaticShape:
-    """The declaration of one value of a plan.
-
-    Args:
-        plan: the plan.
-        value: the value's id.
-    """
+    """The declaration of one value of a plan."""
 
     def __init__(self, plan: Plan, value: str) -> None:
         self._declared: Shapes | None = None

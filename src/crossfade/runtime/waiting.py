@@ -20,30 +20,20 @@ Make: TypeAlias = Callable[[Action], Intake]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A step, and the action that it is part of.
-
-    Attributes:
-        step, action: see above.
-        idle: a cheap check: True as long as the step most likely cannot run; None if there is no such check.
-        before: functions to call each time before the step; they do not count as part of the action.
-        is_done: whether the last call of the step carried out its action; None if the step always does.
-    """
+    """A step, and the action that it is part of."""
 
     step: Step
     action: Action
+    # a cheap check: True as long as the step most likely cannot run; None if there is no such check.
     idle: Idle | None = None
+    # functions to call each time before the step; they do not count as part of the action.
     before: Sequence[Callable[[], None]] = ()
+    # whether the last call of the step carried out its action; None if the step always does.
     is_done: Callable[[], bool] | None = None
 
 
 class Waiting:
-    """Makes the waits of one party's program; to be called for one action after another, in program order.
-
-    Args:
-        plan: the plan.
-        actor: the party.
-        registers: its registers.
-    """
+    """Makes the waits of one party's program; to be called for one action after another, in program order."""
 
     def __init__(self, plan: Plan, actor: str, registers: Registers) -> None:
         self._plan, self._actor = plan, actor

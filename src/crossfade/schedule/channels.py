@@ -31,11 +31,7 @@ def ring_depth(transport: Transport, max_inflight: int) -> int:
 
 
 def add_channels(draft: Draft, gpus: Gpus, *, buffer_bytes: int) -> Draft:
-    """One channel for each value and way, with every party that needs the value that way as a reader.
-
-    Raises:
-        GraphError: a node asks for what its readers cannot have.
-    """
+    """One channel for each value and way, with every party that needs the value that way as a reader."""
     ways: dict[str, dict[Way, dict[str, None]]] = {}
     needs = [(value, node.actor) for node in draft.nodes for value in node.inputs]
     needs += [(value, DRIVER) for value in draft.outputs]

@@ -66,15 +66,10 @@ _ADDED = (None, ReduceOp.SUM, ReduceOp.AVG)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a collective takes alone.
+    """What a collective takes alone."""
 
-    Attributes:
-        time_us: from when all parties' tensors are there until all have what they get.
-        reason: what of it was not measured, and what stands for that; empty if all was.
-    """
-
-    time_us: float
-    reason: str = ""
+    time_us: float  # from when all parties' tensors are there until all have what they get
+    reason: str = ""  # what of it was not measured, and what stands for that; empty if all was
 
 
 def is_on_gpus(plan: Plan, collective: CollectiveSpec) -> bool:
@@ -90,14 +85,8 @@ def estimate(
     *,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Estimate:
-    """What a collective between GPUs takes. See the module's text.
-
-    Args:
-        costs: with the measured topology.
-        collective: what is done, by ``copy`` or ``nccl``.
-        gpus: indices of the parties' GPUs, in rank order.
-        sizes_bytes: of the tensors that each party brings (of a broadcast: the root).
-        buffer_bytes: of a lane's buffer, by copy engines.
+    """What a collective between GPUs takes (see the module's text). ``sizes_bytes`` is of the tensors that each party brings, or a
+    broadcast's root.
     """
     way = _Nccl(costs, gpus) if collective.transport is Transport.NCCL else _Copies(costs, gpus, buffer_bytes)
     time_us = sum(way.time_us(collective, size_bytes) for size_bytes in _jobs(collective, sizes_bytes))
@@ -119,17 +108,13 @@ def _pieces(size_bytes: int, limit_bytes: int) -> Iterator[int]:
 
 
 class _Way:
-    """What both ways have in common.
-
-    Attributes:
-        reasons: what was not measured and was asked for.
-    """
+    """What both ways have in common."""
 
     transport: Transport
 
     def __init__(self, costs: CostModel, gpus: Sequence[int]) -> None:
         self.costs, self.gpus, self.num = costs, tuple(gpus), len(gpus)
-        self.reasons: dict[str, None] = {}
+        self.reasons: dict[str, None] = {}  # what was not measured and was asked for
         self._uuids = {gpu: costs.gpu_uuid(gpu) for gpu in self.gpus}
         self._pairs = list(permutations(range(self.num), 2))
         self._tell_of_links()

@@ -24,15 +24,6 @@ __all__ = ["transport_of_collective"]
 def transport_of_collective(asked: str, parties: Sequence[str], gpus: Gpus) -> Transport:
     """How a collective's tensors move: where all parties have GPUs, by their copy engines, or by NCCL if not all of these reach
     each other. What is not known is taken to be reached, as for edges.
-
-    Args:
-        asked: the name of a transport, ``auto`` and ``accelerator`` included.
-        parties: who takes part.
-        gpus: who has which, and what is known of them.
-
-    Raises:
-        GraphError: not all parties have what is asked for (``copy`` of actors without GPUs moves CPU tensors), or there is no way
-            between their GPUs.
     """
     without = [party for party in parties if not gpus.of.get(party)]
     if asked == Transport.AUTO and without:

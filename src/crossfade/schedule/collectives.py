@@ -43,21 +43,14 @@ def start_collectives(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Mover:
-    """Moves the actions of one party.
+    """Moves the actions of one party."""
 
-    Attributes:
-        values: what each of its calls and collectives takes and makes.
-        value_of: the value of each channel.
-        got: what it gets from collectives.
-        late: values for which their first user may have to wait.
-        blocking: channels and collectives that block, and so keep their places.
-    """
-
+    # what each of its calls and collectives takes and makes.
     values: Mapping[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]
-    value_of: Mapping[str, str]
-    got: set[str]
-    late: set[str]
-    blocking: set[str]
+    value_of: Mapping[str, str]  # the value of each channel
+    got: set[str]  # what it gets from collectives
+    late: set[str]  # values for which their first user may have to wait
+    blocking: set[str]  # channels and collectives that block, and so keep their places
 
     def start_early(self, actions: Sequence[Action]) -> list[Action]:
         """Each collective right after its last input, or where it was if it takes what another collective gives."""

@@ -29,19 +29,8 @@ def compile_plan(
     topology: Topology | None = None,
     uuids: Mapping[int, str] | None = None,
 ) -> tuple[Plan, dict[str, Call]]:
-    """A validated plan, and the arguments of its nodes by node id.
-
-    Args:
-        graph: what ``graph.check`` found to be sound.
-        max_inflight: how many executions may be under way.
-        buffer_bytes: memory to set aside for each slot.
-        overlap: start receives and collectives early and let sends trail, where a transport works in the background.
-        topology: what is known of the host's GPUs.
-        uuids: of the GPUs, by index, as far as they are known.
-
-    Raises:
-        GraphError: a node asks for a way that there is not.
-        PlanError: a bug in a pass.
+    """A validated plan, and the arguments of its nodes by node id. Raises a `GraphError` if a node asks for a transport that it
+    cannot have.
     """
     gpus = Gpus(graph.devices, topology, uuids or {})
     draft = lower(graph, gpus, max_inflight=max_inflight)

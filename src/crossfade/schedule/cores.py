@@ -21,41 +21,25 @@ __all__ = ["Cores", "Work"]
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One piece of work on the cores.
+    """One piece of work on the cores."""
 
-    Attributes:
-        done: called, with the cores' clock at its end, when the work is over.
-        factor: how much longer it takes than alone.
-        roams: whether an idle core takes it over at once.
-        core: where it is.
-        end: on the core's virtual clock.
-        version: how often ``end`` was set; an entry of a heap with another version is out of date.
-    """
-
-    done: Callable[[], None]
-    factor: float
-    roams: bool
-    core: _Core
-    end: float = 0.0
-    version: int = 0
+    done: Callable[[], None]  # called, with the cores' clock at its end, when the work is over
+    factor: float  # how much longer it takes than alone
+    roams: bool  # whether an idle core takes it over at once
+    core: _Core  # where it is
+    end: float = 0.0  # on the core's virtual clock
+    version: int = 0  # how often ``end`` was set; an entry of a heap with another version is out of date
 
 
 @dataclass(slots=True, eq=False)
 class _Core:
-    """One core.
+    """One core."""
 
-    Attributes:
-        works: what runs on it, in the order in which it came.
-        clock: the virtual clock, right at ``at_us``.
-        idle_since_us: when it had nothing to do any more.
-        ends: a heap of (end, number, version, work).
-    """
-
-    works: dict[Work, None] = field(default_factory=dict)
-    clock: float = 0.0
+    works: dict[Work, None] = field(default_factory=dict)  # what runs on it, in the order in which it came
+    clock: float = 0.0  # the virtual clock, right at ``at_us``
     at_us: float = 0.0
-    idle_since_us: float = 0.0
-    ends: list[tuple[float, int, int, Work]] = field(default_factory=list)
+    idle_since_us: float = 0.0  # when it had nothing to do any more
+    ends: list[tuple[float, int, int, Work]] = field(default_factory=list)  # a heap of (end, number, version, work)
 
     def catch_up(self, now_us: float) -> None:
         """Brings the virtual clock to the real one."""
@@ -77,19 +61,12 @@ class _Core:
 
 @dataclass(slots=True)
 class Cores:
-    """The cores of one host.
-
-    Attributes:
-        num_cores: how many there are.
-        balance_us: how long a core is idle before it takes work over from another one.
-        now_us: the real clock.
-        num_events: entries that the heaps have seen, a measure of the work done here.
-    """
+    """The cores of one host."""
 
     num_cores: int
-    balance_us: float = 0.0
-    now_us: float = 0.0
-    num_events: int = 0
+    balance_us: float = 0.0  # how long a core is idle before it takes work over from another one
+    now_us: float = 0.0  # the real clock
+    num_events: int = 0  # entries that the heaps have seen, a measure of the work done here
     _used: list[_Core] = field(default_factory=list)
 
     def start(self, work_us: float, done: Callable[[], None], factor: float = 1.0, *, roams: bool = False) -> Work:

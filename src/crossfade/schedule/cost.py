@@ -38,11 +38,8 @@ NEGLIGIBLE_US = 1e-3
 class Slowdown:
     """How much longer work takes while other work of the same actor is under way; 1.0 is no longer at all.
 
-    Sharing of the cores is no part of these factors: the simulator reckons with it by itself. They stand for what is
-    left: caches, memory bandwidth, power.
-
-    Raises:
-        ValueError: a factor is under 1 or not finite.
+    Sharing of the cores is no part of these factors: the simulator reckons with it by itself. They stand for what is left: caches,
+    memory bandwidth, power.
     """
 
     compute: float = 1.0
@@ -363,18 +360,11 @@ def _some(names: Iterable[str]) -> str:
 def fit_line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """The cost line ``a + b * x`` that is closest to measurements, outliers or not.
 
-    It minimises the sum of ``abs(a + b * x - y) / y`` (least absolute deviations, relative) over a >= 0 and b >= 0.
-    Relative, because sizes range over seven decades: a microsecond is much for 1 byte and nothing for 64 MB. Absolute,
-    because timings have long tails. For n points it takes O(n log n).
+    It minimises the sum of ``abs(a + b * x - y) / y`` (least absolute deviations, relative) over a >= 0 and b >= 0. Relative,
+    because sizes range over seven decades: a microsecond is much for 1 byte and nothing for 64 MB. Absolute, because timings have
+    long tails. For n points it takes O(n log n).
 
-    Args:
-        points: (size in bytes, time in us), in any order; sizes may repeat.
-
-    Returns:
-        (a in us, b in us per byte); b is 0 when all sizes are the same.
-
-    Raises:
-        ValueError: there are no points, or one of them is not finite or negative.
+    Points are (size in bytes, time in us), in any order. Returns (a in us, b in us per byte); b is 0 when all sizes are the same.
     """
     points = list(points)
     if not points:

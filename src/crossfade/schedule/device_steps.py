@@ -117,13 +117,6 @@ def device_steps(
 ) -> dict[tuple[str, str], tuple[Step, ...]]:
     """The steps of each stream of an actor's GPUs, in the order of its program; nothing for one that has none. A stream is called
     by what it is for, and by what tells it from others of that name.
-
-    Args:
-        plan: the plan.
-        workload: what its methods and values take.
-        costs: what the machine's primitives cost.
-        actor: whose streams.
-        before: the plan's `crossfade.plan.turns.predecessors`.
     """
     if not plan.devices.get(actor):
         return {}

@@ -16,18 +16,11 @@ __all__ = ["Draft"]
 
 @dataclass(slots=True)
 class Draft:
-    """Everything that a plan has, still open to change, and what only the passes need.
-
-    Attributes:
-        inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices, static, communicators: as in
-            `Plan`.
-        calls: the arguments of each node, by id; also each communicator, as the only argument under its own id.
-        maker: who makes each value, by value id.
-        wishes: what the user asked for, by value id.
-        wishes_to: the same for one reader, where it differs, by value id and actor.
-    """
+    """Everything that a plan has, still open to change, and what only the passes need."""
 
     max_inflight: int
+    # inputs, nodes, collectives, channels, programs, outputs, returns_list, max_inflight, devices, static, communicators: as in
+    # `Plan`.
     inputs: list[InputSpec] = field(default_factory=list)
     nodes: list[NodeSpec] = field(default_factory=list)
     collectives: list[CollectiveSpec] = field(default_factory=list)
@@ -35,12 +28,14 @@ class Draft:
     programs: dict[str, list[Action]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     returns_list: bool = False
+    # the arguments of each node, by id; also each communicator, as the only argument under its own id.
     calls: dict[str, Call] = field(default_factory=dict)
-    maker: dict[str, str] = field(default_factory=dict)
+    maker: dict[str, str] = field(default_factory=dict)  # who makes each value, by value id
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
     static: list[str] = field(default_factory=list)
     communicators: list[CommunicatorSpec] = field(default_factory=list)
-    wishes: dict[str, Wish] = field(default_factory=dict)
+    wishes: dict[str, Wish] = field(default_factory=dict)  # what the user asked for, by value id
+    # the same for one reader, where it differs, by value id and actor.
     wishes_to: dict[tuple[str, str], Wish] = field(default_factory=dict)
 
     def wish(self, value: str, reader: str) -> Wish:
@@ -49,9 +44,7 @@ class Draft:
 
     def enter(self, communicator: Communicator) -> CommunicatorSpec:
         """Returns the plan's entry for a communicator, new or known. The actors of its group become parties, even without nodes.
-
-        Raises:
-            GraphError: the group is not valid.
+        Refuses a group that is not valid (`GraphError`).
         """
         for spec in self.communicators:
             if self.calls[spec.id].args[0] is communicator:

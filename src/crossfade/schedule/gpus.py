@@ -25,31 +25,21 @@ _BESIDE = "gemm"
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What a method does on its actor's GPUs.
+    """What a method does on its actor's GPUs."""
 
-    Attributes:
-        gpus: their indices; none for a copy to the host, which nothing slows down.
-        time_us: how long it takes alone.
-    """
-
-    gpus: tuple[int, ...]
-    time_us: float
+    gpus: tuple[int, ...]  # their indices; none for a copy to the host, which nothing slows down
+    time_us: float  # how long it takes alone
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A transfer from one GPU to another.
+    """A transfer from one GPU to another."""
 
-    Attributes:
-        transport: by which means.
-        source, target: indices of the GPUs; equal for a copy within one.
-        size_bytes: of the value.
-    """
-
-    transport: Transport
+    transport: Transport  # by which means
+    # source, target: indices of the GPUs; equal for a copy within one.
     source: int
     target: int
-    size_bytes: int
+    size_bytes: int  # of the value
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -59,19 +49,12 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A collective of several GPUs, each once.
+    """A collective of several GPUs, each once."""
 
-    Attributes:
-        transport: by which means.
-        gpus: their indices.
-        size_bytes: what each brings.
-        time_us: how long it takes alone.
-    """
-
-    transport: Transport
-    gpus: tuple[int, ...]
-    size_bytes: int
-    time_us: float
+    transport: Transport  # by which means
+    gpus: tuple[int, ...]  # their indices
+    size_bytes: int  # what each brings
+    time_us: float  # how long it takes alone
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -91,11 +74,7 @@ def push_time_us(costs: CostModel, push: Push) -> float:
 
 
 class GpuClock:
-    """The streams of all GPUs.
-
-    Args:
-        costs: what transfers take, and how much what runs side by side slows down.
-    """
+    """The streams of all GPUs."""
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs

@@ -15,11 +15,7 @@ _SIGNALLED_APART = "copy"
 
 
 def alone_us(topology: Topology, transport: str, source: str, target: str, size_bytes: int) -> float:
-    """Time of one transfer when nothing else goes on, until the target may use the value.
-
-    Raises:
-        KeyError: there is no such link, or the transport was not measured on it.
-    """
+    """Time of one transfer when nothing else runs, until the target may use the value. Raises a KeyError if it was not measured."""
     link = topology.link(source, target)
     moved_us = link.duration_us(transport, size_bytes)
     if moved_us is None:

@@ -25,17 +25,8 @@ class Meetings:
     A collective starts when all its parties have started it, and the one before it of the same parties is over. By gloo it takes a
     core of each party for as long as the cost model says; between GPUs it takes these, and no core.
 
-    Args:
-        plan: who has which GPUs.
-        cores: where the work of hosts is done.
-        gpus: where that of GPUs is.
-        workload: the sizes of tensors.
-        costs: what the work takes.
-        met: called when a collective is over, with the execution and the time at which it began for each party: when its work
-            began, or, between GPUs, when that party had come to it.
-
-    Attributes:
-        notes: what was not measured, and what stands for it.
+    ``met`` is called when a collective is over, with the execution and the time at which it began for each party: when its work
+    began, or, between GPUs, when that party had come to it.
     """
 
     def __init__(
@@ -49,7 +40,7 @@ class Meetings:
             deque
         )
         self._estimates: dict[str, Estimate] = {}
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what was not measured, and what stands for it
         for spec in plan.collectives:
             if spec.transport.moves_device_memory:
                 self._prepare(spec)

@@ -105,11 +105,8 @@ def _move_out(spec: ChannelSpec) -> Action:
 
 
 def _order_receives(senders: dict[str, tuple[int, str]], program: list[Action]) -> list[Action]:
-    """Moves receives up until those from one sender come in the order of its sends.
-
-    Args:
-        senders: of each channel, its place among the channels, which stand in the order of their values, and its writer.
-        program: the program of one party.
+    """Moves receives up until those from one sender come in the order of its sends. ``senders`` has, for each channel, its place in
+    the order of the values, and its writer.
     """
     place: dict[str, int] = {}
     earliest: dict[str, int] = {}

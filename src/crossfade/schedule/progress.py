@@ -15,27 +15,16 @@ __all__ = ["Cursor", "Process"]
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """Where one strand is.
-
-    Attributes:
-        strand: the strand.
-        round: the number of the round it is in.
-        index: the step of the round it is at.
-        worked: whether the step's work is done, so that its ``then`` counts, no longer its ``needs``.
-        need: the first need that is not known to be met.
-        since_us: since when it is there.
-        waits_for: the last need that blocked it here.
-        patient_since_us: since when it looks at needs that it does not wait for without end.
-    """
+    """Where one strand is."""
 
     strand: Strand
     round: int
-    index: int = 0
-    worked: bool = False
-    need: int = 0
-    since_us: float = 0.0
-    waits_for: str = ""
-    patient_since_us: float = math.inf
+    index: int = 0  # the step of the round it is at
+    worked: bool = False  # whether the step's work is done, so that its ``then`` counts, no longer its ``needs``
+    need: int = 0  # the first need that is not known to be met
+    since_us: float = 0.0  # since when it is there
+    waits_for: str = ""  # the last need that blocked it here
+    patient_since_us: float = math.inf  # since when it looks at needs that it does not wait for without end
 
     @property
     def step(self) -> Step:

@@ -53,26 +53,16 @@ SHOWN_STUCK = 8
 def simulate(
     plan: Plan, workload: Workload, costs: CostModel, num_executions: int = 1, inflight: int | None = None
 ) -> Timeline:
-    """The predicted timeline of a plan's first executions.
+    """The predicted timeline of a plan's first executions; ``inflight`` of them, by default ``max_inflight``, are under way at
+    once.
 
-    Args:
-        plan: a plan that ``plan.validate`` finds sound.
-        workload: times of methods and sizes of values.
-        costs: what the machine's primitives cost.
-        num_executions: how many executions the driver submits.
-        inflight: how many of them are under way at once; None for the plan's ``max_inflight``.
+    Spans are in microseconds since the first submission. Each action but ``free`` has a span on its actor's ``main`` stream, what a
+    GPU does for it one on the GPU's stream, each transfer one at either end (streams ``send`` and ``recv``; between GPUs ``up`` and
+    ``down``, or ``nccl``), each collective one at each party (``coll``: by gloo while it runs, between GPUs from when that party's
+    tensors are there), and each blocked party a ``wait`` whose ``what`` says for which fact. The driver's second half, getting
+    outputs, is on the stream ``get``. Notes say what of the collectives between GPUs was not measured, and what stands for it.
 
-    Returns:
-        Spans in microseconds since the first submission. Each action but ``free`` has a span on its actor's ``main``
-        stream, what a GPU does for it one on the GPU's stream, each transfer one at either end (streams ``send`` and ``recv``;
-        between GPUs ``up`` and ``down``, or ``nccl``), each collective one at each party (``coll``: by gloo while it goes on,
-        between GPUs from when that party's tensors are there), and whoever is blocked a ``wait`` whose ``what`` says for which
-        fact. The driver's second half, getting outputs, is on the stream ``get``. Notes say what of the collectives between GPUs
-        was not measured, and what stands for it.
-
-    Raises:
-        PlanError: the plan stops for ever; the message says who waits for what. Or it names what it does not have.
-        ValueError: fewer than one execution, or fewer than one in flight.
+    A `PlanError` says who waits for what if the plan stops for ever.
     """
     return Simulation(plan, workload, costs, num_executions, inflight).run()
 

@@ -42,11 +42,7 @@ GET_STREAM = "get"
 
 
 def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int) -> list[Strand]:
-    """The strands of every party, in the order of ``plan.programs``.
-
-    Raises:
-        PlanError: an action names a node or a channel that does not exist.
-    """
+    """The strands of every party, in the order of ``plan.programs``."""
     strands = []
     before = predecessors(plan)
     for actor, actions in plan.programs.items():

@@ -13,73 +13,46 @@ __all__ = ["Need", "Step", "Strand"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A fact that must be true before a step can go on.
-
-    Attributes:
-        fact: what.
-        offset: of which execution, relative to the step's own: 0 or, for a slot, minus the ring's depth. Before
-            execution 0 there is nothing to wait for.
-        is_hop: whether it is seen in shared memory, ``hop_us`` after it became true.
-        patience_us: how long it is waited for; after that the step goes on without it. All such needs of a step share one time.
-        only_if: a need counts only if the first of these facts became true before the second, which is known by then; empty for
-            one that counts always.
-    """
+    """A fact that must be true before a step can go on."""
 
     fact: str
+    # of which execution, relative to the step's own: 0 or, for a slot, minus the ring's depth. Before execution 0 there is nothing
+    # to wait for.
     offset: int = 0
-    is_hop: bool = False
+    is_hop: bool = False  # whether it is seen in shared memory, ``hop_us`` after it became true
+    # how long it is waited for; after that the step goes on without it. All such needs of a step share one time.
     patience_us: float = math.inf
+    # a need counts only if the first of these facts became true before the second, which is known by then; empty for one that
+    # counts always.
     only_if: tuple[str, str] | tuple[()] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An action with its meaning spelled out.
+    """An action with its meaning spelled out."""
 
-    Attributes:
-        label: the action as the plan writes it, or what a strand does at an end of its round.
-        what: the method's or the channel's name, for people.
-        ahead: by how many executions it runs ahead.
-        kind: of its span, None for no span.
-        needs: what it waits for first, one after the other.
-        work_us: what it then costs on a core.
-        fact: what is true after that, or empty.
-        transfer: the channel of which it starts one end of a transfer, or None.
-        collective: the collective in which it takes part, or None.
-        device: what it does on a GPU instead of a core, or None.
-        then: what it waits for after that.
-    """
-
-    label: str
-    what: str = ""
-    ahead: int = 0
-    kind: str | None = None
-    needs: tuple[Need, ...] = ()
-    work_us: float = 0.0
-    fact: str = ""
-    transfer: ChannelSpec | None = None
-    collective: CollectiveSpec | None = None
-    device: Kernels | Push | None = None
-    then: tuple[Need, ...] = ()
+    label: str  # the action as the plan writes it, or what a strand does at an end of its round
+    what: str = ""  # the method's or the channel's name, for people
+    ahead: int = 0  # by how many executions it runs ahead
+    kind: str | None = None  # of its span, None for no span
+    needs: tuple[Need, ...] = ()  # what it waits for first, one after the other
+    work_us: float = 0.0  # what it then costs on a core
+    fact: str = ""  # what is true after that, or empty
+    transfer: ChannelSpec | None = None  # the channel of which it starts one end of a transfer, or None
+    collective: CollectiveSpec | None = None  # the collective in which it takes part, or None
+    device: Kernels | Push | None = None  # what it does on a GPU instead of a core, or None
+    then: tuple[Need, ...] = ()  # what it waits for after that
 
 
 @dataclass(frozen=True, slots=True)
 class Strand:
-    """Steps that one party goes through in order, once per round.
-
-    Attributes:
-        actor: the party.
-        stream: where its spans are shown.
-        steps: the steps of one round.
-        first_round: minus the largest ``ahead``.
-        thread: who goes through it: the actor's process, or one of the streams of its GPUs.
-    """
+    """Steps that one party goes through in order, once per round."""
 
     actor: str
-    stream: str
-    steps: tuple[Step, ...]
-    first_round: int = 0
-    thread: str = ""
+    stream: str  # where its spans are shown
+    steps: tuple[Step, ...]  # the steps of one round
+    first_round: int = 0  # minus the largest ``ahead``
+    thread: str = ""  # who goes through it: the actor's process, or one of the streams of its GPUs
 
     @property
     def is_on_gpu(self) -> bool:

@@ -39,17 +39,13 @@ class Transfer:
 
 @dataclass(slots=True)
 class Inbox:
-    """What one actor receives by one transport: values come one after another, in the order of its receives.
+    """What one actor receives by one transport: values come one after another, in the order of its receives."""
 
-    Attributes:
-        awaited: (sender, channel id, execution) of the receives that have started.
-        sent: of each sender, the transfers whose send has started, in order.
-        is_busy: whether a value is on its way.
-    """
-
+    # (sender, channel id, execution) of the receives that have started.
     awaited: deque[tuple[str, str, int]] = field(default_factory=deque)
+    # of each sender, the transfers whose send has started, in order.
     sent: defaultdict[str, deque[Transfer]] = field(default_factory=lambda: defaultdict(deque))
-    is_busy: bool = False
+    is_busy: bool = False  # whether a value is on its way
 
     def take(self) -> Transfer | None:
         """The next transfer, if it can start."""

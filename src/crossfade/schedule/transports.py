@@ -36,50 +36,34 @@ TYPICAL_BYTES = 16_000_000
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a node asks for one of its readers.
-
-    Attributes:
-        node: the node, for messages.
-        transport: the name of a transport, ``auto`` and ``accelerator`` included.
-        device: where the reader wants the tensors.
-        communicator: for ``communicator``, the user-defined communicator that is wanted.
-    """
+    """What a node asks for one of its readers."""
 
     node: Node
-    transport: str = Transport.AUTO
-    device: TargetDevice = TargetDevice.DEFAULT
-    communicator: CommunicatorSpec | None = None
+    transport: str = Transport.AUTO  # the name of a transport, ``auto`` and ``accelerator`` included
+    device: TargetDevice = TargetDevice.DEFAULT  # where the reader wants the tensors
+    communicator: CommunicatorSpec | None = None  # for ``communicator``, the user-defined communicator that is wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a value moves to a reader; the readers that get a value the same way share a channel.
+    """How a value moves to a reader; the readers that get a value the same way share a channel."""
 
-    Attributes:
-        transport, device: as in `ChannelSpec`.
-        communicator, reader: for ``communicator``, the communicator's id, and the reader: each reader has its own channel.
-    """
-
+    # transport, device: as in `ChannelSpec`.
     transport: Transport
     device: TargetDevice = TargetDevice.DEFAULT
+    # communicator, reader: for ``communicator``, the communicator's id, and the reader: each reader has its own channel.
     communicator: str = ""
     reader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Who has which GPUs, and what is known of them.
+    """Who has which GPUs, and what is known of them."""
 
-    Attributes:
-        of: indices of the GPUs of the actors that have any.
-        topology: what lies between them. Links without rates decide by their kind; where nothing is known, copies are taken to
-            reach.
-        uuids: of the GPUs by index, as far as they are known.
-    """
-
-    of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # indices of the GPUs of the actors that have any
+    # what lies between them. Links without rates decide by their kind; where nothing is known, copies are taken to reach.
     topology: Topology | None = None
-    uuids: Mapping[int, str] = field(default_factory=dict)
+    uuids: Mapping[int, str] = field(default_factory=dict)  # of the GPUs by index, as far as they are known
 
     def links(self, writer: str, reader: str) -> Iterator[Link]:
         """What is known of the ways that tensors take between two actors; a way within one GPU is none."""
@@ -103,17 +87,8 @@ def gpu_pairs(sources: tuple[int, ...], targets: tuple[int, ...]) -> list[tuple[
 
 
 def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int = 0) -> Way:
-    """How a value goes from one party to another.
-
-    Args:
-        wish: what was asked.
-        writer: whose value it is.
-        reader: who needs it.
-        gpus: who has which.
-        size_bytes: declared size of the value; 0 for none.
-
-    Raises:
-        GraphError: the wish cannot be met.
+    """How a value goes from one party to another. Raises a `GraphError` if the wish cannot be met. ``size_bytes`` is what was
+    declared, or 0.
     """
     has_gpu = bool(gpus.of.get(writer)), bool(gpus.of.get(reader))
     if DRIVER in (writer, reader):
