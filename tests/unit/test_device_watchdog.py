@@ -35,6 +35,41 @@ def board(driver: RunningDriver) -> Iterator[HostBoard]:
     yield from open_board(driver)
 
 
+@pytest.fixture
+def watchdog(driver: RunningDriver) -> Iterator[Watchdog]:
+    made = Watchdog(driver)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stream(driver: RunningDriver) -> int:
+    return driver.create_stream("use")
+
+
+@pytest.fixture
+def signal(board: HostBoard) -> Signal:
+    return board.signal(0, "a signal")
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What threads raised."""
+    errors: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(str(args.exc_value)))
+    return errors
+
+
+def fail(*_: object) -> None:
+    raise KeyError("planted")
+
+
+def wait_until_idle(driver: RunningDriver, stream: int) -> None:
+    end = time.monotonic() + 15
+    while not driver.is_idle(stream):
+        assert time.monotonic() < end
+
+
 def test_release_lets_streams_go_and_says_what_they_waited_for(driver: RunningDriver, board: HostBoard) -> None:
     first, second = driver.create_stream("first"), driver.create_stream("second")
     signal, other, counter = board.signal(0, "a signal"), board.signal(1, "another"), board.counter(2, "a counter")
@@ -96,17 +131,14 @@ def killed() -> Iterator[int]:
 
 
 def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
-    driver: RunningDriver, board: HostBoard, killed: int
+    driver: RunningDriver, stream: int, signal: Signal, watchdog: Watchdog, killed: int
 ) -> None:
-    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
     died = threading.Event()
     watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set())
     assert died.wait(5)
     for _ in range(3):
         signal.wait(stream)
-    end = time.monotonic() + 15
-    while not driver.is_idle(stream):
-        assert time.monotonic() < end
+    wait_until_idle(driver, stream)
     watchdog.forget(killed)
     run(driver.machine)
     signal.preset(0)
@@ -117,29 +149,22 @@ def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
 
 
 def test_who_raises_when_it_hears_of_a_death_does_not_stop_the_watchdog(
-    driver: RunningDriver, killed: int, monkeypatch: pytest.MonkeyPatch
+    watchdog: Watchdog, killed: int, raised: list[str]
 ) -> None:
-    raised: list[BaseException | None] = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
-    watchdog, died, second = Watchdog(driver), threading.Event(), os.dup(killed)
-
-    def fail(report: DeathReport) -> None:
-        raise KeyError("planted")
-
+    died, second = threading.Event(), os.dup(killed)
     watchdog.watch("worker 7", killed, list, [], fail)
     watchdog.watch("worker 8", second, list, [], lambda report: died.set())
     assert died.wait(5)
     watchdog.close()
     os.close(second)
-    assert [str(error) for error in raised] == ["'planted'"]
+    assert raised == ["'planted'"]
     assert {report.peer for report in watchdog.reports} == {"worker 7", "worker 8"}
 
 
 def test_a_death_is_told_before_the_first_signal_is_released(
-    driver: RunningDriver, board: HostBoard, killed: int
+    driver: RunningDriver, stream: int, signal: Signal, watchdog: Watchdog, killed: int
 ) -> None:
     """In the watchdog's thread, which holds no lock then: another thread may forget a peer meanwhile."""
-    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
     signal.wait(stream)
     seen: list[object] = []
     died = threading.Event()
@@ -158,28 +183,21 @@ def test_a_death_is_told_before_the_first_signal_is_released(
 
 
 def test_streams_are_let_go_also_where_telling_raises(
-    driver: RunningDriver, board: HostBoard, killed: int, monkeypatch: pytest.MonkeyPatch
+    stream: int, signal: Signal, watchdog: Watchdog, killed: int, raised: list[str]
 ) -> None:
-    raised: list[BaseException | None] = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
-    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
     signal.wait(stream)
     died = threading.Event()
-
-    def fail() -> None:
-        raise KeyError("planted")
-
     watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set(), fail)
     assert died.wait(5)
     watchdog.close()
-    assert [str(error) for error in raised] == ["'planted'"]
+    assert raised == ["'planted'"]
     assert watchdog.reports[0].is_free
 
 
 def test_a_peer_that_is_forgotten_while_its_death_is_told_is_left_alone(
-    driver: RunningDriver, board: HostBoard, killed: int
+    signal: Signal, watchdog: Watchdog, killed: int
 ) -> None:
-    signal, watchdog, told = board.signal(0, "a signal"), Watchdog(driver), threading.Event()
+    told = threading.Event()
 
     def before() -> None:
         watchdog.forget(killed)
@@ -193,14 +211,14 @@ def test_a_peer_that_is_forgotten_while_its_death_is_told_is_left_alone(
 
 
 def test_a_stream_that_waits_for_two_who_died_together_is_let_go_at_once(
-    driver: RunningDriver, board: HostBoard, killed: int
+    stream: int, board: HostBoard, watchdog: Watchdog, killed: int
 ) -> None:
     """And the first death is told before any signal is set."""
-    stream, first, second = driver.create_stream("use"), board.signal(0, "the first"), board.signal(1, "the second")
+    first, second = board.signal(0, "the first"), board.signal(1, "the second")
     for signal in (first, second, first):
         signal.wait(stream)
     told: list[bool] = []
-    watchdog, died, other = Watchdog(driver), threading.Semaphore(0), os.dup(killed)
+    died, other = threading.Semaphore(0), os.dup(killed)
     for name, pidfd, signal in (("worker 7", killed, first), ("worker 8", other, second)):
         await_end(pidfd, 10)
         signals = [signal]
@@ -222,9 +240,8 @@ def test_a_stream_that_waits_for_two_who_died_together_is_let_go_at_once(
 
 
 def test_who_forgets_a_peer_that_has_just_died_waits_until_streams_are_let_go(
-    driver: RunningDriver, board: HostBoard, killed: int
+    driver: RunningDriver, stream: int, signal: Signal, watchdog: Watchdog, killed: int
 ) -> None:
-    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
     signal.wait(stream)
     told = threading.Event()
     watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: None, told.set)
@@ -232,47 +249,47 @@ def test_who_forgets_a_peer_that_has_just_died_waits_until_streams_are_let_go(
     watchdog.forget(killed)
     assert driver.is_idle(stream)
     assert watchdog.reports[0].is_free
-    watchdog.close()
 
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_signals_that_fail_do_not_keep_others_from_being_let_go(
-    driver: RunningDriver, board: HostBoard, killed: int, monkeypatch: pytest.MonkeyPatch, is_late: bool
+    driver: RunningDriver,
+    stream: int,
+    signal: Signal,
+    watchdog: Watchdog,
+    killed: int,
+    raised: list[str],
+    is_late: bool,
 ) -> None:
     """At once, or when the streams have run dry and signals are only kept set. It is printed once."""
-    raised: list[BaseException | None] = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
-    stream, signal, watchdog = driver.create_stream("use"), board.signal(0, "a signal"), Watchdog(driver)
     has_failed, died, other = threading.Event(), threading.Semaphore(0), os.dup(killed)
     is_failing = not is_late
 
-    def fail() -> list[Signal]:
+    def signals() -> list[Signal]:
         if is_failing:
             has_failed.set()
             raise ValueError("these signals are closed")
         return []
 
-    watchdog.watch("worker 7", killed, fail, [], lambda report: died.release())
+    watchdog.watch("worker 7", killed, signals, [], lambda report: died.release())
     if is_late:
         assert died.acquire(timeout=15)
         is_failing = True
     assert has_failed.wait(5)
     signal.wait(stream)
     watchdog.watch("worker 8", other, lambda: [signal], [stream], lambda report: died.release())
-    end = time.monotonic() + 15
-    while not driver.is_idle(stream):
-        assert time.monotonic() < end
+    wait_until_idle(driver, stream)
     assert died.acquire(timeout=15)
     watchdog.forget(killed)
     watchdog.close()
     os.close(other)
-    assert [str(error) for error in raised] == ["these signals are closed"]
+    assert raised == ["these signals are closed"]
     assert [report.peer for report in watchdog.reports if report.is_free] == ["worker 7", "worker 8"][not is_late :]
 
 
-def test_who_closes_signals_of_the_dead_waits_for_the_step_that_sets_them(driver: RunningDriver, killed: int) -> None:
+def test_who_closes_signals_of_the_dead_waits_for_the_step_that_sets_them(watchdog: Watchdog, killed: int) -> None:
     """Also where the peer is not forgotten, since others still wait for it."""
-    watchdog, is_in, may_go = Watchdog(driver), threading.Event(), threading.Event()
+    is_in, may_go = threading.Event(), threading.Event()
 
     class Slow:
         label = "a signal"
@@ -296,7 +313,6 @@ def test_who_closes_signals_of_the_dead_waits_for_the_step_that_sets_them(driver
     may_go.set()
     closer.join(5)
     assert not closer.is_alive()
-    watchdog.close()
 
 
 def test_a_peer_that_is_forgotten_may_end(driver: RunningDriver) -> None:

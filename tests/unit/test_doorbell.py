@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -62,6 +62,18 @@ def looked(num: int) -> tuple[Callable[[], bool], threading.Event]:
     return ready, event
 
 
+@contextmanager
+def handled(handle: Callable[[], object], after_s: float) -> Iterator[None]:
+    """A signal reaches this thread in so many seconds, and this is its handler."""
+    before = signal.signal(signal.SIGUSR2, lambda *_: handle())
+    timer = threading.Timer(after_s, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
+    timer.start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 @pytest.mark.parametrize("num_waiting", [1, 2, 4])
 def test_whoever_waits_when_it_is_closed_is_told(doorbell: Doorbell, num_waiting: int) -> None:
     fds = doorbell.event_fd, doorbell.memory_fd
@@ -108,14 +120,8 @@ def test_the_descriptors_live_until_a_handler_is_done(doorbell: Doorbell) -> Non
 
 def test_a_signal_s_handler_may_close_it(doorbell: Doorbell) -> None:
     fds = doorbell.event_fd, doorbell.memory_fd
-    before = signal.signal(signal.SIGUSR2, lambda *_: doorbell.close())
-    timer = threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
-    timer.start()
-    try:
-        with pytest.raises(SessionError, match="shut down"):
-            doorbell.wait_until(lambda: False)
-    finally:
-        signal.signal(signal.SIGUSR2, before)
+    with handled(doorbell.close, 0.02), pytest.raises(SessionError, match="shut down"):
+        doorbell.wait_until(lambda: False)
     assert num_open(fds) == 0
 
 
@@ -156,15 +162,10 @@ def test_a_wait_within_a_handler_takes_no_wake_up_away(doorbell: Doorbell, is_be
         ready, has_looked = looked(1)
         join_other = in_thread(lambda: doorbell.wait_until(lambda: ready() or may_end.is_set(), LIMIT_S))
         assert has_looked.wait(LIMIT_S)
-    before = signal.signal(signal.SIGUSR2, lambda *_: handle())
-    timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
-    timer.start()
-    try:
+    with handled(handle, 0.05):
         begin_s = time.monotonic()
         assert doorbell.wait_until(lambda: num_rings >= 3, LIMIT_S)
         assert time.monotonic() - begin_s < LIMIT_S / 2
-    finally:
-        signal.signal(signal.SIGUSR2, before)
     may_end.set()
     doorbell.nudge()
     assert join_other is None or join_other() is None
@@ -199,13 +200,8 @@ def test_a_thread_beside_is_woken_though_the_sleeper_s_handler_waits(doorbell: D
         assert time.monotonic() - begin_s < LIMIT_S / 2
         assert join() is None
 
-    before = signal.signal(signal.SIGUSR2, lambda *_: handle())
-    timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
-    timer.start()
-    try:
+    with handled(handle, 0.05):
         assert doorbell.wait_until(is_done.is_set, LIMIT_S)
-    finally:
-        signal.signal(signal.SIGUSR2, before)
     bell.close()
 
 
@@ -214,14 +210,8 @@ def test_a_handler_s_wait_at_a_closed_doorbell_ends_well_where_it_is_over(doorbe
         doorbell.close()
         assert doorbell.wait_until(lambda: True)
 
-    before = signal.signal(signal.SIGUSR2, lambda *_: handle())
-    timer = threading.Timer(0.02, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR2))
-    timer.start()
-    try:
-        with pytest.raises(SessionError):
-            doorbell.wait_until(lambda: False)
-    finally:
-        signal.signal(signal.SIGUSR2, before)
+    with handled(handle, 0.02), pytest.raises(SessionError):
+        doorbell.wait_until(lambda: False)
 
 
 @pytest.mark.parametrize("spin_us", [0.0, 60.0])
