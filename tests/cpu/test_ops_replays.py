@@ -17,7 +17,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.ops import fused, replays, tuners
 from crossfade.ops.candidate import Candidate
 from crossfade.ops.counts import Counts
-from crossfade.ops.job import Job
+from crossfade.ops.job import Job, Once
 from tests.helpers.cuda_graphs import Machine, play
 
 ROUNDS, FUSED = Candidate("rounds"), Candidate("fused")
@@ -26,10 +26,10 @@ ROUNDS, FUSED = Candidate("rounds"), Candidate("fused")
 class Lane:
     """As far as a call needs one."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int, machine: Machine) -> None:
+        self.index, self._log = index, machine.log
         self.is_replayable = True
         self.broken = ""
-        self.begun: list[int] = []
 
     def check(self) -> None:
         if self.broken:
@@ -37,7 +37,7 @@ class Lane:
 
     def begin(self, stream: int) -> None:
         self.check()
-        self.begun.append(stream)
+        self._log.append(f"begin lane {self.index} on stream {stream}")
 
     def cut_off(self, error: BaseException) -> None:
         self.broken = self.broken or f"cut off by {error}"
@@ -51,8 +51,9 @@ class Group:
 
     def __init__(self, machine: Machine) -> None:
         self.belongings: dict[str, Any] = {}
-        self.lanes = [Lane(), Lane()]
+        self.lanes = [Lane(index, machine) for index in range(2)]
         self.stream = 7
+        self.is_captured_by_caller = False
         self._machine = machine
 
     def lane(self, index: int = 0) -> Any:
@@ -62,10 +63,11 @@ class Group:
         return self.stream
 
     def is_capturing(self) -> bool:
-        return self._machine.is_capturing
+        return self.is_captured_by_caller or self._machine.is_capturing
 
     def check_call(self, lane: Lane) -> None:
         lane.check()
+        self._machine.log.append(f"check lane {lane.index}")
 
     def barrier(self) -> None: ...
 
@@ -73,15 +75,17 @@ class Group:
 
 
 class Way:
-    """A product; notes the jobs that it was called for."""
+    """A product; notes the jobs that it was called for, at once or in a capture."""
 
     def __init__(self, machine: Machine) -> None:
         self.jobs: list[Job] = []
+        self.is_computing = True
         self._machine = machine
 
     def __call__(self, job: Job) -> None:
         self.jobs.append(job)
-        self._machine.do(lambda: torch.mm(job.a, job.b, out=job.out))
+        if self.is_computing:
+            self._machine.do(lambda: torch.mm(job.a, job.b, out=job.out))
         job.fill()
 
 
@@ -135,7 +139,47 @@ def test_the_second_call_is_captured_and_replayed(machine: Machine, group: Group
         times(1, job, way)
         assert torch.equal(job.out, torch.full((2, 4), 3.0 * value))
     assert (machine.num_captures, machine.num_replays, len(way.jobs)) == (1, 4, 2)
-    assert group.lanes[0].begun == [7] * 4
+    assert machine.log == ["wait for a stream", *["begin lane 0 on stream 7", "replay", "check lane 0"] * 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_replayed"), [("rounds", True), ("tiles", True), ("plain", False), ("fused", True)]
+)
+def test_what_is_short_stays_as_it_is(machine: Machine, group: Group, way: Way, name: str, is_replayed: bool) -> None:
+    times(3, make(group), way, Candidate(name))
+    assert machine.num_captures == is_replayed
+    assert any("replays" in name for name in group.belongings) is is_replayed
+
+
+@pytest.mark.parametrize("what", ["a CPU", "a lane that cannot be replayed", "a capture of the caller's"])
+def test_calls_that_are_not_replayed(machine: Machine, group: Group, way: Way, what: str) -> None:
+    group.device_type = "cpu" if what == "a CPU" else "cuda"
+    group.lanes[0].is_replayable = what != "a lane that cannot be replayed"
+    group.is_captured_by_caller = what == "a capture of the caller's"
+    times(3, make(group), way)
+    assert (len(way.jobs), machine.num_captures) == (3, 0)
+    assert list(group.belongings) == [tuners._HEAT]
+
+
+def test_a_call_that_the_caller_captures_is_no_use_of_the_one_before(machine: Machine, group: Group, way: Way) -> None:
+    job = make(group)
+    times(1, job, way)
+    group.is_captured_by_caller = True
+    times(2, job, way)
+    group.is_captured_by_caller = False
+    assert machine.num_captures == 0
+    times(1, job, way)
+    assert machine.num_replays == 1
+
+
+def test_work_that_a_call_takes_along_is_not_captured(machine: Machine, group: Group, way: Way) -> None:
+    """A graph that had it would repeat the first call's in all others."""
+    job, filled = make(group), list[tuple[int, int]]()
+    for number in range(3):
+        fill = Once(lambda number=number: filled.append((number, machine.num_replays)), group.is_capturing)  # type: ignore[misc]
+        times(1, changed(job, fill=fill), way)
+        fill()  # as operators do at their end
+    assert filled == [(0, 0), (1, 1), (2, 2)]
 
 
 def other(job: Job) -> dict[str, Job]:
@@ -143,6 +187,13 @@ def other(job: Job) -> dict[str, Job]:
     counts = Counts(((1, 1), (1, 1)), 0)
     wide = torch.ones(2, 6)
     return {
+        "another a": changed(job, a=job.a.clone()),
+        "a longer b": changed(job, b=torch.ones(3, 5)),
+        "another type": changed(job, out=job.out.half()),
+        "a bias": changed(job, bias=torch.ones(4)),
+        "rows that are gathered": changed(job, gathered=torch.ones(2, 3)),
+        "another operator": changed(job, name="another"),
+        "another lane": changed(job, lane=1),
         "strides of b": changed(job, b=job.b.as_strided((3, 4), (1, 3))),
         "strides of a": changed(job, a=wide[:, :3]),
         "a bias that another rank adds": changed(job, has_bias=True),
@@ -152,6 +203,8 @@ def other(job: Job) -> dict[str, Job]:
 
 @pytest.mark.parametrize("what", list(other(make(None))))
 def test_another_call_has_a_graph_of_its_own(machine: Machine, group: Group, way: Way, what: str) -> None:
+    """Graphs of one lane share what they need in between; two lanes run at the same time."""
+    way.is_computing = False
     job = make(group)
     times(2, job, way)
     another = other(job)[what]
@@ -159,6 +212,14 @@ def test_another_call_has_a_graph_of_its_own(machine: Machine, group: Group, way
     assert way.jobs[-1] is another
     times(1, another, way)
     assert machine.num_captures == 2
+    assert (machine.pools[0] == machine.pools[1]) is (another.lane == 0)
+
+
+def test_another_candidate_has_a_graph_of_its_own(machine: Machine, group: Group, way: Way) -> None:
+    job = make(group)
+    times(3, job, way)
+    times(1, job, way, Candidate.of("rounds", rounds=2))
+    assert (len(way.jobs), machine.num_replays) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +257,34 @@ def test_shared_memory_that_grew_is_heeded(machine: Machine, group: Group, way: 
     fused._handles(group)[1 << 20] = object()  # type: ignore[arg-type]
     times(1, job, way, FUSED)
     assert (len(way.jobs), machine.num_replays) == (3, 2)
+
+
+def test_the_call_that_was_not_used_for_the_longest_time_is_forgotten(
+    machine: Machine, group: Group, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "MOST_CALLS", 3)
+    first, second, third, fourth = (make(group) for _ in range(4))
+    for job in (first, second, third):
+        times(2, job, way)
+    times(1, first, way)
+    times(1, fourth, way)  # the second goes
+    assert (machine.num_captures, machine.num_replays) == (3, 4)
+    times(1, first, way)
+    assert machine.num_replays == 5
+    times(1, second, way)
+    assert machine.num_replays == 5
+    assert way.jobs[-1] is second
+
+
+def test_a_call_that_failed_is_not_remembered(machine: Machine, group: Group) -> None:
+    def fail(job: Job) -> None:
+        raise ChannelBroken("rank 1 died")
+
+    job = make(group)
+    for _ in range(2):
+        with pytest.raises(ChannelBroken):
+            replays.enqueue(ROUNDS, fail, job)
+    assert machine.num_captures == 0
 
 
 def test_graphs_are_captured_again_after_all_were_forgotten(

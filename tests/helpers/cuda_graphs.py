@@ -13,22 +13,22 @@ Pool = int
 
 
 class Machine:
-    """A device whose streams run at once, but for what is captured.
-
-    Attributes:
-        num_captures: graphs that were begun.
-        num_replays: of all graphs.
-        num_streams: streams that were made.
-        is_unjoined: the end of a capture fails, as where work was left on another stream.
-    """
+    """A device whose streams run at once, but for what is captured."""
 
     def __init__(self) -> None:
-        self.num_captures = self.num_replays = self.num_streams = 0
-        self.is_unjoined = False
+        self.num_replays = self.num_streams = 0
+        self.log: list[str] = []  # what is done, in order
+        self.pools: list[Pool] = []  # of each capture that was begun
+        self.is_unjoined = False  # the end of a capture fails, as where work was left on another stream
         self._recorded: list[Callable[[], object]] | None = None
         self._uses: dict[Pool, int] = {}
         self._recording: set[Pool] = set()
         self._num_pools = 0
+
+    @property
+    def num_captures(self) -> int:
+        """Graphs that were begun."""
+        return len(self.pools)
 
     @property
     def is_capturing(self) -> bool:
@@ -54,7 +54,7 @@ class Machine:
         self._uses[pool] = self._uses.get(pool, 0) + 1
         self._recording.add(pool)
         self._recorded = []
-        self.num_captures += 1
+        self.pools.append(pool)
 
     def end(self, pool: Pool) -> list[Callable[[], object]]:
         """What was captured."""
@@ -76,7 +76,7 @@ class Machine:
     def stream(self, device: Any) -> Stream:
         """torch.cuda.Stream."""
         self.num_streams += 1
-        return Stream()
+        return Stream(self)
 
 
 class Graph:
@@ -99,6 +99,7 @@ class Graph:
 
     def replay(self) -> None:
         self._machine.num_replays += 1
+        self._machine.log.append("replay")
         for work in self._work:
             work()
 
@@ -110,7 +111,11 @@ class Graph:
 class Stream:
     """One stream."""
 
-    def wait_stream(self, stream: Any) -> None: ...
+    def __init__(self, machine: Machine) -> None:
+        self._log = machine.log
+
+    def wait_stream(self, stream: Any) -> None:
+        self._log.append("wait for a stream")
 
 
 class Event:
@@ -137,7 +142,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Machine:
         "Stream": machine.stream,
         "Event": Event,
         "stream": _entered,
-        "current_stream": lambda device=None: Stream(),
+        "current_stream": lambda device=None: Stream(machine),
         "graph_pool_handle": machine.new_pool,
         "synchronize": lambda device=None: None,
     }
