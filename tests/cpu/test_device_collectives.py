@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="collectives need torch")
 from tests.helpers.collective_workers import dies, several
 from tests.helpers.device_pair import run_workers
 
-CASES = ("wrong", "broadcasts", "busy", "cannot open", "gives up", "closes", "leaves nothing")
+CASES = ("wrong", "broadcasts", "one element", "busy", "cannot open", "gives up", "closes", "leaves nothing")
 TRANSPORTS = ("copy", "gloo")
 
 
@@ -66,6 +66,10 @@ def test_what_goes_wrong_with_one_reaches_all_and_they_go_on(said: dict[str, lis
 
 def test_broadcasts_of_shapes_that_only_the_root_knows(said: dict[str, list[Any]]) -> None:
     assert said["broadcasts"] == [[True] * 7] * 3
+
+
+def test_a_tensor_of_one_element_may_have_any_stride(said: dict[str, list[Any]]) -> None:
+    assert said["one element"] == [[0.0, 1.0, 2.0]] * 3
 
 
 def test_pl2_a_party_that_is_busy_holds_up_nobody(said: dict[str, list[Any]]) -> None:

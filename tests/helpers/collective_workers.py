@@ -90,6 +90,16 @@ def broadcasts(peers: Peers, rank: int) -> list[bool]:
     return good
 
 
+def one_element(peers: Peers, rank: int) -> list[float]:
+    """A gather of tensors of one element, which is contiguous whatever its stride is."""
+    ring, parties = Ring(peers, rank), names(len(peers) + 1)
+    party = Party(peers, ring, rank, [Terms("c0", CollectiveKind.ALLGATHER, None, 0, parties)])
+    (gathered,) = party.do(0, [torch.tensor([rank, 9], dtype=torch.float16)[::2]])
+    party.close()
+    ring.close()
+    return list(gathered.tolist())
+
+
 def one_is_busy(peers: Peers, rank: int) -> float:
     """Rank 0 starts, and then waits outside of the group for what rank 1 sends after the exchange (PL-2, PL-5)."""
     ring = Ring(peers, rank)
@@ -202,6 +212,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "process group": of_a_process_group,
     "wrong": what_goes_wrong,
     "broadcasts": broadcasts,
+    "one element": one_element,
     "busy": one_is_busy,
     "cannot open": one_cannot_open,
     "gives up": one_gives_up,

@@ -20,7 +20,7 @@ CPU tensors of a party whose device is a GPU are copied to it and back by the th
 
 **Memory.** Results are allocated in `start`, on the compute stream and before `ready`, so that no kernel that still uses that
 memory is overtaken. Only a receiver of a broadcast may learn the shape later: that memory belongs to the group's stream, and
-torch is told of its users. Inputs are kept until `done` has happened.
+torch is informed of its users. Inputs are kept until `done` has happened.
 
 **Spans.** The recorded span of a collective lies between two events on the group's stream: from the moment when this party's
 tensors are there (and the group's work before is done) to the moment when the results are. It includes waits for other parties.
@@ -337,7 +337,7 @@ class Group:
         self._parties.own_bell.ring_if_asleep()
 
     def _leave(self) -> None:
-        """The thread's last work. A main thread may still take results, and is told that there are no more."""
+        """The thread's last work. The program may still take results, and learns that no more follow."""
         with self._guard:
             self._is_ending = True
         self._table.end()

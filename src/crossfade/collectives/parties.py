@@ -14,7 +14,7 @@ __all__ = ["Parties"]
 
 
 class Parties:
-    """All parties, in the order of the group's ranks. ``bells`` has everybody's doorbell, ``pids`` the others' process ids."""
+    """All parties, in the order of ranks. ``bells`` are the doorbells of all, ``pids`` the process ids of the others."""
 
     def __init__(self, names: Sequence[str], me: str, bells: Mapping[str, Bell], pids: Mapping[str, int]) -> None:
         self.names = tuple(names)

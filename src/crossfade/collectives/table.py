@@ -151,7 +151,9 @@ class Part:
             self._bytes[at + _HEAD.size : at + _HEAD.size + len(text)] = text
             return
         if len(text) > _LONG_BYTES:
-            raise ChannelError(f"a text of {len(text)} bytes is too long to be told", hint="raise a smaller exception")
+            raise ChannelError(
+                f"a text of {len(text)} bytes is too long for a message", hint="raise a smaller exception"
+            )
         view, place = memoryview(text), self._long_at + slot * _LONG_BYTES
         while view:
             num_written = os.pwrite(self.memory.fd, view, place)

@@ -4,8 +4,8 @@ Letters: n parties, rank r of them, k tensors of each (k is 1 but for an allredu
 installed.
 
 Before any data moves, each party makes an *offer*: dtypes and shapes of its tensors, or the error for which it has none, or the
-`Failure` that it was given in the place of a value. From all n offers every party draws the same conclusion: to go on, or one
-failure for all. So a party whose tensor does not fit stops nobody, and the graph goes on.
+`Failure` that it was given in the place of a value. From all n offers every party draws the same conclusion: to move their tensors,
+or one failure for all. So a party whose tensor does not fit stops no other, and the graph continues.
 """
 
 from __future__ import annotations

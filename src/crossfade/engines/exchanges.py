@@ -18,11 +18,11 @@ class _Group(Protocol):
         """Whether it does nothing any more."""
 
     def enqueue_all(self) -> None:
-        """Waits until this party's part of all that everybody has come to is enqueued."""
+        """Waits until this party's part of all exchanges that are complete is enqueued."""
 
 
 class Exchanges:
-    """Groups come from any thread, and go once they are over and somebody asks for that; one thread looks at them."""
+    """Any thread adds groups; one thread asks them, and drops those that are over."""
 
     def __init__(self) -> None:
         self._groups: tuple[_Group, ...] = ()

@@ -1,1 +1,1 @@
-"""What moves the tensors of a collective once its parties have agreed."""
+"""Movers: by copy engines, by a process group of torch.distributed, by a communicator of the user's."""

@@ -1,6 +1,6 @@
 """The tensors of a collective, moved by a process group of torch.distributed that these parties have for themselves.
 
-**NCCL** for tensors on GPUs. Its kernels take SMs, and wait for SMs beside a product that holds them all;
+**NCCL** for tensors on GPUs. Its kernels take SMs, and wait for SMs while a product holds them all;
 `crossfade.collectives.movers.copies` takes some for additions only. So it is used where it is asked for. A wait for one of its
 collectives holds the stream and not the host.
 

@@ -20,7 +20,7 @@ __all__ = ["CommunicatorMover"]
 class CommunicatorMover:
     """Blocks in the user's code. The communicator is initialized already, and stays the caller's.
 
-    An error that it raises ends the graph, since nobody knows how far the others are.
+    An error that it raises ends the graph, since it is not known how far the others are.
     """
 
     caller = Caller.PROGRAM
