@@ -40,9 +40,9 @@ def test_random_collectives_of_two_groups_give_what_plain_torch_gives(num_partie
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_process_group_in_the_place_of_nccls(seed: int) -> None:
-    """Each in processes of its own: to destroy a gloo group while the program goes on can stop all of its ranks."""
-    assert run(3, [("process group", seed, 3)]) == [[[]]] * 3
+def test_gloos_process_group_and_one_in_the_place_of_nccls(seed: int) -> None:
+    """The second is gloo's as well, by the calls that are made of NCCL."""
+    assert run(3, [("process group", seed, 3), ("process group", seed, 3, True)]) == [[[], []]] * 3
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)

@@ -44,12 +44,15 @@ def random_work(peers: Peers, rank: int, seed: int, num_rounds: int, buffer_byte
     return wrong
 
 
-def of_a_process_group(peers: Peers, rank: int, seed: int, num_rounds: int) -> list[str]:
-    """Random collectives over a process group of torch.distributed."""
+def of_a_process_group(peers: Peers, rank: int, seed: int, num_rounds: int, by_nccls_calls: bool = False) -> list[str]:
+    """Random collectives over gloo; or over gloo, but by the calls that are made of NCCL."""
     ring, draw = Ring(peers, rank), random.Random(seed)
     all_terms = [draw_terms(draw, k, len(peers) + 1) for k in range(6)]
     party = Party(peers, ring, rank, all_terms, transport=Transport.GLOO)
+    mover: Any = party.group._mover
+    mover._is_gloo = not by_nccls_calls
     wrong = random_calls(party, all_terms, seed, num_rounds)
+    mover._is_gloo = True
     party.close()
     ring.close()
     return wrong
