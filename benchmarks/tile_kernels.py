@@ -36,7 +36,7 @@ CUBLAS = "cuBLAS"
 
 
 class Config(NamedTuple):
-    """A way to build the kernel; see `crossfade.ops.tiles.TileConfig`."""
+    """A way to build the kernel; see `crossfade.ops.signaled.tiles.TileConfig`."""
 
     rows: int
     columns: int
@@ -107,9 +107,9 @@ class Bench:
         return Way(CUBLAS, call, lambda: self._error(call))
 
     def _product(self, config: Config, num_ranks: int, reserve_sms: int = 0) -> Any:
-        from crossfade.ops.launch import Product
-        from crossfade.ops.operands import Operands
-        from crossfade.ops.tiles import TileConfig, even_blocks, plan_tiles
+        from crossfade.ops.signaled.launch import Product
+        from crossfade.ops.signaled.operands import Operands
+        from crossfade.ops.signaled.tiles import TileConfig, even_blocks, plan_tiles
 
         plan = plan_tiles(
             self.n,
@@ -123,7 +123,7 @@ class Bench:
         return Product(self.loader, self.driver, operands, plan, built, reserve_sms=reserve_sms)
 
     def kernel(self, config: Config, *, has_signals: bool, reserve_sms: int = 0) -> Way:
-        from crossfade.ops.launch import Epilogue, Target
+        from crossfade.ops.signaled.launch import Epilogue, Target
 
         product, epilogue = self._product(config, 1, reserve_sms), Epilogue(has_signals=has_signals)
         product.load(epilogue)
@@ -136,7 +136,7 @@ class Bench:
         return Way(name, call, lambda: self._error(call))
 
     def two_launches(self, config: Config) -> Way:
-        from crossfade.ops.launch import Epilogue, Parts, Target
+        from crossfade.ops.signaled.launch import Epilogue, Parts, Target
 
         product = self._product(config, NUM_RANKS)
         counted, final = Epilogue(has_signals=True), Epilogue(num_parts=NUM_RANKS)
@@ -200,7 +200,7 @@ def host_times(loader: Any, driver: Any) -> dict[str, list[float]]:
     """Microseconds of this host for one call, as long as the GPU keeps up."""
     import torch
 
-    from crossfade.ops.kernels import product_kernel
+    from crossfade.ops.signaled.kernels import product_kernel
 
     bench = Bench(loader, driver, 256, 256, 64)
     way, piece = bench.kernel(DEFAULT, has_signals=True), None
@@ -240,13 +240,13 @@ def host_times(loader: Any, driver: Any) -> dict[str, list[float]]:
 
 
 def _counted() -> Any:
-    from crossfade.ops.launch import Epilogue
+    from crossfade.ops.signaled.launch import Epilogue
 
     return Epilogue(has_signals=True)
 
 
 def _target(bench: Bench) -> Any:
-    from crossfade.ops.launch import Target
+    from crossfade.ops.signaled.launch import Target
 
     return Target(bench.out.data_ptr(), bench.n)
 
@@ -256,7 +256,7 @@ def run(path: Path, is_quick: bool) -> None:
     import torch
 
     from crossfade.device.cuda import CudaDriver
-    from crossfade.ops.loading import Loader
+    from crossfade.ops.signaled.loading import Loader
 
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda")

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from benchmarks.tile_rows import BESIDE, CROSSFADE, PRODUCTS, SERIAL, Block
 from benchmarks.tile_sides import MODES, Ranks, Side, load_products, named
-from crossfade.ops.linear import ColumnParallelLinear, RowParallelLinear
+from crossfade.ops.layers.linear import ColumnParallelLinear, RowParallelLinear
 
 NAMES = ("y", "dx", "dw up", "dw down")
 Tensors = tuple[torch.Tensor, ...]
@@ -191,7 +191,7 @@ def mlp_sides(work: MlpWork, ranks: Ranks, candidates: Sequence[str]) -> list[Si
 def measure(own: Any, request: Any) -> dict[str, Any]:
     """One block, on this rank. Collective."""
     from benchmarks import tile_timing
-    from crossfade.ops.tuners import tuner_of
+    from crossfade.ops.tuning import tuner_of
 
     own.note("operands")
     block, left_out = Block(**request["row"]), set(request["left_out"])

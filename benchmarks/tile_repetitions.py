@@ -62,10 +62,7 @@ class Case:
 def _cases(group: Any, rank: int, lane: int, *, is_quick: bool) -> list[Case]:
     import torch
 
-    from crossfade.ops.all_gather import all_gather_matmul
-    from crossfade.ops.all_reduce import matmul_all_reduce
-    from crossfade.ops.all_to_all import matmul_all_to_all
-    from crossfade.ops.reduce_scatter import matmul_reduce_scatter
+    from crossfade.ops.operators import all_gather_matmul, matmul_all_reduce, matmul_all_to_all, matmul_reduce_scatter
 
     m, n, k = QUICK_SIZES if is_quick else SIZES
     sums = SUMS if is_quick else SUMS + TILES

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from crossfade.ops.candidate import BASELINES
-from crossfade.ops.shape import ITEM_BYTES, Layout, Operator, Shape
+from crossfade.ops.calls.shape import ITEM_BYTES, Layout, Operator, Shape
+from crossfade.ops.choice.candidate import BASELINES
 
 CUBLAS, NCCL, COPIES = "cuBLAS", "NCCL", "copy engines"
 """The parts alone: the product, and the collective of the product's size by NCCL and by `crossfade.peers`."""

@@ -35,13 +35,10 @@ from benchmarks.tile_rows import (
     Row,
     counts_of,
 )
-from crossfade.ops.all_gather import all_gather_matmul
-from crossfade.ops.all_reduce import matmul_all_reduce
-from crossfade.ops.all_to_all import matmul_all_to_all
-from crossfade.ops.candidate import PLAIN, Candidate
-from crossfade.ops.reduce_scatter import matmul_reduce_scatter
-from crossfade.ops.shape import Operator
-from crossfade.ops.signaled import matmul_signaled
+from crossfade.ops.calls.shape import Operator
+from crossfade.ops.choice.candidate import PLAIN, Candidate
+from crossfade.ops.operators import all_gather_matmul, matmul_all_reduce, matmul_all_to_all, matmul_reduce_scatter
+from crossfade.ops.signaled.product import matmul_signaled
 from crossfade.peers import collectives
 from crossfade.peers.group import PeerGroup
 

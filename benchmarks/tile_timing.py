@@ -22,7 +22,7 @@ import torch.distributed as dist
 from benchmarks.tile_rows import BASELINE_WAYS
 from benchmarks.tile_sides import CAPTURED, EAGER, Ranks, Side
 from crossfade.device.capture import capture
-from crossfade.ops.candidate import PLAIN
+from crossfade.ops.choice.candidate import PLAIN
 
 __all__ = ["NUM_IN_GRAPH", "Plan", "measure"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from benchmarks.gpu_steps import own_replies, serve
 
@@ -61,7 +61,7 @@ def join(own: Rank, request: Any) -> dict[str, Any]:
     import torch.distributed as dist
 
     from benchmarks.tile_sides import CAPTURED, EAGER, Ranks
-    from crossfade.ops.tuners import open_tuner
+    from crossfade.ops.tuning import open_tuner
     from crossfade.peers.group import open_group
 
     own.note("joining")
@@ -126,7 +126,7 @@ def measure_row(own: Rank, request: Any) -> dict[str, Any]:
 
     from benchmarks import tile_sides, tile_timing
     from benchmarks.tile_rows import BASELINE_WAYS, Row
-    from crossfade.ops.candidate import Candidate, candidates_for
+    from crossfade.ops.choice.candidate import Candidate, candidates_for
 
     own.note("operands")
     row, left_out = Row(**request["row"]), set(request["left_out"])
@@ -160,10 +160,10 @@ def measure_row(own: Rank, request: Any) -> dict[str, Any]:
 def _choice(row: Any, group: Any, offered: Sequence[Any], *, is_tuning: bool) -> dict[str, Any]:
     """What the model predicts and would choose, and what measuring chose. Collective where it tunes."""
     from benchmarks.tile_sides import CAPTURED, EAGER
-    from crossfade.ops.model import Model
-    from crossfade.ops.ranks import Alone
-    from crossfade.ops.tune import Tuner
-    from crossfade.ops.tuners import tuner_of
+    from crossfade.ops.choice.choose import Chooser
+    from crossfade.ops.choice.model import Model
+    from crossfade.ops.choice.ranks import Alone
+    from crossfade.ops.tuning import tuner_of
 
     tuner = tuner_of(group)
     model: Any = tuner.predict.__self__  # type: ignore[attr-defined]
@@ -172,7 +172,7 @@ def _choice(row: Any, group: Any, offered: Sequence[Any], *, is_tuning: bool) ->
     for candidate in offered:
         times = {mode: each.predict(row.shape, candidate) for mode, each in models.items()}
         predicted[str(candidate)] = {mode: each.total_us for mode, each in times.items() if each is not None}
-    untuned = Tuner(_never, tuner.predict, lambda _: offered, Alone()).choose(row.shape)
+    untuned = Chooser(tuner.predict, lambda _: offered, Alone()).choose(row.shape)
     found: dict[str, Any] = {
         "predicted_us": predicted,
         "untuned": str(untuned),
@@ -184,10 +184,6 @@ def _choice(row: Any, group: Any, offered: Sequence[Any], *, is_tuning: bool) ->
         found |= {"chosen": str(tuner.choose(row.shape)), "is_tuned": True, "notes": list(decision.notes)}
         found["tuned_us"] = {str(candidate): time_us for candidate, time_us in decision.times_us}
     return found
-
-
-def _never(shape: Any, candidate: Any) -> NoReturn:
-    raise RuntimeError("this tuner measures nothing")
 
 
 def measure_mlp(own: Rank, request: Any) -> dict[str, Any]:

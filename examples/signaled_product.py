@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crossfade.ops import matmul_signaled
-from crossfade.ops.sides import RowGroup
+from crossfade.ops.signaled.sides import RowGroup
 
 COLUMNS, DEPTH = 256, 512
 NUM_GROUPS, NUM_SMS = 8, 16

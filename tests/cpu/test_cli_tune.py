@@ -16,8 +16,8 @@ import crossfade
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.tune import fill, local_rank_of, parse_shapes
 from crossfade.errors import DeviceError
-from crossfade.ops.cache import Cache
-from crossfade.ops.shape import Shape
+from crossfade.ops.calls.shape import Shape
+from crossfade.ops.choice.cache import Cache
 from tests.helpers.gpus import num_gpus
 from tests.helpers.tuning import SHAPE, Bench, rows
 

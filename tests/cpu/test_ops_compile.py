@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
-from crossfade.ops import compiled  # noqa: E402
+from crossfade.ops.gradients import compiled  # noqa: E402
 from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
 from crossfade.peers.keys import GroupKey, find_group  # noqa: E402
 from tests.helpers.ops_compile_cases import CASES, SIZES, hold  # noqa: E402

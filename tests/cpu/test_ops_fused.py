@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from crossfade.errors import DeviceError
-from crossfade.ops import fused, plain
-from crossfade.ops.candidate import Candidate, candidates_for
-from crossfade.ops.figures import H200
-from crossfade.ops.job import Job
-from crossfade.ops.model import Model
-from crossfade.ops.shape import Operator, Shape
+from crossfade.ops.algorithms import fused, plain
+from crossfade.ops.calls.job import Job
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice.candidate import Candidate, candidates_for
+from crossfade.ops.choice.figures import H200
+from crossfade.ops.choice.model import Model
 from crossfade.peers.group import PeerGroup, open_group
 
 RS, AG = Operator.REDUCE_SCATTER, Operator.ALL_GATHER

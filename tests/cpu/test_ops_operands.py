@@ -1,4 +1,4 @@
-"""How the operands of a product lie (`crossfade.ops.operands`)."""
+"""How the operands of a product lie (`crossfade.ops.signaled.operands`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.ops.operands import Operands, find_unit  # noqa: E402
+from crossfade.ops.signaled.operands import Operands, find_unit  # noqa: E402
 
 
 def half(*shape: int) -> Any:

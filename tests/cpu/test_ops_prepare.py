@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
 from crossfade.ops.ahead import prepare  # noqa: E402
-from crossfade.ops.candidate import Candidate  # noqa: E402
-from crossfade.ops.preparing import PREPARERS  # noqa: E402
-from crossfade.ops.shape import Operator, Shape  # noqa: E402
-from crossfade.ops.tunable import TunableOperator  # noqa: E402
+from crossfade.ops.calls.job import Algorithm  # noqa: E402
+from crossfade.ops.calls.shape import Operator, Shape  # noqa: E402
+from crossfade.ops.choice.candidate import Candidate  # noqa: E402
+from crossfade.ops.forward import ALGORITHMS  # noqa: E402
+from crossfade.ops.tuning import TunableOperator  # noqa: E402
 from crossfade.peers.group import open_group  # noqa: E402
 from tests.helpers.ops_prepare_cases import CASES  # noqa: E402
 from tests.helpers.ranks import suite  # noqa: E402
@@ -44,7 +45,9 @@ def test_what_cannot_be_prepared(world: None) -> None:
 def test_what_a_tuner_sets_up_is_made_ready_and_not_done(world: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that cannot says so before another one waits for it."""
     jobs: list[Any] = []
-    monkeypatch.setitem(PREPARERS, "rounds", lambda job, **_: jobs.append(job))
+    for known in ALGORITHMS.values():
+        algorithm = Algorithm(known["rounds"].run, lambda job, **_: jobs.append(job))
+        monkeypatch.setitem(known, "rounds", algorithm)
     group = open_group(device="cpu")
     for operator in Operator:
         shape = Shape(operator, 6, 4, 2, "float32", "nt", 1)

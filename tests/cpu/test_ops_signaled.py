@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="operators take torch tensors")
 
-from crossfade.ops import signaled  # noqa: E402
-from crossfade.ops.sides import RowGroup  # noqa: E402
-from crossfade.ops.signaled import matmul_signaled, prepare_signaled, reference  # noqa: E402
+from crossfade.ops.signaled import product  # noqa: E402
+from crossfade.ops.signaled.product import matmul_signaled, prepare_signaled, reference  # noqa: E402
+from crossfade.ops.signaled.sides import RowGroup  # noqa: E402
 from tests.helpers.triton_programs import LIMIT_S, needs_triton, said, start  # noqa: E402
 
 A, B = torch.zeros(4, 3), torch.zeros(3, 2)
@@ -79,7 +79,7 @@ def test_rows_of_groups() -> None:
 
 def test_a_bias_with_gaps_is_packed_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(signaled, "_by_products", lambda given, plan, on_group: seen.append(given.bias))
+    monkeypatch.setattr(product, "_by_products", lambda given, plan, on_group: seen.append(given.bias))
     bias = integers(2, 2)[:, 0]
     matmul_signaled(A, B, on_group=ignore, bias=bias)
     assert seen[0].is_contiguous()

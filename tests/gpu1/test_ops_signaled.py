@@ -10,9 +10,9 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from crossfade.errors import DeviceError  # noqa: E402
-from crossfade.ops import signaled as module  # noqa: E402
-from crossfade.ops.sides import RowGroup  # noqa: E402
-from crossfade.ops.signaled import matmul_signaled, prepare_signaled  # noqa: E402
+from crossfade.ops.signaled import product as module  # noqa: E402
+from crossfade.ops.signaled.product import matmul_signaled, prepare_signaled  # noqa: E402
+from crossfade.ops.signaled.sides import RowGroup  # noqa: E402
 
 M, N, K = 2048, 2048, 512
 

@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from crossfade.ops.cache import Cache
-from crossfade.ops.candidate import PLAIN, Candidate, candidates_for
-from crossfade.ops.shape import Operator, Shape
-from crossfade.ops.tuners import open_tuner
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice.cache import Cache
+from crossfade.ops.choice.candidate import PLAIN, Candidate, candidates_for
+from crossfade.ops.tuning import open_tuner
 from crossfade.peers.group import open_group
 from tests.helpers import ops_compile_cases, ops_gradient_cases, ops_modules, ops_prepare_cases
 from tests.helpers.device_pair import Peer, run_workers

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.ops import all_to_all
-from crossfade.ops.candidate import Candidate, candidates_for
-from crossfade.ops.counts import gather_counts
-from crossfade.ops.shape import Operator, Shape
+from crossfade.ops.calls.counts import gather_counts
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice.candidate import Candidate, candidates_for
+from crossfade.ops.operators import matmul_all_to_all_padded
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_inputs import (
     CANDIDATES,
@@ -174,7 +174,7 @@ def padded(device: str) -> None:
         own = torch.tensor(counts[group.rank], device=device_of(group))
         for candidate in CANDIDATES:
             operands = inputs.a[group.rank], inputs.b[group.rank]
-            rows, received = all_to_all.matmul_all_to_all_padded(*operands, group, own, candidate=candidate)
+            rows, received = matmul_all_to_all_padded(*operands, group, own, candidate=candidate)
             assert received.tolist() == [row[group.rank] for row in counts]
             assert_equal(rows, expected(Operator.ALL_TO_ALL, inputs, group.rank), candidate)
 

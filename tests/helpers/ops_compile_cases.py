@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from crossfade.errors import ChannelClosed
-from crossfade.ops import regions
-from crossfade.ops.all_gather import all_gather_matmul
-from crossfade.ops.all_reduce import matmul_all_reduce
-from crossfade.ops.all_to_all import matmul_all_to_all, matmul_all_to_all_padded
-from crossfade.ops.candidate import Candidate
-from crossfade.ops.linear import ColumnParallelLinear, RowParallelLinear
-from crossfade.ops.reduce_scatter import matmul_reduce_scatter
-from crossfade.ops.shape import Operator
+from crossfade.ops.calls.shape import Operator
+from crossfade.ops.choice.candidate import Candidate
+from crossfade.ops.layers import regions
+from crossfade.ops.layers.linear import ColumnParallelLinear, RowParallelLinear
+from crossfade.ops.operators import (
+    all_gather_matmul,
+    matmul_all_reduce,
+    matmul_all_to_all,
+    matmul_all_to_all_padded,
+    matmul_reduce_scatter,
+)
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_gradients import OPERATORS, inputs_for
 from tests.helpers.ops_inputs import Inputs, device_of, make, opened

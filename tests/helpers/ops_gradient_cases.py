@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from crossfade.errors import DeviceError
-from crossfade.ops.all_gather import all_gather_matmul
-from crossfade.ops.all_reduce import matmul_all_reduce
-from crossfade.ops.all_to_all import matmul_all_to_all_padded
-from crossfade.ops.candidate import Candidate
-from crossfade.ops.reduce_scatter import matmul_reduce_scatter
-from crossfade.ops.scratch import find_scratch, reserve_scratch
+from crossfade.ops.choice.candidate import Candidate
+from crossfade.ops.gradients.scratch import find_scratch, reserve_scratch
+from crossfade.ops.operators import (
+    all_gather_matmul,
+    matmul_all_reduce,
+    matmul_all_to_all_padded,
+    matmul_reduce_scatter,
+)
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_gradients import (
     ALIKE,

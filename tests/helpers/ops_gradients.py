@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from crossfade.ops.replicated import reference, replicated_matmul
-from crossfade.ops.shape import Operator
+from crossfade.ops import references
+from crossfade.ops.calls.shape import Operator
+from crossfade.ops.operators import replicated_matmul
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_inputs import (
     FUNCTIONS,
@@ -48,7 +49,7 @@ def outputs(name: str, a: list[torch.Tensor], b: list[torch.Tensor], bias: Any, 
         return list(total.chunk(len(a))) if len(total) else [total] * len(a)
     added = [torch.zeros(()).double()] * len(a) if bias is None else bias
     if name == "replicated_matmul":
-        return [reference(a[rank], b[rank], bias=added[rank]) for rank in ranks]
+        return [references.replicated_matmul(a[rank], b[rank], bias=added[rank]) for rank in ranks]
     if name == "all_gather_matmul":
         return [torch.cat(rows) @ b[rank] + added[rank] for rank in ranks]
     products = [rows[rank] @ b[rank] + added[rank] for rank in ranks]

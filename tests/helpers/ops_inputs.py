@@ -14,23 +14,13 @@ from typing import Any
 import torch
 
 from crossfade.device.capture import capture
-from crossfade.ops import all_gather, all_reduce, all_to_all, reduce_scatter
-from crossfade.ops.candidate import Candidate
-from crossfade.ops.shape import Operator
+from crossfade.ops.calls.shape import Operator
+from crossfade.ops.choice.candidate import Candidate
+from crossfade.ops.operators import OPERATORS
 from crossfade.peers.group import PeerGroup, open_group
 
-FUNCTIONS: dict[Operator, Callable[..., torch.Tensor]] = {
-    Operator.REDUCE_SCATTER: reduce_scatter.matmul_reduce_scatter,
-    Operator.ALL_REDUCE: all_reduce.matmul_all_reduce,
-    Operator.ALL_GATHER: all_gather.all_gather_matmul,
-    Operator.ALL_TO_ALL: all_to_all.matmul_all_to_all,
-}
-REFERENCES: dict[Operator, Callable[..., torch.Tensor]] = {
-    Operator.REDUCE_SCATTER: reduce_scatter.reference,
-    Operator.ALL_REDUCE: all_reduce.reference,
-    Operator.ALL_GATHER: all_gather.reference,
-    Operator.ALL_TO_ALL: all_to_all.reference,
-}
+FUNCTIONS: dict[Operator, Callable[..., torch.Tensor]] = {name: spec.function for name, spec in OPERATORS.items()}
+REFERENCES: dict[Operator, Callable[..., torch.Tensor]] = {name: spec.reference for name, spec in OPERATORS.items()}
 CANDIDATES = ("plain", "rounds", "rounds(rounds=2)", "rounds(rounds=5)")
 ROUNDS = CANDIDATES[1:]
 DTYPES = ("bfloat16", "float16", "float32", "float64")

@@ -22,8 +22,8 @@ from crossfade.ops import (
     SequenceParallel,
     regions,
 )
-from crossfade.ops.linear import _ParallelLinear
-from crossfade.ops.parallel import parallelize
+from crossfade.ops.layers.linear import _ParallelLinear
+from crossfade.ops.layers.parallel import parallelize
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_gradients import FEW, go_back
 from tests.helpers.ops_inputs import device_of, opened

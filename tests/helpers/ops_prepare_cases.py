@@ -12,12 +12,12 @@ import torch
 from crossfade.device.capture import capture
 from crossfade.errors import DeviceError
 from crossfade.ops.ahead import prepare, prepare_call
-from crossfade.ops.candidate import Candidate, candidates_for
-from crossfade.ops.decision import Source
-from crossfade.ops.job import Job
-from crossfade.ops.preparing import PREPARERS, refuse_in_capture
-from crossfade.ops.shape import Operator, Shape
-from crossfade.ops.tuners import tuner_of
+from crossfade.ops.calls.job import Algorithm, Job, refuse_in_capture
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice.cache import Source
+from crossfade.ops.choice.candidate import Candidate, candidates_for
+from crossfade.ops.forward import ALGORITHMS
+from crossfade.ops.tuning import tuner_of
 from crossfade.peers.group import PeerGroup
 from tests.helpers.ops_inputs import (
     EXACT_K,
@@ -166,7 +166,8 @@ def hooks(device: str) -> None:
                 raise RuntimeError("no kernel for two rounds")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(PREPARERS, "rounds", make_ready)
+            known = ALGORITHMS[Operator.REDUCE_SCATTER]
+            patch.setitem(known, "rounds", Algorithm(known["rounds"].run, make_ready))
             some = partial(prepare, Operator.REDUCE_SCATTER, group, m=8 * group.num_ranks, n=4, k=2, dtype="float32")
             some(candidate="rounds(rounds=3)")
             assert [tuple(job.a.shape) for job in jobs] == [(8 * group.num_ranks, 2)]

@@ -16,9 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from crossfade.ops.kernels import product_kernel
-from crossfade.ops.loading import ProductVariant
-from crossfade.ops.tiles import TileConfig
+from crossfade.ops.signaled.kernels import product_kernel
+from crossfade.ops.signaled.loading import ProductVariant
+from crossfade.ops.signaled.tiles import TileConfig
 
 HOPPER = GPUTarget("cuda", 90, 32)
 

@@ -14,10 +14,10 @@ import torch
 
 from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
-from crossfade.ops import signaling
-from crossfade.ops.sides import RowGroup
-from crossfade.ops.signaling import SignaledProducts
-from crossfade.ops.tiles import Block, TilePlan, plan_tiles
+from crossfade.ops.signaled import signaling
+from crossfade.ops.signaled.sides import RowGroup
+from crossfade.ops.signaled.signaling import SignaledProducts
+from crossfade.ops.signaled.tiles import Block, TilePlan, plan_tiles
 from tests.helpers.mended_interpreter import mend_the_interpreter
 from tests.helpers.tile_worlds import SMALL, Words, by_columns, integers, poisoned, rounded
 

@@ -13,10 +13,10 @@ import torch
 
 from crossfade.device.borrowed import device_of
 from crossfade.device.driver import HOST
-from crossfade.ops.launch import Epilogue, Parts, Product, Target
-from crossfade.ops.loading import Loader
-from crossfade.ops.operands import Operands, find_unit
-from crossfade.ops.tiles import Block, Piece, Stretch, TileConfig, plan_tiles
+from crossfade.ops.signaled.launch import Epilogue, Parts, Product, Target
+from crossfade.ops.signaled.loading import Loader
+from crossfade.ops.signaled.operands import Operands, find_unit
+from crossfade.ops.signaled.tiles import Block, Piece, Stretch, TileConfig, plan_tiles
 
 SMALL = TileConfig(16, 32, 16, num_warps=4, num_stages=2)
 """Tiles that the interpreter does quickly."""

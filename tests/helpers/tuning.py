@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crossfade.ops.cache import Cache
-from crossfade.ops.candidate import Candidate
-from crossfade.ops.prediction import Prediction
-from crossfade.ops.ranks import Alone, Ranks
-from crossfade.ops.shape import Shape
-from crossfade.ops.tune import Trial, Tuner
+from crossfade.ops.calls.shape import Shape
+from crossfade.ops.choice.cache import Cache
+from crossfade.ops.choice.candidate import Candidate
+from crossfade.ops.choice.choose import Chooser
+from crossfade.ops.choice.model import Prediction
+from crossfade.ops.choice.ranks import Alone, Ranks
+from crossfade.ops.choice.tune import Trial, Tuner
 
 SHAPE = Shape("matmul_reduce_scatter", 8192, 8192, 7168, "bfloat16", "nt", 4)
 
@@ -53,7 +54,7 @@ class Bench:
         self.fails: set[str] = set()
 
     def tuner(self, ranks: Ranks | None = None, cache: Cache | None = None, **options: Any) -> Tuner:
-        return Tuner(self.measure, self.predict, self.candidates, ranks or Alone(), cache, **options)
+        return Tuner(self.measure, Chooser(self.predict, self.candidates, ranks or Alone(), cache), **options)
 
     def measure(self, shape: Shape, candidate: Candidate) -> Trial:
         text = str(candidate)

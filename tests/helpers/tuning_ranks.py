@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 
 from crossfade.errors import ChannelBroken, ChannelTimeout, DeviceError
-from crossfade.ops.arguments import Given
-from crossfade.ops.cache import Cache
-from crossfade.ops.candidate import Candidate
-from crossfade.ops.choice import choose
-from crossfade.ops.prediction import Prediction
-from crossfade.ops.ranks import GroupRanks
-from crossfade.ops.shape import Operator, Shape
-from crossfade.ops.tune import Tuner
-from crossfade.ops.tuners import open_tuner, tuner_of
+from crossfade.ops.calls.job import Given
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice.cache import Cache
+from crossfade.ops.choice.candidate import Candidate
+from crossfade.ops.choice.choose import choose
+from crossfade.ops.choice.model import Prediction
+from crossfade.ops.choice.ranks import GroupRanks
+from crossfade.ops.choice.tune import Tuner
+from crossfade.ops.tuning import open_tuner, tuner_of
 from crossfade.peers.group import open_group
 from tests.helpers.device_pair import run_workers
 from tests.helpers.ops_inputs import Inputs, call
@@ -100,7 +100,7 @@ def _rank_0_raises(rank: int, folder: Path) -> Any:
     bench = Bench({}, PREDICTED)
     tuner = bench.tuner(_ranks())
     if rank == 0:
-        tuner.predict = _no_model
+        tuner.chooser.predict = _no_model
     try:
         tuner.choose(SHAPE)
     except (DeviceError, ZeroDivisionError) as error:

@@ -65,9 +65,6 @@ NAMES_FOUND_AT_RUN_TIME = {
     "crossfade.ops.__init__": "likewise",
     "crossfade.not_here": "a facade's submodules, by the name that was looked for",
     "crossfade.cli.plan": "the user's module",
-    "crossfade.ops.ahead": "an operator by its name, until operators have one table",
-    "crossfade.ops.backward": "likewise",
-    "crossfade.ops.tunable": "likewise",
 }
 """The modules that may import by a name that is no literal, and what."""
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from crossfade.ops import cache as module
-from crossfade.ops.cache import Cache, versions
-from crossfade.ops.candidate import PLAIN, Candidate
-from crossfade.ops.decision import Decision, Source
-from crossfade.ops.shape import Shape
+from crossfade.ops.calls.shape import Shape
+from crossfade.ops.choice import cache as module
+from crossfade.ops.choice.cache import Cache, Decision, Source, versions
+from crossfade.ops.choice.candidate import PLAIN, Candidate
 from crossfade.topology import topology_path
 
 pytestmark = pytest.mark.timeout(60)
@@ -247,10 +246,10 @@ BEGIN = f"""
 import os, signal, sys
 sys.path.insert(0, {str(SOURCE)!r})
 from pathlib import Path
-from crossfade.ops import cache as module
-from crossfade.ops.candidate import PLAIN, Candidate
-from crossfade.ops.decision import Decision, Source
-from crossfade.ops.shape import Shape
+from crossfade.ops.choice import cache as module
+from crossfade.ops.choice.candidate import PLAIN, Candidate
+from crossfade.ops.choice.cache import Decision, Source
+from crossfade.ops.calls.shape import Shape
 
 def shape(number):
     return Shape("matmul_all_reduce", 4, number, 1, "bfloat16", "nt", 4)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.errors import DeviceError
-from crossfade.ops import candidate
-from crossfade.ops.candidate import PLAIN, WAYS, Candidate, candidates_for
-from crossfade.ops.pieces import cut_evenly, least_rounds, require_slot
-from crossfade.ops.shape import Operator, Shape
+from crossfade.ops.calls.products import cut_evenly, least_rounds, require_slot
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice import candidate
+from crossfade.ops.choice.candidate import PLAIN, WAYS, Candidate, candidates_for
 
 
 @st.composite

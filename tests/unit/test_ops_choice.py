@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from crossfade.ops import choice
-from crossfade.ops.arguments import Given
-from crossfade.ops.candidate import PLAIN, Candidate
-from crossfade.ops.counts import Counts
-from crossfade.ops.shape import Operator, Shape
+from crossfade.ops.calls.counts import Counts
+from crossfade.ops.calls.job import Given
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice import choose as choice
+from crossfade.ops.choice.candidate import PLAIN, Candidate
 
 SHAPE = Shape("matmul_all_to_all", 1000, 64, 64, "bfloat16", "nt", 2)
 
@@ -23,7 +23,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, tuned: str, most_received: int) -> s
             return Candidate.parse(tuned)
 
     group: Any = None
-    monkeypatch.setattr(choice, "tuner_of", lambda group: Tuned())
+    monkeypatch.setattr(choice, "chooser_of", lambda group: Tuned())
     return str(choice.choose_for(SHAPE, group, most_received))
 
 
@@ -71,7 +71,7 @@ def test_what_torch_would_not_do_fused_is_done_by_the_next_best_way(
             asked.append((shape.operator, without))
             return PLAIN
 
-    monkeypatch.setattr(choice, "tuner_of", lambda group: Tuned())
+    monkeypatch.setattr(choice, "chooser_of", lambda group: Tuned())
     group: Any = SimpleNamespace(num_ranks=2)
     given = Given(torch.ones(4, 3), torch.ones(3, 2), torch.ones(2) if has_bias else None)
     assert choice.choose(operator, group, given, 4, lane) == PLAIN

@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.ops.candidate import PLAIN, Candidate
-from crossfade.ops.figures import H200, Figures, Line, with_topology
-from crossfade.ops.model import Model
-from crossfade.ops.prediction import Prediction, Program
-from crossfade.ops.shape import Operator, Shape
-from crossfade.ops.waves import measure_waves
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice.candidate import PLAIN, Candidate
+from crossfade.ops.choice.figures import H200, Figures, Line, measure_waves, with_topology
+from crossfade.ops.choice.model import Model, Prediction, Program
 from crossfade.topology import Device, Link, LinkKind, Rate, Slowdown, Topology
 
 COOL = replace(H200, waves=((2048, 26.9), (4096, 51.7), (7168, 82.0), (8192, 84.7)), tiled_product=1.0)

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 
-from crossfade.ops import overlaps
+from crossfade.ops.algorithms import overlaps
 from crossfade.peers.lane import Lane
 from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders, kinds, orders
 from tests.helpers.worlds.lane_faults import EarlySignal, NoLocalFork, NoLocalJoin, NoWait, OneBuffer, OneSignal

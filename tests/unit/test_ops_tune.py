@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from crossfade.errors import ChannelBroken, DeviceError
-from crossfade.ops.cache import Cache
-from crossfade.ops.candidate import PLAIN, Candidate
-from crossfade.ops.decision import Decision, Source
-from crossfade.ops.ranks import Alone
+from crossfade.ops.choice.cache import Cache, Decision, Source
+from crossfade.ops.choice.candidate import PLAIN, Candidate
+from crossfade.ops.choice.ranks import Alone
 from tests.helpers.tuning import SHAPE, Bench, rows, ways
 
 R1, R2, R4 = ways("rounds(rounds=1)", "rounds(rounds=2)", "rounds(rounds=4)")
@@ -298,11 +297,11 @@ def test_another_rank_neither_reads_nor_writes_nor_decides(tmp_path: Path) -> No
 
 
 def test_memory_of_shapes_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crossfade.ops.tune.MOST_SHAPES", 3)
+    monkeypatch.setattr("crossfade.ops.choice.choose.MOST_SHAPES", 3)
     tuner = Bench({}, PREDICTED).tuner()
     for m in range(1, 20):
         assert tuner.choose(rows(m)) == R1
-        assert len(tuner._chosen) <= 3
+        assert len(tuner.chooser._chosen) <= 3
 
 
 def test_counts_that_make_no_sense() -> None:

@@ -1,4 +1,4 @@
-"""How sums in turns are cut and ordered (`crossfade.ops.turns`, `crossfade.ops.pieces`); no torch."""
+"""How sums in turns are cut and ordered (`crossfade.ops.algorithms.schedule`, `crossfade.ops.calls.products`); no torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.ops.pieces import place, shares
-from crossfade.ops.turns import in_order
+from crossfade.ops.algorithms.schedule import in_order
+from crossfade.ops.calls.products import place, shares
 
 OTHERS, OWN = False, True
 

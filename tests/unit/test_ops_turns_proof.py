@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from crossfade.ops import turns
+from crossfade.ops.algorithms import schedule
 from crossfade.peers.lane import Lane
 from crossfade.testing.fake import sample
 from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders, orders
@@ -114,7 +114,7 @@ def test_without_a_fault_nothing_is_found(operator: Collective, is_shared: bool,
 def test_a_step_that_is_set_in_front_of_its_copies_is_found(
     operator: Collective, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "copy", hold)
+    monkeypatch.setattr(schedule, "copy", hold)
     assert race("sum", "copy") in found(operator, way, StepBeforeCopy)
 
 
@@ -130,7 +130,7 @@ def test_steps_that_say_too_much_are_found(operator: Collective, fault: type[Lan
 
 @IN_TURNS
 def test_a_replayable_lane_without_the_empty_exchange_is_found(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "barrier", lambda lane, stream: None)
+    monkeypatch.setattr(schedule, "barrier", lambda lane, stream: None)
     options: dict[str, Any] = {"rounds": (Round.REPLAY,) * 3, "is_replayable": True}
     assert found(SCATTER, way, **options) == NONE  # then the lane ends the call with one
     kinds = found(SCATTER, way, NeverEven, **options)

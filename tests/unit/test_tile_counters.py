@@ -1,4 +1,4 @@
-"""Which numbers streams wait for (`crossfade.ops.counters`)."""
+"""Which numbers streams wait for (`crossfade.ops.signaled.counters`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from crossfade.errors import DeviceError
-from crossfade.ops.counters import Counters, num_counter_words
-from crossfade.ops.tiles import TilePlan, even_blocks, plan_tiles
+from crossfade.ops.signaled.counters import Counters, num_counter_words
+from crossfade.ops.signaled.tiles import TilePlan, even_blocks, plan_tiles
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-"""How a product is cut into tiles, pieces and counters (`crossfade.ops.tiles`)."""
+"""How a product is cut into tiles, pieces and counters (`crossfade.ops.signaled.tiles`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.ops.tiles import (
+from crossfade.ops.signaled.tiles import (
     ENTRY_WORDS,
     Block,
     Order,

@@ -14,12 +14,11 @@ from rich.table import Table
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.measure import show_us
 from crossfade.errors import DeviceError, MissingDependency
-from crossfade.ops.candidate import PLAIN
-from crossfade.ops.decision import Decision
-from crossfade.ops.shape import Layout, Shape
-from crossfade.ops.tunable import OPERATORS
-from crossfade.ops.tune import Tuner
-from crossfade.ops.tuners import open_tuner
+from crossfade.ops.calls.shape import Layout, Operator, Shape
+from crossfade.ops.choice.cache import Decision
+from crossfade.ops.choice.candidate import PLAIN
+from crossfade.ops.choice.tune import Tuner
+from crossfade.ops.tuning import open_tuner
 from crossfade.peers.group import PeerGroup, open_group
 
 __all__ = ["fill", "local_rank_of", "parse_shapes", "tune_here"]
@@ -53,9 +52,9 @@ def tune_here(
 
 def _known(names: Sequence[str]) -> list[str]:
     for name in names:
-        if name not in OPERATORS:
-            raise UsersMistake(f"there is no operator {name!r} to tune", hint=f"there are: {', '.join(OPERATORS)}")
-    return list(dict.fromkeys(names or OPERATORS))
+        if name not in list(Operator):
+            raise UsersMistake(f"there is no operator {name!r} to tune", hint=f"there are: {', '.join(Operator)}")
+    return list(dict.fromkeys(names or Operator))
 
 
 def parse_shapes(texts: Sequence[str], dtype: str, layout: str) -> Callable[[str, int], list[Shape]]:

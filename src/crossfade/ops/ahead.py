@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops import fused
-from crossfade.ops.arguments import layout_of
-from crossfade.ops.candidate import Candidate
-from crossfade.ops.choice import choose_for
-from crossfade.ops.counts import Counts
-from crossfade.ops.preparing import Rehearsal, refuse_in_capture
-from crossfade.ops.shape import Layout, Operator, Shape
-from crossfade.ops.tuners import tuner_of
+from crossfade.ops.calls.counts import Counts
+from crossfade.ops.calls.job import layout_of, refuse_in_capture
+from crossfade.ops.calls.shape import Layout, Operator, Shape, takes_fused
+from crossfade.ops.choice.candidate import Candidate
+from crossfade.ops.choice.choose import choose_for
+from crossfade.ops.choice.warm_up import WarmUp
+from crossfade.ops.operators import OPERATORS
+from crossfade.ops.tuning import tuner_of
 
 if TYPE_CHECKING:
     import torch
@@ -121,9 +120,9 @@ def prepare_call(
     refuse_in_capture(group, f"{name} is prepared")
     chosen = _chosen(name, group, a, b, {**options, "lane": lane}, candidate, is_measured=is_measured)
     torch = torch_or_raise()
-    function = getattr(import_module(str(__package__)), name)
+    function = OPERATORS[name].function
     with torch.no_grad():
-        function(a, b, group, lane=lane, candidate=Rehearsal(chosen), **options)
+        function(a, b, group, lane=lane, candidate=WarmUp(chosen), **options)
     if has_gradient:
         _go_back(function, a, b, group, {**options, "lane": lane, "candidate": chosen})
     if group.device_type == "cuda":
@@ -175,5 +174,5 @@ def _chosen(
     shape = Shape(name, num_rows, b.shape[1], b.shape[0], dtype, layout_of(name, b), group.num_ranks)
     if is_measured and shape.m and shape.n:
         tuner_of(group).tune(shape)
-    can_fuse = fused.takes(name, options["lane"], has_bias=options.get("bias") is not None)
+    can_fuse = takes_fused(name, options["lane"], has_bias=options.get("bias") is not None)
     return choose_for(shape, group, most_received, can_fuse=can_fuse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfade.device.signals import CLEAR
-from crossfade.ops import overlaps
+from crossfade.ops.algorithms import overlaps
 from crossfade.peers.lane import Epoch, Lane
 
 

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from crossfade.ops import overlaps
-from crossfade.ops.overlaps import Part
-from crossfade.ops.pieces import cut_evenly
+from crossfade.ops.algorithms import overlaps
+from crossfade.ops.algorithms.overlaps import Part
+from crossfade.ops.calls.products import cut_evenly
 from crossfade.peers import steps
 from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
 from crossfade.testing.fake import FakeDriver

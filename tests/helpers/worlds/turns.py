@@ -1,8 +1,8 @@
 """Sums in turns on the fake machine, in one row with operators in rounds and collectives, on the same lanes.
 
 A reduce-scatter or an all-reduce does what the collective of its name does: the "product" of a piece is a kernel that copies it out
-of the input. As in `crossfade.ops.rounds`, each piece's product may be enqueued by itself; as in `crossfade.ops.tiles`, one launch
-may stand for all of a turn, whose pieces are counted.
+of the input. As in `crossfade.ops.algorithms.rounds`, each piece's product may be enqueued by itself; as in
+`crossfade.ops.signaled.tiles`, one launch may stand for all of a turn, whose pieces are counted.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from crossfade.device.copies import stagger
-from crossfade.ops import turns
-from crossfade.ops.pieces import cut_evenly, place, shares
-from crossfade.ops.turns import Run, Send, Turn
+from crossfade.ops.algorithms import schedule
+from crossfade.ops.algorithms.schedule import Run, Send, Step
+from crossfade.ops.calls.products import cut_evenly, place, shares
 from crossfade.peers import steps
 from crossfade.peers.home import Reduction
 from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
@@ -164,18 +164,18 @@ class _Sums:
 
     def enqueue(self, local: int) -> None:
         lane, site, num_rounds = self._lane, self._site, self._world.num_parts
-        made = [self._turn(*each) for each in turns.in_order(num_rounds, self._world.lag)]
+        made = [self._turn(*each) for each in schedule.in_order(num_rounds, self._world.lag)]
         if site.call.collective is Collective.REDUCE_SCATTER:
-            turns.reduce_scatter(lane, self._stream, local, made, num_rounds)
+            schedule.reduce_scatter(lane, self._stream, local, made, num_rounds)
             return
         runs = [{p: self._run(p, number) for p in range(self._world.num_ranks)} for number in range(num_rounds)]
         own = self._blocks[lane.home.rank].product - site.target
-        turns.all_reduce(lane, self._stream, made, runs, None if site.offset is None else site.offset + own)
+        schedule.all_reduce(lane, self._stream, made, runs, None if site.offset is None else site.offset + own)
 
-    def _turn(self, number: int, is_own: bool) -> Turn:
+    def _turn(self, number: int, is_own: bool) -> Step:
         home = self._lane.home
         if is_own:
-            return Turn(
+            return Step(
                 number, None, partial(self._multiply, home.rank, *self._rows(home.rank, number)), self._add(number)
             )
         sends, launches = [], []
@@ -189,7 +189,7 @@ class _Sums:
                     wait = partial(self._counters.wait, index=index, is_captured=self._is_captured)
                 launches.append((launch, index))
                 sends.append(self._send(p, begin + first, begin + last, wait, launch))
-        return Turn(number, sends, partial(self._launch_all, launches) if self._is_by_tiles else None)
+        return Step(number, sends, partial(self._launch_all, launches) if self._is_by_tiles else None)
 
     def _launch_all(self, launches: Sequence[tuple[Callable[[], None], int]]) -> None:
         for launch, index in launches:

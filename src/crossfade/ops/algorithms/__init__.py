@@ -1,0 +1,1 @@
+"""How the operators are done: the product and then torch.distributed, torch's fused operators, rounds and tiles by copy engines."""

@@ -1,0 +1,182 @@
+"""A product in steps, and the exchange of its parts: what is enqueued around the products, on addresses.
+
+W ranks; r is this one. The product is done in *steps*: the other ranks' rows of a round, sent as they are done, or the own
+rows of a round, to which the other ranks' parts are added. An own step may come later than right behind its round, so that parts
+travel while something is computed (a *lag* in rounds; here 1)::
+
+    stream   others 0       | others 1       | own 0, wait step 1 of all, add | others 2 | own 1, wait step 2, add | ...
+    local      copy each to its rank's slot, set step 1 | copy each, set step 2 | set step 1 of the sums, wait for all, fetch
+
+One stream has all copies: those of several streams take longer together than one after the other (measured).
+
+All rounds of a call are one exchange: a rank's parts lie in one slot, and its signal ``full`` says round by round how far they have
+come (steps of a signal: device/signals.py). An all-reduce has a second exchange for the sums, round by round too.
+
+Why the buffers are free (PR-1). A reduce-scatter takes one exchange, and whoever begins one has waited in the one before for all
+ranks. On a replayable lane, whose calls repeat their buffers, an empty exchange on the local stream comes first: it says that all
+ranks have begun this call, so they have read what the last one brought. The second exchange of an all-reduce says the same to the
+next call: a rank's sums are announced behind all its own steps. What is fetched, or put into the output by others, lands where the
+part for that rank was: it has been sent, or that rank would have no sum.
+
+Why no order of enqueuing stops (PR-2): a rank enqueues its parts of a round before it waits for those of others, and its sums of a
+round before it waits for those of others; what it waits for needs nothing that it enqueues later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from crossfade.device.copies import stagger
+from crossfade.ops.algorithms.overlaps import arrivals, copy
+from crossfade.peers.exchange import barrier
+from crossfade.peers.lane import Epoch, Lane
+
+__all__ = ["Run", "Send", "Step", "all_reduce", "in_order", "reduce_scatter"]
+
+
+class Send(NamedTuple):
+    """A piece that goes to its rank.
+
+    Attributes:
+        rank: whose.
+        source: where it lies here.
+        offset: where it goes in this rank's slot there.
+        size_bytes: its length.
+        wait: enqueues, on the stream that it is given: the piece is done. None if the caller's stream is to be waited for.
+        launch: enqueues its product on the caller's stream, if the step has not done so for all.
+    """
+
+    rank: int
+    source: int
+    offset: int
+    size_bytes: int
+    wait: Callable[[int], None] | None = None
+    launch: Callable[[], None] | None = None
+
+
+class Step(NamedTuple):
+    """The others' rows of a round, or the own ones.
+
+    Attributes:
+        round: which.
+        sends: what goes to others, in the order in which it is done; None for the own rows.
+        launch: enqueues, on the caller's stream, what needs nobody: the product of all, or of the own rows.
+        add: enqueues there what needs the other ranks' parts, which have arrived in the buffers of the first exchange; sums go into
+            this rank's buffer of the second, if there is one.
+    """
+
+    round: int
+    sends: Sequence[Send] | None
+    launch: Callable[[], None] | None = None
+    add: Callable[[Epoch, Epoch | None], None] | None = None
+
+
+class Run(NamedTuple):
+    """The rows of one rank in one round.
+
+    Attributes:
+        address: where their sums go here.
+        offset: of the first from the first row of that rank's block, in bytes.
+        size_bytes: their length; all ranks know all.
+    """
+
+    address: int
+    offset: int
+    size_bytes: int
+
+
+def in_order(num_rounds: int, lag: int) -> list[tuple[int, bool]]:
+    """(round, whether it is the own rows') of each step, with own steps so many rounds late."""
+    last = num_rounds - 1
+    steps = [(number, is_own) for number in range(num_rounds) for is_own in (False, True)]
+    return sorted(steps, key=lambda step: (min(step[0] + lag, last) if step[1] else step[0], step[1], step[0]))
+
+
+def reduce_scatter(
+    lane: Lane, stream: int, local: int, steps: Sequence[Step], num_rounds: int, fill: Callable[[], None] | None = None
+) -> None:
+    """Parts go to their ranks, and the own steps add what has arrived.
+
+    Args:
+        lane: where; a block is at most ``lane.slot_bytes`` long.
+        stream: the caller's.
+        local: the lane's own.
+        steps: all, in the order in which they are done; the others' of a round before the own of that round.
+        num_rounds: of them.
+        fill: enqueues other work on the stream, where it would wait for the last parts.
+    """
+    if lane.is_replayable:
+        barrier(lane, local)
+    parts = lane.advance()
+    for step in steps:
+        _do(lane, stream, step, num_rounds, parts, None, fill if step is steps[-1] else None)
+
+
+def all_reduce(
+    lane: Lane, stream: int, steps: Sequence[Step], runs: Sequence[Mapping[int, Run]], offset: int | None
+) -> None:
+    """The same, and all ranks get all sums, behind this on the local stream.
+
+    Args:
+        lane: where; a block is at most ``lane.slot_bytes`` long.
+        stream: the caller's.
+        steps: all. An own one puts its sums into this rank's buffer of the second exchange too, unless there is an ``offset``.
+        runs: for each round, all ranks' rows.
+        offset: of this rank's block in every rank's memory, where that is the output itself; else None. It is free there: a rank
+            has begun this call before its parts come.
+    """
+    parts, sums = lane.advance(), lane.advance()
+    home, num_rounds = lane.home, len(runs)
+    order = stagger(home.rank, home.num_ranks)
+    for step in steps:
+        _do(lane, stream, step, num_rounds, parts, sums)
+        if step.sends is not None:
+            continue
+        local, rows, number = lane.fork_local(stream), runs[step.round], step.round + 1
+        if offset is not None:
+            address, begin, size_bytes = rows[home.rank]
+            for p in order:
+                copy(lane, local, home.buffers[p] + offset + begin, address, size_bytes)
+            continue
+        lane.announce_step(sums, order, local, number)
+        lane.await_step(sums, order, local, number, num_rounds)
+        for p in arrivals(home.rank, home.num_ranks):
+            address, begin, size_bytes = rows[p]
+            copy(lane, local, address, sums.buffers[p] + begin, size_bytes)
+    if offset is not None:
+        local = lane.fork_local(stream)
+        lane.announce(sums, order, local, is_batched=True)
+        lane.await_full(sums, order, local, is_batched=True)
+
+
+def _do(
+    lane: Lane,
+    stream: int,
+    step: Step,
+    num_rounds: int,
+    parts: Epoch,
+    sums: Epoch | None,
+    fill: Callable[[], None] | None = None,
+) -> None:
+    home = lane.home
+    order = stagger(home.rank, home.num_ranks)
+    if step.launch is not None:
+        step.launch()
+    if fill is not None:
+        fill()
+    if step.sends is None:
+        lane.await_step(parts, order, stream, step.round + 1, num_rounds)
+        if step.add is not None:
+            step.add(parts, sums)
+        return
+    for p in order:
+        for send in (each for each in step.sends if each.rank == p):
+            if send.launch is not None:
+                send.launch()
+            local = lane.fork_local(stream) if send.wait is None else lane.local
+            if send.wait is not None:
+                send.wait(local)
+            slot = parts.buffers[p] + home.rank * lane.slot_bytes
+            copy(lane, local, slot + send.offset, send.source, send.size_bytes)
+        lane.announce_step(parts, [p], lane.local, step.round + 1)

@@ -1,0 +1,351 @@
+"""One call of an operator: what it may be given, what an algorithm gets of it, and how that begins and ends on its lane.
+
+Letters, for all of this room: W ranks, r this one, p another; ``a`` (M, K), ``b`` (K, N), and the product (M, N) of each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from crossfade.errors import DeviceError
+from crossfade.ops.calls.shape import ITEM_BYTES, Layout
+from crossfade.peers.arguments import check_overlap, check_tensor, describe
+from crossfade.peers.lane import Lane
+from crossfade.peers.steps import end
+
+if TYPE_CHECKING:
+    import torch
+
+    from crossfade.ops.calls.counts import Counts
+    from crossfade.peers.group import PeerGroup
+
+__all__ = [
+    "DTYPES",
+    "Algorithm",
+    "Given",
+    "Job",
+    "OnLane",
+    "Once",
+    "check_operands",
+    "check_out",
+    "layout_of",
+    "on_lane",
+    "packed",
+    "refuse_in_capture",
+    "rows_for_each",
+    "store",
+    "whole",
+]
+
+
+class Once:
+    """Work that is enqueued at its first call, and never again.
+
+    It belongs to one call of an operator. A way that captures itself, to be replayed by later calls, must not capture it too: then
+    it is left for the end of the operator, where the stream is as it was at the beginning.
+
+    Args:
+        work: enqueues it; None for nothing.
+        is_capturing: whether what is enqueued now is captured.
+    """
+
+    def __init__(self, work: Callable[[], object] | None, is_capturing: Callable[[], bool] | None = None) -> None:
+        self._work = work
+        self._is_capturing = is_capturing if work is not None else None
+        self._is_captured = self._is_capturing is not None and self._is_capturing()
+
+    def __bool__(self) -> bool:
+        return self._work is not None
+
+    def __call__(self) -> None:
+        """Enqueues it, if nobody has."""
+        if self._work is not None and self._is_capturing is not None and self._is_capturing() != self._is_captured:
+            return
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+_NOTHING = Once(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One call of an operator.
+
+    Attributes:
+        name: of the operator, for errors.
+        group: whose ranks do it.
+        lane: the number of the lane.
+        a: (M, K).
+        b: (K, N), contiguous or the transpose of a contiguous one.
+        bias: (N,), or None where this rank adds none.
+        out: 2 dimensions, contiguous; what the operator gives.
+        gathered: all-gather: (W M, K), contiguous; gets all ranks' ``a``, if anybody asked for them.
+        counts: all-to-all: the rows from each rank to each.
+        has_bias: the caller gave one, which another rank may add.
+        is_new_out: nobody has seen ``out`` yet.
+        fill: the caller's own work. A way calls it where the stream would else wait for other ranks; the operator calls it at its
+            end, in case the way did not.
+    """
+
+    name: str
+    group: PeerGroup
+    lane: int
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    out: torch.Tensor
+    gathered: torch.Tensor | None = None
+    counts: Counts | None = None
+    has_bias: bool = False
+    is_new_out: bool = False
+    fill: Once = _NOTHING
+
+    @property
+    def num_columns(self) -> int:
+        """N."""
+        return self.b.shape[1]
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """A tensor of the operands' type and device, with nothing in it yet."""
+        return self.a.new_empty(shape)
+
+
+class Algorithm(NamedTuple):
+    """How an operator is done. Both functions are given a `Job`, and the parameters of a candidate by name.
+
+    Attributes:
+        run: fills the outputs.
+        prepare: local, no communication: loads kernels and takes memory for such jobs, and keeps them in
+            `PeerGroup.belongings`. None where libraries alone keep something: the first run brings that about.
+    """
+
+    run: Callable[..., None]
+    prepare: Callable[..., None] | None = None
+
+
+class OnLane(NamedTuple):
+    """Where exchanges are enqueued.
+
+    Attributes:
+        lane: of the job.
+        stream: the caller's.
+        local: the lane's own, which goes on behind the beginning of the call.
+    """
+
+    lane: Lane
+    stream: int
+    local: int
+
+
+@contextmanager
+def on_lane(job: Job) -> Iterator[OnLane]:
+    """A call that uses the lane: in step with all ranks, or the lane is broken.
+
+    At its end the stream goes on behind the lane's local one, so what the call used may be used again behind it on the stream.
+
+    Raises:
+        ChannelBroken: a rank has died.
+        DeviceError: the call is captured on a lane that cannot be replayed.
+    """
+    group, lane = job.group, job.group.lane(job.lane)
+    stream = group.current_stream()
+    lane.begin(stream, is_captured=group.is_capturing())
+    try:
+        yield OnLane(lane, stream, lane.fork_local(stream))
+        lane.join_local(stream)
+        end(lane, stream)
+    except BaseException as error:
+        lane.cut_off(error)
+        raise
+    # On a CPU a captured graph holds what it touches, by an action that does nothing; on a GPU torch's allocator sees to it.
+    group.do(partial(_nothing, job))
+    group.check_call(lane)
+
+
+def whole(job: Job, body: Callable[[], None]) -> None:
+    """A call that is torch's alone; a lane whose ranks have died refuses it like any other.
+
+    Raises:
+        ChannelBroken: a rank has died.
+    """
+    lane = job.group.lane(job.lane)
+    lane.check()
+    job.group.do(body)
+    job.group.check_call(lane)
+
+
+def _nothing(job: Job) -> None: ...
+
+
+def refuse_in_capture(group: PeerGroup, what: str) -> None:
+    """Raises `DeviceError` if the current stream is being captured: ``what`` loads or makes something that is not there yet."""
+    if group.is_capturing():
+        raise DeviceError(
+            f"{what}, and the current stream is being captured",
+            hint="prepare() the operator for this shape and lane first (crossfade.ops.prepare), or call it once",
+        )
+
+
+# what operators may be given
+
+DTYPES = tuple(ITEM_BYTES)
+"""Element types of operators; all but float64 are added in float32."""
+
+
+class Given(NamedTuple):
+    """What was given, checked.
+
+    Attributes:
+        a: (M, K): all leading dimensions are rows.
+        b: (K, N), in one of the layouts.
+        bias: (N,), contiguous, or None.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Given:
+    """Checks the inputs of an operator.
+
+    Args:
+        name: of the operator.
+        group: on whose device they have to be.
+        a: (..., K), 2 dimensions or more. One that is not contiguous may be copied, on the current stream.
+        b: (K, N).
+        bias: (N,), or None. Likewise: kernels read it by its address alone.
+
+    Raises:
+        TypeError: one is no tensor, or of a type that operators do not take.
+        ValueError: devices, shapes, types or layouts do not fit.
+    """
+    check_tensor(group, f"a of {name}", a)
+    check_tensor(group, f"b of {name}", b)
+    _check_type(name, a)
+    if a.dim() < 2 or b.dim() != 2 or a.shape[-1] != b.shape[0]:
+        raise ValueError(
+            f"a of {name} is of shape {list(a.shape)} and b of {list(b.shape)}\nhint: they have to be (..., K) and (K, N)"
+        )
+    if b.dtype != a.dtype:
+        raise ValueError(f"a of {name} is {a.dtype}, and b is {b.dtype}\nhint: give both the same type")
+    layout_of(name, b)
+    if bias is not None:
+        check_tensor(group, f"bias of {name}", bias)
+        if bias.dtype != a.dtype or tuple(bias.shape) != (b.shape[1],):
+            raise ValueError(
+                f"bias of {name} is {describe(bias)}\nhint: it has to be {a.dtype} of shape [{b.shape[1]}]"
+            )
+    rows = packed(group, a).view(_num_rows(a), a.shape[-1])
+    return Given(rows, b, None if bias is None else packed(group, bias))
+
+
+def _check_type(name: str, a: torch.Tensor) -> None:
+    dtype = str(a.dtype).removeprefix("torch.")
+    if dtype in DTYPES:
+        return
+    if dtype.startswith("float8"):
+        raise TypeError(
+            f"{name} takes no {a.dtype}\nhint: torch._scaled_mm into bfloat16, then a collective of crossfade.peers; "
+            "there is no overlapped fp8 product"
+        )
+    raise TypeError(f"{name} takes no {a.dtype}\nhint: one of {', '.join(DTYPES)}")
+
+
+def layout_of(name: str, b: torch.Tensor) -> Layout:
+    """The layout of ``b``.
+
+    Raises:
+        ValueError: it has neither.
+    """
+    if b.is_contiguous():
+        return Layout.ROWS
+    if b.t().is_contiguous():
+        return Layout.COLUMNS
+    raise ValueError(
+        f"b of {name} has strides {list(b.stride())}, and is neither row-major nor the transpose of a contiguous matrix\n"
+        "hint: b.contiguous()"
+    )
+
+
+def packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous; a copy of it where it must be, made in its place among what the current stream does."""
+    if tensor.is_contiguous():
+        return tensor
+    made = tensor.new_empty(tensor.shape)
+    group.do(lambda: made.copy_(tensor))
+    return made
+
+
+def _num_rows(a: torch.Tensor) -> int:
+    num = 1
+    for length in a.shape[:-1]:
+        num *= length
+    return num
+
+
+def check_out(
+    name: str,
+    group: PeerGroup,
+    given: Given,
+    out: torch.Tensor | None,
+    shape: tuple[int, ...],
+    what: str = "out",
+    place: int | None = None,
+) -> torch.Tensor:
+    """Checks an output, or makes it; gives a contiguous tensor to fill, which `store` brings into the output.
+
+    Args:
+        name: of the operator.
+        group: on whose device it has to be.
+        given: to the operator.
+        out: what the caller gave.
+        shape: what it has to be.
+        what: what it is called.
+        place: where it may lie, seen from ``a``; None for nowhere near.
+
+    Raises:
+        TypeError: it is no tensor.
+        ValueError: it does not fit, or lies over an operand.
+    """
+    if out is None:
+        return given.a.new_empty(shape)
+    check_tensor(group, f"{what} of {name}", out)
+    if tuple(out.shape) != shape or out.dtype != given.a.dtype:
+        raise ValueError(
+            f"{what} of {name} is {describe(out)}\nhint: it has to be {given.a.dtype} of shape {list(shape)}"
+        )
+    for each in given:
+        if each is not None:
+            flat = each if each.is_contiguous() else each.t()
+            check_overlap(name, flat, out, place if each is given.a else None)
+    return out if out.is_contiguous() else out.new_empty(shape)
+
+
+def store(group: PeerGroup, out: torch.Tensor | None, filled: torch.Tensor) -> torch.Tensor:
+    """The output that the caller gave, with what is in ``filled``; or ``filled``, if the caller gave none."""
+    if out is None or out is filled:
+        return filled
+    given = out
+    group.do(lambda: given.copy_(filled))
+    return given
+
+
+def rows_for_each(name: str, group: PeerGroup, num_rows: int) -> int:
+    """How many rows each rank gets.
+
+    Raises:
+        ValueError: the number of ranks does not divide them.
+    """
+    if num_rows % group.num_ranks:
+        raise ValueError(
+            f"a of {name} has {num_rows} rows\nhint: their number has to be a multiple of the number of ranks, "
+            f"{group.num_ranks}"
+        )
+    return num_rows // group.num_ranks

@@ -1,0 +1,375 @@
+"""How long each candidate takes, predicted from measured figures, term by term.
+
+Letters: W ranks; a product (M, K) by (K, N); a *block* is the M / W rows that belong to one rank, a *piece* a run of rows of a
+block. By symmetry every rank does the same at the same time, so one rank's program stands for all: a piece from a peer arrives when
+this rank's own piece of that number does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from crossfade.ops.algorithms.schedule import in_order
+from crossfade.ops.calls.products import shares
+from crossfade.ops.calls.shape import Operator, Shape
+from crossfade.ops.choice.candidate import Candidate
+from crossfade.ops.choice.figures import TILE_M, TILE_N, Figures, Line
+
+__all__ = ["LAUNCHES", "Model", "Prediction", "Program"]
+
+LAUNCHES = "launches"
+"""The term for time in which the device waits for the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A time and its terms, which add up to it.
+
+    Attributes:
+        total_us: all of it.
+        terms: name and time of each part, those on the way from the first operation to the end of the last: what is hidden
+            behind something else is not in it.
+    """
+
+    total_us: float
+    terms: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        rows = [*self.terms, ("total", self.total_us)]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {time_us:10.1f} us" for name, time_us in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """An operation in its place.
+
+    Attributes:
+        term: what its time counts as.
+        start_us, end_us: when it runs.
+        cause: the operation that it waited for last; None for the host, which enqueued it then.
+    """
+
+    term: str
+    start_us: float
+    end_us: float
+    cause: int | None
+
+
+class Program:
+    """Operations in the order in which one host enqueues them. Each begins when it is enqueued, the one before it on its stream
+    has ended, and so have those that it waits for.
+    """
+
+    def __init__(self) -> None:
+        self._done: list[_Done] = []
+        self._last_on: dict[str, int] = {}
+        self._host_us = 0.0
+
+    def add(
+        self, term: str, stream: str, duration_us: float, *, launch_us: float = 0.0, after: Iterable[int] = ()
+    ) -> int:
+        """Enqueues one.
+
+        Args:
+            term: what its time counts as.
+            stream: where.
+            duration_us: how long it runs.
+            launch_us: of the host's time.
+            after: numbers of earlier operations that have to end first.
+
+        Returns:
+            Its number.
+        """
+        self._host_us += launch_us
+        before = [*after, *([self._last_on[stream]] if stream in self._last_on else [])]
+        cause = max(before, key=lambda number: self._done[number].end_us, default=None)
+        start_us = self._host_us
+        if cause is not None and self._done[cause].end_us >= start_us:
+            start_us = self._done[cause].end_us
+        else:
+            cause = None
+        self._last_on[stream] = len(self._done)
+        self._done.append(_Done(term, start_us, start_us + duration_us, cause))
+        return self._last_on[stream]
+
+    def finish(self) -> Prediction:
+        """The time until all have ended. Its terms come in the order in which they first occur on the way there."""
+        terms: dict[str, float] = {}
+        at = max(range(len(self._done)), key=lambda number: self._done[number].end_us, default=None)
+        way: list[_Done] = []
+        while at is not None:
+            way.append(self._done[at])
+            at = way[-1].cause
+        if way and way[-1].start_us:
+            terms[LAUNCHES] = way[-1].start_us
+        for each in reversed(way):
+            terms[each.term] = terms.get(each.term, 0.0) + each.end_us - each.start_us
+        return Prediction(way[0].end_us if way else 0.0, tuple((name, us) for name, us in terms.items() if us))
+
+
+_OPERATORS = frozenset(str(each) for each in Operator)
+"""What is predicted; of `matmul_signaled` the communication is the user's."""
+_GATHERS = Operator.ALL_GATHER
+_SUMS = (Operator.REDUCE_SCATTER, Operator.ALL_REDUCE)
+_COUNTS = ("rounds", "taper")
+"""Parameters that are at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Predicts from figures.
+
+    Attributes:
+        figures: equal on all ranks, so that all predict alike.
+    """
+
+    figures: Figures
+
+    def predict(self, shape: Shape, candidate: Candidate) -> Prediction | None:
+        """How long a candidate takes, eager, with all ranks starting together.
+
+        Returns:
+            None for a candidate or an operator of which the model knows nothing.
+        """
+        ways: dict[str, tuple[Callable[..., Prediction], set[str]]] = {
+            "plain": (self._plain, set()),
+            "rounds": (self._rounds, {"rounds", "lag", "taper"}),
+            "tiles": (self._tiles, {"group_rows", "reserve_sms", "rounds"}),
+        }
+        if shape.operator not in _OPERATORS or candidate.name not in ways:
+            return None
+        way, known = ways[candidate.name]
+        parameters = dict(candidate.parameters)
+        if parameters.keys() - known or (shape.operator == _GATHERS and candidate.name == "tiles"):
+            return None
+        if any(value < (name in _COUNTS) for name, value in parameters.items()):
+            return None
+        if parameters.get("reserve_sms", 0) >= self.figures.num_sms:
+            return None
+        return way(shape, **parameters)
+
+    def product_us(self, shape: Shape, rows: float | None = None, *, num_sms: int | None = None) -> float:
+        """Time of the product of some of the rows, alone: its waves of tiles, or what its memory takes if that is more."""
+        rows = shape.m if rows is None else rows
+        size_bytes = shape.item_bytes * (rows * shape.k + shape.k * shape.n + rows * shape.n)
+        return max(self._waves(shape, rows, num_sms) * self.figures.wave_us(shape.k), size_bytes / self._memory_rate)
+
+    def collective_us(self, shape: Shape) -> float:
+        """Time of the vendor's collective, alone."""
+        figures, others = self.figures, shape.num_ranks - 1
+        lines: dict[str, tuple[Line, int]] = {
+            Operator.REDUCE_SCATTER: (figures.reduce_scatter, others),
+            Operator.ALL_REDUCE: (figures.all_reduce, 2 * others),
+            Operator.ALL_GATHER: (figures.all_gather, others),
+            Operator.ALL_TO_ALL: (figures.all_to_all, others),
+        }
+        line, num_blocks = lines[shape.operator]
+        return line.time_us(num_blocks * self._block_bytes(shape)) if others else 0.0
+
+    def bound(self, shape: Shape) -> Prediction:
+        """What no way can beat, with the vendor's product and the faster of its collective and of copies.
+
+        For what communicates the product: ``max(T_gemm + t_comm(last piece), t_gemm(first piece) + T_comm)``, where a piece is the
+        rows of one wave. Where the product's operand is gathered: ``max(T_gemm, T_comm + t_gemm(last piece))``, since it
+        can begin with what is there.
+        """
+        rows = min(shape.m, self.figures.num_sms * TILE_N // max(shape.n, 1) * TILE_M or TILE_M)
+        piece_us, product_us = self.product_us(shape, rows), self.product_us(shape)
+        num_exchanges = 2 if shape.operator == Operator.ALL_REDUCE else 1
+        copies_us = num_exchanges * (shape.num_ranks - 1) * self.figures.copy.time_us(self._block_bytes(shape))
+        comm_us = min(copies_us, self.collective_us(shape))
+        last_us = 0.0
+        if shape.num_ranks > 1 and shape.operator != _GATHERS:
+            last_us = num_exchanges * self.figures.copy.time_us(rows * shape.n * shape.item_bytes)
+        first = _added(("product", product_us), ("last piece's communication", last_us))
+        second = _added(("one piece's product", piece_us), ("communication", comm_us))
+        return max(first, second, key=lambda each: each.total_us)
+
+    @property
+    def _memory_rate(self) -> float:
+        return self.figures.memory_gbs * 1e3
+
+    def _waves(self, shape: Shape, rows: float, num_sms: int | None = None) -> int:
+        num_tiles = _ceil(rows / TILE_M) * _ceil(shape.n / TILE_N)
+        return _ceil(num_tiles / (num_sms or self.figures.num_sms))
+
+    def _block_bytes(self, shape: Shape) -> float:
+        """Of what one rank sends to one other."""
+        columns = shape.k if shape.operator == _GATHERS else shape.n
+        return shape.m / shape.num_ranks * columns * shape.item_bytes
+
+    def _sum_us(self, shape: Shape, num_bytes: float) -> float:
+        """Time to add the parts of all ranks, so many bytes each; the sum is stored once, or twice where others fetch it."""
+        num_moved = shape.num_ranks + (2 if shape.operator == Operator.ALL_REDUCE else 1)
+        return num_moved * num_bytes / self._memory_rate
+
+    def _plain(self, shape: Shape) -> Prediction:
+        program, launch_us = Program(), self.figures.launch_kernel_us
+        for term, time_us in self._in_order(shape):
+            program.add(term, "compute", time_us, launch_us=launch_us)
+        return program.finish()
+
+    def _in_order(self, shape: Shape) -> Iterator[tuple[str, float]]:
+        if shape.operator == _GATHERS:
+            yield "collective", self.collective_us(shape)
+        yield "product", self.product_us(shape)
+        if shape.operator != _GATHERS:
+            yield "collective", self.collective_us(shape)
+
+    def _rounds(self, shape: Shape, rounds: int = 1, lag: int = 0, taper: int = 1) -> Prediction:
+        """A product for each block and round, moved by the copy engine; the own block comes last, or first if it is gathered."""
+        if shape.operator == _GATHERS:
+            return self._gathering(shape, rounds)
+        if shape.operator in _SUMS:
+            return self._summing(shape, shares(rounds, taper), lag)
+        time_us = self.product_us(shape, shape.m / shape.num_ranks / rounds)
+        launches_us = iter(lambda: self.figures.launch_kernel_us, None)
+        return self._sending(shape, rounds, 1, iter(lambda: time_us, None), launches_us)
+
+    def _summing(self, shape: Shape, shares: Sequence[int], lag: int) -> Prediction:
+        """Rounds of such lengths; the own rows of each come so many rounds late, and add what has arrived."""
+        figures, others, program = self.figures, shape.num_ranks - 1, Program()
+        arrived: dict[int, int] = {}
+        for number, is_own in in_order(len(shares), lag):
+            share = shares[number] / sum(shares)
+            part_bytes = self._block_bytes(shape) * share
+            product_us = self.product_us(shape, shape.m / shape.num_ranks * share)
+            slowdown = figures.product_beside_copies if arrived else 1.0
+            if not is_own:
+                for _ in range(others):
+                    done = program.add("products", "compute", product_us, launch_us=figures.launch_kernel_us)
+                    arrived[number] = self._push(program, part_bytes, [done])
+                    product_us *= slowdown
+                continue
+            program.add("own product", "compute", product_us * slowdown, launch_us=figures.launch_kernel_us)
+            if not others:
+                continue
+            here = self._signal(program, f"round {number}", [arrived[number]])
+            launch_us = figures.launch_kernel_us + figures.launch_wait_us
+            added = program.add("sum", "compute", self._sum_us(shape, part_bytes), launch_us=launch_us, after=[here])
+            if shape.operator == Operator.ALL_REDUCE:
+                known = self._signal(program, f"sums {number}", [added])
+                for _ in range(others):
+                    self._push(program, part_bytes, [known], "copies of sums")
+        return program.finish()
+
+    def _push(self, program: Program, size_bytes: float, after: Sequence[int], term: str = "copies") -> int:
+        """One copy by the copy engine, behind these."""
+        figures = self.figures
+        time_us = figures.copy.time_us(size_bytes) * figures.copies_beside_product + figures.stream_write_us
+        launch_us = figures.launch_copy_us + figures.launch_wait_us
+        return program.add(term, "push", time_us, launch_us=launch_us, after=list(after))
+
+    def _tiles(self, shape: Shape, group_rows: int = 0, reserve_sms: int = 0, rounds: int = 1) -> Prediction:
+        """One kernel for all the products, which signals each group of rows."""
+        rows = shape.m / shape.num_ranks / rounds
+        num_pieces = max(1, round(rows / group_rows)) if group_rows else 1
+        num_sms = self.figures.num_sms - reserve_sms
+
+        def pieces_us() -> Iterator[float]:
+            done_us, number = 0.0, 0
+            while True:
+                number += 1
+                until_us = (
+                    self.product_us(shape, number * rows / num_pieces, num_sms=num_sms) * self.figures.tiled_product
+                )
+                yield until_us - done_us
+                done_us = until_us
+
+        def launches_us() -> Iterator[float]:
+            yield self.figures.launch_kernel_us
+            yield from iter(lambda: 0.0, None)
+
+        return self._sending(shape, rounds, num_pieces, pieces_us(), launches_us())
+
+    def _sending(
+        self,
+        shape: Shape,
+        rounds: int,
+        num_pieces: int,
+        products_us: Iterator[float],
+        launches_us: Iterator[float],
+    ) -> Prediction:
+        """Pieces of the others' blocks are pushed as they are done, then comes the own block, then what arrived is used.
+
+        Args:
+            shape: of an operator that communicates its product.
+            rounds: how often that is done, with so many parts of each block.
+            num_pieces: of a block in a round.
+            products_us: time of the product of each next piece, alone.
+            launches_us: of the host, for each of them.
+        """
+        figures, others, program = self.figures, shape.num_ranks - 1, Program()
+        part_bytes = self._block_bytes(shape) / rounds
+        push_us = figures.copy.time_us(part_bytes / num_pieces) * figures.copies_beside_product
+        launch_push_us = figures.launch_copy_us + figures.launch_wait_us
+        arrived: list[int] = []
+        for number in range(rounds):
+            for _ in range(others * num_pieces):
+                slowdown = figures.product_beside_copies if arrived else 1.0
+                done = program.add("products", "compute", next(products_us) * slowdown, launch_us=next(launches_us))
+                pushed_us = push_us + figures.stream_write_us
+                arrived = [program.add("copies", "push", pushed_us, launch_us=launch_push_us, after=[done])]
+            slowdown = figures.product_beside_copies if arrived else 1.0
+            for _ in range(num_pieces):
+                program.add("own product", "compute", next(products_us) * slowdown, launch_us=next(launches_us))
+            if not others:
+                continue
+            here = self._signal(program, f"round {number}", arrived)
+            if shape.operator != Operator.ALL_TO_ALL:
+                launch_us = figures.launch_kernel_us + figures.launch_wait_us
+                added = program.add(
+                    "sum", "compute", self._sum_us(shape, part_bytes), launch_us=launch_us, after=[here]
+                )
+                if shape.operator == Operator.ALL_REDUCE:
+                    arrived = [self._push_sums(program, shape, part_bytes, added)]
+        if others and shape.operator != Operator.REDUCE_SCATTER:
+            self._signal(program, "the end", arrived)
+        return program.finish()
+
+    def _push_sums(self, program: Program, shape: Shape, part_bytes: float, added: int) -> int:
+        """A round's sums go to all others; gives the number of the last copy."""
+        figures, pushed = self.figures, added
+        time_us = figures.copy.time_us(part_bytes) + figures.stream_write_us
+        for _ in range(shape.num_ranks - 1):
+            pushed = program.add(
+                "copies of sums",
+                "push",
+                time_us,
+                launch_us=figures.launch_copy_us + figures.launch_wait_us,
+                after=[added],
+            )
+        return pushed
+
+    def _signal(self, program: Program, stream: str, after: list[int]) -> int:
+        """The peers' last copies have arrived, and a stream here knows it."""
+        return program.add("signal", stream, self.figures.signal_us, after=after)
+
+    def _gathering(self, shape: Shape, rounds: int) -> Prediction:
+        """The own block's product runs while the others' blocks arrive, in so many pieces each, whose products follow."""
+        figures, others, program = self.figures, shape.num_ranks - 1, Program()
+        push_us = figures.copy.time_us(self._block_bytes(shape) / rounds) * figures.copies_beside_product
+        slowdown = figures.product_beside_copies if others else 1.0
+        arrived: list[int] = []
+        for number in range(others * rounds):
+            pushed = program.add("copies", "push", push_us + figures.stream_write_us, launch_us=figures.launch_copy_us)
+            arrived.append(self._signal(program, f"piece {number}", [pushed]))
+        rows = shape.m / shape.num_ranks
+        program.add(
+            "own product", "compute", self.product_us(shape, rows) * slowdown, launch_us=figures.launch_kernel_us
+        )
+        for number, here in enumerate(arrived):
+            time_us = self.product_us(shape, rows / rounds) * (1.0 if number == len(arrived) - 1 else slowdown)
+            launch_us = figures.launch_kernel_us + figures.launch_wait_us
+            program.add("products", "compute", time_us, launch_us=launch_us, after=[here])
+        return program.finish()
+
+
+def _ceil(value: float) -> int:
+    return -int(-value // 1)
+
+
+def _added(*terms: tuple[str, float]) -> Prediction:
+    return Prediction(sum(time_us for _, time_us in terms), tuple(term for term in terms if term[1]))

@@ -1,0 +1,181 @@
+"""Measures which candidate does a shape best: the model ranks, a short measurement decides among the best, alike on all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from crossfade.errors import ChannelError, DeviceError
+from crossfade.ops.calls.shape import Shape
+from crossfade.ops.choice.cache import Decision, Source
+from crossfade.ops.choice.candidate import BASELINES, PLAIN, Candidate
+from crossfade.ops.choice.choose import TIE, Chooser, Predict, first_line
+
+__all__ = ["Measure", "Trial", "Tuner"]
+
+Trial = Callable[[int], Sequence[float]]
+"""Does it so many times, each time together with the other ranks; gives this rank's microseconds for each. First it is asked
+for 0: then it is done as often as it needs to be warm, and captured where that is what is timed. The ranks agree that all could."""
+Measure = Callable[[Shape, Candidate], Trial]
+"""Sets a candidate up, with its memory and its kernels. It talks to no other rank, so that one may fail where others do not."""
+HOPELESS = 1.3
+"""What took so much longer than the best one in the first turn gets no other."""
+_FAILED = -1
+"""In the place of a time in nanoseconds."""
+
+
+class Tuner:
+    """Tunes the choices of a `Chooser`. All ranks make the same calls, with equal shapes.
+
+    Args:
+        measure: how a candidate is timed.
+        chooser: what it decides for.
+        num_best: how many of those that were predicted best are measured. So is the best one of each other name, what the model
+            does not know, and all that are torch's own, so that no choice is slower than the best of them.
+        num_turns: how often the candidates take turns.
+        num_repeats: how often each is timed in a turn.
+    """
+
+    def __init__(
+        self, measure: Measure, chooser: Chooser, *, num_best: int = 4, num_turns: int = 3, num_repeats: int = 5
+    ) -> None:
+        if min(num_best, num_turns, num_repeats) < 1:
+            raise ValueError("num_best, num_turns and num_repeats are at least 1")
+        self._measure = measure
+        self.chooser = chooser
+        self._num_best = num_best
+        self._num_turns = num_turns
+        self._num_repeats = num_repeats
+
+    @property
+    def predict(self) -> Predict:
+        """The model's."""
+        return self.chooser.predict
+
+    def choose(self, shape: Shape, *, without: str = "") -> Candidate:
+        """See `Chooser.choose`."""
+        return self.chooser.choose(shape, without=without)
+
+    def decide(self, shape: Shape) -> Decision:
+        """See `Chooser.decide`."""
+        return self.chooser.decide(shape)
+
+    def tune(self, shape: Shape, *, is_capturing: bool = False, again: bool = False) -> Decision:
+        """Decides a shape's bucket by measuring, unless it was. Collective.
+
+        Args:
+            shape: what is measured; the decision holds for all shapes of its bucket.
+            is_capturing: the current stream is being captured, so nothing can be measured: gives what `decide` gives.
+            again: measure it even if it was.
+
+        Raises:
+            DeviceError: not one candidate could be measured.
+            ChannelError: another rank has died, or does not answer.
+        """
+        decision = self.decide(shape)
+        if is_capturing or (decision.source is Source.MEASURED and not again):
+            return decision
+        bucket = shape.bucket
+        number = self.chooser.begin_measuring()
+        times_us, notes = self._time(shape, self._shortlist(shape, number))
+        measured = Decision(tuple(_settled(times_us)), Source.MEASURED, tuple(times_us.items()), tuple(notes))
+        heard = self.chooser.hear(f"tuned {number}: {bucket}", lambda: measured)
+        decision = Decision(heard.order, heard.source, heard.times_us, tuple(notes))
+        self.chooser.keep(bucket, decision)
+        return decision
+
+    def _shortlist(self, shape: Shape, number: int) -> list[Candidate]:
+        """What is measured: the best few, the best of each name, those of which the model knows nothing, and all that are torch's
+        own; by rank 0's word, so on all ranks the same.
+        """
+
+        def say() -> Decision:
+            found = self.chooser.rank(shape)
+            chosen = [each for each, _ in found[: self._num_best]]
+            for each, time_us in found:
+                is_due = time_us is None or each.name in BASELINES or each.name not in {known.name for known in chosen}
+                if is_due and each not in chosen:
+                    chosen.append(each)
+            return Decision((*chosen, *([] if PLAIN in chosen else [PLAIN])), Source.MODEL)
+
+        return list(self.chooser.hear(f"tuned {number}: {shape}, shortlist", say).order)
+
+    def _time(self, shape: Shape, candidates: Sequence[Candidate]) -> tuple[dict[Candidate, float], list[str]]:
+        """Median of each candidate's times, the slowest rank's each time; and what was left out, and why."""
+        notes: list[str] = []
+        trials = {each: trial for each in candidates if (trial := self._set_up(shape, each, notes)) is not None}
+        trials = {each: trial for each, trial in trials.items() if self._warm_up(each, trial, notes)}
+        times_us: dict[Candidate, list[float]] = {each: [] for each in trials}
+        for turn in range(self._num_turns):
+            order = list(trials)  # turned round each time: what came before leaves a GPU warmer or cooler
+            for each in order[::-1] if turn % 2 else order:
+                slowest_us = self._run(each, trials[each], notes)
+                if slowest_us is None:
+                    del times_us[each], trials[each]
+                else:
+                    times_us[each] += slowest_us
+            if turn == 0 and times_us:
+                limit_us = HOPELESS * min(median(found) for found in times_us.values())
+                trials = {
+                    each: trial for each, trial in trials.items() if each == PLAIN or median(times_us[each]) <= limit_us
+                }
+        if not times_us:
+            raise DeviceError(f"no way to do {shape} could be measured:\n" + "\n".join(notes))
+        return {each: median(found) for each, found in times_us.items()}, notes
+
+    def _set_up(self, shape: Shape, candidate: Candidate, notes: list[str]) -> Trial | None:
+        """What times a candidate, if all ranks could set it up."""
+        trial: list[Trial] = []
+        can = self._agree(candidate, lambda: trial.append(self._measure(shape, candidate)), notes)
+        return trial[0] if can else None
+
+    def _warm_up(self, candidate: Candidate, trial: Trial, notes: list[str]) -> bool:
+        """Makes a candidate ready to be timed; whether all ranks could."""
+        return self._agree(candidate, lambda: trial(0), notes)
+
+    def _agree(self, candidate: Candidate, work: Callable[[], object], notes: list[str]) -> bool:
+        """Does something; whether all ranks could."""
+        why = ""
+        try:
+            work()
+        except ChannelError:
+            raise
+        except Exception as error:
+            why = first_line(error)
+        rows = self.chooser.ranks.gather([_FAILED if why else 0])
+        return self._is_all_right(candidate, rows, why, notes)
+
+    def _run(self, candidate: Candidate, trial: Trial, notes: list[str]) -> list[float] | None:
+        """The slowest rank's time of each repetition; None if a rank failed."""
+        own, why = [_FAILED] * self._num_repeats, ""
+        try:
+            times_us = trial(self._num_repeats)
+            if len(times_us) != self._num_repeats or not all(math.isfinite(each) and each >= 0 for each in times_us):
+                raise ValueError(f"{self._num_repeats} times were asked for, and {times_us!r} given")
+            own = [max(1, round(each * 1e3)) for each in times_us]
+        except ChannelError:
+            raise
+        except Exception as error:
+            why = first_line(error)
+        rows = self.chooser.ranks.gather(own)
+        if not self._is_all_right(candidate, rows, why, notes):
+            return None
+        return [max(column) / 1e3 for column in zip(*rows, strict=True)]
+
+    def _is_all_right(self, candidate: Candidate, rows: list[list[int]], why: str, notes: list[str]) -> bool:
+        failed = [rank for rank, row in enumerate(rows) if _FAILED in row]
+        if failed:
+            who = f"rank{'s' * (len(failed) > 1)} {', '.join(map(str, failed))}"
+            notes.append(f"{candidate} is left out: it failed on {who}{': ' * bool(why)}{why}")
+        return not failed
+
+
+def _settled(times_us: dict[Candidate, float]) -> list[Candidate]:
+    """From the fastest on; but of those that are as good as the fastest, the one that was predicted best is the first: times are in
+    that order.
+    """
+    order = sorted(times_us, key=lambda each: times_us[each])
+    first = next(each for each in times_us if times_us[each] <= TIE * times_us[order[0]])
+    order.remove(first)
+    return [first, *order]

@@ -1,0 +1,1 @@
+"""Gradients of the operators, for torch's autograd and for torch.compile."""

@@ -1,0 +1,53 @@
+"""Operators as nodes of torch's autograd graph: one class for all of them, which a `Gradient` tells what to do. Needs torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from crossfade.ops.gradients.backward import Gradient, Needs
+
+__all__ = ["Differentiable"]
+
+
+class Differentiable(torch.autograd.Function):
+    """The node. Backward runs in a thread of torch's autograd, on the stream of the forward."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Gradient, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The operator itself; autograd does not look inside."""
+        ctx.call = call
+        out, rows, matrix = call.forward(a, b, bias, Needs(*ctx.needs_input_grad[1:]))
+        ctx.save_for_backward(rows, matrix)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Gradients of what needs one."""
+        rows, matrix = ctx.saved_tensors  # first: a checkpoint may run the forward again here, on the same lane
+        with torch.no_grad():
+            grads = ctx.call.backward(grad, rows, matrix, Needs(*ctx.needs_input_grad[1:]))
+        if torch.is_grad_enabled() and grad.requires_grad:  # create_graph=True
+            grads = tuple(each if each is None else _once(ctx.call.name, each, grad) for each in grads)
+        return None, *grads
+
+
+def _once(name: str, value: torch.Tensor, source: torch.Tensor) -> Any:
+    return _Once.apply(name, value, source)  # type: ignore[no-untyped-call]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that has none itself."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, value: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        ctx.name = name
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        raise RuntimeError(
+            f"the gradient of {ctx.name} has no gradient itself\nhint: leave create_graph out, or take torch.mm and "
+            "torch.distributed.nn.functional there"
+        )

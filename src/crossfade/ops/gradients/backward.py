@@ -1,0 +1,354 @@
+"""The gradients of the operators, on tensors: what each saves, and which operator it goes back by.
+
+W ranks; G is the gradient of a rank's output, dA, dB and dbias are those of its operands. Where all ranks have the same output, all
+have the same G (as in Megatron and DTensor), and where all have the same bias, each gets its whole gradient.
+
+=======================  ==============================  =================================  =================
+operator                 dA                              dB                                 dbias
+=======================  ==============================  =================================  =================
+`matmul_reduce_scatter`  all_gather_matmul(G, b^T)       a^T (all ranks' G)                 sum of all G
+`matmul_all_reduce`      G b^T                           a^T G                              sum of G
+`all_gather_matmul`      matmul_reduce_scatter(G, b^T)   (all ranks' a)^T G                 sum of G
+`matmul_all_to_all`      all_to_all_matmul(G, b^T)       a^T (the rows of G that came back) sum of those
+`replicated_matmul`      matmul_all_reduce(G, b^T)       a^T G                              sum of G
+=======================  ==============================  =================================  =================
+
+Saved are ``a`` where dB is needed (of an all-gather all ranks' ``a``, or this rank's), and ``b`` where dA is. What is gathered for
+dA is what dB needs, so it moves once. Where dA's operator sums over ranks, dB's product is enqueued inside of it, behind dA's last
+product and before the wait for the other ranks: it runs while the last parts are under way.
+
+Rows that are needed until dB is done go into reserved memory, if there is any (`scratch`). dB lies in memory as ``b`` does, so
+that a linear layer's weight gets a gradient of its own layout, without a copy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from crossfade.device.borrowed import torch_or_raise
+from crossfade.ops import forward
+from crossfade.ops.calls.counts import Counts
+from crossfade.ops.calls.job import check_operands, layout_of, packed
+from crossfade.ops.calls.products import multiply
+from crossfade.ops.calls.shape import Layout, Operator, Shape
+from crossfade.ops.choice.candidate import Candidate
+from crossfade.ops.choice.choose import choose_for
+from crossfade.ops.gradients.scratch import find_scratch
+from crossfade.peers import collectives
+
+if TYPE_CHECKING:
+    import torch
+
+    from crossfade.peers.group import PeerGroup
+
+__all__ = ["AllGather", "AllReduce", "AllToAll", "Gradient", "Grads", "Needs", "ReduceScatter", "Replicated"]
+
+Chosen = Candidate | str | None
+
+
+class Needs(NamedTuple):
+    """Which operands get a gradient."""
+
+    a: bool
+    b: bool
+    bias: bool
+
+
+class Grads(NamedTuple):
+    """The gradients, None where nobody needs one."""
+
+    a: torch.Tensor | None
+    b: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
+class Gradient(ABC):
+    """One call of an operator, whose gradient may be asked for, more than once.
+
+    Args:
+        group, lane: of the call; the gradient keeps to that lane.
+        candidate: of the forward product.
+        backward_candidate: of dA's operator.
+
+    Attributes:
+        name: of the operator.
+    """
+
+    name: str
+
+    def __init__(
+        self, group: PeerGroup, lane: int, candidate: Chosen = None, backward_candidate: Chosen = None
+    ) -> None:
+        self._group = group
+        self._options: dict[str, Any] = {"lane": lane}
+        if candidate is not None:
+            self._options["candidate"] = candidate
+        self._back: dict[str, Any] = {"lane": lane, "candidate": backward_candidate}
+        self._shape: tuple[int, ...] = ()
+        self._layout = Layout.ROWS
+
+    def forward(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """The output, and what `backward` is to be given: rows and ``b``, as far as it needs them."""
+        out, rows = self._compute(a, b, bias, needs)
+        self._shape, self._layout = tuple(a.shape), layout_of(self.name, b)
+        return out, rows if needs.b else None, b if needs.a else None
+
+    def resume(self, shape: tuple[int, ...], grad: torch.Tensor, layout: Layout) -> None:
+        """In the place of `forward`, where an equal call did that: what `backward` has to know of it.
+
+        Args:
+            shape: of ``a``.
+            grad: G.
+            layout: of ``b``.
+        """
+        self._shape, self._layout = shape, layout
+
+    def backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+        """The gradients. To be called without a gradient's own recording, by all ranks in one order on a lane.
+
+        Args:
+            grad: G.
+            rows: what `forward` gave.
+            b: what it gave.
+            needs: the same as there.
+        """
+        return self._backward(packed(self._group, grad).flatten(0, -2), rows, b, needs)
+
+    @abstractmethod
+    def _compute(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @abstractmethod
+    def _backward(
+        self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs
+    ) -> Grads: ...
+
+    def _like_a(self, grad: torch.Tensor | None) -> torch.Tensor | None:
+        return None if grad is None else grad.view(self._shape)
+
+    def _rest(self, grad: torch.Tensor, rows: torch.Tensor | None) -> Rest:
+        return Rest(self._group, grad, rows, self._layout)
+
+
+class Rest:
+    """dB and dbias: products and sums that need no other rank, to be enqueued at any time.
+
+    Args:
+        group: of the call.
+        grad: (M, N), contiguous.
+        rows: (M, K), or (..., K) with M rows; None where there is no dB.
+        layout: of ``b``.
+    """
+
+    def __init__(self, group: PeerGroup, grad: torch.Tensor, rows: torch.Tensor | None, layout: Layout) -> None:
+        self._work: list[Callable[[], object]] = []
+        self._do = group.do
+        self._grad = grad
+        self.b: torch.Tensor | None = None
+        self.bias: torch.Tensor | None = None
+        if rows is not None:
+            self._plan_b(packed(group, rows).flatten(0, -2), layout)
+
+    def _plan_b(self, rows: torch.Tensor, layout: Layout) -> None:
+        grad, depth, columns = self._grad, rows.shape[1], self._grad.shape[1]
+        if layout is Layout.COLUMNS:
+            out = grad.new_empty(columns, depth)
+            self.b = out.t()
+            self._work.append(partial(multiply, grad.t(), rows, out, None))
+        else:
+            self.b = grad.new_empty(depth, columns)
+            self._work.append(partial(multiply, rows.t(), grad, self.b, None))
+
+    def with_bias(self, is_needed: bool) -> Rest:
+        """The same, and dbias if it is needed: the sum of ``grad``'s rows."""
+        if is_needed:
+            self.bias = self._grad.new_empty(self._grad.shape[1])
+            self._work.append(partial(torch_or_raise().sum, self._grad, 0, out=self.bias))
+        return self
+
+    def enqueue(self) -> None:
+        """On the current stream."""
+        for work in self._work:
+            self._do(work)
+
+
+class ReduceScatter(Gradient):
+    """`matmul_reduce_scatter`."""
+
+    name = Operator.REDUCE_SCATTER
+
+    def _compute(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return forward.reduce_scatter(a, b, self._group, bias=bias, **self._options), a
+
+    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+        group, lane = self._group, self._back["lane"]
+        da = gathered = None
+        if needs.b or (needs.a and needs.bias):
+            gathered = find_scratch(group, lane, (group.num_ranks * len(grad), grad.shape[1]), grad)
+        if b is not None:
+            da = forward.all_gather(grad, b.t(), group, gathered=gathered, **self._back)
+        elif gathered is not None:
+            collectives.all_gather(group, grad, gathered, lane=lane)
+        if gathered is None:
+            rest = self._rest(grad, None).with_bias(needs.bias)
+            rest.enqueue()
+            if rest.bias is not None:
+                collectives.all_reduce(group, rest.bias, rest.bias, lane=lane)
+        else:
+            rest = self._rest(gathered, rows).with_bias(needs.bias)
+            rest.enqueue()
+        return Grads(self._like_a(da), rest.b, rest.bias)
+
+
+class AllReduce(Gradient):
+    """`matmul_all_reduce`. All ranks have the same G, so nothing has to move."""
+
+    name = Operator.ALL_REDUCE
+
+    def _compute(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return forward.all_reduce(a, b, self._group, bias=bias, **self._options), a
+
+    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+        da = None
+        if b is not None:
+            da = grad.new_empty(len(grad), b.shape[0])
+            self._group.do(partial(multiply, grad, b.t(), da, None))
+        rest = self._rest(grad, rows).with_bias(needs.bias)
+        rest.enqueue()
+        return Grads(self._like_a(da), rest.b, rest.bias)
+
+
+class AllGather(Gradient):
+    """`all_gather_matmul`.
+
+    Args:
+        group, lane, candidate, backward_candidate: see `Gradient`.
+        save_gathered: save all ranks' ``a``, and not only this one's.
+    """
+
+    name = Operator.ALL_GATHER
+
+    def __init__(
+        self,
+        group: PeerGroup,
+        lane: int,
+        candidate: Chosen = None,
+        backward_candidate: Chosen = None,
+        *,
+        save_gathered: bool = True,
+    ) -> None:
+        super().__init__(group, lane, candidate, backward_candidate)
+        self._is_saved = save_gathered
+
+    def _compute(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        gathered = None
+        if self._is_saved and needs.b:
+            num_rows, depth = check_operands(self.name, self._group, a, b, bias).a.shape
+            gathered = a.new_empty(self._group.num_ranks * num_rows, depth)
+        out = forward.all_gather(a, b, self._group, bias=bias, gathered=gathered, **self._options)
+        return out, a if gathered is None else gathered
+
+    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+        lane = self._back["lane"]
+        if rows is not None and not self._is_saved:
+            flat = packed(self._group, rows).flatten(0, -2)
+            place = find_scratch(self._group, lane, (self._group.num_ranks * len(flat), flat.shape[1]), flat)
+            rows = collectives.all_gather(self._group, flat, place, lane=lane)
+        rest = self._rest(grad, rows).with_bias(needs.bias)
+        if b is None:
+            rest.enqueue()
+            return Grads(None, rest.b, rest.bias)
+        da = forward.reduce_scatter(grad, b.t(), self._group, meanwhile=rest.enqueue, **self._back)
+        return Grads(self._like_a(da), rest.b, rest.bias)
+
+
+class AllToAll(Gradient):
+    """`matmul_all_to_all`.
+
+    Args:
+        group, lane, candidate, backward_candidate: see `Gradient`.
+        counts: of the forward product.
+    """
+
+    name = Operator.ALL_TO_ALL
+
+    def __init__(
+        self,
+        group: PeerGroup,
+        lane: int,
+        candidate: Chosen = None,
+        backward_candidate: Chosen = None,
+        *,
+        counts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        super().__init__(group, lane, candidate, backward_candidate)
+        self._given = counts
+        self._counts = Counts((), group.rank)
+        self._columns = 0
+
+    def _compute(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out = forward.all_to_all(a, b, self._group, self._given, bias=bias, **self._options)
+        self._settle(len(out), b.shape[1], b.shape[0], b.dtype, layout_of(self.name, b))
+        return out, a
+
+    def resume(self, shape: tuple[int, ...], grad: torch.Tensor, layout: Layout) -> None:
+        """And the counts, and the way back."""
+        super().resume(shape, grad, layout)
+        self._settle(prod(grad.shape[:-1]), grad.shape[-1], shape[-1], grad.dtype, layout)
+
+    def _settle(self, num_rows: int, columns: int, depth: int, dtype: torch.dtype, layout: Layout) -> None:
+        """What goes back, and how. ``num_rows``: of the output, by which they are counted where nobody gave counts."""
+        group, given = self._group, self._given
+        if given is None:
+            self._counts = Counts.even(num_rows // group.num_ranks, group.rank, group.num_ranks)
+        else:
+            self._counts = Counts(tuple(tuple(map(int, row)) for row in given), group.rank)
+        chosen = self._back["candidate"] or self._options.get("candidate")
+        if chosen is None:
+            most, kind = self._counts.most_sent, str(dtype).removeprefix("torch.")
+            shape = Shape(Operator.ALL_TO_ALL, most, columns, depth, kind, layout, group.num_ranks)
+            chosen = choose_for(shape, group)
+        self._back["candidate"] = Candidate.parse(chosen) if isinstance(chosen, str) else chosen
+
+    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+        turned = self._counts.turned()
+        returned = grad.new_empty(sum(turned.received), grad.shape[1])
+        matrix = grad.new_empty(grad.shape[1], 0) if b is None else b.t()
+        da = forward.all_to_all_first(grad, matrix, self._group, turned, gathered=returned, **self._back)
+        rest = self._rest(returned, rows).with_bias(needs.bias)
+        rest.enqueue()
+        return Grads(None if b is None else self._like_a(da), rest.b, rest.bias)
+
+
+class Replicated(Gradient):
+    """`replicated_matmul`: the product alone. All ranks have the same ``a``, so dA is the sum over ranks."""
+
+    name = "replicated_matmul"
+
+    def _compute(
+        self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return forward.replicated(a, b, self._group, bias=bias), a
+
+    def _backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
+        rest = self._rest(grad, rows).with_bias(needs.bias)
+        if b is None:
+            rest.enqueue()
+            return Grads(None, rest.b, rest.bias)
+        da = forward.all_reduce(grad, b.t(), self._group, meanwhile=rest.enqueue, **self._back)
+        return Grads(self._like_a(da), rest.b, rest.bias)

@@ -1,0 +1,253 @@
+"""The operators as torch.compile sees them: operators of torch's by the name ``crossfade::``, with shapes and gradients.
+
+::
+
+    crossfade::matmul_reduce_scatter(a, b, bias, group, lane, candidate, backward_candidate) -> out
+    crossfade::matmul_all_reduce, crossfade::replicated_matmul      likewise
+    crossfade::matmul_all_to_all(..., counts) -> out                counts: W x W of them, row by row
+    crossfade::all_gather_matmul(..., keeps_rows) -> out, rows      rows: all ranks' a, or nothing
+    crossfade::matmul_gradients(operator, grad, rows, b, ...)       one for all of them -> dA, dB, dbias, or nothing
+    crossfade::all_to_all(tensor, group, lane)
+    crossfade::split(x, group, dim, lane), crossfade::gather        each goes back by the other
+
+``group`` is a `PeerGroup.key`. What they do is what `crossfade.ops.gradients.backward` does for torch's autograd, so gradients are
+overlapped as they are there. A tensor of 0 elements stands for nothing: operators of torch's always give what they say.
+
+Importing this defines them; it needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from crossfade.ops.calls.shape import Layout
+from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, Gradient, Needs, ReduceScatter, Replicated
+from crossfade.ops.gradients.shares import join_shares, take_share
+from crossfade.peers import collectives
+from crossfade.peers.keys import GroupKey, find_group
+
+__all__ = ["OPERATORS"]
+
+Tensor = torch.Tensor
+_CALLS: dict[str, Callable[..., Gradient]] = {
+    str(call.name): call for call in (ReduceScatter, AllReduce, AllGather, AllToAll, Replicated)
+}
+_REDUCE_SCATTER, _ALL_REDUCE, _ALL_GATHER, _ALL_TO_ALL, _REPLICATED = _CALLS
+_OPERANDS = "Tensor a, Tensor b, Tensor? bias, "
+_WHERE = "str group, int lane, str? candidate, str? backward_candidate"
+_SCHEMAS = {
+    _REDUCE_SCATTER: f"({_OPERANDS}{_WHERE}) -> Tensor",
+    _ALL_REDUCE: f"({_OPERANDS}{_WHERE}) -> Tensor",
+    _REPLICATED: f"({_OPERANDS}{_WHERE}) -> Tensor",
+    _ALL_TO_ALL: f"({_OPERANDS}{_WHERE}, SymInt[]? counts) -> Tensor",
+    _ALL_GATHER: f"({_OPERANDS}{_WHERE}, bool keeps_rows) -> (Tensor, Tensor)",
+}
+_GRADIENTS = (
+    "(str operator, Tensor grad, Tensor? rows, Tensor? b, SymInt[] shape, bool is_b_transposed, bool[] needs, "
+    f"{_WHERE}, SymInt[]? counts, bool keeps_rows) -> (Tensor, Tensor, Tensor)"
+)
+
+
+class _Where(NamedTuple):
+    """How a call is done, as operators of torch's are told: see the schemas."""
+
+    group: str
+    lane: int
+    candidate: str | None
+    backward_candidate: str | None
+    counts: Sequence[int] | None = None
+    keeps_rows: bool = False
+
+    @classmethod
+    def of(cls, name: str, where: Sequence[Any]) -> _Where:
+        """Of the last arguments of an operator."""
+        made = cls(*where[:4])
+        if len(where) > 4:
+            return made._replace(**{"counts" if name == _ALL_TO_ALL else "keeps_rows": where[4]})
+        return made
+
+    def call(self, name: str) -> Gradient:
+        """The operator.
+
+        Raises:
+            ChannelClosed: the group is closed.
+        """
+        own: dict[str, Any] = {}
+        group = find_group(self.group)
+        if name == _ALL_TO_ALL and self.counts is not None:
+            count = group.num_ranks
+            own["counts"] = [list(self.counts[p * count : (p + 1) * count]) for p in range(count)]
+        if name == _ALL_GATHER:
+            own["save_gathered"] = self.keeps_rows
+        return _CALLS[name](group, self.lane, self.candidate, self.backward_candidate, **own)
+
+
+def _do(name: str, a: Tensor, b: Tensor, bias: Tensor | None, *where: Any) -> Any:
+    at = _Where.of(name, where)
+    out, rows, _ = at.call(name).forward(a, b, bias, Needs(False, at.keeps_rows, False))
+    if name != _ALL_GATHER:
+        return out
+    return out, a.new_empty(0) if rows is None else rows
+
+
+def _shape(name: str, a: Tensor, b: Tensor, bias: Tensor | None, *where: Any) -> Any:
+    """What comes out, without its values."""
+    at = _Where.of(name, where)
+    _, rank, num_ranks = GroupKey.parse(at.group)
+    num_rows, columns = prod(a.shape[:-1]), b.shape[1]
+    hint = "hint: they have to be (..., K) and (K, N)"
+    check: Any = torch._check  # also of symbols
+    check(a.shape[-1] == b.shape[0], lambda: f"a of {name} is of shape {a.shape}, b of {b.shape}\n{hint}")
+    if name == _REDUCE_SCATTER:
+        check(num_rows % num_ranks == 0, lambda: f"a of {name} has {num_rows} rows\nhint: a multiple of {num_ranks}")
+        return a.new_empty(num_rows // num_ranks, columns)
+    if name == _ALL_TO_ALL:
+        counts = at.counts
+        return a.new_empty(num_rows if counts is None else sum(counts[rank::num_ranks]), columns)
+    if name != _ALL_GATHER:
+        return a.new_empty(*a.shape[:-1], columns)
+    total = num_ranks * num_rows
+    return a.new_empty(total, columns), a.new_empty(total, a.shape[-1]) if at.keeps_rows else a.new_empty(0)
+
+
+def _keep(name: str, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """What the gradient needs; see `crossfade.ops.gradients.backward`."""
+    a, b, _, *where = inputs
+    needs_a, needs_b = ctx.needs_input_grad[:2]
+    ctx.where, rows = _Where.of(name, where), a
+    if name == _ALL_GATHER:
+        ctx.mark_non_differentiable(output[1])
+        rows = output[1] if ctx.where.keeps_rows else a
+    ctx.set_materialize_grads(False)
+    ctx.shape, ctx.is_b_transposed = tuple(a.shape), not b.is_contiguous()
+    ctx.save_for_backward(rows if needs_b else None, b if needs_a else None)
+
+
+def _go_back(name: str, ctx: Any, grad: Tensor | None, *others: None) -> Any:
+    nothing = (None,) * len(ctx.needs_input_grad)
+    if grad is None:
+        return nothing
+    needs = list(ctx.needs_input_grad[:3])
+    made = OPERATORS.matmul_gradients(name, grad, *ctx.saved_tensors, ctx.shape, ctx.is_b_transposed, needs, *ctx.where)
+    return *(each if is_needed else None for each, is_needed in zip(made, needs, strict=True)), *nothing[3:]
+
+
+def _gradients(
+    operator: str,
+    grad: Tensor,
+    rows: Tensor | None,
+    b: Tensor | None,
+    shape: Sequence[int],
+    is_b_transposed: bool,
+    needs: Sequence[bool],
+    *where: Any,
+) -> tuple[Tensor, ...]:
+    call = _Where(*where).call(operator)
+    call.resume(tuple(shape), grad, Layout.COLUMNS if is_b_transposed else Layout.ROWS)
+    made = call.backward(grad, rows, b, Needs(*needs))
+    return tuple(grad.new_empty(0) if each is None else each for each in made)
+
+
+def _gradient_shapes(
+    operator: str,
+    grad: Tensor,
+    rows: Tensor | None,
+    b: Tensor | None,
+    shape: Sequence[int],
+    is_b_transposed: bool,
+    needs: Sequence[bool],
+    *where: Any,
+) -> tuple[Tensor, ...]:
+    depth, columns = shape[-1], grad.shape[-1]
+    of_b = grad.new_empty(columns, depth).t() if is_b_transposed else grad.new_empty(depth, columns)
+    made = grad.new_empty(tuple(shape)), of_b, grad.new_empty(columns)
+    return tuple(each if is_needed else grad.new_empty(0) for each, is_needed in zip(made, needs, strict=True))
+
+
+def _all_to_all(tensor: Tensor, group: str, lane: int) -> Tensor:
+    return collectives.all_to_all(find_group(group), tensor, lane=lane)
+
+
+def _split(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    return take_share(x, find_group(group), dim)
+
+
+def _split_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    return x.new_empty(_resized(x, dim, x.shape[dim] // GroupKey.parse(group).num_ranks))
+
+
+def _gather(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    return join_shares(x, find_group(group), dim, lane)
+
+
+def _gather_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    return x.new_empty(_resized(x, dim, x.shape[dim] * GroupKey.parse(group).num_ranks))
+
+
+def _resized(x: Tensor, dim: int, length: int) -> list[int]:
+    shape = list(x.shape)
+    shape[dim] = length
+    return shape
+
+
+def _keep_place(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.place = inputs[1:]
+
+
+def _gather_back(ctx: Any, grad: Tensor) -> Any:
+    return OPERATORS.gather(grad, *ctx.place), None, None, None
+
+
+def _split_back(ctx: Any, grad: Tensor) -> Any:
+    return OPERATORS.split(grad, *ctx.place), None, None, None
+
+
+def _define() -> SimpleNamespace:
+    """All of them, by name."""
+    custom_op: Any = torch.library.custom_op
+    made = SimpleNamespace()
+    for name, schema in _SCHEMAS.items():
+        operator = custom_op(f"crossfade::{name}", _bound(_do, name), mutates_args=(), schema=schema)
+        operator.register_fake(_bound(_shape, name))
+        operator.register_autograd(_bound(_go_back, name), setup_context=_bound_context(name))
+        setattr(made, name, getattr(torch.ops.crossfade, name))
+    gradients = custom_op("crossfade::matmul_gradients", _gradients, mutates_args=(), schema=_GRADIENTS)
+    gradients.register_fake(_gradient_shapes)
+    made.matmul_gradients = torch.ops.crossfade.matmul_gradients
+    schema = "(Tensor tensor, str group, int lane) -> Tensor"
+    moved = custom_op("crossfade::all_to_all", _all_to_all, mutates_args=(), schema=schema)
+    moved.register_fake(lambda tensor, group, lane: torch.empty_like(tensor))
+    made.all_to_all = torch.ops.crossfade.all_to_all
+    for name, function, fake, back in (
+        ("split", _split, _split_shape, _gather_back),
+        ("gather", _gather, _gather_shape, _split_back),
+    ):
+        schema = "(Tensor x, str group, int dim, int lane) -> Tensor"
+        operator = custom_op(f"crossfade::{name}", function, mutates_args=(), schema=schema)
+        operator.register_fake(fake)
+        operator.register_autograd(back, setup_context=_keep_place)
+        setattr(made, name, getattr(torch.ops.crossfade, name))
+    return made
+
+
+def _bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def bound(*args: Any) -> Any:
+        return function(name, *args)
+
+    return bound
+
+
+def _bound_context(name: str) -> Callable[..., None]:
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _keep(name, ctx, inputs, output)
+
+    return keep
+
+
+OPERATORS = _define()
+"""The operators, by name."""

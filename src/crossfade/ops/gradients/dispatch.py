@@ -1,0 +1,156 @@
+"""How a call leaves the operator: to torch.compile while that traces it, or to torch's autograd where it has a gradient.
+
+A traced operator becomes one of torch's, which torch.compile does not look into, and which has its gradient
+(`crossfade.ops.gradients.compiled`). What is traced keeps to what torch.compile follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from crossfade.device.borrowed import torch_or_raise
+from crossfade.ops.calls.shape import Operator
+
+if TYPE_CHECKING:
+    import torch
+
+    from crossfade.ops.choice.candidate import Candidate
+    from crossfade.ops.gradients.backward import Gradient
+    from crossfade.peers.group import PeerGroup
+
+__all__ = ["Traced", "apply", "is_traced", "trace_all_to_all", "trace_join", "trace_share", "wants_gradient"]
+
+
+def is_traced() -> bool:
+    """Whether torch.compile is tracing the caller. While it compiles what it has traced, operators that run are not."""
+    return bool(torch_or_raise().compiler.is_dynamo_compiling())
+
+
+class Traced:
+    """One call that is traced.
+
+    Args:
+        group: of the call.
+        lane: likewise.
+        candidate: likewise.
+        backward_candidate: likewise.
+    """
+
+    def __init__(
+        self,
+        group: PeerGroup,
+        lane: int,
+        candidate: Candidate | str | None = None,
+        backward_candidate: Candidate | str | None = None,
+    ) -> None:
+        self._where = (group.key, lane, _text(candidate), _text(backward_candidate))
+
+    def call(
+        self,
+        name: str,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> torch.Tensor:
+        """An operator that has an output only. An output that was given is filled by a copy."""
+        made: torch.Tensor = getattr(_operators(), name)(a, b, bias, *self._where)
+        if meanwhile is not None:
+            meanwhile()
+        return _stored(made, out)
+
+    def all_gather(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        gathered: torch.Tensor | None,
+        *,
+        save_gathered: bool,
+    ) -> torch.Tensor:
+        """`all_gather_matmul`."""
+        is_saved = save_gathered and b.requires_grad and torch_or_raise().is_grad_enabled()
+        name = str(Operator.ALL_GATHER)
+        made, rows = getattr(_operators(), name)(a, b, bias, *self._where, is_saved or gathered is not None)
+        _stored(rows, gathered)
+        return _stored(made, out)
+
+    def all_to_all(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        counts: Sequence[Sequence[int]] | None,
+    ) -> torch.Tensor:
+        """`matmul_all_to_all`."""
+        flat = None if counts is None else [count for row in counts for count in row]
+        made = getattr(_operators(), str(Operator.ALL_TO_ALL))(a, b, bias, *self._where, flat)
+        return _stored(made, out)
+
+
+def trace_all_to_all(group: PeerGroup, counts: torch.Tensor, lane: int) -> torch.Tensor:
+    """`crossfade.peers.collectives.all_to_all` of what has no gradient."""
+    return _operators().all_to_all(counts, group.key, lane)  # type: ignore[no-any-return]
+
+
+def trace_share(x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+    """`crossfade.ops.layers.regions.split`."""
+    return _operators().split(x, group.key, dim, lane)  # type: ignore[no-any-return]
+
+
+def trace_join(x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+    """`crossfade.ops.layers.regions.gather`."""
+    return _operators().gather(x, group.key, dim, lane)  # type: ignore[no-any-return]
+
+
+def _operators() -> Any:
+    from crossfade.ops.gradients import compiled
+
+    return compiled.OPERATORS
+
+
+def _text(candidate: Candidate | str | None) -> str | None:
+    return candidate if candidate is None or isinstance(candidate, str) else str(candidate)
+
+
+def _stored(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    return made if out is None else out.copy_(made)
+
+
+def wants_gradient(*tensors: Any) -> bool:
+    """Whether autograd is to know of a call with these (which need not be tensors: nobody has checked them yet)."""
+    for tensor in tensors:
+        if getattr(tensor, "requires_grad", False):
+            return bool(torch_or_raise().is_grad_enabled())
+    return False
+
+
+def apply(
+    gradient: Gradient, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, **others: object
+) -> torch.Tensor:
+    """The operator's result, through which gradients flow back.
+
+    Args:
+        gradient: of which call.
+        a: its operand.
+        b: its operand.
+        bias: its operand.
+        others: outputs and work of the caller's, by name: what autograd could not follow.
+
+    Raises:
+        RuntimeError: one of ``others`` was given.
+    """
+    for name, value in others.items():
+        if value is not None:
+            raise RuntimeError(
+                f"{gradient.name}(): functions with {name}=... arguments don't support automatic differentiation, but one of the "
+                f"arguments requires grad\nhint: leave {name} out, or call it under torch.no_grad()"
+            )
+    from crossfade.ops.gradients.autograd import Differentiable
+
+    out: torch.Tensor = Differentiable.apply(gradient, a, b, bias)  # type: ignore[no-untyped-call]
+    return out

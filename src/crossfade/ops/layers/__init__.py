@@ -1,0 +1,1 @@
+"""Linear layers split over the ranks, and a model made of them."""

@@ -1,0 +1,79 @@
+"""The counters of a plan's pieces: who adds, who waits, and for which number.
+
+A kernel adds 1 for each tile that it has stored. There are two rows of counters, since an eager call and a replay cannot share one:
+
+- *eager* counters count up and are never reset. A launch of a stretch is noted here, so the number to wait for is known: so many
+  launches, times the piece's tiles. A wait is one operation, and numbers may wrap around 2^32.
+- *replayed* counters begin at 0 and are put back to 0 by the wait, since a captured graph repeats its numbers. So a piece that is
+  counted in a capture is waited for in it, once, and what launches it again comes behind that wait: a capture's streams are joined.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crossfade.device.driver import Driver
+from crossfade.errors import DeviceError
+from crossfade.ops.signaled.tiles import Piece, Stretch, TilePlan
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Counters", "num_counter_words"]
+
+_MASK = 0xFFFF_FFFF
+
+
+def num_counter_words(plan: TilePlan, words_apart: int) -> int:
+    """int32 words of both rows."""
+    return max(2 * len(plan.pieces) * words_apart, 1)
+
+
+class Counters:
+    """The counters of one plan, for one call in flight at a time.
+
+    Args:
+        driver: of the device.
+        plan: whose pieces.
+        words: zeroed int32 words on the device, `num_counter_words` of them.
+        words_apart: distance of two counters.
+    """
+
+    def __init__(self, driver: Driver, plan: TilePlan, words: torch.Tensor, words_apart: int) -> None:
+        self._driver = driver
+        self._words = words  # kept alive
+        self._step = 4 * words_apart
+        self._rows = words.data_ptr(), words.data_ptr() + len(plan.pieces) * self._step
+        self._launches = [0] * len(plan.stretches)
+        self._places = {piece.counter: stretch.place for stretch in plan.stretches for piece in stretch.pieces}
+        for row, name in zip(self._rows, ("eager", "replayed"), strict=True):
+            for piece in plan.pieces:
+                label = f"{name} counter of piece {piece.counter} (rank {piece.rank}, round {piece.round})"
+                driver.name_range(row + piece.counter * self._step, 4, label)
+
+    def row(self, *, is_captured: bool) -> int:
+        """Where the kernel finds them."""
+        return self._rows[is_captured]
+
+    def note(self, stretch: Stretch, *, is_captured: bool) -> None:
+        """A stretch has been launched, and counts its pieces."""
+        if not is_captured:
+            self._launches[stretch.place] += 1
+
+    def wait(self, stream: int, piece: Piece, *, is_captured: bool) -> None:
+        """Enqueues: behind it on the stream, the piece is stored. Its stretch must have been launched before (PL-5).
+
+        Raises:
+            DeviceError: it was not.
+        """
+        at = self._rows[is_captured] + piece.counter * self._step
+        if is_captured:
+            self._driver.wait_and_reset(stream, at, piece.num_tiles, 0)
+            return
+        num_launches = self._launches[self._places[piece.counter]]
+        if not num_launches:
+            raise DeviceError(
+                f"piece {piece.counter} is waited for before it is launched",
+                hint="launch its stretch with signals first: a stream must not wait for what is not enqueued",
+            )
+        self._driver.wait_value(stream, at, num_launches * piece.num_tiles & _MASK)
