@@ -255,31 +255,45 @@ def _levels(plan: BarePlan) -> dict[str, list[int]] | None:
 
 def _waits(plan: BarePlan, starts: dict[str, int]) -> Iterator[tuple[int, int]]:
     """Pairs (step, step that waits for it) of one round: program order, messages and collectives to where they are waited for."""
-    written: dict[str, int] = {}
-    met: dict[str, list[int]] = {}
+    written, met = _sources(plan, starts)
     firsts = set(starts.values())
     for actor, actions in plan.programs.items():
         yield from pairwise(range(starts[actor], starts[actor] + len(actions)))
+        coming = _coming(plan, actor, starts[actor], written, met)
         for step, action in enumerate(actions, starts[actor]):
-            if action.verb in (Verb.WRITE, Verb.SEND):
-                written[action.target] = step
-            elif action.verb is Verb.COLL:
-                met.setdefault(action.target, []).append(step)
-    for actor, actions in plan.programs.items():
-        coming: dict[str, list[int]] = {}
-        for step, action in enumerate(actions, starts[actor]):
-            if action.verb is Verb.COLL and action.target in plan.collective:
-                others = [other for other in met[action.target] if other != step]
-                if action.stream == MAIN:  # it ends when the others have come that far
-                    yield from ((other - 1, step) for other in others if other not in firsts)
-                else:
-                    coming.update(dict.fromkeys(plan.collective[action.target].outputs_of(actor), others))
-            channel = plan.channel.get(action.target)
-            if action.verb is Verb.RECV and channel is not None and channel.id in written:
-                coming[channel.value] = [written[channel.id]]
-        for step, action in enumerate(actions, starts[actor]):
+            if action.verb is Verb.COLL and action.stream == MAIN and action.target in plan.collective:
+                # it ends when the others have come that far
+                yield from ((other - 1, step) for other in met[action.target] if other != step and other not in firsts)
             is_waited_for = action.verb is Verb.READ or (action.verb is Verb.RECV and action.stream == MAIN)
             if is_waited_for and not action.ahead and action.target in written:
                 yield written[action.target], step
             for value in values_used(plan, action, actor):
                 yield from ((source, step) for source in coming.pop(value, ()))
+
+
+def _sources(plan: BarePlan, starts: dict[str, int]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """The step that writes or sends, by channel, and the steps at which its parties do a collective."""
+    written: dict[str, int] = {}
+    met: dict[str, list[int]] = {}
+    for actor, actions in plan.programs.items():
+        for step, action in enumerate(actions, starts[actor]):
+            if action.verb in (Verb.WRITE, Verb.SEND):
+                written[action.target] = step
+            elif action.verb is Verb.COLL:
+                met.setdefault(action.target, []).append(step)
+    return written, met
+
+
+def _coming(
+    plan: BarePlan, actor: str, start: int, written: dict[str, int], met: dict[str, list[int]]
+) -> dict[str, list[int]]:
+    """The steps that the first use of a value waits for: of values that a receive, or a collective beside ``main``, brings."""
+    coming: dict[str, list[int]] = {}
+    for step, action in enumerate(plan.programs[actor], start):
+        if action.verb is Verb.COLL and action.stream != MAIN and action.target in plan.collective:
+            others = [other for other in met[action.target] if other != step]
+            coming.update(dict.fromkeys(plan.collective[action.target].outputs_of(actor), others))
+        channel = plan.channel.get(action.target)
+        if action.verb is Verb.RECV and channel is not None and channel.id in written:
+            coming[channel.value] = [written[channel.id]]
+    return coming

@@ -90,34 +90,42 @@ def measure_parts(
 
 
 def _round(context: Context, loads: Sequence[Load], *, is_held: bool) -> Generator[Any, Told, list[float]]:
-    driver = context.driver
     active = [load.part if load.num else IDLE for load in loads]
-    for stream in dict.fromkeys(stream for part in active for stream in part.streams):
+    streams = list(dict.fromkeys(stream for part in active for stream in part.streams))
+    for stream in streams:
         context.hold(stream, 2 if is_held else 0)
     first = [_start_timer(context, part) for part in active]
-    news = [part.begin(load.size_bytes, load.num) for part, load in zip(active, loads, strict=True)]
-    told = yield news
+    told = yield [part.begin(load.size_bytes, load.num) for part, load in zip(active, loads, strict=True)]
     for place, part in enumerate(active):
-        part.finish({rank: each[place] for rank, each in told.items()})
+        part.finish(_of_place(told, place))
     last = [_start_timer(context, part) for part in active]
     told = yield [part.leftover() for part in active]  # opens the gate
-    timers = [(begin, end) for begin, end in zip(first, last, strict=True) if begin is not None and end is not None]
-    while not all(driver.has_happened(end) for _, end in timers):
-        context.bench.pause()
-    times_us = [
-        driver.elapsed_us(begin, end) if begin is not None and end is not None else 0.0
-        for begin, end in zip(first, last, strict=True)
-    ]
-    for pair in timers:
-        for timer in pair:
-            driver.destroy_event(timer)
-    for stream in dict.fromkeys(stream for part in active for stream in part.streams):
-        while not driver.is_idle(stream):
+    times_us = [_elapsed_us(context, begin, end) for begin, end in zip(first, last, strict=True)]
+    for stream in streams:
+        while not context.driver.is_idle(stream):
             context.bench.pause()
     yield None  # all devices are done
     for place, part in enumerate(active):
-        part.settle({rank: each[place] for rank, each in told.items()})
+        part.settle(_of_place(told, place))
     return times_us
+
+
+def _of_place(told: Told, place: int) -> Told:
+    """What each rank's part in one place has told."""
+    return {rank: each[place] for rank, each in told.items()}
+
+
+def _elapsed_us(context: Context, begin: int | None, end: int | None) -> float:
+    """Waits until the second timer has happened, and destroys both; 0 where there are none."""
+    if begin is None or end is None:
+        return 0.0
+    driver = context.driver
+    while not driver.has_happened(end):
+        context.bench.pause()
+    time_us = driver.elapsed_us(begin, end)
+    driver.destroy_event(begin)
+    driver.destroy_event(end)
+    return time_us
 
 
 def _start_timer(context: Context, part: Part) -> int | None:
