@@ -25,9 +25,7 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def check_flag(name: str, value: object, hint: str = "") -> bool:
-    """Refuses what is neither True nor False, in Python or numpy, so that no other argument is taken for yes. ``hint`` says what to
-    write instead.
-    """
+    """Refuses what is no bool of Python or numpy, so that no other argument is taken for yes. ``hint`` says what to write."""
     is_numpys = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
     if not (isinstance(value, bool) or is_numpys):
         raise TypeError(f"{name} is {value!r}\nhint: {hint or 'it is True or False'}")

@@ -113,9 +113,7 @@ class Link:
         return replace(self, rates=tuple(merged[key] for key in sorted(merged)))
 
     def duration_us(self, transport: str, size_bytes: int) -> float | None:
-        """How long a transfer takes: between two measured sizes in proportion, beyond them at the outermost rate. None if
-        unmeasured.
-        """
+        """How long a transfer takes: in proportion between two measured sizes, else at the outermost rate. None if unmeasured."""
         rates = [rate for rate in self.rates if rate.transport == transport]
         if not rates:
             return None

@@ -175,7 +175,6 @@ class LoopWatch:
                 self._forget(ref, future)
 
     def _forget(self, ref: Awaited, future: asyncio.Future[None]) -> None:
-        """Nobody waits for that any more."""
         futures = self._waiting_for(ref)
         if future in futures:
             futures.remove(future)
@@ -322,7 +321,6 @@ class _Outputs:
         return not self.futures
 
     def tell_all(self) -> None:
-        """Wakes all tasks that wait."""
         for futures in self.futures.values():
             _tell(futures)
 

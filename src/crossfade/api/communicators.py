@@ -26,9 +26,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def packed(plan: Plan, calls: Mapping[str, Call]) -> dict[str, Call]:
-    """Returns the arguments that travel beside a plan, with each communicator replaced by its pickle. A note at an error of
-    pickling names it.
-    """
+    """The arguments that travel beside a plan, with each communicator replaced by its pickle. A note at an error names it."""
     found = dict(calls)
     for spec in plan.communicators:
         (communicator,) = calls[spec.id].args

@@ -322,5 +322,4 @@ def _limit_meant(kill_actors: object) -> str:
 
 
 def _transports() -> Mapping[str, Transport]:
-    """The transports that a node may ask for."""
     return {transport.value: transport for transport in Transport if transport is not Transport.COMMUNICATOR}

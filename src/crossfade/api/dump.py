@@ -146,7 +146,6 @@ def _unread(rings: Sequence[RingState], channel: str) -> Mapping[str, int]:
 
 
 def _maker(plan: Plan, value: str) -> str:
-    """The method that makes a value."""
     node = next((node for node in plan.nodes if value in node.outputs), None)
     return "" if node is None else f", which {node.actor}.{node.method} returns"
 

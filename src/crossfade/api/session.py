@@ -159,8 +159,6 @@ class Session:
 
 
 class _Holder:
-    """Where the program's session is."""
-
     session: Session | None = None
     lock = threading.RLock()
     parents: frozenset[str] = frozenset()  # sessions of the processes that this one was forked from

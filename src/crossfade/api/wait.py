@@ -58,7 +58,6 @@ class _Look:
         self._found: set[int] = set()  # positions
 
     def is_enough(self) -> bool:
-        """Looks at those that were not ready before."""
         for position, ref in enumerate(self.refs):
             if len(self._found) == self._num_wanted:
                 break
@@ -67,11 +66,9 @@ class _Look:
         return len(self._found) == self._num_wanted
 
     def ready(self) -> list[Ref]:
-        """Those that were found."""
         return [self.refs[position] for position in sorted(self._found)]
 
     def not_ready(self) -> list[Ref]:
-        """All others."""
         return [ref for position, ref in enumerate(self.refs) if position not in self._found]
 
 

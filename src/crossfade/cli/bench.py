@@ -81,7 +81,6 @@ def _fan_out(actors: list[ActorHandle]) -> CompiledGraph:
 
 
 def _some_bytes(num: int) -> Iterator[bytes]:
-    """Values of one byte, each different from the one before."""
     return (bytes([number % 251]) for number in range(num))
 
 

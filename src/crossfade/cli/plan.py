@@ -55,9 +55,7 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
 
 
 def load_graph(target: str) -> Node | MultiOutputNode:
-    """Imports the module of ``module:function``, found from the current directory too, and calls the function, which has to give a
-    node.
-    """
+    """Imports the module of ``module:function``, from the current directory too, and calls the function, which gives a node."""
     module_name, colon, function_name = target.partition(":")
     if not colon or not module_name or not function_name:
         raise UsersMistake(

@@ -28,9 +28,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def measure_topology(path: Path | None, limit_s: float) -> None:
-    """Measures, keeps the figures, and prints them. No step begins after ``limit_s``. The file is the usual one if ``path`` is
-    None.
-    """
+    """Measures, keeps the figures, and prints them. No step begins after ``limit_s``. ``path`` is None for the usual file."""
     from crossfade.device.capabilities import judge, read_facts, read_topology, require
 
     if find_spec("torch") is None:

@@ -58,9 +58,7 @@ def _known(names: Sequence[str]) -> list[str]:
 
 
 def parse_shapes(texts: Sequence[str], dtype: str, layout: str) -> Callable[[str, int], list[Shape]]:
-    """Returns a function that gives the shapes for an operator and a number of ranks. Raises a `UsersMistake` for a text that is no
-    shape.
-    """
+    """A function that gives the shapes for an operator and a number of ranks. A `UsersMistake` for a text that is no shape."""
     rows: list[tuple[int, int, int]] = []
     for text in texts:
         parts = text.split(",")

@@ -32,9 +32,7 @@ _SIGNAL_S = 0.5
 
 
 class ActorProcess:
-    """One actor's process, as the driver sees it. Raises an `ActorStartError` if the system could not start it; nothing is left
-    then.
-    """
+    """One actor's process, as the driver sees it. An `ActorStartError` if the system could not start it; nothing is left then."""
 
     def __init__(self, name: str, spin_us: float, driver_pidfd: int, pipes: Pipes) -> None:
         self.name = name

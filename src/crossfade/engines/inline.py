@@ -257,7 +257,6 @@ class _InlinePlan:
         }
 
     def lose(self, actor: str, how: str) -> None:
-        """One of the actors has ended."""
         if actor in self._cursors:
             self._lost = self._lost or (actor, how)
 
@@ -338,7 +337,6 @@ class _InlinePlan:
         return {DRIVER: self._driver.statistics(), **actors}
 
     def rings(self) -> tuple[RingState, ...]:
-        """What lies in the channels of this plan."""
         return tuple(
             RingState(spec.id, spec.writer, name, spec.depth, reader.num_unread) for spec, name, reader in self._rings
         )
@@ -369,7 +367,6 @@ class _InlinePlan:
         self.close()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """No method is under way."""
         if self in self._registry:
             self._registry.remove(self)
             self._driver.close()

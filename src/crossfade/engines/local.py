@@ -39,8 +39,6 @@ which may take a while (an actor may still be loading torch), before it is refus
 
 
 class _LocalCall:
-    """An ordinary call under way."""
-
     def __init__(self, processes: Processes, process: ActorProcess, number: int) -> None:
         self._processes = processes
         self._process = process

@@ -47,9 +47,7 @@ _LOOK_S = 1.0
 
 
 class LocalPlan:
-    """A plan that `LocalEngine.open` has opened. ``record``: every party records its spans. ``debug``: every actor watches its
-    values.
-    """
+    """A plan that `LocalEngine.open` has opened. ``record``: parties record their spans. ``debug``: actors watch their values."""
 
     def __init__(
         self,
@@ -85,9 +83,7 @@ class LocalPlan:
         self._driver: DriverEnds  # from `open` on
 
     def open(self, calls: Mapping[str, Call]) -> None:
-        """Makes the channels and gives every party its part. Raises an error if an actor dies or cannot open its channels, or
-        memory is short.
-        """
+        """Makes the channels and gives every party its part. Raises an error if an actor cannot do that, or memory is short."""
         plan = self.plan
         _refuse_too_large(plan)
         payloads = {  # before there is anything to give back: it may raise
@@ -145,7 +141,6 @@ class LocalPlan:
         self.try_submit, self.try_take, self.try_collect = driver.try_submit, driver.try_take, driver.try_collect
 
     def _missing(self, kind: type) -> list[str]:
-        """The living actors that have not answered yet."""
         is_alive = self._processes.is_alive
         return [actor for actor in self._actors if (kind, actor) not in self._answers and is_alive(actor)]
 

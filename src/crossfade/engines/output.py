@@ -63,8 +63,6 @@ class Lines:
 
 @dataclass(slots=True)
 class _Stream:
-    """One pipe of one actor."""
-
     actor: str
     fd: int
     stream: str  # "stdout" or "stderr"

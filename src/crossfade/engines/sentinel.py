@@ -55,8 +55,6 @@ _GRACE_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """To the sentinel: what are you doing?"""
-
     number: int
 
 

@@ -91,7 +91,6 @@ class _Drawing:
         self.num_columns = max(self._left[name] + self._width(name) for name in middle)
 
     def text(self) -> str:
-        """All rows, without spaces at their ends."""
         rows: list[str] = []
         for index, layer in enumerate(self._layout.layers):
             if index:

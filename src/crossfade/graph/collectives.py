@@ -239,7 +239,6 @@ def _check_root(kind: CollectiveKind, root: Any, rows: Sequence[object]) -> None
 
 
 def _actor_of(kind: CollectiveKind, item: Any, *, may_be_actor: bool = False) -> ActorInfo:
-    """Where an item's value is."""
     match item:
         case ActorInfo() if may_be_actor:
             return item

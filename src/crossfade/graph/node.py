@@ -173,7 +173,6 @@ class Node:
 
 
 def _id_of(reader: Any) -> str:
-    """Returns an actor's id, from its handle."""
     info = getattr(reader, "_info", reader)
     if not isinstance(info, ActorInfo):
         raise TypeError(f"{reader!r} is no actor\nhint: pass the handle that Cls.remote() returned")

@@ -191,7 +191,6 @@ def _look(*, is_local: bool) -> str:
 
 
 def _edge_label(edge: Edge, branch: Branch) -> str:
-    """Written on the last piece of the edge, halfway."""
     (x, y), (next_x, next_y) = branch
     x, y = (x + next_x) / 2, (y + next_y) / 2
     label = _shorten(edge.label)

@@ -62,8 +62,6 @@ def take_over(fd: int, num_bytes: int) -> bytes:
 
 
 class _Outgoing:
-    """A message that is being sent."""
-
     __slots__ = ("fds", "number", "parts", "payload", "sent")
 
     def __init__(self, payload: bytes, fds: list[int]) -> None:
@@ -216,7 +214,6 @@ class Connection:
             self._drop_outgoing()
 
     def _drop_outgoing(self) -> None:
-        """Drops all posted messages and closes their descriptors."""
         while self._outgoing:
             _close_all(self._outgoing[0].fds)
             if self._outgoing:  # as in `flush`
@@ -231,9 +228,7 @@ class Connection:
             self._receive()
 
     def take(self) -> Message | None:
-        """The next message, if it has arrived whole. Never blocks. Raises a `FrameError` if what follows was not sent by a holder
-        of the key.
-        """
+        """The next message, if it has arrived whole. Never blocks. A `FrameError` if its sender does not hold the key."""
         self._fill()
         try:
             return self._inbox.popleft()
@@ -372,7 +367,6 @@ def in_the_middle(doing: str) -> SessionError:
 
 
 def _duplicates(fds: Sequence[int]) -> list[int]:
-    """Duplicates all of the descriptors; after an error, none is left open."""
     made: list[int] = []
     try:
         made.extend(map(os.dup, fds))  # one interpreter step: no handler can run inside it
@@ -383,13 +377,11 @@ def _duplicates(fds: Sequence[int]) -> list[int]:
 
 
 def _close_all(fds: list[int]) -> None:
-    """Closes the descriptors and removes them from the list."""
     while fds:
         os.close(fds.pop())
 
 
 def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    """All descriptors that came beside some bytes."""
     received = array.array("i")
     for level, kind, raw in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -74,8 +74,6 @@ def parse_plan(text: str) -> Plan:
 
 
 class _Parser:
-    """Takes a plan's lines one after the other."""
-
     def __init__(self) -> None:
         self._number, self._line = 1, ""
         self._header: tuple[int, bool] | None = None
@@ -120,7 +118,6 @@ class _Parser:
         raise self._expected(_ROW_FORM, f"lines start with one of {known}, or with a party's name and |")
 
     def plan(self) -> Plan:
-        """All that was taken."""
         if self._header is None:
             raise self._expected(_FORMS["plan"], "the text holds no plan; format_plan(plan) writes one")
         max_inflight, returns_list = self._header

@@ -156,7 +156,6 @@ def _axis_lines(axis: Axis, top: float, bottom: float) -> Iterator[str]:
 
 
 def _panel(timeline: NamedSpans, lanes: Sequence[tuple[str, str, list[Span]]], axis: Axis, top: float) -> Iterator[str]:
-    """One timeline: its name and length, then its lanes."""
     start_us = min((span.start_us for span in timeline.spans), default=0.0)
     end_us = max((span.end_us for span in timeline.spans), default=0.0)
     num_executions = len({span.execution for span in timeline.spans})

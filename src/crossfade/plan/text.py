@@ -221,7 +221,6 @@ def _format_grid(
 
 
 def _columns(plan: BarePlan) -> dict[str, list[int]]:
-    """The column of each action, by party."""
     columns = _levels(plan)
     num_actions = sum(map(len, plan.programs.values()))
     if columns is None or sum(places[-1] for places in columns.values() if places) > MAX_CELLS_PER_ACTION * num_actions:

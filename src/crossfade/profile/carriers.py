@@ -52,8 +52,6 @@ def parts_of(context: Context, step: Step) -> Generator[Any, Told, list[Part]]:
 
 
 class _Quiet:
-    """A part that needs to tell nothing."""
-
     def finish(self, told: Told) -> None: ...
 
     def settle(self, told: Told) -> None: ...
@@ -79,8 +77,6 @@ class _Copy(_Quiet):
 
 
 class _Nccl(_Quiet):
-    """All sends and receives of this rank."""
-
     def __init__(self, context: Context, step: Step) -> None:
         self._bench = context.bench
         self._to = [target for source, target in step.transfers if source == context.rank]
@@ -132,8 +128,6 @@ class _StagedEnd:
 
 
 class _StagedSource(_StagedEnd):
-    """Values on their way up."""
-
     def __init__(self, context: Context, source: int, lane: int) -> None:
         super().__init__(context, source, lane)
         memory = context.stagings[source]
@@ -158,8 +152,6 @@ class _StagedSource(_StagedEnd):
 
 
 class _StagedTarget(_StagedEnd):
-    """Values on their way down."""
-
     def __init__(self, context: Context, source: int, lane: int) -> None:
         super().__init__(context, source, lane)
         memory = context.stagings[source]

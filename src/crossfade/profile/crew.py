@@ -194,8 +194,6 @@ class Processes:
 
 
 class _Process:
-    """One rank's."""
-
     def __init__(self, module: str, shared_fds: list[int], rank: int, num_ranks: int) -> None:
         mine, theirs = socket.socketpair()
         life_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
@@ -226,7 +224,6 @@ class _Process:
         self.line = Line(mine)
 
     def hang_up(self) -> None:
-        """Ends the line, upon which the process ends by itself."""
         self.line.close()
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(_CLOSE_LIMIT_S)
@@ -240,7 +237,6 @@ class _Process:
         return "; ".join([describe_exit(self.popen.returncode), *last])
 
     def kill(self) -> None:
-        """Ends it."""
         self.popen.kill()
 
     def close(self) -> None:

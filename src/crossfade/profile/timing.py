@@ -48,8 +48,6 @@ class Part(Protocol):
 
 
 class _Idle:
-    """Nothing."""
-
     streams: tuple[int, ...] = ()
     timed: int | None = None
 

@@ -93,7 +93,6 @@ def bind(
 
 
 def _what(plan: Plan, action: Action) -> str:
-    """What an action is about, for people."""
     if action.verb is Verb.COLL:
         return str(plan.collective[action.target].kind)
     node = plan.node.get(action.target)
@@ -142,9 +141,7 @@ class _Binder:
         self._around_writes = self._passed_on()
 
     def _passed_on(self) -> dict[str, Callable[[], AbstractContextManager[None]]]:
-        """For values that come out of a collective and are only written to others: in what that is to be done. None where a guard
-        looks at all values.
-        """
+        """In what to write values of a collective that are only passed on to others. None where a guard looks at all values."""
         if self._guard is not None:
             return {}
         program = self._plan.programs[self._actor]
@@ -257,11 +254,9 @@ class _Binder:
         return self._guard.leave(write, registers, register, channel, writer if is_ordered else None)
 
     def _label_of(self, channel: str) -> str:
-        """How an error calls the value that goes through a channel."""
         return f"{self._maker_of(self._plan.channel[channel].value)}, pickling what it returned,"
 
     def _maker_of(self, value: str) -> str:
-        """How an error calls what makes a value."""
         node = self._plan.maker.get(value)
         return f"the collective that makes {value}" if node is None else f"{self._actor}.{node.method} (node {node.id})"
 

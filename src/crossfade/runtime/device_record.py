@@ -61,9 +61,7 @@ class _Copies:
 
 
 class DeviceRecorder:
-    """Collects the spans of one device of one party of one plan. Any thread may use it: collectives are enqueued by one of their
-    own as well.
-    """
+    """Collects the spans of one device of one party of one plan. Any thread may use it, as those of collectives do."""
 
     def __init__(
         self,

@@ -37,8 +37,6 @@ _HINT = "a value must not change once it was returned or passed: return a copy o
 
 @dataclass(slots=True)
 class _Seen:
-    """A value as it was when it was last looked at."""
-
     digest: bytes  # of its message
     when: str  # where the actor was then, for people
     num_methods: int  # how many methods it had run
@@ -214,7 +212,6 @@ class Guard:
         self._seen.pop(register, None)
 
     def _failure(self, name: str, seen: _Seen, when: str) -> Failure:
-        """What was found, as an error on its way."""
         num_between = self._num_methods - seen.num_methods
         between = list(self._methods)[-num_between:] if num_between else []
         shown = between if len(between) <= _MAX_SHOWN else [*between[: _MAX_SHOWN - 1], "..."]

@@ -111,6 +111,5 @@ class Waiting:
         return len(self._brought(arrival)) == 1 and not specs[arrival.target].transport.blocks
 
     def _siblings(self, value: str, user: Action | None) -> list[str]:
-        """Returns the other values of the action on whose behalf a value is awaited."""
         found = (values for values, action in self._uses if value in values and user in (None, action))
         return [other for other in next(found, ()) if other != value]

@@ -124,7 +124,6 @@ class _Way:
         raise NotImplementedError
 
     def _measured_us(self, source: int, target: int, size_bytes: int) -> float | None:
-        """Between two GPUs, without a signal."""
         try:
             link = self.costs.topology.link(self._uuids[source], self._uuids[target])
         except KeyError:
@@ -160,12 +159,9 @@ class _Way:
 
 
 class _Nccl(_Way):
-    """By NCCL."""
-
     transport = Transport.NCCL
 
     def time_us(self, collective: CollectiveSpec, size_bytes: int) -> float:
-        """See the module's text."""
         num, kind = self.num, collective.kind
         match kind:
             case CollectiveKind.ALLREDUCE:
@@ -182,8 +178,6 @@ class _Nccl(_Way):
 
 
 class _Copies(_Way):
-    """By copy engines."""
-
     transport = Transport.COPY
 
     def __init__(self, costs: CostModel, gpus: Sequence[int], buffer_bytes: int) -> None:
@@ -245,14 +239,12 @@ class _Copies(_Way):
     # Parts
 
     def _copies_us(self, size_bytes: int) -> float:
-        """C: those of one exchange."""
         by_rank = dict.fromkeys(range(self.num), 0.0)
         for source, target in self._pairs:
             by_rank[target] += self.alone_us(source, target, size_bytes)
         return max(by_rank.values()) * self._crowding
 
     def _exchange_us(self, size_bytes: int) -> float:
-        """X."""
         return self._copies_us(size_bytes) + self._signals_us
 
     def _host_us(self, num_exchanges: int, num_kernels: int, num_copies: int | None = None) -> float:
@@ -264,7 +256,6 @@ class _Copies(_Way):
     # Collectives
 
     def time_us(self, collective: CollectiveSpec, size_bytes: int) -> float:
-        """See the module's text."""
         if not size_bytes:
             return 0.0
         match collective.kind:

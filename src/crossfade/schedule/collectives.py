@@ -43,8 +43,6 @@ def start_collectives(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Mover:
-    """Moves the actions of one party."""
-
     # what each of its calls and collectives takes and makes.
     values: Mapping[tuple[Verb, str], tuple[tuple[str, ...], tuple[str, ...]]]
     value_of: Mapping[str, str]  # the value of each channel

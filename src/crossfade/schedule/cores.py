@@ -33,8 +33,6 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class _Core:
-    """One core."""
-
     works: dict[Work, None] = field(default_factory=dict)  # what runs on it, in the order in which it came
     clock: float = 0.0  # the virtual clock, right at ``at_us``
     at_us: float = 0.0
@@ -128,7 +126,6 @@ class Cores:
         self._push(work, rest)
 
     def _remove(self, work: Work) -> None:
-        """Takes work from a core whose clock is right."""
         core = work.core
         del core.works[work]
         if not core.works:

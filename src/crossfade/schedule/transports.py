@@ -87,9 +87,7 @@ def gpu_pairs(sources: tuple[int, ...], targets: tuple[int, ...]) -> list[tuple[
 
 
 def choose(wish: Wish, writer: str, reader: str, gpus: Gpus, *, size_bytes: int = 0) -> Way:
-    """How a value goes from one party to another. Raises a `GraphError` if the wish cannot be met. ``size_bytes`` is what was
-    declared, or 0.
-    """
+    """How a value of the declared size (or 0) goes from one party to another. Raises a `GraphError` if the wish cannot be met."""
     has_gpu = bool(gpus.of.get(writer)), bool(gpus.of.get(reader))
     if DRIVER in (writer, reader):
         return Way(Transport.SHM, _device(wish, Transport.SHM, writer, reader, has_gpu[1]))

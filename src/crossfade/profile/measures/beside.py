@@ -58,8 +58,6 @@ def _loads(carrier: Part, work: Part, size_bytes: int, num_moved: int, num_worke
 
 
 class _Work:
-    """Units of work, on both devices of a transfer."""
-
     def __init__(self, context: Context, kind: str) -> None:
         self._bench = context.bench
         self._kind = kind
