@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.plan.plan import InputSpec, NodeSpec, Plan
-from crossfade.schedule.cost import CostModel, Slowdown, Workload, fit_line
+from crossfade.schedule.cost import CostModel, Slowdown, Workload
+from crossfade.schedule.fit import fit_line
 
 NODE = NodeSpec("n3", "Sender0", "make", (), ("n3",))
 CHAIN = Plan(

@@ -102,22 +102,14 @@ def _await(refs: Sequence[Ref], deadline: float | None) -> None:
     session = current()
     if session is None or any(ref.session not in (None, session) for ref in refs):
         return  # getting them one after another raises the right error
-    look = _Look(refs)
-    wait_for(refs, look.is_enough, left_of(deadline))
-    if look.failed is not None:
-        look.failed.get()
+    pending, failed = list(refs), list[Ref]()
 
+    def is_enough() -> bool:
+        looks = [(ref, ref.is_ready()) for ref in pending]
+        pending[:] = [ref for ref, is_ready in looks if not is_ready]
+        failed.extend(ref for ref, is_ready in looks if is_ready and ref.has_failed())
+        return bool(failed) or not pending
 
-class _Look:
-    """Checks references of any kind until all are ready, or one of the ready ones is an error."""
-
-    def __init__(self, refs: Sequence[Ref]) -> None:
-        self._pending = list(refs)
-        self.failed: Ref | None = None
-
-    def is_enough(self) -> bool:
-        """Checks the references that were not ready before. True if no more waiting is needed."""
-        looks = [(ref, ref.is_ready()) for ref in self._pending]
-        self._pending = [ref for ref, is_ready in looks if not is_ready]
-        self.failed = self.failed or next((ref for ref, is_ready in looks if is_ready and ref.has_failed()), None)
-        return self.failed is not None or not self._pending
+    wait_for(refs, is_enough, left_of(deadline))
+    if failed:
+        failed[0].get()

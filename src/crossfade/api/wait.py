@@ -34,9 +34,19 @@ def wait(
         TypeError: not a list of references, or a ``timeout`` that is no number.
         ValueError: a reference appears twice, or ``num_returns`` or ``timeout`` is out of range.
     """
-    look = _Look(_checked(refs, num_returns, timeout), num_returns)
-    wait_for(look.refs, look.is_enough, seconds_of(timeout))
-    return look.ready(), look.not_ready()
+    all_refs, ready = _checked(refs, num_returns, timeout), set[int]()  # positions
+
+    def is_enough() -> bool:
+        for position, ref in enumerate(all_refs):
+            if len(ready) == num_returns:
+                break
+            if position not in ready and ref.is_ready():
+                ready.add(position)
+        return len(ready) == num_returns
+
+    wait_for(all_refs, is_enough, seconds_of(timeout))
+    positions = range(len(all_refs))
+    return [all_refs[k] for k in positions if k in ready], [all_refs[k] for k in positions if k not in ready]
 
 
 def wait_for(refs: Sequence[Ref], is_enough: Callable[[], bool], timeout_s: float | None) -> None:
@@ -47,29 +57,6 @@ def wait_for(refs: Sequence[Ref], is_enough: Callable[[], bool], timeout_s: floa
             for executions in {ref._executions for ref in refs if isinstance(ref, CompiledRef)}:
                 watching.enter_context(executions.watchers.watched())
             session.engine.wait_until(is_enough, timeout_s)
-
-
-class _Look:
-    """Looks which references are ready, and stops when they are enough."""
-
-    def __init__(self, refs: list[Ref], num_wanted: int) -> None:
-        self.refs = refs
-        self._num_wanted = num_wanted
-        self._found: set[int] = set()  # positions
-
-    def is_enough(self) -> bool:
-        for position, ref in enumerate(self.refs):
-            if len(self._found) == self._num_wanted:
-                break
-            if position not in self._found and ref.is_ready():
-                self._found.add(position)
-        return len(self._found) == self._num_wanted
-
-    def ready(self) -> list[Ref]:
-        return [self.refs[position] for position in sorted(self._found)]
-
-    def not_ready(self) -> list[Ref]:
-        return [ref for position, ref in enumerate(self.refs) if position not in self._found]
 
 
 def _checked(refs: object, num_returns: int, timeout: float | None) -> list[Ref]:
