@@ -102,7 +102,7 @@ watch_imports()
 
 def __getattr__(name: str) -> Any:
     if name in _ROOM_OF:
-        import_module("crossfade.api")  # whoever binds a node wants to compile it
+        import_module("crossfade.api")  # a program that binds a node will compile it
         value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
         return value
     if name in _FACADES:

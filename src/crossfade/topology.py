@@ -95,7 +95,7 @@ class Link:
     target: str
     kind: LinkKind  # what it is made of
     rates: tuple[Rate, ...] = ()  # what was measured, alone; those of one transport from the smallest size on
-    # from the write of a signal on a stream of the source until a stream of the target that waited goes on.
+    # from the write of a signal on a stream of the source until a stream of the target that waited continues.
     signal_us: float | None = None
 
     def __post_init__(self) -> None:

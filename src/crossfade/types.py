@@ -68,13 +68,13 @@ class CollectiveKind(StrEnum):
     """What actors do together with a tensor of each of them (t_0 ... t_(n-1), in rank order)."""
 
     ALLREDUCE = "allreduce"
-    """Everybody gets the reduction of all tensors, of their common shape."""
+    """All get the reduction of all tensors, of their common shape."""
     ALLGATHER = "allgather"
-    """Everybody gets all tensors, one after the other along dim 0."""
+    """All get all tensors, one after the other along dim 0."""
     REDUCESCATTER = "reducescatter"
     """Rank r gets part r of n equal parts, along dim 0, of the reduction."""
     BROADCAST = "broadcast"
-    """Everybody gets the tensor of one of them, the root."""
+    """All get the tensor of one of them, the root."""
 
     @property
     def reduces(self) -> bool:

@@ -29,7 +29,7 @@ from crossfade.interrupted import brief, uninterrupted
 __all__ = ["LoopWatch", "arrival", "submit"]
 
 _NUM_LOOKS = 25
-"""Looks at a quick graph before the loop goes on; each takes about a microsecond."""
+"""Looks at a quick graph before the loop continues; each takes about a microsecond."""
 
 _NUM_BLIND = 16
 """Of so many results of a slow graph one is looked for, to find out whether it has become quick."""
@@ -55,7 +55,7 @@ class Awaited(Protocol):
 def arrival(ref: Awaited) -> Generator[Any, Any, None]:
     """Waits until the reference is ready; for ``yield from`` in an ``__await__``."""
     watch = None if ref.session is None else _watch(ref.session)
-    if watch is None:  # nothing goes on by itself: `get` runs it, after others have had their turn
+    if watch is None:  # nothing runs by itself: `get` runs it, after others have had their turn
         yield
         return
     if ref._compiled is not None and watch.may_look(executions := ref._compiled[0]):
@@ -136,7 +136,7 @@ class LoopWatch:
         loop.add_reader(bell.fileno(), self._rung)
 
     def may_look(self, executions: Executions) -> bool:
-        """Whether a task may look for a result for some microseconds before the loop goes on."""
+        """Whether a task may look for a result for some microseconds before the loop continues."""
         if not executions.is_quick:
             self._num_blind = (self._num_blind + 1) % _NUM_BLIND
             if self._num_blind:
@@ -158,7 +158,7 @@ class LoopWatch:
         self._runner = None
 
     def next_look(self, ref: Awaited) -> Generator[Any, Any, None]:
-        """Lets the loop go on until the reference may be ready."""
+        """Lets the loop run until the reference may be ready."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting_for(ref).append(future)
         if ref._compiled is not None:
@@ -201,7 +201,7 @@ class LoopWatch:
         return outputs.futures.setdefault(place, [])
 
     def has_queue(self, executions: Executions) -> bool:
-        """Whether somebody waits for room."""
+        """Whether a task waits for room."""
         return executions in self._queues
 
     async def queue(self, executions: Executions, values: Sequence[Any]) -> Execution:
@@ -215,11 +215,11 @@ class LoopWatch:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().drop()  # it was started for somebody who does not want it any more
+                future.result().drop()  # the task that wanted it was cancelled
             raise
 
     def _begin(self, executions: Executions) -> None:
-        """Whoever else takes results of these in tells us from now on."""
+        """Other threads that take results of these in notify this loop from now on."""
         if executions not in self._watched:
             self._watched[executions] = watched = executions.watchers.watched()
             watched.__enter__()
@@ -278,7 +278,7 @@ class LoopWatch:
         self._queues.pop(executions, None)
 
     def end(self) -> None:
-        """The session is over: everybody who waits is told. Called in any thread."""
+        """The session is over: all tasks that wait are notified. Called in any thread."""
         loop = self.loop()
         if loop is not None and not loop.is_closed():
             try:

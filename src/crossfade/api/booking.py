@@ -66,7 +66,7 @@ class Ledger:
         return self._totals.get(name, 0) / _UNITS
 
     def free(self, name: str) -> float:
-        """How much nobody holds."""
+        """The amount that is not reserved."""
         return self._free(name) / _UNITS
 
     def book(self, holder: str, asked: Mapping[str, float]) -> None:
@@ -82,15 +82,15 @@ class Ledger:
             self._gpus[holder] = gpus
 
     def gpus(self, holder: str) -> tuple[int, ...]:
-        """Indices of the GPUs of which somebody holds all or a part."""
+        """Indices of the GPUs of which a holder has all or a part."""
         return tuple(sorted(self._gpus.get(holder, ())))
 
     def gpu_shares(self, holder: str) -> dict[int, float]:
-        """How much of which GPU somebody holds, by index."""
+        """How much of which GPU a holder has, by index."""
         return {index: units / _UNITS for index, units in self._gpus.get(holder, {}).items()}
 
     def give_back(self, holder: str) -> None:
-        """Frees what somebody holds; nothing happens if that is nothing."""
+        """Frees all that a holder has, if it has anything."""
         self._held.pop(holder, None)
         self._gpus.pop(holder, None)
 
@@ -104,7 +104,7 @@ class Ledger:
         return self._totals.get(name, 0) - sum(held.get(name, 0) for held in self._held.values())
 
     def _room(self) -> dict[int, int]:
-        """How much of each GPU nobody holds. The last one is a part of a GPU where the session has no whole number."""
+        """How much of each GPU is free. The last one is a part of a GPU where the session has no whole number."""
         total = self._totals.get(GPU, 0)
         room = {index: min(_UNITS, total - start) for index, start in enumerate(range(0, total, _UNITS))}
         for held in self._gpus.values():

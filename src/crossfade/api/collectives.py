@@ -12,7 +12,7 @@ __all__ = ["AllGather", "AllReduce", "Broadcast", "ReduceScatter"]
 
 
 class AllReduce:
-    """Everybody gets the reduction of all tensors."""
+    """All actors get the reduction of all tensors."""
 
     def bind(self, nodes: Any, op: Any = ReduceOp.SUM, transport: Any = None) -> list[Any]:
         """Puts an all-reduce into the graph.
@@ -38,7 +38,7 @@ class AllReduce:
 
 
 class AllGather:
-    """Everybody gets all tensors, one after the other along dim 0."""
+    """All actors get all tensors, one after the other along dim 0."""
 
     def bind(self, nodes: Any, transport: Any = None) -> list[Any]:
         """Puts an all-gather into the graph.
@@ -77,7 +77,7 @@ class ReduceScatter:
 
 
 class Broadcast:
-    """Everybody gets the tensor of one of them."""
+    """All actors get the tensor of one of them."""
 
     def bind(self, nodes: Any, root: int = 0, transport: Any = None) -> list[Any]:
         """Puts a broadcast into the graph.

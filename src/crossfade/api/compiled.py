@@ -257,7 +257,7 @@ class CompiledGraph:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tears it down. An exception that leaves the block, as Ctrl-C does, is not held up by a method that goes on."""
+        """Tears it down; after an exception, such as Ctrl-C, without waiting long for a method that is still running."""
         if error is None:
             self.teardown()
             return

@@ -38,7 +38,7 @@ class Ref:
         """The value. May be called again, after a time-out too.
 
         Args:
-            timeout: the longest wait in seconds; None, or -1 as in Ray, waits until the value is there or somebody on its way has
+            timeout: the longest wait in seconds; None, or -1 as in Ray, waits until the value is there or an actor on its way has
                 died.
 
         Raises:
@@ -163,7 +163,7 @@ class Keeper:
 class CompiledRef(Ref):
     """One output of one execution of a compiled graph.
 
-    It may be dropped at any time without waiting; the execution goes on and its result is thrown away. The graph may be dropped
+    It may be dropped at any time without waiting; the execution continues and its result is thrown away. The graph may be dropped
     before it: the result comes all the same.
     """
 

@@ -49,7 +49,7 @@ class Watch(Protocol):
     """An event loop that waits for results."""
 
     def end(self) -> None:
-        """The session is over: everybody who waits is told. Called in any thread."""
+        """The session is over: all tasks that wait are notified. Called in any thread."""
 
 
 class Session:
@@ -147,7 +147,7 @@ class Session:
                 watches = list(self.watches.values())
             self.engine.close()
         finally:
-            for watch in watches:  # now that everything has its end, so that nobody goes on waiting for it
+            for watch in watches:  # now that everything has its end, so that no task keeps waiting for it
                 watch.end()
 
     def _all_executions(self) -> list[EndsWithSession]:

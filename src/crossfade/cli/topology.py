@@ -41,7 +41,7 @@ def measure_topology(path: Path | None, limit_s: float) -> None:
 
 
 def run_steps(console: Console, found: Topology, crew: Crew, path: Path | None, limit_s: float) -> None:
-    """Runs a calibration with a progress bar; after each step the file has all that was measured so far."""
+    """Runs a calibration with a progress bar; after each step the file has all that was measured until then."""
     is_device = path is not None and path.exists() and not path.is_file()  # reading from a pipe or terminal may not end
     topology, steps = start_from(found, None if is_device else load_topology(path)), steps_for(found)
     problems: list[str] = []

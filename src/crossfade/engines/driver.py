@@ -28,7 +28,7 @@ __all__ = ["DriverEnds", "channel_statistics"]
 class DriverEnds:
     """Submits executions and collects their outputs.
 
-    Once there are ``losses``, actors that cannot go on, nothing is written any more; what has arrived is still collected.
+    Once there are ``losses``, actors that cannot continue, nothing is written any more; what has arrived is still collected.
     """
 
     def __init__(self, plan: Plan, ends: Ends, recorder: Recorder | None, losses: Sequence[object] = ()) -> None:
@@ -136,7 +136,7 @@ class DriverEnds:
                 raise
             except Exception as error:
                 if not came_of_pickling(error):
-                    raise  # somebody else's, by a signal's handler: it may be written, and it may not
+                    raise  # a signal's handler raised it: the value may be written or not
                 node, hint = f"pickling {self._input_name(index)}", hint_for(error, values[index])
                 failure = Failure.capture(error, actor=DRIVER, node=node, hint=hint)
                 write(failure)
@@ -218,7 +218,7 @@ class DriverEnds:
 
 
 def _lost() -> ChannelBroken:
-    return ChannelBroken("an actor of the graph cannot go on")
+    return ChannelBroken("an actor of the graph cannot continue")
 
 
 def channel_statistics(ends: Ends) -> dict[str, dict[str, int]]:

@@ -1,7 +1,7 @@
 """The inline engine: every actor lives in the driver's thread. Deterministic, and what every other engine is held against.
 
 Values are copied along every edge between two actors, as they would be between processes. Where several threads execute and get,
-one at a time does the work of all actors. What was submitted runs when somebody waits for a result.
+one at a time does the work of all actors. What was submitted runs when a thread waits for a result.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Moved(Enum):
 
 
 class _InlinePlan:
-    """An open plan: all cursors, advanced in turn by whoever waits."""
+    """An open plan: all cursors, advanced in turn by the thread that waits."""
 
     def __init__(
         self,

@@ -169,7 +169,7 @@ class LocalPlan:
         return any(kind is control.Opened and answer.failure for (kind, _), answer in list(self._answers.items()))
 
     def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
-        """An actor has answered, or cannot go on."""
+        """An actor has answered, or cannot continue."""
         if isinstance(reply, control.Reported):
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply

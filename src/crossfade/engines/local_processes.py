@@ -41,7 +41,7 @@ class Listener(Protocol):
     """A plan, which its actors' answers and ends concern."""
 
     def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
-        """An actor has answered, or cannot go on with a plan, which may be another one."""
+        """An actor has answered, or cannot continue a plan, which may be another one."""
 
     def lose(self, actor: str, error: ActorError) -> None:
         """An actor's process has ended."""

@@ -204,7 +204,7 @@ class Output:
             self._close(stream)
 
     def _drain(self, stream: _Stream) -> None:
-        """Shows all that is in the pipe now, a last line without its end too, whoever may go on writing."""
+        """Shows all that is in the pipe now, a last line without its end too, also if others still write."""
         for text in self._left(stream):
             self._show(stream, text)
 

@@ -87,7 +87,7 @@ class OpenPlan(Protocol):
         the same values then).
 
         Raises:
-            ChannelError: an actor of the plan cannot go on with it; `explained` says why.
+            ChannelError: an actor of the plan cannot continue it; `explained` says why.
             StaticShapeError: a value is not what it was promised to be; the execution did not start.
             Exception: what pickling a value raised. If it was not the first value, the execution is under way and ends with that
                 error.
@@ -130,7 +130,7 @@ class OpenPlan(Protocol):
         """Counters of every party."""
 
     def check(self) -> None:
-        """Raises `ActorDiedError` if an actor of the plan is gone, or `ActorError` if one that lives cannot go on."""
+        """Raises `ActorDiedError` if an actor of the plan is gone, or `ActorError` if a living actor cannot continue."""
 
     def awaited(self) -> str:
         """Returns the channel by which the driver waits for the oldest missing output."""
@@ -199,7 +199,7 @@ class Engine(Protocol):
         """For an event loop to wait for whatever comes in; None on an engine where nothing comes by itself."""
 
     def look(self, timeout_s: float) -> State:
-        """What everybody is doing at this moment. Takes no lock and waits for nobody longer than ``timeout_s``."""
+        """What all actors are doing. Takes no lock and waits for none of them longer than ``timeout_s``."""
 
     def disown(self) -> None:
         """This process was forked: the actors are its parent's."""

@@ -50,7 +50,7 @@ _ASK_S = 0.2
 """How often devices are asked."""
 
 _GRACE_S = 0.3
-"""How long a process whose device has failed goes on: a method that has met it may tell in words of its own."""
+"""How long a process whose device has failed continues: a method that has met it may tell in words of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ def _check_transport(node: Node, asked: str | Communicator, transports: Collecti
 
 
 def _check_readers(nodes: Iterable[Node]) -> None:
-    """Whoever is named as a reader reads the value."""
+    """Each actor that is named as a reader reads the value."""
     readers: dict[Node, set[str]] = {}
     for method in (node for node in nodes if isinstance(node, MethodNode)):
         for source in method.inputs:
@@ -293,7 +293,7 @@ def _takes(user: Node, whole: InputNode) -> bool:
 def _check_all_used(nodes: Sequence[Node], output: Node) -> None:
     """Everything that was bound, and every part of the input that was asked for, is used.
 
-    Nothing in this function, or in the error, refers to what is forgotten: an error that somebody keeps, as interactive
+    Nothing in this function, or in the error, refers to what is forgotten: an error that is kept, as interactive
     sessions do with the last one, must not keep alive what the hint says to drop.
     """
     if not _forgotten(nodes, output):

@@ -1,4 +1,4 @@
-"""The one hook of this room: whoever can compile graphs installs itself here, and ``node.compile()`` finds it."""
+"""The one hook of this room: a compiler of graphs installs itself here, and ``node.compile()`` finds it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Doorbells: how a process waits for everything at once, and how others wake it.
 
-A process has one `Doorbell`. Whoever posts something for it (a value, a free slot) looks at one byte, *asleep*, and
+A process has one `Doorbell`. A process that posts something for it (a value, a free slot) looks at one byte, *asleep*, and
 rings only when it is set; so nothing but that look is spent while the process is awake. Ringing writes an eventfd, on
 which the process sleeps together with its sockets and the descriptors of the processes that it watches. An idle
 process uses no CPU, and an event loop can wait for the doorbell's descriptor like for any other.
@@ -83,7 +83,7 @@ class Bell:
         )  # before closing: an error in between must not lead to closing twice
         if fd >= 0:
             os.close(fd)
-            self.flags = memoryview(bytearray(2))  # lets go of the mapping
+            self.flags = memoryview(bytearray(2))  # releases the mapping
             del self._mapping
 
 
@@ -157,7 +157,7 @@ class Doorbell:
                     self._watched.unregister(fd)
 
     def take_mail_flag(self) -> bool:
-        """Whether somebody announced a message since the last call."""
+        """Whether a message was announced since the last call."""
         if self.flags[_MAIL]:
             self.flags[_MAIL] = 0
             return True
@@ -327,7 +327,7 @@ class Doorbell:
         return False
 
     def _sleep_beside(self, ready: Callable[[], object], left_s: float | None) -> bool:
-        """Sleeps until the thread that sleeps on the descriptors has woken, or somebody nudges."""
+        """Sleeps until the thread that sleeps on the descriptors has woken, or a thread nudges."""
         with self._lock:
             self._num_beside += 1
             num_wakes = self._num_wakes
@@ -354,7 +354,7 @@ class Doorbell:
     def close(self) -> None:
         """Gives all descriptors back, or leaves that to the threads that still use them, and wakes those.
 
-        Waiting is over for all of them: who has no reason of its own to return gets a `SessionError`.
+        Waiting is over for all of them: a thread without a reason of its own to return gets a `SessionError`.
         """
         with self._lock:
             if self._is_closing:

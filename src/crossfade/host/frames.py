@@ -89,7 +89,7 @@ class Sealer:
 
     def __init__(self, key: bytes, role: Role) -> None:
         self._start = _proofs_of(key, role)
-        self.number = 0  # the next frame's number. Whoever sends counts it up, once the frame is on its way.
+        self.number = 0  # the next frame's number. The sender counts it up once the frame is on its way.
 
     def seal(self, payload: bytes, num_fds: int = 0) -> tuple[bytes, bytes]:
         """What goes before the payload and what goes after it."""

@@ -10,7 +10,7 @@ __all__ = ["LoopBell"]
 class LoopBell:
     """One event loop's side of a process's doorbell. It belongs to the loop's thread.
 
-    While it is armed others ring (which costs them a system call for each value), so it is armed only while somebody waits.
+    While it is armed others ring (which costs them a system call for each value), so it is armed only while a task waits.
     """
 
     def __init__(self, doorbell: Doorbell) -> None:

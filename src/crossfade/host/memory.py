@@ -180,7 +180,7 @@ class Heap:
         """
         size_bytes = align(size_bytes, PAGE_BYTES)
         if size_bytes >= _LARGE_BYTES and size_bytes > (free_bytes := available_bytes()):
-            # The system would go on taking pages until it kills somebody.
+            # The system would go on taking pages until it kills a process.
             raise OSError(
                 errno.ENOMEM, f"{size_bytes} bytes of shared memory are asked for and {free_bytes} are available"
             )

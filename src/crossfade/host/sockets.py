@@ -98,8 +98,8 @@ class Connection:
         self._opener = Opener(key, role)
         self._fds: deque[int] = deque()
         self._inbox: deque[Message] = deque()
-        # Both reentrant: a signal's handler may come where its own thread has one. It must not wait for that, nor go on with what
-        # its thread was in the middle of.
+        # Both reentrant: a signal's handler may come where its own thread has one. It must not wait for that, nor continue
+        # with what its thread was in the middle of.
         self._send_lock = threading.RLock()
         self._flusher = 0  # the thread that is in `flush`
         self._senders: set[int] = set()  # the threads that are in `send`
@@ -359,7 +359,7 @@ class Connection:
 
 
 def in_the_middle(doing: str) -> SessionError:
-    """Of a signal's handler that has come where its own thread would have to go on first."""
+    """Of a signal's handler that has come where its own thread would have to continue first."""
     return SessionError(
         f"a signal's handler has come in the middle of {doing}",
         hint="let the handler take a note, and do it afterwards",

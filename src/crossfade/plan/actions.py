@@ -7,9 +7,9 @@
 ``read n3``            take the next value of channel n3 from its ring (waits for it); over ``copy``, make the GPU's stream
                        ``compute`` wait for its device tensors
 ``send n3``            give the value of channel n3 to a transport that moves bytes by itself (gloo, staged, nccl)
-``recv n3``            let such a transport bring the next value; whoever uses the value first waits for it
+``recv n3``            let such a transport bring the next value; its first user waits for it
 ``coll c0``            do collective c0 together with its other parties; its inputs must be in this actor's registers
-``free n3``            let go of value n3: its register is emptied and, if it came through a channel, its slot released
+``free n3``            release value n3: its register is emptied and, if it came through a channel, its slot released
 =====================  ==============================================================================================
 
 ``@send``, ``@recv``, ``@coll`` after the name is the stream: an action on ``main`` (not written) is finished before the

@@ -156,7 +156,7 @@ def _on_devices(plan: BarePlan, channel: ChannelSpec, reader: str) -> str:
 
 
 def _on_streams(plan: BarePlan, collective: CollectiveSpec) -> str:
-    """Where a collective between GPUs goes on, in words."""
+    """On which streams a collective between GPUs runs, in words."""
     parties = ", ".join(f"{party}{_gpus(plan.devices.get(party, ()))}" for party in collective.parties)
     return f"{collective.id}: {parties} by {collective.transport}: on the stream {DeviceStream.COLL} of each"
 

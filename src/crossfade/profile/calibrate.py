@@ -25,7 +25,7 @@ class Progress:
     """Where a calibration is, after a step."""
 
     step: Step  # the one that is over
-    topology: Topology  # with all that was measured so far
+    topology: Topology  # with all that was measured until then
     num_done: int  # steps that are over
     problem: str = ""  # why the step gave nothing; empty if it gave something
 

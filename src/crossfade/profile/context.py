@@ -1,6 +1,6 @@
 """What a measure works with: one device, memory to move, signals, the gate; and how the ranks meet.
 
-A *measure* is a generator that runs on every rank of its step. ``told = yield value`` is a meeting: it goes on when all ranks are
+A *measure* is a generator that runs on every rank of its step. ``told = yield value`` is a meeting: it continues when all ranks are
 there, and ``told`` has what each of them said, by rank. Meetings are numbered.
 
 The *gate* is a counter in memory that all devices see, and its count is the number of the last meeting. What a rank enqueues
@@ -75,7 +75,7 @@ class Context:
         return self._streams[label]
 
     def hold(self, stream: int, num_more: int) -> None:
-        """Enqueues: go on when the ranks have met so many times more; 0 does not hold."""
+        """Enqueues: continue when the ranks have met so many times more; 0 does not hold."""
         self._gate.wait(stream, self.num_meetings + num_more)
 
     def counter(self, source: int, target: int) -> Counter:

@@ -1,9 +1,9 @@
 """Asking the system who is alive, before a value that came over device edges is given to a host.
 
 A peer that has died leaves streams waiting. Its neighbours' watchdogs let them go, and what these streams then send to others is
-rubbish that looks right. A neighbour lets go only after it saw the death in the descriptor of the dead process, and that is the
-system's word, the same for everybody. So who looks at the descriptors of all parties upstream (`crossfade.plan.upstream`) *after*
-its value has come, and *before* it publishes it, finds a death that can have spoilt the value, whether or not anybody told of it.
+rubbish that looks right. A neighbour releases them only after it saw the death in the descriptor of the dead process, and that is
+the system's word, the same for all. So a party that looks at the descriptors of all parties upstream (`crossfade.plan.upstream`)
+*after* its value has come, and *before* it publishes it, finds a death that can have spoilt the value.
 
 The order matters: a look before the value has come proves nothing.
 """

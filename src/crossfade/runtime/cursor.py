@@ -17,7 +17,7 @@ Idle = Callable[[], bool]
 
 
 class Round:
-    """Which round a cursor is in, for whoever wants to know (only a recorder does)."""
+    """Which round a cursor is in, as recorders ask."""
 
     __slots__ = ("number",)
 
@@ -66,7 +66,7 @@ class Cursor:
                 if not steps[at]():
                     return at != first or (bool(self._owing) and self._has_settled())
                 at += 1
-                self._at = at  # for whoever asks, from another thread, what this one is doing
+                self._at = at  # for other threads that ask what this one is doing
             self._next_round()
             at = 0
             return True

@@ -1,7 +1,7 @@
 """Recording what ran when on a device, beside what `crossfade.runtime.record` records of the host.
 
 A span lies between two events on a stream: a method's kernels on the stream that computes, copies on the streams that copy.
-Recording one costs the host two calls and waits for nothing; when it was is worked out when somebody asks. Nothing here exists
+Recording one costs the host two calls and waits for nothing; its time is computed when it is asked for. Nothing here exists
 unless a graph was compiled to record.
 
 What a method enqueues on streams of its own is not seen, unless it joins them, as it should, before it returns.
@@ -80,7 +80,7 @@ class DeviceRecorder:
         self._lock = threading.Lock()
 
     def begin(self, stream: int) -> Opened | None:
-        """Enqueues the beginning of a span; None where no more is recorded. Whoever calls this calls `end` as well, whatever
+        """Enqueues the beginning of a span; None where no more is recorded. The caller calls `end` as well, whatever
         happens in between.
         """
         with self._lock:
@@ -104,7 +104,7 @@ class DeviceRecorder:
             self._recorded.append((opened, role, action, what, execution, size_bytes))
 
     def around(self, role: DeviceStream, action: Action, what: str) -> Around:
-        """For whoever enqueues copies now and then: what begins a span on a stream, and gives what ends it."""
+        """For code that enqueues copies now and then: what begins a span on a stream, and gives what ends it."""
         return _Copies(self, self._recorder.round, role, action, what)
 
     def wrap(self, step: Step, action: Action, what: str, stream: int) -> Step:

@@ -1,11 +1,11 @@
 """Finding values that are changed after they were returned: what ``compile(debug=True)`` adds to an actor's steps.
 
-A value is a fact: whoever reads it may read it where it lies, at any time until it is let go of. So a digest of each value
+A value is a fact: a reader may read it where it lies, at any time until it is released. So a digest of each value
 is taken when it is made or has come, and compared before each use of it on this actor (as an argument, when it is written or
-sent) and when it is let go of: right after the method that is its last use, before that method's own value is written. What a
+sent) and when it is released: right after the method that is its last use, before that method's own value is written. What a
 background send may still be reading is compared after each method that ran meanwhile.
 
-A value that has changed becomes a `Failure` in its register, and goes the way of one: to whoever needs the value. Where nobody
+A value that has changed becomes a `Failure` in its register, and goes the way of one: to the readers of the value. Where nobody
 needs it any more, the failure takes the place of the next value that this actor writes.
 
 Digests are made of what would be sent: the pickle, and the buffers beside it. A value that cannot be pickled, or whose pickle
@@ -129,7 +129,7 @@ class Guard:
         return guarded
 
     def leave(self, step: Step, registers: list[Any], register: int, channel: str, background: Writer | None) -> Step:
-        """A value goes out by a channel; ``background`` is its writer where that goes on reading it after the step."""
+        """A value goes out by a channel; ``background`` is its writer where that still reads it after the step."""
         value = self._plan.channel[channel].value
         depth = self._plan.channel[channel].depth
         is_compared = False
@@ -156,7 +156,7 @@ class Guard:
         return guarded
 
     def free(self, step: Step, registers: list[Any], register: int, value: str) -> Step:
-        """A value is let go of."""
+        """A value is released."""
 
         def guarded() -> bool:
             self._release(registers, register, value)
@@ -223,7 +223,7 @@ class Guard:
 
 
 def _released_behind(plan: Plan, program: Sequence[Action]) -> dict[str, set[str]]:
-    """Of each node, the values that are let go of behind it, before another method runs or a value comes. Those that are written
+    """Of each node, the values that are released behind it, before another method runs or a value comes. Those that are written
     in between are not meant: their readers hear of a change.
     """
     released: dict[str, set[str]] = {}

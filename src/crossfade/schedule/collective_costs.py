@@ -131,7 +131,7 @@ class _Way:
         return link.duration_us(self.transport, size_bytes)
 
     def alone_us(self, source: int, target: int, size_bytes: int) -> float:
-        """One transfer between two ranks, when nothing else goes on."""
+        """One transfer between two ranks, when nothing else runs."""
         ends = self.gpus[source], self.gpus[target]
         measured_us = None if ends[0] == ends[1] else self._measured_us(*ends, size_bytes)
         if measured_us is not None:

@@ -1,4 +1,4 @@
-"""What things cost: the figures that the simulator and the scheduling passes reckon with.
+"""What things cost: the figures that the simulator and the scheduling passes use.
 
 Times are in microseconds (us), sizes in bytes; 1 MB is 1e6 bytes and 1 GB/s moves 1e3 bytes in a microsecond. The
 defaults are those of a virtual machine with two cores; calibration replaces them with measured ones.
@@ -36,7 +36,7 @@ NUM_NAMED = 6
 class Slowdown:
     """How much longer work takes while other work of the same actor is under way; 1.0 is no longer at all.
 
-    Sharing of the cores is no part of these factors: the simulator reckons with it by itself. They stand for what is left: caches,
+    Sharing of the cores is no part of these factors: the simulator computes that by itself. They stand for what is left: caches,
     memory bandwidth, power.
     """
 

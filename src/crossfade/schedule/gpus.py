@@ -101,14 +101,14 @@ class GpuClock:
         ended = partial(self._ended, what, done)
         work = self._works.start(alone_us, ended)
         self._running[work] = what
-        self._reckon()
+        self._update_factors()
 
     def _ended(self, what: Kernels | Push | Exchange, done: Callable[[], None]) -> None:
         del self._running[next(work for work, each in self._running.items() if each is what)]
-        self._reckon()
+        self._update_factors()
         done()
 
-    def _reckon(self) -> None:
+    def _update_factors(self) -> None:
         """Gives everything that runs its factor."""
         kernels = [each for each in self._running.values() if isinstance(each, Kernels)]
         moves = [each for each in self._running.values() if not isinstance(each, Kernels)]

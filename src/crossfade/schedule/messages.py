@@ -1,4 +1,4 @@
-"""Passes 4 to 6: insert the moves of values, let go of what is not needed any more, and overlap the moves with the work."""
+"""Passes 4 to 6: insert the moves of values, release values after their last use, and overlap the moves with the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["add_frees", "add_messages", "hoist_receives", "trail_sends"]
 def add_messages(draft: Draft) -> Draft:
     """Writes and sends right after the value is made, reads and receives right before its first use.
 
-    Copies between GPUs, which the device goes on with alone, come before what the host does itself, by their turns. A read of one
+    Copies between GPUs, which the device carries out alone, come before what the host does itself, by their turns. A read of one
     stays at its use: it makes the compute stream wait.
 
     On ordered transports the receives of one pair of actors must come in the order of the sends (PL-1), so one may come
@@ -126,7 +126,7 @@ def _order_receives(senders: dict[str, tuple[int, str]], program: list[Action]) 
 
 
 def add_frees(draft: Draft) -> Draft:
-    """Every party lets go of a value after it has used it last: as soon as it has written what it made of it.
+    """Every party releases a value after its last use: as soon as it has written what it made of it.
 
     Whoever waits for what was made waits no longer than it must, and letting go comes in the same round, so credits still are for
     earlier executions only (PL-2).

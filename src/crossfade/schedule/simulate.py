@@ -1,6 +1,6 @@
 """A discrete-event simulator: what a plan's executions would look like in time, with no actor started.
 
-What is reckoned with:
+What is simulated:
 
 - **Values.** A read waits for the write of the same execution, a write for the release of the slot by every reader.
   Either is seen ``hop_us`` later by who polls, and ``wake_us`` after that by who had waited longer than ``spin_us``.
@@ -18,7 +18,7 @@ What is reckoned with:
   `schedule.gpus` says.
 - **The driver** is one thread that submits inputs and gets outputs, with a fixed number of executions in flight.
 
-It takes O(log n) per action and execution, and a plan that cannot go on is an error, never an endless loop.
+It takes O(log n) per action and execution, and a plan that stops is an error, never an endless loop.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Simulation:
             self._enter(cursor)
         while True:
             while self._ready:
-                self._go_on(self._ready.popleft())
+                self._advance(self._ready.popleft())
             alarm_us = self._alarms[0][0] if self._alarms else math.inf
             end_us, gpu_us = self._cores.next_end_us(), self._gpus.next_end_us()
             if alarm_us == end_us == gpu_us == math.inf:
@@ -135,7 +135,7 @@ class Simulation:
                 cursor.index += 1
             cursor.round, cursor.index = cursor.round + 1, 0
 
-    def _go_on(self, cursor: Cursor) -> None:
+    def _advance(self, cursor: Cursor) -> None:
         """Goes through what the step needs; works, or enters the next step, when all of it is there."""
         needs = cursor.needs
         while cursor.need < len(needs):
@@ -187,7 +187,7 @@ class Simulation:
         return first_us <= second_us
 
     def _lose_patience(self, cursor: Cursor, key: tuple[str, int]) -> None:
-        """The time is over for which it wanted to wait; if it still does, it goes on."""
+        """The time is over for which it wanted to wait; if it still does, it continues."""
         if cursor in self._blocked.get(key, ()):
             self._blocked[key].remove(cursor)
             cursor.need += 1
@@ -215,7 +215,7 @@ class Simulation:
         work = self._cores.start(cursor.step.work_us, done, factor)
         if computes:
             process.compute = work
-            self._reckon_transfers(process)
+            self._update_transfers(process)
 
     def _worked(self, process: Process, cursor: Cursor, start_us: float) -> None:
         step, execution = cursor.step, cursor.execution
@@ -224,7 +224,7 @@ class Simulation:
         process.at_work, process.awake_us = None, self._cores.now_us
         if process.compute is not None:
             process.compute = None
-            self._reckon_transfers(process)
+            self._update_transfers(process)
         if step.fact:
             self._happened(step.fact, execution)
         if step.transfer is not None:
@@ -277,7 +277,7 @@ class Simulation:
         self._cores.start(times_us[1], done, roams=True)
         for process in self._ends(transfer):
             process.transfers.append(transfer)
-            self._reckon_compute(process)
+            self._update_compute(process)
 
     def _side_done(self, inbox: Inbox, transfer: Transfer) -> None:
         """The receiver's or the sender's core is done with it; the value is there when both are."""
@@ -292,7 +292,7 @@ class Simulation:
             self._show(actor, stream, f"{verb} {channel.id}", what, "communicate", execution, start_us)
         for process in self._ends(transfer) if transfer.work is not None else ():
             process.transfers.remove(transfer)
-            self._reckon_compute(process)
+            self._update_compute(process)
         self._happened(f"arrived {channel.id} at {transfer.reader}", execution)
         inbox.is_busy = False
         self._start_next(inbox)
@@ -306,12 +306,12 @@ class Simulation:
         computes = any(process.compute is not None for process in self._ends(transfer))
         return self._costs.slowdown.transfer if computes else 1.0
 
-    def _reckon_transfers(self, process: Process) -> None:
+    def _update_transfers(self, process: Process) -> None:
         for transfer in process.transfers:
             if transfer.work is not None:
                 self._cores.slow_down(transfer.work, self._factor(transfer))
 
-    def _reckon_compute(self, process: Process) -> None:
+    def _update_compute(self, process: Process) -> None:
         if process.compute is not None:
             self._cores.slow_down(process.compute, self._costs.slowdown.compute if process.transfers else 1.0)
 

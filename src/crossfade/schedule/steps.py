@@ -3,7 +3,7 @@
 Each party becomes one or two *strands*: lists of steps that are gone through in order, once per round. A step waits for
 its needs, works, brings about a fact, and may wait again (a send or receive on ``main``, for its transfer). A *fact* is
 something that becomes true once per execution: ``written n0``, ``freed n0 by A``, ``arrived n0 at A``, ``over c0``. With a
-collective between GPUs a host goes on as soon as all have started it (``started c0 by A``), and only streams wait for its end.
+collective between GPUs a host continues as soon as all have started it (``started c0 by A``), and only streams wait for its end.
 
 An actor with GPUs has a strand more for each stream of theirs that the plan uses (`schedule.device_steps`); its host only enqueues.
 
@@ -46,11 +46,11 @@ def strands_of(plan: Plan, workload: Workload, costs: CostModel, inflight: int) 
     strands = []
     before = predecessors(plan)
     for actor, actions in plan.programs.items():
-        reckon = _Reckoner(plan, workload, costs, actor, before)
+        maker = _StepMaker(plan, workload, costs, actor, before)
         if actor == DRIVER:
-            strands += _driver_strands(reckon, actions, inflight)
+            strands += _driver_strands(maker, actions, inflight)
         else:
-            strands.append(_strand(actor, MAIN, [reckon.step(action) for action in actions]))
+            strands.append(_strand(actor, MAIN, [maker.step(action) for action in actions]))
             for (stream, which), steps in device_steps(plan, workload, costs, actor, before).items():
                 strands.append(Strand(actor, stream, steps, thread=f"{actor}'s {stream}{which}"))
     return strands
@@ -60,15 +60,15 @@ def _strand(actor: str, stream: str, steps: list[Step]) -> Strand:
     return Strand(actor, stream, tuple(steps), -max((step.ahead for step in steps), default=0), actor)
 
 
-def _driver_strands(reckon: _Reckoner, actions: tuple[Action, ...], inflight: int) -> list[Strand]:
+def _driver_strands(maker: _StepMaker, actions: tuple[Action, ...], inflight: int) -> list[Strand]:
     submit = [Step("submit", needs=(Need("got", -inflight),))]
     gets: dict[str, list[Step]] = {}
     for action in actions:
-        value = reckon.received_by(action)
+        value = maker.received_by(action)
         if value is None:
-            submit.append(reckon.step(action))
+            submit.append(maker.step(action))
         else:
-            gets.setdefault(value, [Step("get", needs=(Need("submitted"),))]).append(reckon.step(action))
+            gets.setdefault(value, [Step("get", needs=(Need("submitted"),))]).append(maker.step(action))
     submit.append(Step("submitted", fact="submitted"))
     for value, steps in gets.items():
         steps.append(Step("got", fact="got" if len(gets) == 1 else f"got {value}"))
@@ -80,7 +80,7 @@ def _driver_strands(reckon: _Reckoner, actions: tuple[Action, ...], inflight: in
     return [_strand(DRIVER, MAIN, submit), *strands]
 
 
-class _Reckoner:
+class _StepMaker:
     """Turns the actions of one actor into steps."""
 
     def __init__(self, plan: Plan, workload: Workload, costs: CostModel, actor: str, before: Before) -> None:
@@ -127,7 +127,7 @@ class _Reckoner:
         )
 
     def _arrived(self, *values: str) -> tuple[Need, ...]:
-        """The needs of whoever uses values: those that gloo brings must be there. Others are, by program order, or streams wait."""
+        """What using values needs: those that gloo brings must be there. Others are, by program order, or streams wait."""
         channels = [self._received[value] for value in values if value in self._received]
         over = dict.fromkeys(self._collected[value] for value in values if value in self._collected)
         awaited = (c for c in channels if c.is_ordered and not is_pushed(self._plan, c))
@@ -135,7 +135,7 @@ class _Reckoner:
         return (*arrived, *(need for name in over for need in self._met(self._plan.collective[name])))
 
     def _met(self, collective: CollectiveSpec) -> tuple[Need, ...]:
-        """When this host may go on with what comes out."""
+        """When this host may use the outputs."""
         if is_on_gpus(self._plan, collective):
             return all_started(collective, self._actor)
         return (Need(f"over {collective.id}"),)

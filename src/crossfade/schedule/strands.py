@@ -13,14 +13,14 @@ __all__ = ["Need", "Step", "Strand"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A fact that must be true before a step can go on."""
+    """A fact that must be true before a step can continue."""
 
     fact: str
     # of which execution, relative to the step's own: 0 or, for a slot, minus the ring's depth. Before execution 0 there is nothing
     # to wait for.
     offset: int = 0
     is_hop: bool = False  # whether it is seen in shared memory, ``hop_us`` after it became true
-    # how long it is waited for; after that the step goes on without it. All such needs of a step share one time.
+    # how long it is waited for; after that the step continues without it. All such needs of a step share one time.
     patience_us: float = math.inf
     # a need counts only if the first of these facts became true before the second, which is known by then; empty for one that
     # counts always.

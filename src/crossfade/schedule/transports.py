@@ -31,7 +31,7 @@ __all__ = ["TYPICAL_BYTES", "Gpus", "Way", "Wish", "choose", "gpu_pairs", "is_re
 _HAVE_STAND_INS = (Transport.COPY, Transport.STAGED)
 
 TYPICAL_BYTES = 16_000_000
-"""The size that is reckoned with where none is declared."""
+"""The size that is assumed where none is declared."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ __all__ = ["beside", "cover"]
 LEAST_US = 2000.0
 """How long the transfers take that are timed."""
 COVER = 2.5
-"""How many times as long the other side goes on, by its time alone."""
+"""How many times as long the other side runs, by its time alone."""
 MOST_WORK = 200
 
 
