@@ -10,6 +10,7 @@ import cloudpickle
 import pytest
 
 import crossfade
+from crossfade.api.session import require
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,3 +61,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with one_rank(tmp_path_factory.mktemp("world")):
         yield
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    """One that claims GPUs, for all tests of a file."""
+    crossfade.init(num_gpus=16)
+    yield
+    crossfade.shutdown()
+
+
+@pytest.fixture
+def torn_down(session: None) -> Iterator[None]:
+    """No graph outlives its test in that session."""
+    yield
+    for opened in list(require().graphs):
+        opened.teardown(timeout=30)

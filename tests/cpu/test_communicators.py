@@ -18,18 +18,14 @@ from crossfade.api.session import require
 from crossfade.collective import allgather, allreduce, reducescatter
 from crossfade.experimental.channel import CPUCommunicator
 from crossfade.experimental.channel.torch_tensor_type import TorchTensorType
-from tests.helpers.fifo_communicator import FifoCommunicator, Worker, by_value
+from tests.helpers.fifo_communicator import FifoCommunicator, Worker, helper_travels_by_value
 from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
 
 torch = pytest.importorskip("torch")
 
+__all__ = ["helper_travels_by_value"]
+
 Remote = crossfade.remote(Worker)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def the_helper_travels_by_value() -> Iterator[None]:
-    with by_value():
-        yield
 
 
 Crew = tuple[Any, Any, Any]
@@ -37,7 +33,7 @@ Crew = tuple[Any, Any, Any]
 
 
 @pytest.fixture(scope="module")
-def kept(the_helper_travels_by_value: None) -> Iterator[dict[str, Kept]]:
+def kept(helper_travels_by_value: None) -> Iterator[dict[str, Kept]]:
     yield from open_crews(ENGINES, lambda: tuple(Remote.remote() for _ in range(3)))
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,13 @@ import pytest
 
 import crossfade
 from crossfade.collective import allgather, allreduce, broadcast
-from tests.helpers.fifo_communicator import FifoCommunicator, Worker, by_value
+from tests.helpers.fifo_communicator import FifoCommunicator, Worker, helper_travels_by_value
 
 torch = pytest.importorskip("torch")
 
+__all__ = ["helper_travels_by_value"]
+
 Remote = crossfade.remote(Worker)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def the_helper_travels_by_value() -> Iterator[None]:
-    with by_value():
-        yield
 
 
 def workers(num: int) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,9 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from tests.helpers.copy_graphs import Worker, chain, expected, open_session, run, tear_down_graphs  # noqa: E402
+from tests.helpers.copy_graphs import Worker, chain, expected, run  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("torn_down")
 
 
 class Failing(Worker):
@@ -30,16 +31,6 @@ class Failing(Worker):
 
 
 Remote = crossfade.remote(Failing)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    yield from open_session()
-
-
-@pytest.fixture(autouse=True)
-def torn_down(session: None) -> Iterator[None]:
-    yield from tear_down_graphs()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from crossfade.engines.actor_devices import ActorDevices  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import ActorError, DeviceError  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
-from tests.helpers.copy_graphs import Worker, chain, expected, open_session, run, tear_down_graphs  # noqa: E402
+from tests.helpers.copy_graphs import Worker, chain, expected, run  # noqa: E402
 from tests.helpers.footprint import footprint, settled_growth  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("torn_down")
 
 
 class Refusing(Worker):
@@ -67,16 +68,6 @@ class Refusing(Worker):
 
 
 Remote = crossfade.remote(Refusing)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    yield from open_session()
-
-
-@pytest.fixture(autouse=True)
-def torn_down(session: None) -> Iterator[None]:
-    yield from tear_down_graphs()
 
 
 @pytest.fixture(scope="module")

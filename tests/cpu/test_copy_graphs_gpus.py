@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,9 +14,12 @@ from crossfade.collectives.group import Group  # noqa: E402
 from crossfade.errors import DeviceError  # noqa: E402
 from tests.helpers.collective_graphs import Member, all_kinds, check_spans  # noqa: E402
 from tests.helpers.collective_graphs import expected as wanted_sums  # noqa: E402
-from tests.helpers.copy_graphs import Worker, chain, expected, open_session, run, tear_down_graphs  # noqa: E402
+from tests.helpers.copy_graphs import Worker, chain, expected, run  # noqa: E402
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs"),
+    pytest.mark.usefixtures("torn_down"),
+]
 
 
 class Looking(Worker):
@@ -47,16 +49,6 @@ class Looking(Worker):
 
 
 Remote = crossfade.remote(Looking)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    yield from open_session()
-
-
-@pytest.fixture(autouse=True)
-def torn_down(session: None) -> Iterator[None]:
-    yield from tear_down_graphs()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from crossfade.api import session as sessions  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.engines import actor_process, local_processes  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
@@ -22,6 +20,7 @@ from crossfade.errors import DeviceError  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 
 pytestmark = [
+    pytest.mark.usefixtures("torn_down"),
     pytest.mark.timeout(60),
     pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: see tests/gpu2"),
 ]
@@ -105,21 +104,6 @@ class Worker:
 
 
 Remote = crossfade.remote(Worker)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=16)
-    yield
-    crossfade.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def torn_down(session: None) -> Iterator[None]:
-    """No graph outlives its test."""
-    yield
-    for opened in list(sessions.require().graphs):
-        opened.teardown(timeout=30)
 
 
 @pytest.fixture(scope="module")

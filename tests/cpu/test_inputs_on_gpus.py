@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from crossfade.api import session as sessions  # noqa: E402
 from crossfade.errors import GraphError, TaskError  # noqa: E402
 from crossfade.types import DRIVER  # noqa: E402
 from tests.helpers.footprint import footprint, settled_growth  # noqa: E402
@@ -31,24 +29,12 @@ from tests.helpers.input_workers import (  # noqa: E402  # noqa: E402
     until,
 )
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: tests/gpu1/test_inputs.py")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: tests/gpu1/test_inputs.py"),
+    pytest.mark.usefixtures("torn_down"),
+]
 
 Remote = crossfade.remote(InputWorker)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=8)
-    yield
-    crossfade.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def torn_down(session: None) -> Iterator[None]:
-    """No graph outlives its test."""
-    yield
-    for opened in list(sessions.require().graphs):
-        opened.teardown(timeout=LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +12,13 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from crossfade.api import session as sessions  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 from tests.helpers.footprint import footprint, growth  # noqa: E402
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: see tests/gpu2")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs: see tests/gpu2"),
+    pytest.mark.usefixtures("torn_down"),
+]
 
 
 class Worker:
@@ -49,21 +50,6 @@ class Worker:
 
 
 Remote = crossfade.remote(Worker)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=8)
-    yield
-    crossfade.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def torn_down(session: None) -> Iterator[None]:
-    """No graph outlives its test."""
-    yield
-    for opened in list(sessions.require().graphs):
-        opened.teardown(timeout=30)
 
 
 @pytest.fixture(scope="module")

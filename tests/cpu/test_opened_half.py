@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,8 @@ from crossfade.device.ledger import Ledger  # noqa: E402
 from crossfade.errors import DeviceError, TaskError  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
-from tests.helpers.copy_graphs import open_session, tear_down_graphs  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("torn_down")
 
 _set_aside = WriterSlots.set_aside
 _map_host = HostDriver.map_host
@@ -103,16 +103,6 @@ class Short:
         """Streams are idle again."""
         HostDriver.is_idle = _is_idle  # type: ignore[method-assign]
         HostDriver.has_happened = _has_happened  # type: ignore[method-assign]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    yield from open_session()
-
-
-@pytest.fixture(autouse=True)
-def torn_down(session: None) -> Iterator[None]:
-    yield from tear_down_graphs()
 
 
 def held(actors: list[Any]) -> list[Any]:

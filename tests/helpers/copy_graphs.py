@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 import crossfade
-from crossfade.api import session as sessions
 
 torch.set_num_threads(1)
 
@@ -47,20 +45,6 @@ class Worker:
     def drop(self) -> int:
         self._kept.clear()
         return os.getpid()
-
-
-def open_session() -> Iterator[None]:
-    """One that claims GPUs."""
-    crossfade.init(num_gpus=16)
-    yield
-    crossfade.shutdown()
-
-
-def tear_down_graphs() -> Iterator[None]:
-    """No graph outlives its test."""
-    yield
-    for opened in list(sessions.require().graphs):
-        opened.teardown(timeout=30)
 
 
 def chain(actors: list[Any], transport: str, **options: Any) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pytest
 
 from crossfade.experimental.channel import Communicator
 
@@ -175,9 +175,9 @@ class Worker:
         return os.getpid()
 
 
-@contextmanager
-def by_value() -> Iterator[None]:
-    """Meanwhile this module travels by value: actors import nothing of the tests."""
+@pytest.fixture(autouse=True, scope="module")
+def helper_travels_by_value() -> Iterator[None]:
+    """Actors import nothing of the tests."""
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     yield
