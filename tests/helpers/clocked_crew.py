@@ -51,11 +51,7 @@ class ClockedBench:
 
 
 class ClockedCrew:
-    """`crossfade.profile.crew.Crew` in this thread.
-
-    Args:
-        problems: what is wrong with steps, by their text.
-    """
+    """`crossfade.profile.crew.Crew` in this thread. ``problems`` say what is wrong with steps, by their text."""
 
     def __init__(
         self, num_ranks: int, speeds: Speeds | None = None, problems: Mapping[str, str | BaseException] | None = None

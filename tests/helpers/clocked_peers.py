@@ -44,11 +44,7 @@ class _Kernels:
 
 
 class Ranks:
-    """Some ranks, each with a stream for its collectives.
-
-    Attributes:
-        drivers, streams, lanes: of each rank.
-    """
+    """Some ranks, each with a driver, a stream for its collectives, and lanes."""
 
     def __init__(self, num_ranks: int, buffer_bytes: int) -> None:
         machine = Clocked(SPEEDS)

@@ -176,13 +176,8 @@ def run_workers(
     timeout_s: float = 60.0,
     dying: frozenset[int] | set[int] = frozenset(),
 ) -> list[Any]:
-    """Runs each function in a process of its own, as ``function(peers, *args)``, and returns what they return.
-
-    Args:
-        functions: importable functions, one for each worker.
-        args: of each worker.
-        timeout_s: afterwards all are killed, and this raises.
-        dying: workers that are expected to be killed; they return None.
+    """Runs each function, which has to be importable, in a process of its own, as ``function(peers, *args)``, and returns what they
+    return. After ``timeout_s`` all are killed, and this raises. ``dying`` workers are expected to be killed, and return None.
     """
     context = _context()
     num = len(functions)

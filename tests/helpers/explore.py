@@ -269,16 +269,8 @@ class Exploration:
 def explore(
     plan: Plan, most_states: int = 200_000, failing: Collection[str] = (), *, drops: bool = True
 ) -> Exploration:
-    """Executes the plan in every order.
-
-    Args:
-        plan: the plan.
-        most_states: see below.
-        failing: nodes whose methods fail in every second execution.
-        drops: whether values that were not waited for are taken later, as they have to be.
-
-    Raises:
-        OverflowError: there are more than ``most_states`` states.
+    """Executes the plan in every order. Methods of ``failing`` nodes fail in every second execution; with ``drops``, values that
+    were not waited for are taken later, as they have to be. More than ``most_states`` states are an OverflowError.
     """
     seen: set[tuple[tuple[int, ...], tuple[Cell, ...]]] = set()
     try:

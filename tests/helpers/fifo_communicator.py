@@ -15,12 +15,7 @@ from crossfade.experimental.channel import Communicator
 
 
 class FifoCommunicator(Communicator):
-    """Ranks are the positions of the handles.
-
-    Args:
-        folder: for the pipes, and for ``log``: a line for each call, with the rank that made it.
-        actors: handles.
-    """
+    """Ranks are the positions of the handles. The folder has the pipes, and ``log``: a line for each call, with its rank."""
 
     def __init__(self, folder: Path, actors: list[Any]) -> None:
         self._folder = folder

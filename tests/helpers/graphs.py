@@ -119,15 +119,8 @@ def kept_session(**options: Any) -> Iterator[sessions.Session]:
 
 
 class Bench:
-    """A session with actors, on one engine.
-
-    Args:
-        engine: its name.
-        cls: the actors' class.
-        args: of its constructor.
-        booked: what each actor books, such as ``num_gpus=1``.
-        totals: what the session has of it.
-        transport: asked of every node in place of what was drawn.
+    """A session with actors, on one engine. ``booked`` is what each actor books, such as ``num_gpus=1``, and ``totals`` what the
+    session has of it; ``transport`` is asked of every node in place of what was drawn.
     """
 
     def __init__(

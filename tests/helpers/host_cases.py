@@ -29,7 +29,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.host.processes import open_pidfd
 from tests.helpers.calm import calm_s
 from tests.helpers.device_pair import LIMIT_S, Peer
-from tests.helpers.footprint import footprint, growth
+from tests.helpers.footprint import footprint, held_more
 
 Words = npt.NDArray[np.int64]
 STREAM = 0  # whoever calls is the stream
@@ -331,12 +331,7 @@ def survives_sending(peers: dict[int, Peer], other: int, num_slots: int) -> dict
 
 def _held_more(before: Any) -> dict[str, int]:
     """Descriptors, threads, mappings: everything but memory that the interpreter keeps."""
-    grown: dict[str, int] = {}
-    for _ in range(200):  # a thread that was joined is still counted for a moment
-        grown = growth(before, footprint(os.getpid()))
-        if "num_threads" not in grown:
-            break
-        time.sleep(PAUSE_S)
+    grown = held_more(before)
     return {name: grown[name] for name in ("num_descriptors", "num_threads", "num_ring_mappings") if name in grown}
 
 

@@ -32,11 +32,7 @@ _MARGIN_S = 120.0
 
 
 def storm(kind: str, duration_s: float, seed: int) -> dict[str, Any]:
-    """A storm of that signal, for so long.
-
-    Raises:
-        AssertionError: something was lost, or the program hangs.
-    """
+    """A storm of that signal, for so long, in which nothing is lost and the program does not hang."""
     command = [
         sys.executable,
         "-X",
@@ -141,12 +137,7 @@ class Storm:
 
 
 class Program:
-    """The program.
-
-    Attributes:
-        done: how often each use has succeeded.
-        cut: how often it was interrupted.
-    """
+    """The program; counts how often each use has succeeded, and was cut by an interrupt."""
 
     def __init__(self, seed: int, storm_of: int) -> None:
         self.rng = random.Random(seed)

@@ -160,11 +160,7 @@ class _Program:
         self.stderr = self.popen.stderr.read()
 
     def hear(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next thing that it says; None when it has ended.
-
-        Raises:
-            queue.Empty: it said nothing.
-        """
+        """The next thing that it says; None when it has ended; queue.Empty if it said nothing."""
         return self._said.get(timeout=timeout_s)
 
     def processes(self) -> dict[int, str]:
@@ -215,10 +211,7 @@ def kill_once(seed: int, *, transport: str = "auto") -> str:
     """One run: starts the program, kills one of its processes, checks what the design promises (CH-3).
 
     Every blocked and later get raises within a second an error that names the dead actor; graphs without it go on; nothing is
-    left of a killed driver's actors, or of the whole program once it has ended.
-
-    Returns:
-        What was killed.
+    left of a killed driver's actors, or of the whole program once it has ended. Gives what was killed.
     """
     chooser = random.Random(seed)
     before = shared_names()

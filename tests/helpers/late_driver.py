@@ -18,19 +18,13 @@ Operation = Callable[[], bool]
 
 
 class LateDriver(HostDriver):
-    """Operations of a held stream stay where they are until the stream is let go, or stepped.
-
-    Attributes:
-        error: what asking for events raises from now on; None for a device that works.
-        max_pinned: how many ranges of the host's memory may be pinned at a time.
-        num_blocked: threads that wait for an event.
-    """
+    """Operations of a held stream stay where they are until the stream is let go, or stepped."""
 
     def __init__(self) -> None:
         super().__init__(LIMIT_S)
-        self.error: DeviceError | None = None
-        self.max_pinned = 1 << 30
-        self.num_blocked = 0
+        self.error: DeviceError | None = None  # what asking for events raises from now on
+        self.max_pinned = 1 << 30  # ranges of the host's memory at a time
+        self.num_blocked = 0  # threads that wait for an event
         self._held: set[int] = set()
         self._queues: defaultdict[int, deque[Operation]] = defaultdict(deque)
         self._records: Counter[int] = Counter()  # of each event: how often it was recorded

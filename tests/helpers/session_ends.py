@@ -31,12 +31,7 @@ Remote = crossfade.remote(Worker)
 
 
 class Program:
-    """What the threads share.
-
-    Attributes:
-        one, other: two actors.
-        graph: goes through both.
-    """
+    """What the threads share: two actors, and a graph that goes through both."""
 
     def __init__(self) -> None:
         self.one, self.other = Remote.remote(), Remote.remote()
@@ -117,15 +112,9 @@ def num_held(wanted: int = 0) -> int:
 
 
 def end_in_the_middle(seed: int, uses: tuple[str, ...], *, by_signal: bool = False) -> None:
-    """Starts a session that several threads use, and ends it at a random moment.
-
-    Args:
-        seed: of the moment.
-        uses: what each thread does, again and again.
-        by_signal: the session is ended in a signal's handler, which comes while the main thread does the first of ``uses``.
-
-    Raises:
-        AssertionError: a thread hangs, or got another error than one that says that the session, or its actors, ended.
+    """Starts a session that several threads use, each in one way again and again, and ends it at a random moment: with
+    ``by_signal`` in a signal's handler, which comes while the main thread does the first of ``uses``. No thread may hang, or
+    get another error than one that says that the session, or its actors, ended.
     """
     errors: list[BaseException] = []
 

@@ -31,11 +31,7 @@ def leaves(value: Any) -> tuple[list[torch.Tensor], list[Any]]:
 
 
 class TensorWorker(Worker):
-    """As its base, with tensors.
-
-    Args:
-        device: ``cuda`` for the current GPU, or ``cpu``.
-    """
+    """As its base, with tensors on ``cuda``, which is the current GPU, or ``cpu``."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()

@@ -26,18 +26,8 @@ def ways(*texts: str) -> list[Candidate]:
 
 
 class Bench:
-    """Times candidates as it is told to.
-
-    Args:
-        times_us: of each candidate, by its text: one time, or those of one repetition after another, or an error to raise
-            when it is run. What is not named cannot be set up.
-        predicted_us: of each candidate, by its text; others are unknown to the model.
-        needs: rows of which M has to be a multiple, by the candidate's text.
-
-    Attributes:
-        log: what was set up and run, in order.
-        fails_on: a shape for which nothing can be set up.
-        fails: texts of candidates that cannot be made warm.
+    """Times candidates as it is told to, by their text: one time, or those of one repetition after another, or an error to raise
+    when it is run. What is not named cannot be set up. ``needs``: rows of which M has to be a multiple.
     """
 
     def __init__(
@@ -49,9 +39,9 @@ class Bench:
         self._times_us = times_us
         self._predicted_us = predicted_us
         self._needs = needs or {}
-        self.log: list[str] = []
-        self.fails_on: Shape | None = None
-        self.fails: set[str] = set()
+        self.log: list[str] = []  # what was set up and run, in order
+        self.fails_on: Shape | None = None  # a shape for which nothing can be set up
+        self.fails: set[str] = set()  # texts of candidates that cannot be made warm
 
     def tuner(self, ranks: Ranks | None = None, cache: Cache | None = None, **options: Any) -> Tuner:
         return Tuner(self.measure, Chooser(self.predict, self.candidates, ranks or Alone(), cache), **options)

@@ -272,12 +272,8 @@ QUEUE = "queue 1"
 
 
 class DeathWorld:
-    """Three ranks in one all-reduce, of which the last one dies; the others hear of it later.
-
-    Args:
-        call: what they do.
-        num_left: operations that the victim has not done when it dies.
-        is_asking: whether a rank's check asks the system who is alive, and not only its own watchdog.
+    """Three ranks in one all-reduce, of which the last one dies with ``num_left`` operations undone; the others hear of it later.
+    If ``is_asking``, a rank's check asks the system who is alive, and not only its own watchdog.
     """
 
     def __init__(self, call: Call, num_left: int, *, is_asking: bool) -> None:

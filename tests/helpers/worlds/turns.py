@@ -128,15 +128,7 @@ class TurnsWorld(OpsWorld):
 
 
 class _Sums:
-    """One call of one rank.
-
-    Args:
-        world: with its rounds.
-        lane, stream: where.
-        site: what.
-        is_captured: whether it is.
-        is_by_tiles: one launch for all pieces of a turn.
-    """
+    """One call of one rank; by tiles, one launch stands for all pieces of a turn."""
 
     def __init__(
         self, world: TurnsWorld, lane: Lane, stream: int, site: Site, *, is_captured: bool, is_by_tiles: bool
