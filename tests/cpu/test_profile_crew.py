@@ -61,7 +61,7 @@ def test_ranks_meet_and_the_gate_counts_the_meetings(crew: Processes) -> None:
     [
         ("raises", LIMIT_S, "GPU 1: ValueError: the second one is bad"),
         ("dies", LIMIT_S, "the process of GPU 1 ended: it was killed by SIGKILL; about to go"),
-        ("hangs", 5.0, "hangs took over 5 s: waited for GPU 1"),
+        ("hangs", 2.0, "hangs took over 2 s: waited for GPU 1"),
         ("unheard", LIMIT_S, "GPU 0: KeyError: 'unheard'"),
     ],
 )
