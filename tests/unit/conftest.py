@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from crossfade.host.doorbell import Doorbell
+from crossfade.host.processes import open_pidfd
 
 
 @pytest.fixture
@@ -15,3 +19,14 @@ def doorbell() -> Iterator[Doorbell]:
     made = Doorbell(*Doorbell.create_fds("test"), spin_us=0)
     yield made
     made.close()
+
+
+@pytest.fixture
+def killed() -> Iterator[int]:
+    """The descriptor of a process that has been killed."""
+    peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pidfd = open_pidfd(peer.pid)
+    peer.kill()
+    yield pidfd
+    os.close(pidfd)
+    peer.communicate()

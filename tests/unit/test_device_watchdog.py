@@ -119,17 +119,6 @@ def test_a_watchdog_names_the_peer_that_was_killed(driver: RunningDriver) -> Non
         ring.accept(Enqueued(0, 1, 8), use)
 
 
-@pytest.fixture
-def killed() -> Iterator[int]:
-    """The descriptor of a process that has been killed."""
-    peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    pidfd = open_pidfd(peer.pid)
-    peer.kill()
-    yield pidfd
-    os.close(pidfd)
-    peer.communicate()
-
-
 def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
     driver: RunningDriver, stream: int, signal: Signal, watchdog: Watchdog, killed: int
 ) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from crossfade.device.signals import CLEAR, DeviceBoard
 from crossfade.device.watchdog import DeathReport, Watchdog, release
-from crossfade.host.processes import open_pidfd
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.testing.fake import FakeDriver, Machine
 from tests.helpers.running_driver import RunningDriver, run, running_driver
@@ -106,17 +102,6 @@ def test_without_the_step_a_waiter_is_not_let_go(driver: RunningDriver, board: D
     assert not release(driver, "b", lambda: [signal], [stream], limit_s=0.05).is_free
     signal.expect(2)
     assert release(driver, "b", lambda: [signal], [stream]).is_free
-
-
-@pytest.fixture
-def killed() -> Iterator[int]:
-    """The descriptor of a process that has been killed."""
-    peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    pidfd = open_pidfd(peer.pid)
-    peer.kill()
-    yield pidfd
-    os.close(pidfd)
-    peer.communicate()
 
 
 @pytest.mark.timeout(20)
