@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 from crossfade.errors import PlanError, PlanSyntaxError
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.validate import validate
-from tests.helpers.fuzzing import (
-    check_frames,
-    check_plan,
-    check_ring,
-    check_socket,
-    damages,
-    plan_texts,
-    streams,
-)
+from tests.helpers.fuzzing import check_frames, check_plan, check_ring, check_socket, damages, plan_texts, streams
 
 UNREADABLE = pickle.UnpicklingError("not a writer's pickle")
 

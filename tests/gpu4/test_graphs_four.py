@@ -10,11 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
-from tests.helpers.input_workers import (  # noqa: E402
-    LIMIT_S,
-    InputWorker,
-    get,
-)
+from tests.helpers.input_workers import LIMIT_S, InputWorker, get  # noqa: E402
 from tests.helpers.turn_gpu_cases import check_one_after_the_other  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)

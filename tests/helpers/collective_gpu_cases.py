@@ -19,16 +19,7 @@ from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
 from crossfade.errors import ChannelBroken
 from crossfade.types import CollectiveKind, ReduceOp, Transport
-from tests.helpers.collective_cases import (
-    Party,
-    Peers,
-    Ring,
-    draw_terms,
-    make_all,
-    names,
-    random_calls,
-    same,
-)
+from tests.helpers.collective_cases import Party, Peers, Ring, draw_terms, make_all, names, random_calls, same
 from tests.helpers.device_pair import die, run_workers
 from tests.helpers.peer_gpu_cases import peers_meet
 

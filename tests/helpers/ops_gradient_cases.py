@@ -38,16 +38,7 @@ from tests.helpers.ops_gradients import (
     refill,
     weights_for,
 )
-from tests.helpers.ops_inputs import (
-    CANDIDATES,
-    DTYPES,
-    Inputs,
-    absolute,
-    assert_equal,
-    captured,
-    device_of,
-    opened,
-)
+from tests.helpers.ops_inputs import CANDIDATES, DTYPES, Inputs, absolute, assert_equal, captured, device_of, opened
 
 
 def shapes(device: str) -> None:

@@ -11,13 +11,7 @@ from crossfade.ops import references
 from crossfade.ops.calls.shape import Operator
 from crossfade.ops.operators import replicated_matmul
 from crossfade.peers.group import PeerGroup
-from tests.helpers.ops_inputs import (
-    FUNCTIONS,
-    Inputs,
-    assert_equal,
-    make,
-    matrix,
-)
+from tests.helpers.ops_inputs import FUNCTIONS, Inputs, assert_equal, make, matrix
 
 OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     **{str(operator): each for operator, each in FUNCTIONS.items()},

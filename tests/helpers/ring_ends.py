@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from crossfade.device.memory import Pool
-from crossfade.device.records import (
-    Enqueued,
-    Record,
-)
+from crossfade.device.records import Enqueued, Record
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender

@@ -21,16 +21,7 @@ from crossfade.ops.signaled.operands import Operands, find_unit
 from crossfade.ops.signaled.tiles import Stretch, TilePlan, even_blocks, plan_tiles, uneven_blocks
 from tests.helpers.mended_interpreter import mend_the_interpreter
 from tests.helpers.peer_cases import expected, make, same_bits
-from tests.helpers.tile_worlds import (
-    SMALL,
-    Words,
-    World,
-    by_columns,
-    integers,
-    poisoned,
-    rounded,
-    spaced,
-)
+from tests.helpers.tile_worlds import SMALL, Words, World, by_columns, integers, poisoned, rounded, spaced
 
 KINDS = ("float16", "bfloat16")
 

@@ -38,9 +38,7 @@ from tests.unit.test_transports import (
     test_pl2_plans_with_gpus_are_sound_by_the_exhaustive_search_too,
     test_pl4_the_inline_engine_runs_plans_with_device_channels,
 )
-from tests.unit.test_turns import (
-    test_predecessors_are_used_before_at_the_same_reader_and_never_go_in_a_circle,
-)
+from tests.unit.test_turns import test_predecessors_are_used_before_at_the_same_reader_and_never_go_in_a_circle
 from tests.unit.test_turns_proof import test_any_plans_of_three_writers
 
 pytestmark = pytest.mark.timeout(3600)

@@ -9,13 +9,7 @@ import pytest
 
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
-from crossfade.device.records import (
-    Enqueued,
-    Finished,
-    Offer,
-    Record,
-    Retired,
-)
+from crossfade.device.records import Enqueued, Finished, Offer, Record, Retired
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender

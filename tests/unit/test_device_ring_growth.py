@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crossfade.device.memory import Block
-from crossfade.device.records import (
-    Wanted,
-)
+from crossfade.device.records import Wanted
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.errors import ChannelBroken, DeviceError
 from tests.helpers.ring_ends import Ends, finish_receiver, grow

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from crossfade.device.records import (
-    Enqueued,
-    FreeEnqueued,
-    Record,
-    Retired,
-)
+from crossfade.device.records import Enqueued, FreeEnqueued, Record, Retired
 from crossfade.device.ring_receiver import Leased
 from crossfade.errors import ChannelBroken, DeviceError
 from tests.helpers.ring_ends import Ends

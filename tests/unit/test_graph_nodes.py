@@ -19,16 +19,7 @@ from hypothesis import strategies as st
 from crossfade.errors import GraphError, SessionError
 from crossfade.graph import hook
 from crossfade.graph.arguments import MAX_DEPTH
-from crossfade.graph.nodes import (
-    InputNode,
-    InputPart,
-    MethodNode,
-    MultiOutputNode,
-    Node,
-    OutputNode,
-    bind,
-    describe,
-)
+from crossfade.graph.nodes import InputNode, InputPart, MethodNode, MultiOutputNode, Node, OutputNode, bind, describe
 from crossfade.graph.walk import inputs_of, parts_of, walk
 from tests.helpers.bound_nodes import ACTOR, call
 
