@@ -279,7 +279,7 @@ def _runner(
             own = outs[lane][bench.rank * source.numel() : (bench.rank + 1) * source.numel()]
 
         def call(lane: int = lane, own: torch.Tensor = own, out: torch.Tensor = outs[lane]) -> None:
-            getattr(collectives, case.op)(group, own, out, lane=lane, tuning=variant.tuning)
+            getattr(collectives, case.op)(own, group, out, lane=lane, tuning=variant.tuning)
 
         calls.append(call)
     return Runner(bench.streams[True][: variant.num_lanes], calls, outs)
@@ -304,7 +304,7 @@ def _coalesced_runner(
     outs = _outs(bench, variant, numel, source.dtype, is_captured=is_captured)
 
     def call() -> None:
-        function(group, [source] * num, outs, tuning=variant.tuning)
+        function([source] * num, group, outs, tuning=variant.tuning)
 
     return Runner(bench.streams[True][:1], [call], outs, num_in_call=num)
 

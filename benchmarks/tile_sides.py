@@ -288,7 +288,7 @@ def _parts(work: Work, ranks: Ranks) -> list[Side]:
     if not row.is_uneven:
         function = COLLECTIVES[row.operator]
         target = work.gathered if row.operator == AG else work.out
-        calls = {mode: partial(function, ranks.groups[mode], work.source, target) for mode in MODES}
+        calls = {mode: partial(function, work.source, ranks.groups[mode], target) for mode in MODES}
         found.append(Side(COPIES, calls, "gathered" if row.operator == AG else "out", is_ours=True))
     return found
 

@@ -18,6 +18,7 @@ from tests.helpers.two_at_a_time import Ran, two_at_a_time
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 LIMIT_S = 90
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SMALL = ["--window=16", "--batch=2", "--batches=5", "--width=16", "--heads=2", "--blocks=3", "--inflight=3"]
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 20)
@@ -42,6 +43,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "tensor parallel MLP": ("tensor_parallel_mlp.py", "--steps=4", "--candidate=rounds"),
     "training": ("pipeline_training.py",),
     "signaled": ("signaled_product.py",),
+    "torchrun": ("torchrun_product.py",),
     "heterogeneous": ("heterogeneous_graph.py", "--steps=5"),
 }
 
@@ -52,10 +54,11 @@ def write_text(folder: Path) -> None:
 
 def run(example: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     write_text(cwd)
+    launcher = TORCHRUN if example.startswith("torchrun") else ()
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / example), *arguments],
+        [sys.executable, *launcher, str(EXAMPLES / example), *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         encoding="utf-8",
         timeout=LIMIT_S,
@@ -139,6 +142,13 @@ def test_a_signaled_product_is_summed_group_by_group(runs: Ran) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert re.match(r"2 ranks on \w+, 8 groups of rows", ran.stdout)
     assert float(re.findall(r"product by (\S+)", ran.stdout)[0]) < 0.02
+
+
+def test_a_torchrun_program_opens_its_group_by_itself(runs: Ran) -> None:
+    pytest.importorskip("torch")
+    ran = runs["torchrun"].result()
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["rank 0: True, 2 ranks", "rank 1: True, 2 ranks"]
 
 
 def test_losses_of_1f1b_training_equal_the_unsplit_model(runs: Ran) -> None:

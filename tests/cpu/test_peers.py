@@ -53,44 +53,44 @@ def test_a_rank_alone(group: PeerGroup, name: str) -> None:
 )
 def test_inputs_that_do_not_do(group: PeerGroup, function: Any, tensor: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        function(group, tensor)
+        function(tensor, group)
 
 
 def test_outs_that_do_not_do(group: PeerGroup) -> None:
     whole = torch.zeros(8)
     with pytest.raises(ValueError, match=r"out of all_reduce is torch.float32 of shape \[4\]\nhint: .* \[8\]"):
-        all_reduce(group, whole, torch.zeros(4))
+        all_reduce(whole, group, torch.zeros(4))
     with pytest.raises(ValueError, match=r"out of all_gather is torch\.int64"):
-        all_gather(group, whole, torch.zeros(8, dtype=torch.int64))
+        all_gather(whole, group, torch.zeros(8, dtype=torch.int64))
     with pytest.raises(ValueError, match="all_to_all cannot write into its input"):
-        all_to_all(group, whole, whole)
+        all_to_all(whole, group, whole)
     with pytest.raises(ValueError, match="all_to_all cannot write into its input"):
-        all_to_all(group, whole[:6], whole[2:])
+        all_to_all(whole[:6], group, whole[2:])
     for function in (all_gather, all_reduce, reduce_scatter):
         with pytest.raises(ValueError, match="can only write into its input in place"):
-            function(group, whole[:6], whole[1:7])
+            function(whole[:6], group, whole[1:7])
     with torch.no_grad():
-        all_reduce(group, torch.zeros(4, requires_grad=True))
+        all_reduce(torch.zeros(4, requires_grad=True), group)
 
 
 def test_what_cannot_be_summed_or_dealt(group: PeerGroup) -> None:
     for function in (all_reduce, reduce_scatter):
         with pytest.raises(TypeError, match=r"cannot sum tensors of torch.bool\nhint: one of bfloat16"):
-            function(group, torch.zeros(4, dtype=torch.bool))
+            function(torch.zeros(4, dtype=torch.bool), group)
     for function in (all_to_all, reduce_scatter):
         with pytest.raises(ValueError, match="first dimension has to be a multiple of the number of ranks"):
-            function(group, torch.tensor(1.0))
+            function(torch.tensor(1.0), group)
 
 
 def test_lanes_streams_and_captures_that_are_not_there(group: PeerGroup) -> None:
     with pytest.raises(ValueError, match="there is no lane 1"):
-        all_reduce(group, torch.zeros(4), lane=1)
+        all_reduce(torch.zeros(4), group, lane=1)
     with pytest.raises(DeviceError, match="asks for 2 streams, and the lane has 1"):
-        all_reduce(group, torch.zeros(4), tuning=Tuning(num_streams=2))
+        all_reduce(torch.zeros(4), group, tuning=Tuning(num_streams=2))
     driver: Any = group.home.driver
     driver.begin_capture(group.current_stream())
     with pytest.raises(DeviceError, match="captured on a lane that cannot be replayed"):
-        all_reduce(group, torch.zeros(4))
+        all_reduce(torch.zeros(4), group)
     driver.destroy_graph(driver.end_capture(group.current_stream()))
     with pytest.raises(DeviceError, match="does not fit"):
         group.empty(5000, dtype=torch.float32)
@@ -100,7 +100,7 @@ def test_a_closed_group(group: PeerGroup) -> None:
     group.close()
     group.close()
     with pytest.raises(ChannelClosed, match="the group is closed\nhint: open a new one"):
-        all_reduce(group, torch.zeros(4))
+        all_reduce(torch.zeros(4), group)
 
 
 def test_groups_that_cannot_be_opened(world: None) -> None:

@@ -125,7 +125,7 @@ def check(
         own = own.contiguous()
         target = own[rank * length : (rank + 1) * length]
     before = own.clone()
-    got = FUNCTIONS[name](group, own, target, lane=lane, tuning=tuning)
+    got = FUNCTIONS[name](own, group, target, lane=lane, tuning=tuning)
     what = f"{name} of {dtype} {shape}, seed {seed}, {layout}, out {out}, lane {lane}, {tuning}"
     assert target is None or got is target, what
     assert same_bits(got, wanted), what
@@ -139,8 +139,8 @@ def _types(rank: int, num_ranks: int) -> None:
             for length in (0, 1, 7, 2001):
                 check(group, name, length, dtype=dtype, seed=length)
     scalars = [torch.tensor(float(k)) for k in range(num_ranks)]
-    assert same_bits(all_gather(group, scalars[rank]), torch.stack(scalars))
-    assert all_reduce(group, scalars[rank]).item() == sum(range(num_ranks))
+    assert same_bits(all_gather(scalars[rank], group), torch.stack(scalars))
+    assert all_reduce(scalars[rank], group).item() == sum(range(num_ranks))
     group.close()
 
 
@@ -209,10 +209,10 @@ def _against_gloo(rank: int, num_ranks: int) -> None:
     total, rows = own.clone(), [torch.empty_like(own) for _ in range(num_ranks)]
     dist.all_reduce(total)
     dist.all_gather(rows, own)
-    assert same_bits(all_reduce(group, own), total)
-    assert same_bits(all_gather(group, own), torch.cat(rows))
-    assert same_bits(reduce_scatter(group, own), total.chunk(num_ranks)[rank])
-    assert same_bits(all_to_all(group, own), torch.cat([each.chunk(num_ranks)[rank] for each in rows]))
+    assert same_bits(all_reduce(own, group), total)
+    assert same_bits(all_gather(own, group), torch.cat(rows))
+    assert same_bits(reduce_scatter(own, group), total.chunk(num_ranks)[rank])
+    assert same_bits(all_to_all(own, group), torch.cat([each.chunk(num_ranks)[rank] for each in rows]))
     group.close()
 
 
@@ -233,12 +233,12 @@ def _heap(rank: int, num_ranks: int) -> None:
     out = group.empty(num_ranks * 100, 3, dtype=torch.float32)
     for seed in range(20):
         inputs = [make((100, 3), "float32", 10 * seed + k) for k in range(num_ranks)]
-        assert same_bits(all_gather(group, inputs[rank], out), torch.cat(inputs))
+        assert same_bits(all_gather(inputs[rank], group, out), torch.cat(inputs))
         dist.barrier()
         whole = [make((num_ranks * 100, 3), "float32", 10 * seed + k) for k in range(num_ranks)]
-        assert same_bits(all_to_all(group, whole[rank], out), expected("all_to_all", whole, rank))
+        assert same_bits(all_to_all(whole[rank], group, out), expected("all_to_all", whole, rank))
         dist.barrier()
-        assert same_bits(all_reduce(group, whole[rank], out), expected("all_reduce", whole, rank))
+        assert same_bits(all_reduce(whole[rank], group, out), expected("all_reduce", whole, rank))
     del out
     group.close()
 
@@ -248,18 +248,18 @@ def _coalesced_apart(group: PeerGroup, num_ranks: int) -> None:
     x, y, both = torch.ones(4 * num_ranks), torch.full((4 * num_ranks,), 2.0), torch.empty(4 * num_ranks)
     for outs in ([y, x], [both, both], [both[1:], both[:-1]]):
         with pytest.raises(ValueError, match=r"(lies in out|overlap)(.|\n)*hint: give each tensor an out of its own"):
-            all_reduce_coalesced(group, [x[: len(outs[0])], y[: len(outs[1])]], outs)
+            all_reduce_coalesced([x[: len(outs[0])], y[: len(outs[1])]], group, outs)
     with pytest.raises(ValueError, match="lies in out"):
-        reduce_scatter_coalesced(group, [x, y], [y[:4], x[:4]])
+        reduce_scatter_coalesced([x, y], group, [y[:4], x[:4]])
     with pytest.raises(ValueError, match="argument 2 is"):
-        all_reduce_coalesced(group, [x, y], ())
+        all_reduce_coalesced([x, y], group, ())
     matrix = torch.empty(4 * num_ranks, 2)
-    all_reduce_coalesced(group, [x, y], [matrix[:, 0], matrix[:, 1]])
+    all_reduce_coalesced([x, y], group, [matrix[:, 0], matrix[:, 1]])
     assert torch.equal(matrix, torch.tensor([1.0, 2.0]).repeat(4 * num_ranks, 1) * num_ranks)
-    all_reduce_coalesced(group, [x, y], [x, y])
+    all_reduce_coalesced([x, y], group, [x, y])
     assert torch.equal(torch.stack([x, y], 1), matrix)
     with pytest.raises(TypeError):
-        broadcast(group, x, 0.5)  # type: ignore[arg-type]
+        broadcast(x, 0.5, group)  # type: ignore[arg-type]
 
 
 def _coalesced(rank: int, num_ranks: int) -> None:
@@ -277,14 +277,14 @@ def _coalesced(rank: int, num_ranks: int) -> None:
             outs = [None] * len(shapes)
             if name == "all_reduce":
                 outs[2] = group.empty(*shapes[2][0], dtype=torch.float16)
-            results = function(group, inputs[rank], outs, lanes=lanes)
+            results = function(inputs[rank], group, outs, lanes=lanes)
             for i, result in enumerate(results):
                 assert same_bits(result, expected(name, [row[i] for row in inputs], rank)), (name, lanes, i)
             dist.barrier()
-    assert all_reduce_coalesced(group, []) == []
+    assert all_reduce_coalesced([], group) == []
     for wrong in ([], [0, 0]):
         with pytest.raises(ValueError, match="at least one, and each once"):
-            all_reduce_coalesced(group, [torch.ones(3)], lanes=wrong)
+            all_reduce_coalesced([torch.ones(3)], group, lanes=wrong)
     _coalesced_apart(group, num_ranks)
     del outs, results
     group.close()
@@ -297,7 +297,7 @@ def _replays(rank: int, num_ranks: int) -> None:
     stream = group.current_stream()
     own = torch.zeros(num_ranks * 200)
     driver.begin_capture(stream)
-    outs = {name: FUNCTIONS[name](group, own) for name in FUNCTIONS}
+    outs = {name: FUNCTIONS[name](own, group) for name in FUNCTIONS}
     graph = driver.end_capture(stream)
     for seed in range(10):
         inputs = [make((num_ranks * 200,), "float32", 10 * seed + k) for k in range(num_ranks)]
@@ -313,9 +313,9 @@ def _replays(rank: int, num_ranks: int) -> None:
 
 def _statistics(rank: int, num_ranks: int) -> None:
     group = open_group(device="cpu", buffer_bytes=4096)
-    all_gather(group, torch.zeros(16))
-    all_reduce(group, torch.zeros(4))
-    all_reduce(group, torch.zeros(0))
+    all_gather(torch.zeros(16), group)
+    all_reduce(torch.zeros(4), group)
+    all_reduce(torch.zeros(0), group)
     group.barrier()
     counted = group.lane().statistics()
     assert counted.num_calls == 4
@@ -356,7 +356,7 @@ def _one_never_comes(rank: int, num_ranks: int) -> None:
     group = open_group(device="cpu", buffer_bytes=4096, timeout_s=0.3)
     if rank == 0:
         with pytest.raises(ChannelTimeout, match="full from rank"):
-            all_reduce(group, torch.zeros(4))
+            all_reduce(torch.zeros(4), group)
         with pytest.raises(ChannelBroken, match=r"ended half-way \(ChannelTimeout\)"):
             group.check()
         group.close()

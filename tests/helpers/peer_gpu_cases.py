@@ -90,10 +90,10 @@ def right_values(peers: Peers, rank: int, num_ranks: int, store: str, num_calls:
         torch.cuda.synchronize()
         if way == "coalesced" and op in ("all_reduce", "reduce_scatter"):
             rows_of = [source, source.clone(), source[: num_ranks * (rows // num_ranks // 2)]]
-            got, again, _ = getattr(collectives, f"{op}_coalesced")(group, rows_of, tuning=tuning)
+            got, again, _ = getattr(collectives, f"{op}_coalesced")(rows_of, group, tuning=tuning)
             assert torch.equal(got, again)
         else:
-            got = getattr(collectives, op)(group, source, out, lane=number % 2, tuning=tuning)
+            got = getattr(collectives, op)(source, group, out, lane=number % 2, tuning=tuning)
         if not torch.equal(got, want):
             wrong.append(f"{number}: {op} of {dtype} {list(source.shape)}, {way}, {tuning}")
     return {"wrong": wrong, "held": stop(group)}
@@ -121,11 +121,11 @@ def replays(peers: Peers, rank: int, num_ranks: int, store: str, num_replays: in
         for out in (summed, parts, mixed):
             out.fill_(-1)
         side.wait_stream(torch.cuda.current_stream())
-        collectives.all_reduce(group, source, summed, tuning=tuning)
+        collectives.all_reduce(source, group, summed, tuning=tuning)
         with torch.cuda.stream(side):
-            collectives.all_gather(group, source, parts, lane=1, tuning=tuning)
+            collectives.all_gather(source, group, parts, lane=1, tuning=tuning)
         torch.mm(a, a)
-        collectives.all_to_all(group, source, mixed)
+        collectives.all_to_all(source, group, mixed)
         torch.cuda.current_stream().wait_stream(side)
         wrong.add_((summed != num_ranks * (ramp + shift) + ranks.sum()).sum())
         wrong.add_((parts.view(num_ranks, -1) != ramp + shift + ranks[:, None]).sum())
@@ -201,7 +201,7 @@ def _large(group: PeerGroup, candidate: str | None) -> Callable[[], object]:
     """What enqueues something large that all ranks do."""
     if candidate is None:
         source = torch.randn(32 << 20, device="cuda")
-        return partial(collectives.all_reduce, group, source, torch.empty_like(source))
+        return partial(collectives.all_reduce, source, group, torch.empty_like(source))
     a, b = (torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty(4096 // group.num_ranks, 4096, device="cuda", dtype=torch.bfloat16)
     return partial(matmul_reduce_scatter, a, b, group, out=out, candidate=candidate)
@@ -212,7 +212,7 @@ def _use_once(num_ranks: int, candidate: str | None) -> None:
     group = open_group(buffer_bytes=256 << 20 if candidate else 1 << 20)
     if candidate:
         _large(group, candidate)()
-    out = collectives.all_reduce(group, torch.ones(1 << 20, device="cuda"))
+    out = collectives.all_reduce(torch.ones(1 << 20, device="cuda"), group)
     assert float((out + out).sum()) == num_ranks * 2 << 20
     gathered(out[:8])
     torch.cuda.synchronize()

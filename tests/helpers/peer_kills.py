@@ -71,13 +71,13 @@ LIMIT_S = 30.0
 
 def _run(group: PeerGroup, moment: str, seed: int, is_victim: bool, ready: int) -> None:
     """Calls until a rank dies; every result that is given is right."""
-    all_reduce(group, torch.ones(4))
+    all_reduce(torch.ones(4), group)
     if moment == "in a copy":
         tuning = random.Random(seed).choice((Tuning(), Tuning(direction=Direction.PUSH, chunk_bytes=4096)))
         own = torch.full((1 << 21,), float(group.rank))
         os.write(ready, b"x")
         while True:
-            rows = all_gather(group, own, tuning=tuning).view(group.num_ranks, -1)
+            rows = all_gather(own, group, tuning=tuning).view(group.num_ranks, -1)
             for k, row in enumerate(rows):
                 assert row[0] == k, "a wrong result was given"
                 assert row[-1] == k, "a wrong result was given"
@@ -113,7 +113,7 @@ def _rank(rank: int, num_ranks: int, victim: int, store: str, moment: str, seed:
     if len(left) > 1:
         part = dist.new_group(left, use_local_synchronization=True)
         smaller = open_group(part, device="cpu", buffer_bytes=4096)
-        total = all_reduce(smaller, torch.full((3,), float(rank)))
+        total = all_reduce(torch.full((3,), float(rank)), smaller)
         assert total.tolist() == [float(sum(left))] * 3
         smaller.close()
     return {"noticed": noticed, "text": text, "reports": names, "grown": grown}

@@ -15,18 +15,20 @@ from crossfade.ops.choice.choose import choose_for
 from crossfade.ops.choice.warm_up import WarmUp
 from crossfade.ops.operators import OPERATORS
 from crossfade.ops.tuning import tuner_of
+from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     import torch
 
     from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = ["prepare", "prepare_call"]
 
 
 def prepare(
     operator: Callable[..., Any] | str,
-    group: PeerGroup,
+    group: GroupLike = None,
     *,
     m: int,
     n: int,
@@ -44,7 +46,7 @@ def prepare(
 
     Args:
         operator: the function, or its name.
-        group: whose ranks do it.
+        group: the ranks, as for the operator; opened, if need be, for torch's current GPU, or else the CPU.
         m: rows of each rank's product, those of all ranks for an all-gather, as `crossfade tune` takes them. With ``counts`` any
             number will do.
         n: columns of the product.
@@ -65,7 +67,7 @@ def prepare(
         ValueError: there is no such operator, type or layout, or W does not divide m.
         DeviceError: see `prepare_call`.
     """
-    name = _operator(operator)
+    name, group = _operator(operator), group_of(group)
     refuse_in_capture(group, f"{name} is prepared")
     torch, num_ranks = torch_or_raise(), group.num_ranks
     shape = Shape(name, m, n, k, str(dtype).removeprefix("torch."), Layout(layout), num_ranks)
@@ -85,7 +87,7 @@ def prepare_call(
     operator: Callable[..., Any] | str,
     a: torch.Tensor,
     b: torch.Tensor,
-    group: PeerGroup,
+    group: GroupLike = None,
     *,
     lane: int = 0,
     candidate: Candidate | str | None = None,
@@ -116,7 +118,7 @@ def prepare_call(
         DeviceError: the current stream is being captured; or a rank could not prepare it.
         TypeError, ValueError, ChannelBroken, ChannelTimeout: as the operator.
     """
-    name = _operator(operator)
+    name, group = _operator(operator), group_of(group, a)
     refuse_in_capture(group, f"{name} is prepared")
     chosen = _chosen(name, group, a, b, {**options, "lane": lane}, candidate, is_measured=is_measured)
     torch = torch_or_raise()

@@ -49,11 +49,12 @@ from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, Gra
 from crossfade.ops.gradients.dispatch import Traced, apply, is_traced, trace_all_to_all, wants_gradient
 from crossfade.peers import collectives
 from crossfade.peers.arguments import check_tensor, describe
+from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     import torch
 
-    from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = [
     "OPERATORS",
@@ -70,7 +71,7 @@ __all__ = [
 def matmul_reduce_scatter(
     a: torch.Tensor,
     b: torch.Tensor,
-    group: PeerGroup,
+    group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -84,7 +85,8 @@ def matmul_reduce_scatter(
     Args:
         a: (..., K), M rows; W divides M.
         b: (K, N), contiguous or the transpose of a contiguous matrix.
-        group: the ranks.
+        group: the ranks: a process group, opened by the first call, or what `crossfade.peers.open_group` gave; None for the default
+            process group.
         bias: (N,); all ranks give one, or none does, and rank 0's counts.
         out: (M / W, N), lies over no operand; None for a new one.
         lane: which lane of the group.
@@ -104,6 +106,7 @@ def matmul_reduce_scatter(
     if is_traced():
         traced = Traced(group, lane, candidate, backward_candidate)
         return traced.call("matmul_reduce_scatter", a, b, bias, out, meanwhile)
+    group = group_of(group, a)
     if wants_gradient(a, b, bias):
         gradient = ReduceScatter(group, lane, candidate, backward_candidate)
         return apply(gradient, a, b, bias, out=out, meanwhile=meanwhile)
@@ -113,7 +116,7 @@ def matmul_reduce_scatter(
 def matmul_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,
-    group: PeerGroup,
+    group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -126,7 +129,7 @@ def matmul_all_reduce(
     Args:
         a: (..., K).
         b: (K, N), contiguous or the transpose of a contiguous matrix.
-        group: the ranks.
+        group: as for `matmul_reduce_scatter`.
         bias: (N,); all ranks give one, or none does, and rank 0's counts.
         out: (..., N), lies over no operand; None for a new one. One of `PeerGroup.empty` is written by the other ranks
             themselves: all ranks give such a one, or none does.
@@ -139,6 +142,7 @@ def matmul_all_reduce(
     """
     if is_traced():
         return Traced(group, lane, candidate).call("matmul_all_reduce", a, b, bias, out, meanwhile)
+    group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(AllReduce(group, lane, candidate), a, b, bias, out=out, meanwhile=meanwhile)
     return forward.all_reduce(a, b, group, bias=bias, out=out, lane=lane, candidate=candidate, meanwhile=meanwhile)
@@ -147,7 +151,7 @@ def matmul_all_reduce(
 def all_gather_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
-    group: PeerGroup,
+    group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -162,7 +166,7 @@ def all_gather_matmul(
     Args:
         a: (..., K), of one shape on all ranks.
         b: (K, N), contiguous or the transpose of a contiguous matrix; with a candidate, N may differ between ranks.
-        group: the ranks.
+        group: as for `matmul_reduce_scatter`.
         bias: (N,), or None.
         out: (W M, N), lies over no operand; None for a new one.
         gathered: (W M, K), contiguous, gets all ranks' ``a``, which may be this rank's part of it; None if nobody needs them. Lies
@@ -180,6 +184,7 @@ def all_gather_matmul(
     if is_traced():
         traced = Traced(group, lane, candidate, backward_candidate)
         return traced.all_gather(a, b, bias, out, gathered, save_gathered=save_gathered)
+    group = group_of(group, a)
     if wants_gradient(a, b, bias):
         gradient = AllGather(group, lane, candidate, backward_candidate, save_gathered=save_gathered)
         return apply(gradient, a, b, bias, out=out, gathered=gathered)
@@ -189,7 +194,7 @@ def all_gather_matmul(
 def matmul_all_to_all(
     a: torch.Tensor,
     b: torch.Tensor,
-    group: PeerGroup,
+    group: GroupLike = None,
     counts: Sequence[Sequence[int]] | None = None,
     *,
     bias: torch.Tensor | None = None,
@@ -206,7 +211,7 @@ def matmul_all_to_all(
     Args:
         a: (..., K): first the rows for rank 0, then those for rank 1, ...
         b: (K, N), contiguous or the transpose of a contiguous matrix.
-        group: the ranks.
+        group: as for `matmul_reduce_scatter`.
         counts: W rows of W (`gather_counts` asks the others for theirs); None for M / W rows to each.
         bias: (N,), or None.
         out: (R, N), lies over no operand; None for a new one.
@@ -220,6 +225,7 @@ def matmul_all_to_all(
     """
     if is_traced():
         return Traced(group, lane, candidate, backward_candidate).all_to_all(a, b, bias, out, counts)
+    group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(AllToAll(group, lane, candidate, backward_candidate, counts=counts), a, b, bias, out=out)
     return forward.all_to_all(a, b, group, counts, bias=bias, out=out, lane=lane, candidate=candidate)
@@ -228,7 +234,7 @@ def matmul_all_to_all(
 def matmul_all_to_all_padded(
     a: torch.Tensor,
     b: torch.Tensor,
-    group: PeerGroup,
+    group: GroupLike,
     counts: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
@@ -244,7 +250,7 @@ def matmul_all_to_all_padded(
     Args:
         a: (..., K); row p M / W is the first one for rank p.
         b: as for `matmul_all_to_all`, like all that is not named here.
-        group: the ranks.
+        group: as for `matmul_reduce_scatter`.
         counts: (W,), of integers: how many rows of its room each rank is to get. Nobody looks at the values.
         bias: (N,), or None.
         out: (M, N), lies over no operand; None for a new one.
@@ -262,19 +268,20 @@ def matmul_all_to_all_padded(
     if is_traced():
         traced = Traced(group, lane, candidate, backward_candidate)
         return traced.all_to_all(a, b, bias, out, None), trace_all_to_all(group, counts, lane)
+    group = group_of(group, a)
     check_tensor(group, f"counts of {name}", counts)
     if counts.is_floating_point() or counts.is_complex() or tuple(counts.shape) != (group.num_ranks,):
         raise ValueError(f"counts of {name} is {describe(counts)}\nhint: integers of shape [{group.num_ranks}]")
     rows = matmul_all_to_all(
         a, b, group, bias=bias, out=out, lane=lane, candidate=candidate, backward_candidate=backward_candidate
     )
-    return rows, collectives.all_to_all(group, counts, lane=lane)
+    return rows, collectives.all_to_all(counts, group, lane=lane)
 
 
 def replicated_matmul(
     a: torch.Tensor,
     b: torch.Tensor,
-    group: PeerGroup,
+    group: GroupLike = None,
     *,
     bias: torch.Tensor | None = None,
     lane: int = 0,
@@ -285,7 +292,7 @@ def replicated_matmul(
     Args:
         a: (..., K), the same on all ranks.
         b: (K, N), contiguous or the transpose of a contiguous matrix; of each rank its own, such as a column-parallel weight.
-        group: the ranks.
+        group: as for `matmul_reduce_scatter`.
         bias: (N,), this rank's own, or None.
         lane: which lane of the group the gradient's all-reduce takes.
         backward_candidate: how that is done; None for what was tuned for such a shape, or else for what the model finds best.
@@ -295,6 +302,7 @@ def replicated_matmul(
     """
     if is_traced():
         return Traced(group, lane, None, backward_candidate).call("replicated_matmul", a, b, bias)
+    group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(Replicated(group, lane, None, backward_candidate), a, b, bias)
     return forward.replicated(a, b, group, bias=bias)

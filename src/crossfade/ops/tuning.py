@@ -15,9 +15,11 @@ from crossfade.ops.choice.trials import trial_of
 from crossfade.ops.choice.tune import Trial, Tuner
 from crossfade.ops.choice.warm_up import WarmUp
 from crossfade.ops.operators import OPERATORS
+from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = ["Tunable", "TunableOperator", "open_tuner", "tuner_of"]
 
@@ -55,19 +57,20 @@ class TunableOperator:
         return partial(call, candidate=candidate)
 
 
-def tuner_of(group: PeerGroup) -> Tuner:
+def tuner_of(group: GroupLike = None) -> Tuner:
     """A tuner of the choices that a group's operators take without a candidate: what it tunes holds for them at once.
 
     Not collective; choices are kept in the user's cache folder.
 
     Args:
-        group: whose operators.
+        group: whose operators; opened, if need be, for torch's current GPU, or else the CPU.
     """
+    group = group_of(group)
     return _tuner(group, _operators(group), chooser_of(group))
 
 
 def open_tuner(
-    group: PeerGroup,
+    group: GroupLike = None,
     operators: Mapping[str, Tunable] | None = None,
     *,
     cache: Cache | None = None,
@@ -84,6 +87,7 @@ def open_tuner(
     Raises:
         DeviceError: torch.distributed does not know the group.
     """
+    group = group_of(group)
     chosen = _operators(group) if operators is None else operators
     chooser = make_chooser(
         group, lambda shape: chosen[shape.operator].candidates(shape), cache=cache, is_measuring=is_measuring

@@ -1,9 +1,60 @@
 """What the ranks of a torch.distributed group share: buffers and signals, and collectives over them that copy engines carry.
 
-`group.open_group` makes a `PeerGroup` of a torch.distributed group; `collectives` has the functions that take its lanes and
-tensors. The way from there down: `steps` cuts a collective into *exchanges* and kernels, `exchange` moves one block between every
-two ranks, `lane` keeps the buffers and signals that exchanges need. All of that stands on `crossfade.device.driver`, so it runs on
-GPUs (`cuda_home`), on CPU groups over shared memory (`host_home`), and on the fake machine, which proves the ordering.
+The collectives take tensors and a process group, or none for the default one; its buffers are opened by the first call (`groups`),
+or by `open_group` for those who set sizes. The way from there down: `steps` and `sums` cut a collective into *exchanges* and
+kernels, `exchange` moves one block between every two ranks, `lane` keeps the buffers and signals that exchanges need. All of that
+stands on `crossfade.device.driver`, so it runs on GPUs, on CPU groups over shared memory, and on the fake machine, which proves the
+ordering.
 
-Importing this room imports neither torch nor triton.
+Importing this room imports neither torch nor triton: the names that it has itself are imported when they are first used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crossfade.peers.collectives import (
+        all_gather,
+        all_reduce,
+        all_reduce_coalesced,
+        all_to_all,
+        broadcast,
+        reduce_scatter,
+        reduce_scatter_coalesced,
+    )
+    from crossfade.peers.group import PeerGroup, open_group
+    from crossfade.peers.groups import close_groups, group_of
+    from crossfade.peers.tuning import Direction, Tuning
+
+__all__ = [
+    "Direction",
+    "PeerGroup",
+    "Tuning",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "broadcast",
+    "close_groups",
+    "group_of",
+    "open_group",
+    "reduce_scatter",
+    "reduce_scatter_coalesced",
+]
+
+_FILES = {
+    "collectives": "all_gather all_reduce all_reduce_coalesced all_to_all broadcast reduce_scatter reduce_scatter_coalesced",
+    "group": "PeerGroup open_group",
+    "groups": "close_groups group_of",
+    "tuning": "Direction Tuning",
+}
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILE_OF:
+        raise AttributeError(f"module 'crossfade.peers' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"crossfade.peers.{_FILE_OF[name]}"), name)
+    return value

@@ -1,6 +1,7 @@
 """The collectives, on tensors. Each enqueues on torch's current stream and returns; on a CPU it is done when it returns.
 
-W ranks. Every function takes a `PeerGroup`, gives the output, and takes ``out`` to write into. All ranks call the functions of
+W ranks. Every function takes a process group of torch.distributed (None for the default one), whose buffers its first call opens,
+or what `open_group` gave; it gives the output, and takes ``out`` to write into. All ranks call the functions of
 one lane in one order, with equal shapes and types (this is not checked: it would cost more than the collective). Calls on
 different lanes may be in flight at the same time; where streams share hardware queues, they too must be enqueued in one order on
 all ranks.
@@ -43,11 +44,14 @@ from crossfade.peers.arguments import (
     part_length,
 )
 from crossfade.peers.group import PeerGroup
+from crossfade.peers.groups import group_of
 from crossfade.peers.lane import Lane
 from crossfade.peers.tuning import DEFAULT, Tuning
 
 if TYPE_CHECKING:
     import torch
+
+    from crossfade.peers.groups import GroupLike
 
 __all__ = [
     "SUMMABLE",
@@ -62,14 +66,15 @@ __all__ = [
 
 
 def all_gather(
-    group: PeerGroup,
     tensor: torch.Tensor,
+    group: GroupLike = None,
     out: torch.Tensor | None = None,
     *,
     lane: int = 0,
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
     """All ranks' tensors, one behind the other along the first dimension. The input may be this rank's part of ``out``."""
+    group = group_of(group, tensor)
     check_tensor(group, "the input of all_gather", tensor)
     shape = (group.num_ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else (group.num_ranks,)
 
@@ -85,14 +90,15 @@ def all_gather(
 
 
 def all_to_all(
-    group: PeerGroup,
     tensor: torch.Tensor,
+    group: GroupLike = None,
     out: torch.Tensor | None = None,
     *,
     lane: int = 0,
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
     """Part p of the first dimension goes to rank p; the parts that arrive are one behind the other, by rank."""
+    group = group_of(group, tensor)
     check_tensor(group, "the input of all_to_all", tensor)
     part_length(group, "all_to_all", tensor)
 
@@ -107,15 +113,16 @@ def all_to_all(
 
 
 def broadcast(
-    group: PeerGroup,
     tensor: torch.Tensor,
     root: int,
+    group: GroupLike = None,
     out: torch.Tensor | None = None,
     *,
     lane: int = 0,
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
     """The tensor of rank ``root``; the others give one of that shape and type, which may be ``out``, and nobody reads it."""
+    group = group_of(group, tensor)
     check_tensor(group, "the input of broadcast", tensor)
     root = operator.index(root)
     if not 0 <= root < group.num_ranks:
@@ -130,32 +137,32 @@ def broadcast(
 
 
 def reduce_scatter(
-    group: PeerGroup,
     tensor: torch.Tensor,
+    group: GroupLike = None,
     out: torch.Tensor | None = None,
     *,
     lane: int = 0,
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
     """This rank's part, along the first dimension, of the sum of all ranks' tensors. ``out`` may be that part of the input."""
-    return reduce_scatter_coalesced(group, [tensor], [out], lanes=[lane], tuning=tuning)[0]
+    return reduce_scatter_coalesced([tensor], group, [out], lanes=[lane], tuning=tuning)[0]
 
 
 def all_reduce(
-    group: PeerGroup,
     tensor: torch.Tensor,
+    group: GroupLike = None,
     out: torch.Tensor | None = None,
     *,
     lane: int = 0,
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
     """The sum of all ranks' tensors. ``out`` may be the input."""
-    return all_reduce_coalesced(group, [tensor], [out], lanes=[lane], tuning=tuning)[0]
+    return all_reduce_coalesced([tensor], group, [out], lanes=[lane], tuning=tuning)[0]
 
 
 def reduce_scatter_coalesced(
-    group: PeerGroup,
     tensors: Sequence[torch.Tensor],
+    group: GroupLike = None,
     outs: Sequence[torch.Tensor | None] | None = None,
     *,
     lanes: Sequence[int] | None = None,
@@ -165,8 +172,7 @@ def reduce_scatter_coalesced(
 
     Beside computation that holds all SMs this is much faster than one after another, for the sums of all lanes wait for SMs once.
     """
-    name = "reduce_scatter"
-    items = []
+    name, group, items = "reduce_scatter", group_of(group, *tensors[:1]), []
     for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
         check_tensor(group, f"the input of {name}", tensor)
         kind_of(name, tensor)
@@ -177,16 +183,15 @@ def reduce_scatter_coalesced(
 
 
 def all_reduce_coalesced(
-    group: PeerGroup,
     tensors: Sequence[torch.Tensor],
+    group: GroupLike = None,
     outs: Sequence[torch.Tensor | None] | None = None,
     *,
     lanes: Sequence[int] | None = None,
     tuning: Tuning = DEFAULT,
 ) -> list[torch.Tensor]:
     """`all_reduce` of several tensors, several at a time (see `reduce_scatter_coalesced`)."""
-    name = "all_reduce"
-    items = []
+    name, group, items = "all_reduce", group_of(group, *tensors[:1]), []
     for tensor, out in zip(tensors, [None] * len(tensors) if outs is None else outs, strict=True):
         check_tensor(group, f"the input of {name}", tensor)
         kind_of(name, tensor)

@@ -129,7 +129,8 @@ class PeerGroup:
         device_type: ``"cuda"`` or ``"cpu"``.
         process_group: torch.distributed's group of the same ranks; None where there is none, as between actors.
         number: which of all that were opened of its process group it is; the same on all ranks.
-        key: what `crossfade.peers.keys.find_group` finds it by in this process, while it is open.
+        pids: the ranks' processes.
+        key: what `crossfade.peers.groups.find_group` finds it by in this process, while it is open.
         belongings: what others keep with this rank's side of it, by names of theirs, until it is closed.
         reports: of ranks that have died.
     """
@@ -152,8 +153,9 @@ class PeerGroup:
         self.belongings: dict[str, Any] = {}
         self.rank = home.rank
         self.num_ranks = home.num_ranks
-        self.key = register(self)
         self.device_type = device_type
+        self.pids = opened.pids
+        self.key = register(self)
         self._lanes = lanes
         self._heap_end = heap_begin
         self._memory: torch.Tensor | None = opened.memory

@@ -1,33 +1,43 @@
-"""Groups by name, for places where no object can be: what torch.compile traces holds numbers and text."""
+"""Open groups by name, for places where no object can be: what torch.compile traces holds numbers and text."""
 
 from __future__ import annotations
 
 import re
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary, ref
 
 from crossfade.errors import ChannelClosed
 
 if TYPE_CHECKING:
-    from crossfade.peers.group import PeerGroup
+    from torch.distributed import ProcessGroup
 
-__all__ = ["GroupKey", "find_group", "forget", "register"]
+__all__ = ["PROCESS_GROUP", "GroupKey", "find", "find_of", "forget", "register"]
 
+PROCESS_GROUP = "process group "
+"""How the name begins of what need not be open yet."""
 _NUMBERS = count(1)
-_OPEN: WeakValueDictionary[str, PeerGroup] = WeakValueDictionary()
-_TEXT = re.compile(r"group (\d+), rank (\d+) of (\d+)")
+_OPEN: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_OF: dict[tuple[ProcessGroup, str], dict[str, ref[Any]]] = {}
+"""The open groups of a process group and a kind of device, in their order."""
+_TEXT = re.compile(r"((?:process )?group .+), rank (\d+) of (\d+)")
+
+
+class _Ranks(Protocol):
+    """An open group, as far as its key depends on it."""
+
+    rank: int
+    num_ranks: int
+    device_type: str
+    process_group: ProcessGroup | None
 
 
 class GroupKey(NamedTuple):
-    """One rank's side of a group, in its process.
-
-    Attributes:
-        number: of all groups that the process has opened.
-        rank, num_ranks: this rank, and of how many.
+    """One rank's side of a group, in its process: ``group 1`` for the first that the process has opened, or the name of a process
+    group behind `PROCESS_GROUP`.
     """
 
-    number: int
+    name: str
     rank: int
     num_ranks: int
 
@@ -41,25 +51,33 @@ class GroupKey(NamedTuple):
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"'{text}' is no group's key\nhint: PeerGroup.key")
-        return cls(*map(int, match.groups()))
+        return cls(match[1], int(match[2]), int(match[3]))
 
     def __str__(self) -> str:
-        return f"group {self.number}, rank {self.rank} of {self.num_ranks}"
+        return f"{self.name}, rank {self.rank} of {self.num_ranks}"
 
 
-def register(group: PeerGroup) -> str:
+def register(group: _Ranks) -> str:
     """A new key of an open group."""
-    key = str(GroupKey(next(_NUMBERS), group.rank, group.num_ranks))
+    key = str(GroupKey(f"group {next(_NUMBERS)}", group.rank, group.num_ranks))
     _OPEN[key] = group
+    if group.process_group is not None:
+        _OF.setdefault((group.process_group, group.device_type), {})[key] = ref(group)
     return key
 
 
 def forget(key: str) -> None:
     """The group is closed. Idempotent."""
-    _OPEN.pop(key, None)
+    group = _OPEN.pop(key, None)
+    if group is None or group.process_group is None:
+        return
+    place = group.process_group, group.device_type
+    _OF[place].pop(key, None)
+    if not _OF[place]:
+        del _OF[place]
 
 
-def find_group(key: str) -> PeerGroup:
+def find(key: str) -> Any:
     """The open group of a key.
 
     Raises:
@@ -72,3 +90,12 @@ def find_group(key: str) -> PeerGroup:
             hint="keep the group open as long as what was compiled with it is called; with a new one, call torch.compile again",
         )
     return group
+
+
+def find_of(process_group: ProcessGroup, device_type: str) -> Any:
+    """The first open group of a process group for a kind of device; None if there is none."""
+    for known in _OF.get((process_group, device_type), {}).values():
+        group = known()
+        if group is not None:
+            return group
+    return None

@@ -99,7 +99,7 @@ class CopyMover:
                 self._all_gather(terms, tensors[0], outs[0])
             case CollectiveKind.BROADCAST:
                 root = self._parties.index(terms.parties[terms.root])
-                broadcast(self._group, tensors[0] if rank == terms.root else outs[0], root, outs[0])
+                broadcast(tensors[0] if rank == terms.root else outs[0], root, self._group, outs[0])
 
     def abort(self, reason: str) -> None:
         self._group.let_go(reason)
@@ -127,9 +127,9 @@ class CopyMover:
     def _all_gather(self, terms: Terms, tensor: torch.Tensor, out: torch.Tensor) -> None:
         order = self._order(terms)
         if order is None:
-            all_gather(self._group, tensor, out)
+            all_gather(tensor, self._group, out)
             return
-        whole, block_bytes = all_gather(self._group, tensor), tensor.nbytes
+        whole, block_bytes = all_gather(tensor, self._group), tensor.nbytes
         for member, rank in enumerate(order):
             self._put(out.data_ptr() + rank * block_bytes, whole.data_ptr() + member * block_bytes, block_bytes)
 
@@ -144,10 +144,10 @@ class CopyMover:
 
     def _reduce_scatter(self, terms: Terms, dealt: torch.Tensor, out: torch.Tensor) -> None:
         if self._is_sum(terms, out.dtype):
-            reduce_scatter_coalesced(self._group, [dealt], [out])
+            reduce_scatter_coalesced([dealt], self._group, [out])
             finish_reduction(terms, out)
         else:
-            blocks = all_to_all(self._group, dealt).view(len(self._parties), *out.shape)
+            blocks = all_to_all(dealt, self._group).view(len(self._parties), *out.shape)
             out.copy_(reduce_in_order(terms, list(blocks)))
 
     def _all_reduce(self, terms: Terms, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
@@ -164,13 +164,13 @@ class CopyMover:
         for places in small.values():
             self._sum_packed([tensors[k] for k in places], [outs[k] for k in places])
         if large:
-            all_reduce_coalesced(self._group, [tensors[k] for k in large], [outs[k] for k in large])
+            all_reduce_coalesced([tensors[k] for k in large], self._group, [outs[k] for k in large])
         for index in (*large, *(k for places in small.values() for k in places)):
             finish_reduction(terms, outs[index])
 
     def _sum_packed(self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
         if len(tensors) == 1:
-            all_reduce(self._group, tensors[0], outs[0])
+            all_reduce(tensors[0], self._group, outs[0])
             return
         offsets = [0]
         for tensor in tensors:
@@ -178,7 +178,7 @@ class CopyMover:
         packed = torch.empty(offsets[-1] // tensors[0].itemsize, dtype=tensors[0].dtype, device=tensors[0].device)
         for tensor, offset in zip(tensors, offsets, strict=False):
             self._put(packed.data_ptr() + offset, tensor.data_ptr(), tensor.nbytes)
-        all_reduce(self._group, packed, packed)
+        all_reduce(packed, self._group, packed)
         for out, offset in zip(outs, offsets, strict=False):
             self._put(out.data_ptr(), packed.data_ptr() + offset, out.nbytes)
 
@@ -190,4 +190,4 @@ class CopyMover:
         whole[: tensor.numel()].copy_(tensor.view(-1))
         part = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
         self._reduce_scatter(terms, whole, part)
-        out.view(-1).copy_(all_gather(self._group, part)[: tensor.numel()])
+        out.view(-1).copy_(all_gather(part, self._group)[: tensor.numel()])

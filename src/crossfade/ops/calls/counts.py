@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Self
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.calls.torch_collectives import all_gather
+from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
-    from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = ["Counts", "gather_counts"]
 
@@ -71,7 +72,7 @@ class Counts:
         return [0, *accumulate(self.received)][:-1]
 
 
-def gather_counts(group: PeerGroup, counts: Sequence[int]) -> list[list[int]]:
+def gather_counts(group: GroupLike, counts: Sequence[int]) -> list[list[int]]:
     """All ranks' counts, a row each. Collective; the host waits for it, so ask once for several operators.
 
     Args:
@@ -81,7 +82,7 @@ def gather_counts(group: PeerGroup, counts: Sequence[int]) -> list[list[int]]:
     Raises:
         DeviceError: torch.distributed does not know the group.
     """
-    torch = torch_or_raise()
+    torch, group = torch_or_raise(), group_of(group)
     own = torch.tensor(list(counts), dtype=torch.int64, device=group.device)
     everybody = own.new_empty(group.num_ranks * len(own))
     all_gather(group, everybody, own)

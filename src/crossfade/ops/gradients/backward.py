@@ -197,12 +197,12 @@ class ReduceScatter(Gradient):
         if b is not None:
             da = forward.all_gather(grad, b.t(), group, gathered=gathered, **self._back)
         elif gathered is not None:
-            collectives.all_gather(group, grad, gathered, lane=lane)
+            collectives.all_gather(grad, group, gathered, lane=lane)
         if gathered is None:
             rest = self._rest(grad, None).with_bias(needs.bias)
             rest.enqueue()
             if rest.bias is not None:
-                collectives.all_reduce(group, rest.bias, rest.bias, lane=lane)
+                collectives.all_reduce(rest.bias, group, rest.bias, lane=lane)
         else:
             rest = self._rest(gathered, rows).with_bias(needs.bias)
             rest.enqueue()
@@ -266,7 +266,7 @@ class AllGather(Gradient):
         if rows is not None and not self._is_saved:
             flat = packed(self._group, rows).flatten(0, -2)
             place = find_scratch(self._group, lane, (self._group.num_ranks * len(flat), flat.shape[1]), flat)
-            rows = collectives.all_gather(self._group, flat, place, lane=lane)
+            rows = collectives.all_gather(flat, self._group, place, lane=lane)
         rest = self._rest(grad, rows).with_bias(needs.bias)
         if b is None:
             rest.enqueue()

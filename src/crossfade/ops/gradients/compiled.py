@@ -10,8 +10,9 @@
     crossfade::all_to_all(tensor, group, lane)
     crossfade::split(x, group, dim, lane), crossfade::gather        each goes back by the other
 
-``group`` is a `PeerGroup.key`. What they do is what `crossfade.ops.gradients.backward` does for torch's autograd, so gradients are
-overlapped as they are there. A tensor of 0 elements stands for nothing: operators of torch's always give what they say.
+``group`` is what `crossfade.peers.groups.key_of` gives. What they do is what `crossfade.ops.gradients.backward` does for torch's
+autograd, so gradients are overlapped as they are there. A tensor of 0 elements stands for nothing: operators of torch's always give
+what they say.
 
 Importing this defines them; it needs torch.
 """
@@ -29,7 +30,8 @@ from crossfade.ops.calls.shape import Layout
 from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, Gradient, Needs, ReduceScatter, Replicated
 from crossfade.ops.gradients.shares import join_shares, take_share
 from crossfade.peers import collectives
-from crossfade.peers.keys import GroupKey, find_group
+from crossfade.peers.groups import find_group
+from crossfade.peers.keys import GroupKey
 
 __all__ = ["OPERATORS"]
 
@@ -71,14 +73,14 @@ class _Where(NamedTuple):
             return made._replace(**{"counts" if name == _ALL_TO_ALL else "keeps_rows": where[4]})
         return made
 
-    def call(self, name: str) -> Gradient:
-        """The operator.
+    def call(self, name: str, place: Tensor) -> Gradient:
+        """The operator, on tensors where this one is.
 
         Raises:
             ChannelClosed: the group is closed.
         """
         own: dict[str, Any] = {}
-        group = find_group(self.group)
+        group = find_group(self.group, place)
         if name == _ALL_TO_ALL and self.counts is not None:
             count = group.num_ranks
             own["counts"] = [list(self.counts[p * count : (p + 1) * count]) for p in range(count)]
@@ -89,7 +91,7 @@ class _Where(NamedTuple):
 
 def _do(name: str, a: Tensor, b: Tensor, bias: Tensor | None, *where: Any) -> Any:
     at = _Where.of(name, where)
-    out, rows, _ = at.call(name).forward(a, b, bias, Needs(False, at.keeps_rows, False))
+    out, rows, _ = at.call(name, a).forward(a, b, bias, Needs(False, at.keeps_rows, False))
     if name != _ALL_GATHER:
         return out
     return out, a.new_empty(0) if rows is None else rows
@@ -147,7 +149,7 @@ def _gradients(
     needs: Sequence[bool],
     *where: Any,
 ) -> tuple[Tensor, ...]:
-    call = _Where(*where).call(operator)
+    call = _Where(*where).call(operator, grad)
     call.resume(tuple(shape), grad, Layout.COLUMNS if is_b_transposed else Layout.ROWS)
     made = call.backward(grad, rows, b, Needs(*needs))
     return tuple(grad.new_empty(0) if each is None else each for each in made)
@@ -170,11 +172,11 @@ def _gradient_shapes(
 
 
 def _all_to_all(tensor: Tensor, group: str, lane: int) -> Tensor:
-    return collectives.all_to_all(find_group(group), tensor, lane=lane)
+    return collectives.all_to_all(tensor, find_group(group, tensor), lane=lane)
 
 
 def _split(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
-    return take_share(x, find_group(group), dim)
+    return take_share(x, find_group(group, x), dim)
 
 
 def _split_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
@@ -182,7 +184,7 @@ def _split_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
 
 
 def _gather(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
-    return join_shares(x, find_group(group), dim, lane)
+    return join_shares(x, find_group(group, x), dim, lane)
 
 
 def _gather_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.ops.calls.shape import Operator
+from crossfade.peers.groups import key_of
 
 if TYPE_CHECKING:
     import torch
 
     from crossfade.ops.choice.candidate import Candidate
     from crossfade.ops.gradients.backward import Gradient
-    from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = ["Traced", "apply", "is_traced", "trace_all_to_all", "trace_join", "trace_share", "wants_gradient"]
 
@@ -39,12 +40,12 @@ class Traced:
 
     def __init__(
         self,
-        group: PeerGroup,
+        group: GroupLike,
         lane: int,
         candidate: Candidate | str | None = None,
         backward_candidate: Candidate | str | None = None,
     ) -> None:
-        self._where = (group.key, lane, _text(candidate), _text(backward_candidate))
+        self._where = (key_of(group), lane, _text(candidate), _text(backward_candidate))
 
     def call(
         self,
@@ -92,19 +93,19 @@ class Traced:
         return _stored(made, out)
 
 
-def trace_all_to_all(group: PeerGroup, counts: torch.Tensor, lane: int) -> torch.Tensor:
+def trace_all_to_all(group: GroupLike, counts: torch.Tensor, lane: int) -> torch.Tensor:
     """`crossfade.peers.collectives.all_to_all` of what has no gradient."""
-    return _operators().all_to_all(counts, group.key, lane)  # type: ignore[no-any-return]
+    return _operators().all_to_all(counts, key_of(group), lane)  # type: ignore[no-any-return]
 
 
-def trace_share(x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+def trace_share(x: torch.Tensor, group: GroupLike, dim: int, lane: int) -> torch.Tensor:
     """`crossfade.ops.layers.regions.split`."""
-    return _operators().split(x, group.key, dim, lane)  # type: ignore[no-any-return]
+    return _operators().split(x, key_of(group), dim, lane)  # type: ignore[no-any-return]
 
 
-def trace_join(x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
+def trace_join(x: torch.Tensor, group: GroupLike, dim: int, lane: int) -> torch.Tensor:
     """`crossfade.ops.layers.regions.gather`."""
-    return _operators().gather(x, group.key, dim, lane)  # type: ignore[no-any-return]
+    return _operators().gather(x, key_of(group), dim, lane)  # type: ignore[no-any-return]
 
 
 def _operators() -> Any:

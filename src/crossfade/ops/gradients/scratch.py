@@ -10,16 +10,18 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
+from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     import torch
 
     from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = ["find_scratch", "reserve_scratch"]
 
 
-def reserve_scratch(group: PeerGroup, size_bytes: int, lane: int = 0) -> None:
+def reserve_scratch(group: GroupLike, size_bytes: int, lane: int = 0) -> None:
     """Sets a piece of the group's heap apart for the gradients of a lane's calls. All ranks call it, in one order with `empty`.
 
     Args:
@@ -33,6 +35,7 @@ def reserve_scratch(group: PeerGroup, size_bytes: int, lane: int = 0) -> None:
         DeviceError: the heap is used up.
         ValueError: there is no such lane.
     """
+    group = group_of(group)
     group.lane(lane)
     group.belongings[_name(lane)] = group.empty(size_bytes, dtype=torch_or_raise().uint8)
 

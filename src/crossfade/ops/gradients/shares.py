@@ -22,6 +22,6 @@ def take_share(x: torch.Tensor, group: PeerGroup, dim: int) -> torch.Tensor:
 
 def join_shares(x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
     """All ranks', one behind the other along the dimension."""
-    shares = collectives.all_gather(group, x[None], lane=lane)
+    shares = collectives.all_gather(x[None], group, lane=lane)
     dim %= x.dim()
     return shares.movedim(0, dim).flatten(dim, dim + 1)

@@ -27,18 +27,20 @@ from torch import nn
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.layers.regions import gather, split
 from crossfade.ops.operators import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, replicated_matmul
+from crossfade.peers.groups import group_of, ranks_of
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _Options:
     """What a layer gives its operators. A copy of the layer shares the group."""
 
-    group: PeerGroup
+    group: GroupLike
     lane: int
     candidate: Candidate | str | None
     backward_candidate: Candidate | str | None
@@ -59,7 +61,7 @@ class _ParallelLinear(nn.Module):
         self,
         in_features: int,
         out_features: int,
-        group: PeerGroup,
+        group: GroupLike,
         *,
         bias: bool,
         sequence_parallel: bool,
@@ -73,15 +75,16 @@ class _ParallelLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
-        self._ways = _Ways(group, lane, candidate, backward_candidate)
+        self._options = _Options(group, lane, candidate, backward_candidate)
         shape = [out_features, in_features]
         name = ("out_features", "in_features")[self.split_dim]
-        if shape[self.split_dim] % group.num_ranks:
+        _, num_ranks = self._ranks = ranks_of(group)
+        if shape[self.split_dim] % num_ranks:
             raise ValueError(
-                f"{name} of {type(self).__name__} is {shape[self.split_dim]}, which {group.num_ranks} ranks cannot share\n"
-                f"hint: take a multiple of {group.num_ranks}, or pad it"
+                f"{name} of {type(self).__name__} is {shape[self.split_dim]}, which {num_ranks} ranks cannot share\n"
+                f"hint: take a multiple of {num_ranks}, or pad it"
             )
-        shape[self.split_dim] //= group.num_ranks
+        shape[self.split_dim] //= num_ranks
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         own_bias = torch.empty(self._bias_length(shape), device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if own_bias is None else nn.Parameter(own_bias))
@@ -89,8 +92,8 @@ class _ParallelLinear(nn.Module):
 
     @property
     def group(self) -> PeerGroup:
-        """The ranks."""
-        return self._ways.group
+        """The ranks; of a process group it is opened now, if it was not, which is collective."""
+        return group_of(self._options.group, self.weight)
 
     def _bias_length(self, shape: list[int]) -> int:
         return shape[0]
@@ -111,20 +114,20 @@ class _ParallelLinear(nn.Module):
 
     def _shards(self, linear: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
         """This rank's part of a whole layer."""
-        group = self.group
-        weight = linear.weight.chunk(group.num_ranks, self.split_dim)[group.rank]
+        rank, num_ranks = self._ranks
+        weight = linear.weight.chunk(num_ranks, self.split_dim)[rank]
         bias: torch.Tensor | None = linear.bias
         if bias is not None and self.split_dim == 0:
-            bias = bias.chunk(group.num_ranks)[group.rank]
+            bias = bias.chunk(num_ranks)[rank]
         return weight, bias
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, group: PeerGroup, **options: Any) -> Self:
+    def from_linear(cls, linear: nn.Linear, group: GroupLike = None, **options: Any) -> Self:
         """This rank's shard of a whole layer, which all ranks have.
 
         Args:
             linear: the whole layer.
-            group: the ranks.
+            group: the ranks, as for the operators.
             options: of the class; type and device are those of ``linear``.
 
         Raises:
@@ -166,7 +169,7 @@ class _ParallelLinear(nn.Module):
     def extra_repr(self) -> str:
         """The arguments."""
         said = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        said += f", rank {self.group.rank} of {self.group.num_ranks}"
+        said += f", rank {self._ranks[0]} of {self._ranks[1]}"
         return said + (f", sequence_parallel, sequence_dim={self.sequence_dim}" if self.sequence_parallel else "")
 
 
@@ -176,7 +179,7 @@ class ColumnParallelLinear(_ParallelLinear):
     Args:
         in_features: I.
         out_features: O, of all ranks.
-        group: the ranks.
+        group: the ranks, as for the operators.
         bias: whether there is one.
         sequence_parallel: each rank has a part of the input's sequence.
         gather_output: all ranks get all outputs.
@@ -198,7 +201,7 @@ class ColumnParallelLinear(_ParallelLinear):
         self,
         in_features: int,
         out_features: int,
-        group: PeerGroup,
+        group: GroupLike = None,
         *,
         bias: bool = True,
         sequence_parallel: bool = False,
@@ -229,26 +232,26 @@ class ColumnParallelLinear(_ParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., I) to (..., O / W); with sequence_parallel (S / W, ..., I) to (S, ..., O / W). All O with gather_output."""
-        ways = self._ways
+        options = self._options
         x, weight, bias = self._operands(x)
         if self.sequence_parallel:
             rows = self._sequence_first(x)
             out = all_gather_matmul(
                 rows,
                 weight,
-                ways.group,
+                options.group,
                 bias=bias,
-                lane=ways.lane,
-                candidate=ways.candidate,
-                backward_candidate=ways.backward_candidate,
+                lane=options.lane,
+                candidate=options.candidate,
+                backward_candidate=options.backward_candidate,
                 save_gathered=self.save_gathered,
             )
-            out = out.view(ways.group.num_ranks * len(rows), *rows.shape[1:-1], weight.shape[1])
+            out = out.view(self._ranks[1] * len(rows), *rows.shape[1:-1], weight.shape[1])
             out = out.movedim(0, self.sequence_dim)
         else:
-            options: dict[str, Any] = {"lane": ways.lane, "backward_candidate": ways.backward_candidate}
-            out = replicated_matmul(x, weight, ways.group, bias=bias, **options)
-        return gather(out, ways.group, -1, lane=ways.lane) if self.gather_output else out
+            more: dict[str, Any] = {"lane": options.lane, "backward_candidate": options.backward_candidate}
+            out = replicated_matmul(x, weight, options.group, bias=bias, **more)
+        return gather(out, options.group, -1, lane=options.lane) if self.gather_output else out
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -257,7 +260,7 @@ class RowParallelLinear(_ParallelLinear):
     Args:
         in_features: I, of all ranks.
         out_features: O.
-        group: the ranks.
+        group: the ranks, as for the operators.
         bias: whether there is one.
         sequence_parallel: each rank gets a part of the output's sequence.
         input_is_parallel: each rank has its part of the inputs, such as a column-parallel layer gives; or else all of them.
@@ -278,7 +281,7 @@ class RowParallelLinear(_ParallelLinear):
         self,
         in_features: int,
         out_features: int,
-        group: PeerGroup,
+        group: GroupLike = None,
         *,
         bias: bool = True,
         sequence_parallel: bool = False,
@@ -307,14 +310,16 @@ class RowParallelLinear(_ParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., I / W) to (..., O); with sequence_parallel (S, ..., I / W) to (S / W, ..., O). All I without input_is_parallel."""
-        ways = self._ways
+        options = self._options
         x, weight, bias = self._operands(x)
         if not self.input_is_parallel:
-            x = split(x, ways.group, -1, lane=ways.lane)
+            x = split(x, options.group, -1, lane=options.lane)
         if not self.sequence_parallel:
-            return matmul_all_reduce(x, weight, ways.group, bias=bias, lane=ways.lane, candidate=ways.candidate)
+            return matmul_all_reduce(
+                x, weight, options.group, bias=bias, lane=options.lane, candidate=options.candidate
+            )
         rows = self._sequence_first(x)
-        num_ranks = ways.group.num_ranks
+        num_ranks = self._ranks[1]
         if len(rows) % num_ranks:
             raise ValueError(
                 f"the sequence in an input of shape {list(x.shape)} is {len(rows)} long, which {num_ranks} ranks cannot share\n"
@@ -323,11 +328,11 @@ class RowParallelLinear(_ParallelLinear):
         out = matmul_reduce_scatter(
             rows,
             weight,
-            ways.group,
+            options.group,
             bias=bias,
-            lane=ways.lane,
-            candidate=ways.candidate,
-            backward_candidate=ways.backward_candidate,
+            lane=options.lane,
+            candidate=options.candidate,
+            backward_candidate=options.backward_candidate,
         )
         out = out.view(len(rows) // num_ranks, *rows.shape[1:-1], weight.shape[1])
         return out.movedim(0, self.sequence_dim)

@@ -16,7 +16,7 @@ from crossfade.ops.layers.plans import ColwiseParallel, SequenceParallel, Style,
 from crossfade.peers import collectives
 
 if TYPE_CHECKING:
-    from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = ["parallelize"]
 
@@ -24,7 +24,7 @@ __all__ = ["parallelize"]
 def parallelize(
     module: nn.Module,
     plan: Mapping[str, Any] | Any,
-    group: PeerGroup,
+    group: GroupLike = None,
     *,
     sequence_parallel: bool = False,
     sequence_dim: int = 1,
@@ -42,7 +42,7 @@ def parallelize(
         module: the whole model, changed in place.
         plan: patterns of module paths, and a style for each (see `crossfade.ops.layers.plans`). ``*`` in a pattern stands for one
             name, or a part of one, as in ``layers.*.mlp.up``. Or one style, for a module that is a layer itself.
-        group: the ranks.
+        group: the ranks, as for the operators.
         sequence_parallel: for styles given by name: each rank has a part of the sequence between the layers.
         sequence_dim: which dimension that is.
         lane: which lane of the group.
@@ -135,7 +135,7 @@ def _check_shared(module: nn.Module, chosen: Iterable[_Choice]) -> None:
                 )
 
 
-def _make(chosen: Iterable[_Choice], group: PeerGroup, options: Mapping[str, Any]) -> dict[int, nn.Module]:
+def _make(chosen: Iterable[_Choice], group: GroupLike, options: Mapping[str, Any]) -> dict[int, nn.Module]:
     """What each module is replaced by; once, where it has several paths."""
     made: dict[int, nn.Module] = {}
     styles: dict[int, Style] = {}
@@ -147,7 +147,7 @@ def _make(chosen: Iterable[_Choice], group: PeerGroup, options: Mapping[str, Any
     return made
 
 
-def _replacement(path: str, whole: nn.Module, style: Style, group: PeerGroup, options: Mapping[str, Any]) -> nn.Module:
+def _replacement(path: str, whole: nn.Module, style: Style, group: GroupLike, options: Mapping[str, Any]) -> nn.Module:
     if isinstance(style, SequenceParallel):
         return whole
     if type(whole) is not nn.Linear:
@@ -162,7 +162,7 @@ def _replacement(path: str, whole: nn.Module, style: Style, group: PeerGroup, op
         raise ValueError(f"'{path}': {error}") from None
 
 
-def _sum(group: PeerGroup, lane: int, grad: torch.Tensor) -> torch.Tensor:
+def _sum(group: GroupLike, lane: int, grad: torch.Tensor) -> torch.Tensor:
     """Behind the backward pass of the module, before the gradient is added to what is there."""
     with torch.no_grad():
-        return collectives.all_reduce(group, grad.detach(), lane=lane)
+        return collectives.all_reduce(grad.detach(), group, lane=lane)

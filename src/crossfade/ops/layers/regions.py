@@ -19,43 +19,45 @@ import torch
 
 from crossfade.ops.gradients.dispatch import is_traced, trace_join, trace_share
 from crossfade.ops.gradients.shares import join_shares, take_share
+from crossfade.peers.groups import group_of, ranks_of
 
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
 __all__ = ["gather", "split"]
 
 
-def split(x: torch.Tensor, group: PeerGroup, dim: int = 0, *, lane: int = 0) -> torch.Tensor:
+def split(x: torch.Tensor, group: GroupLike = None, dim: int = 0, *, lane: int = 0) -> torch.Tensor:
     """This rank's share of a tensor that all ranks have, such as its part of the sequence.
 
     Args:
         x: the same on all ranks.
-        group: the ranks.
+        group: the ranks, as for the operators.
         dim: which dimension is shared out, in equal parts.
         lane: which lane of the group the gradient takes.
 
     Raises:
         ValueError: the number of ranks does not divide the dimension.
     """
-    length = x.shape[dim]
-    if length % group.num_ranks:
+    length, (_, num_ranks) = x.shape[dim], ranks_of(group)
+    if length % num_ranks:
         raise ValueError(
             f"dimension {dim} of a tensor of shape {list(x.shape)} cannot be shared out\n"
-            f"hint: its length has to be a multiple of the number of ranks, {group.num_ranks}"
+            f"hint: its length has to be a multiple of the number of ranks, {num_ranks}"
         )
     if is_traced():
         return trace_share(x, group, dim, lane)
-    out: torch.Tensor = _Split.apply(x, group, dim, lane)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _Split.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
     return out
 
 
-def gather(x: torch.Tensor, group: PeerGroup, dim: int = 0, *, lane: int = 0) -> torch.Tensor:
+def gather(x: torch.Tensor, group: GroupLike = None, dim: int = 0, *, lane: int = 0) -> torch.Tensor:
     """All ranks' shares, one behind the other along ``dim``: the same on all ranks. All ranks call it in one order on a lane.
 
     Args:
         x: of each rank its own, of one shape and type.
-        group: the ranks.
+        group: the ranks, as for the operators.
         dim: which dimension is shared out.
         lane: which lane of the group.
 
@@ -64,7 +66,7 @@ def gather(x: torch.Tensor, group: PeerGroup, dim: int = 0, *, lane: int = 0) ->
     """
     if is_traced():
         return trace_join(x, group, dim, lane)
-    out: torch.Tensor = _Gather.apply(x, group, dim, lane)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _Gather.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
     return out
 
 
