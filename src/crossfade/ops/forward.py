@@ -168,11 +168,7 @@ def all_to_all(
 
 
 def counts_of(group: PeerGroup, num_rows: int, given: Sequence[Sequence[int]] | None) -> Counts:
-    """What a caller gave, checked; None for an equal share of this rank's rows to each.
-
-    Raises:
-        ValueError: they are not counts of these ranks, or do not add up to this rank's rows.
-    """
+    """What a caller gave, checked; None for an equal share of this rank's rows to each."""
     num_ranks = group.num_ranks
     if given is None:
         return Counts.even(rows_for_each(Operator.ALL_TO_ALL, group, num_rows), group.rank, num_ranks)

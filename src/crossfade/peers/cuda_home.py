@@ -29,18 +29,7 @@ _MULTICAST_OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 def open_cuda_home(
     group: ProcessGroup, device: torch.device, num_words: int, buffer_bytes: int, *, has_device_signals: bool
 ) -> OpenedHome:
-    """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting.
-
-    Args:
-        group: each rank with a GPU of its own.
-        device: this rank's.
-        num_words: signals into each rank.
-        buffer_bytes: memory of each rank, for data.
-        has_device_signals: signals lie in the memory of the GPU that waits, and not in the host's.
-
-    Raises:
-        DeviceError: the machine cannot do it.
-    """
+    """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting."""
     torch = torch_or_raise()
     _check_machine()
     os.environ.setdefault(_MULTICAST_OFF, "1")  # read when symmetric memory is first used

@@ -22,31 +22,19 @@ __all__ = ["Block", "Fetch", "barrier", "fetch", "offer", "pull", "push"]
 
 
 class Block(NamedTuple):
-    """What goes to one rank.
+    """What goes to one rank."""
 
-    Attributes:
-        source: where it lies here.
-        size_bytes: its length.
-        offset: where it goes in that rank's memory, which must be free for it; None for this rank's slot of the exchange's buffer.
-    """
-
-    source: int
-    size_bytes: int
-    offset: int | None = None
+    source: int  # where it lies here
+    size_bytes: int  # its length
+    offset: int | None = None  # where it goes in that rank's memory, which is free; None: into this rank's slot
 
 
 class Fetch(NamedTuple):
-    """What comes from one rank.
+    """What comes from one rank."""
 
-    Attributes:
-        offset: where it begins in that rank's buffer.
-        target: where it goes.
-        size_bytes: its length.
-    """
-
-    offset: int
-    target: int
-    size_bytes: int
+    offset: int  # where it begins in that rank's buffer
+    target: int  # where it goes
+    size_bytes: int  # its length
 
 
 def _deal(order: list[int], streams: list[int]) -> list[tuple[int, list[int]]]:
@@ -58,12 +46,6 @@ def push(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = 
     """Copies a block to every other rank, and waits for theirs.
 
     Behind it on the stream, the block of rank p lies in slot p of this rank's own buffer, or where rank p put it.
-
-    Args:
-        lane: where; a block that goes to a slot is at most ``lane.slot_bytes`` long.
-        stream: the caller's.
-        blocks: for each other rank.
-        tuning: how.
     """
     home = lane.home
     epoch = lane.advance()
@@ -111,15 +93,7 @@ def offer(lane: Lane, stream: int, tuning: Tuning = DEFAULT) -> Epoch:
 
 
 def fetch(lane: Lane, epoch: Epoch, stream: int, fetches: Mapping[int, Fetch], tuning: Tuning = DEFAULT) -> None:
-    """Copies from every other rank's buffer, when it is offered.
-
-    Args:
-        lane: where.
-        epoch: of their offer.
-        stream: the caller's.
-        fetches: for each other rank.
-        tuning: how.
-    """
+    """Copies from every other rank's buffer, when it is offered."""
     home = lane.home
     order = tuning.order(home.rank, home.num_ranks)
     if tuning.is_batched:

@@ -29,21 +29,13 @@ __all__ = ["Rank", "Shape", "check_links", "open_exported"]
 
 
 class Rank(NamedTuple):
-    """What one rank tells the others.
+    """What one rank tells the others."""
 
-    Attributes:
-        name: for errors.
-        pid: its process.
-        memory: shared, with zeroed room for signals; stays the caller's.
-        handle: of its buffers.
-        device: where these lie, as the driver counts.
-    """
-
-    name: str
-    pid: int
-    memory: Memory
-    handle: bytes
-    device: int
+    name: str  # for errors
+    pid: int  # its process
+    memory: Memory  # shared, with zeroed room for signals; stays the caller's
+    handle: bytes  # of its buffers
+    device: int  # where these lie, as the driver counts
 
 
 class Shape(NamedTuple):
@@ -87,17 +79,9 @@ def open_exported(
 ) -> PeerGroup:
     """Opens all that the ranks share, and loads every kernel. All of them do it; no stream of this device may be waiting.
 
-    Args:
-        driver: this rank's device.
-        block: its buffers, `Shape.data_bytes` long; stays the caller's, until the group is closed.
-        ranks: everybody, by rank.
-        rank: this one.
-        shape: how large.
-        signals_at: where in each rank's memory its signals begin.
-        on_death: is given the name of a rank that has died, in another thread, before any stream that waits for it is let go.
-
-    Raises:
-        DeviceError: the machine cannot do it.
+    ``block`` has this rank's buffers, `Shape.data_bytes` long, and stays the caller's; ``signals_at`` is where in each rank's
+    memory its signals begin. ``on_death`` is given the name of a rank that has died, in another thread, before any stream that
+    waits for it is released.
     """
     with ExitStack() as opened:
         kernels = _kernels(driver, rank, [each.device for each in ranks])
@@ -125,15 +109,7 @@ def open_exported(
 
 
 def check_links(kinds: Mapping[tuple[int, int], LinkKind], devices: Sequence[int]) -> None:
-    """Whether signals between these devices can be trusted.
-
-    Args:
-        kinds: how each ordered pair of the host's devices is linked.
-        devices: those of the ranks; some may share one.
-
-    Raises:
-        DeviceError: two of them are not linked by NVLink.
-    """
+    """Whether signals between these devices can be trusted."""
     hint = "collectives between their actors go by NCCL: Transport.NCCL, or 'auto'; `crossfade topology` measures the links anew"
     check_pairs(kinds, permutations(dict.fromkeys(devices), 2), hint=hint)
 

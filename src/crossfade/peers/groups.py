@@ -71,11 +71,7 @@ def key_of(group: GroupLike) -> str:
 
 
 def find_group(key: str, place: Place = None) -> PeerGroup:
-    """The group of a key. Of a process group it may be opened now, as by `group_of`.
-
-    Raises:
-        ChannelClosed: it is closed, or never was in this process.
-    """
+    """The group of a key. Of a process group it may be opened now, as by `group_of`."""
     name = GroupKey.parse(key).name
     if not name.startswith(PROCESS_GROUP):
         found: PeerGroup = find(key)

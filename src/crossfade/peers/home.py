@@ -19,38 +19,23 @@ __all__ = ["Home", "Kernels", "Kind", "OpenedHome", "Reduction"]
 
 
 class Kind(NamedTuple):
-    """An element type.
+    """An element type."""
 
-    Attributes:
-        name: as torch calls it, without ``torch.``
-        size_bytes: of one element.
-    """
-
-    name: str
-    size_bytes: int
+    name: str  # as torch calls it, without ``torch.``
+    size_bytes: int  # of one element
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """The sum of one block of each rank, in the order of the ranks, so that every rank gets the same bits.
+    """The sum of one block of each rank, in the order of the ranks, so that every rank gets the same bits."""
 
-    Attributes:
-        kind: element type; float16 and bfloat16 are added in float32 and rounded once.
-        count: elements in a block.
-        targets: where the sum goes, one address or two.
-        own: this rank's block.
-        slots: where rank 0's block would lie; rank k's lies ``k * slot_bytes`` further, this rank's place there is not read.
-        slot_bytes: distance of two blocks.
-        rank, num_ranks: this rank, and of how many.
-    """
-
-    kind: Kind
-    count: int
-    targets: tuple[int, ...]
-    own: int
-    slots: int
-    slot_bytes: int
-    rank: int
+    kind: Kind  # element type; float16 and bfloat16 are added in float32 and rounded once
+    count: int  # elements in a block
+    targets: tuple[int, ...]  # where the sum goes, one address or two
+    own: int  # this rank's block
+    slots: int  # where rank 0's block would lie; rank k's lies ``k * slot_bytes`` further, this rank's place there is not read
+    slot_bytes: int  # distance of two blocks
+    rank: int  # rank, num_ranks: this rank, and of how many
     num_ranks: int
 
     def sources(self) -> list[int]:
@@ -70,24 +55,15 @@ class Kernels(Protocol):
 
 @dataclass(frozen=True)
 class Home:
-    """What one rank has of all.
+    """What one rank has of all."""
 
-    Attributes:
-        driver: this rank's device.
-        kernels: its local part.
-        rank, num_ranks: this rank, and of how many.
-        buffers: for each rank, the address in this process of its memory.
-        buffer_bytes: length of each.
-        boards: for each rank, the signals that others set for it; this process can reach all of them.
-    """
-
-    driver: Driver
-    kernels: Kernels
-    rank: int
+    driver: Driver  # this rank's device
+    kernels: Kernels  # its local part
+    rank: int  # rank, num_ranks: this rank, and of how many
     num_ranks: int
-    buffers: Sequence[int]
-    buffer_bytes: int
-    boards: Sequence[SignalBoard]
+    buffers: Sequence[int]  # for each rank, the address in this process of its memory
+    buffer_bytes: int  # length of each
+    boards: Sequence[SignalBoard]  # for each rank, the signals that others set for it; all are reachable from here
 
     @property
     def peers(self) -> list[int]:
@@ -96,16 +72,9 @@ class Home:
 
 
 class OpenedHome(NamedTuple):
-    """A home, and what its owner needs besides.
+    """A home, and what its owner needs besides."""
 
-    Attributes:
-        home: for the lanes.
-        pids: the ranks' processes.
-        memory: this rank's memory as a tensor of bytes; its owner lets go of it before ``close``.
-        close: gives everything back.
-    """
-
-    home: Home
-    pids: list[int]
-    memory: torch.Tensor
-    close: Callable[[], None]
+    home: Home  # for the lanes
+    pids: list[int]  # the ranks' processes
+    memory: torch.Tensor  # this rank's memory as a tensor of bytes; its owner lets go of it before ``close``
+    close: Callable[[], None]  # gives everything back

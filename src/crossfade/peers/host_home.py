@@ -54,14 +54,7 @@ def _reduce(reduction: Reduction) -> None:
 
 
 def open_host_home(group: ProcessGroup, num_words: int, buffer_bytes: int, timeout_s: float) -> OpenedHome:
-    """Shares memory among the ranks. Collective.
-
-    Args:
-        group: with a backend for CPU tensors.
-        num_words: signals into each rank.
-        buffer_bytes: memory of each rank.
-        timeout_s: the longest that a wait may take.
-    """
+    """Shares memory among the ranks. Collective."""
     torch = torch_or_raise()
     board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
     memory = Memory.create("peers", board_bytes + buffer_bytes)

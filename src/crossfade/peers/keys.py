@@ -43,11 +43,7 @@ class GroupKey(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> GroupKey:
-        """What `str` gave.
-
-        Raises:
-            ValueError: it is no key's text.
-        """
+        """What `str` gave."""
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ValueError(f"'{text}' is no group's key\nhint: PeerGroup.key")
@@ -78,11 +74,7 @@ def forget(key: str) -> None:
 
 
 def find(key: str) -> Any:
-    """The open group of a key.
-
-    Raises:
-        ChannelClosed: it is closed, or never was in this process.
-    """
+    """The open group of a key."""
     group = _OPEN.get(key)
     if group is None:
         raise ChannelClosed(

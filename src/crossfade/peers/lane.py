@@ -45,34 +45,16 @@ class LaneStatistics(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """One buffer of a lane on each rank, and its signals.
+    """One buffer of a lane on each rank, and its signals."""
 
-    Attributes:
-        buffers: for each rank, where its buffer lies.
-        incoming: for each other rank, its signal ``full`` to this one.
-        outgoing: for each other rank, this one's signal ``full`` to it.
-    """
-
-    buffers: tuple[int, ...]
-    incoming: dict[int, Signal]
-    outgoing: dict[int, Signal]
+    buffers: tuple[int, ...]  # for each rank, where its buffer lies
+    incoming: dict[int, Signal]  # for each other rank, its signal ``full`` to this one
+    outgoing: dict[int, Signal]  # for each other rank, this one's signal ``full`` to it
 
 
 class Lane:
-    """One lane, as one rank has it. Its calls come in the same order on all ranks.
-
-    Args:
-        home: what it stands on.
-        index: which lane; the first ``index`` lanes of the home have the same ``buffer_bytes``.
-        buffer_bytes: length of one buffer.
-        num_streams: the most that a tuning may ask for.
-        is_replayable: its calls may be captured.
-
-    Attributes:
-        slot_bytes: what one rank can put into another's buffer in one exchange.
-        broken: why it cannot be used any more; empty if it can.
-        streams: streams that wait for other ranks.
-        local: the stream of `fork_local`.
+    """One lane, as one rank has it. Its calls come in the same order on all ranks. All lanes of a group have the same
+    ``buffer_bytes``.
     """
 
     def __init__(
@@ -87,9 +69,10 @@ class Lane:
         self.home = home
         self.index = index
         self.buffer_bytes = buffer_bytes
+        # What one rank can put into another's buffer in one exchange.
         self.slot_bytes = buffer_bytes // home.num_ranks // SLOT_ALIGNMENT * SLOT_ALIGNMENT
         self.is_replayable = is_replayable
-        self.broken = ""
+        self.broken = ""  # why it cannot be used any more
         self._epochs = [self._make_epoch(number) for number in range(NUM_EPOCHS)]
         self._num_calls = self._num_exchanges = self.num_bytes = 0
         driver = home.driver
@@ -126,10 +109,6 @@ class Lane:
 
         A captured one does not: whoever launches the graph puts the launch in order with other uses of the lane. In one capture, a
         lane is used by streams that are in order already.
-
-        Raises:
-            ChannelBroken: a rank has died.
-            DeviceError: the lane was not made for what is asked.
         """
         self.check()
         if num_streams > len(self.sides) + 1:
@@ -159,11 +138,7 @@ class Lane:
         return self.is_replayable and self._num_exchanges % NUM_EPOCHS != 0
 
     def check(self) -> None:
-        """Raises if a rank has died.
-
-        Raises:
-            ChannelBroken: it names the rank.
-        """
+        """Raises if a rank has died."""
         if self.broken:
             raise ChannelBroken(
                 f"{self.broken}; results of collectives that had not finished are not valid",
@@ -178,11 +153,7 @@ class Lane:
     # parts of an exchange
 
     def advance(self) -> Epoch:
-        """The next exchange's buffers and signals.
-
-        Raises:
-            ChannelBroken: a rank has died. (A long tensor has many exchanges, and each would have to be let go.)
-        """
+        """The next exchange's buffers and signals."""
         self.check()
         epoch = self._epochs[self._num_exchanges % NUM_EPOCHS]
         self._num_exchanges += 1

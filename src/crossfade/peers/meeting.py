@@ -34,16 +34,7 @@ class Party(NamedTuple):
 
 
 def meet(group: ProcessGroup, device: torch.device, memory: Memory) -> list[Party]:
-    """Everybody's process and memory, by rank. Collective.
-
-    Args:
-        group: whose ranks meet.
-        device: of a kind that the group's collectives take.
-        memory: this rank's; closed if this fails.
-
-    Raises:
-        DeviceError: the ranks are not all on one host, or not of one user.
-    """
+    """Everybody's process and memory, by rank. Collective."""
     parties: list[Party] = []
     try:
         for party in _find(group, device, memory):
@@ -70,11 +61,7 @@ def _find(group: ProcessGroup, device: torch.device, memory: Memory) -> Iterator
 
 
 def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:
-    """Sees to it that all ranks were given the same. Collective.
-
-    Raises:
-        ValueError: on all ranks: it names an argument and every rank's.
-    """
+    """Sees to it that all ranks were given the same. Collective."""
     rows = gather(group, device, list(arguments.values()))
     for name, values in zip(arguments, zip(*rows, strict=True), strict=True):
         if len(set(values)) > 1:

@@ -32,44 +32,26 @@ _BLOCK_ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A tensor to sum.
+    """A tensor to sum."""
 
-    Attributes:
-        target: where the result goes.
-        source: this rank's tensor; for an all-reduce it may be the target.
-        count: elements of the result.
-        kind: of the elements.
-        offset: all-reduce: where the target lies in every rank's memory, if it does.
-    """
-
-    target: int
-    source: int
-    count: int
-    kind: Kind
-    offset: int | None = None
+    target: int  # where the result goes
+    source: int  # this rank's tensor; for an all-reduce it may be the target
+    count: int  # elements of the result
+    kind: Kind  # of the elements
+    offset: int | None = None  # all-reduce: where the target lies in every rank's memory, if it does
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What goes over one lane.
+    """What goes over one lane."""
 
-    Attributes:
-        blocks: for each other rank, what it adds.
-        own: this rank's share of its own tensor.
-        target: where this rank's sum goes.
-        count: elements of it.
-        kind: of the elements.
-        fetches: the other ranks' sums, if this rank is to get them.
-        sums: what goes to each other rank, if this rank is to give it.
-    """
-
-    blocks: dict[int, Block]
-    own: int
-    target: int
-    count: int
-    kind: Kind
-    fetches: dict[int, Fetch] | None = None
-    sums: dict[int, Block] | None = None
+    blocks: dict[int, Block]  # for each other rank, what it adds
+    own: int  # this rank's share of its own tensor
+    target: int  # where this rank's sum goes
+    count: int  # elements of it
+    kind: Kind  # of the elements
+    fetches: dict[int, Fetch] | None = None  # the other ranks' sums, if this rank is to get them
+    sums: dict[int, Block] | None = None  # what goes to each other rank, if this rank is to give it
 
 
 def reduce_scatter(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job], tuning: Tuning = DEFAULT) -> None:

@@ -131,13 +131,7 @@ def _is_aligned(*values: int) -> bool:
 
 
 class TritonKernels:
-    """See `crossfade.peers.home.Kernels`.
-
-    Args:
-        device: the device's index.
-        rank, num_ranks: this rank, and of how many.
-        num_programs: blocks that a kernel takes at most; few leave the other SMs alone.
-    """
+    """See `crossfade.peers.home.Kernels`."""
 
     def __init__(self, device: int, rank: int, num_ranks: int, num_programs: int = 264) -> None:
         self._device = device

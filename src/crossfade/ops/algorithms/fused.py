@@ -84,11 +84,7 @@ def _function(name: str) -> Callable[..., Any] | None:
 
 
 def _set_up(job: Job, operator: Operator, size_bytes: int) -> tuple[Any, Callable[..., Any]]:
-    """The name of torch's group, and the operator, for which shared memory of a size is there. Collective where it has to grow.
-
-    Raises:
-        DeviceError: torch has no such operator for these ranks, or memory would have to grow inside a capture.
-    """
+    """The name of torch's group, and the operator, for which shared memory of a size is there. Collective where it has to grow."""
     group = job.group
     process_group = require_group(group)
     function = _function(_FUNCTIONS[operator]) if group.device_type == "cuda" else None

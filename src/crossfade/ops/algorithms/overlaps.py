@@ -55,15 +55,10 @@ __all__ = [
 
 
 class Part(NamedTuple):
-    """A share of one rank.
+    """A share of one rank."""
 
-    Attributes:
-        address: where it lies here.
-        size_bytes: its length.
-    """
-
-    address: int
-    size_bytes: int
+    address: int  # where it lies here
+    size_bytes: int  # its length
 
 
 def arrivals(rank: int, num_ranks: int) -> list[int]:
@@ -97,14 +92,9 @@ def add_parts(
 ) -> None:
     """Sends every other rank its part when it is computed; the own part becomes the sum of all ranks' ones.
 
-    Args:
-        lane: where; parts are at most ``lane.slot_bytes`` long.
-        stream: the caller's.
-        parts: for each rank, what this one has computed for it.
-        compute: enqueues the product that fills the part of a rank.
-        kind: of the elements.
-        is_offered: the sum goes into this rank's next buffer, too.
-        fill: enqueues work of the caller's on the stream, while the last parts are under way.
+    ``parts`` are for each rank what this one computes for it, at most ``lane.slot_bytes`` long; ``compute`` enqueues the product
+    that fills a rank's part. ``is_offered``: the sum goes into this rank's next buffer too. ``fill`` enqueues work of the caller's
+    while the last parts are under way.
     """
     home = lane.home
     epoch = lane.advance()
@@ -126,14 +116,11 @@ def add_parts(
 
 
 def pass_sums_on(lane: Lane, stream: int, parts: Sequence[Part], offset: int | None) -> None:
-    """All ranks get all sums, behind this on the lane's local stream.
+    """All ranks get all sums, behind this on the lane's local stream. ``parts`` say where each rank's sum goes here; the own one is
+    there.
 
-    Args:
-        lane: where.
-        stream: the caller's; the own part is summed up behind it, and is offered if ``offset`` is None.
-        parts: for each rank, where its sum goes here. The own one is there.
-        offset: where the own part lies in every rank's memory, if it does. It is free there: every rank has begun this call, or
-            its parts would not have come.
+    ``offset`` says where the own part lies in every rank's memory; None if it does not, and is offered. The memory is free there:
+    every rank has begun this call, or its parts would not have come.
     """
     home = lane.home
     if offset is None:
@@ -152,10 +139,6 @@ class _Gather:
     """All rounds of an all-gather, or of an all-to-all in front of products.
 
     What arrives last in a round is used when the next round's copies are under way.
-
-    Args:
-        lane: where.
-        stream: the caller's.
     """
 
     def __init__(self, lane: Lane, stream: int) -> None:
@@ -164,14 +147,11 @@ class _Gather:
         self._last: Callable[[], None] | None = None
 
     def round(self, parts: Sequence[Part], use: Callable[[int, int], None]) -> None:
-        """One round.
+        """One round: ``parts`` are this rank's rows that each rank gets, at most ``lane.slot_bytes`` long; ``use`` enqueues the
+        product of a rank's rows, which lie at this address.
 
         The copies may begin when all signals of the round before are here. This rank's own signals say that it has read all its
         slots, so they come behind the last product of that round (PR-1).
-
-        Args:
-            parts: for each rank, this rank's rows that it gets, at most ``lane.slot_bytes`` long.
-            use: enqueues the product of a rank's rows, which lie at this address.
         """
         lane, stream = self._lane, self._stream
         home = lane.home
@@ -228,15 +208,11 @@ def all_to_all_first(
 
 
 def all_gather_into(lane: Lane, stream: int, local: int, own: Part, offset: int, use: Callable[[int], None]) -> None:
-    """Every rank uses all ranks' rows, in memory that all ranks can write.
+    """Every rank uses all ranks' rows, in memory that all ranks can write, at ``offset`` in each; however long they are, in one
+    round.
 
-    Args:
-        lane: where; one round is enough, however long the rows are.
-        stream: the caller's.
-        local: the lane's own, behind the beginning of the call.
-        own: this rank's rows.
-        offset: where they go in every other rank's memory.
-        use: enqueues the product of a rank's rows; they are there, or, of this rank itself, anywhere.
+    ``local`` is the lane's own stream, behind the beginning of the call. ``use`` enqueues the product of a rank's rows: they are
+    there, or, of this rank itself, anywhere.
     """
     home = lane.home
     barrier(lane, local)
@@ -261,14 +237,10 @@ def all_to_all(
 ) -> None:
     """One round: every rank's products go to all ranks; they are there behind this on the local stream.
 
-    Args:
-        lane: where; what goes to one rank is at most ``lane.slot_bytes`` long.
-        stream: the caller's.
-        local: the lane's own, behind the beginning of the call.
-        compute: enqueues the product of the rows for a rank, into this address; None for this rank itself, in its place.
-        received: for each other rank, where what it computed goes.
-        is_first: of the rounds of a call. A later one begins behind the fetches of the one before: then its buffer is free, and its
-            signals say that this rank has left the others' (PR-1).
+    What goes to one rank is at most ``lane.slot_bytes`` long. ``compute`` enqueues the product of the rows for a rank, into this
+    address; None for this rank itself, in its place. ``received`` says for each other rank where what it computed goes. A later
+    round begins behind the fetches of the one before: then its buffer is free, and its signals say that this rank has left the
+    others' (PR-1).
     """
     home = lane.home
     if not is_first:

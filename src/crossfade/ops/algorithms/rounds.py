@@ -96,16 +96,7 @@ def _fits(job: Job, block: int) -> bool:
 
 
 class _Sums:
-    """The steps of a call whose products torch does, block by block, and whose parts a kernel adds.
-
-    Args:
-        job: the call.
-        stream: where it goes.
-        rows: of ``a``, for each rank.
-        blocks: where their products go; this rank's becomes the sum.
-        shares: of each round in a block, as weights.
-        is_offered: the sums go into the lane's buffer of the second exchange too.
-    """
+    """The steps of a call whose products torch does, block by block, and whose parts a kernel adds."""
 
     def __init__(
         self,
@@ -283,11 +274,7 @@ def _part(tensor: torch.Tensor) -> Part:
 
 
 def _cut(job: Job, length: int, tensor: torch.Tensor, rounds: int) -> list[tuple[int, int]]:
-    """The share of a block of ``length`` rows of ``tensor`` that each round has: 1/R, or as much as a slot takes.
-
-    Raises:
-        DeviceError: not even one row fits into a slot.
-    """
+    """The share of a block of ``length`` rows of ``tensor`` that each round has: 1/R, or as much as a slot takes."""
     slot_bytes = job.group.lane(job.lane).slot_bytes
     row_bytes = tensor.shape[1] * tensor.itemsize
     require_slot(slot_bytes, row_bytes, job.group.num_ranks)

@@ -36,54 +36,33 @@ __all__ = ["Run", "Send", "Step", "all_reduce", "in_order", "reduce_scatter"]
 
 
 class Send(NamedTuple):
-    """A piece that goes to its rank.
-
-    Attributes:
-        rank: whose.
-        source: where it lies here.
-        offset: where it goes in this rank's slot there.
-        size_bytes: its length.
-        wait: enqueues, on the stream that it is given: the piece is done. None if the caller's stream is to be waited for.
-        launch: enqueues its product on the caller's stream, if the step has not done so for all.
-    """
+    """A piece that goes to its rank."""
 
     rank: int
-    source: int
-    offset: int
-    size_bytes: int
-    wait: Callable[[int], None] | None = None
-    launch: Callable[[], None] | None = None
+    source: int  # where it lies here
+    offset: int  # where it goes in this rank's slot there
+    size_bytes: int  # its length
+    wait: Callable[[int], None] | None = None  # enqueues on a stream: it is done; None: wait for the caller's stream
+    launch: Callable[[], None] | None = None  # enqueues its product on the caller's stream, if the step has not
 
 
 class Step(NamedTuple):
-    """The others' rows of a round, or the own ones.
-
-    Attributes:
-        round: which.
-        sends: what goes to others, in the order in which it is done; None for the own rows.
-        launch: enqueues, on the caller's stream, what needs nobody: the product of all, or of the own rows.
-        add: enqueues there what needs the other ranks' parts, which have arrived in the buffers of the first exchange; sums go into
-            this rank's buffer of the second, if there is one.
+    """The others' rows of a round, or the own ones. ``add`` is given the first exchange, whose buffers have the other ranks' parts,
+    and the second one, if there is one, whose buffer of this rank gets the sums.
     """
 
     round: int
-    sends: Sequence[Send] | None
-    launch: Callable[[], None] | None = None
-    add: Callable[[Epoch, Epoch | None], None] | None = None
+    sends: Sequence[Send] | None  # what goes to others, in the order in which it is done; None for the own rows
+    launch: Callable[[], None] | None = None  # enqueues, on the caller's stream, what needs no other rank
+    add: Callable[[Epoch, Epoch | None], None] | None = None  # enqueues there what needs the other ranks' parts
 
 
 class Run(NamedTuple):
-    """The rows of one rank in one round.
+    """The rows of one rank in one round."""
 
-    Attributes:
-        address: where their sums go here.
-        offset: of the first from the first row of that rank's block, in bytes.
-        size_bytes: their length; all ranks know all.
-    """
-
-    address: int
-    offset: int
-    size_bytes: int
+    address: int  # where their sums go here
+    offset: int  # of the first from the first row of that rank's block, in bytes
+    size_bytes: int  # their length; all ranks know all
 
 
 def in_order(num_rounds: int, lag: int) -> list[tuple[int, bool]]:
@@ -96,15 +75,10 @@ def in_order(num_rounds: int, lag: int) -> list[tuple[int, bool]]:
 def reduce_scatter(
     lane: Lane, stream: int, local: int, steps: Sequence[Step], num_rounds: int, fill: Callable[[], None] | None = None
 ) -> None:
-    """Parts go to their ranks, and the own steps add what has arrived.
+    """Parts go to their ranks, and the own steps add what has arrived. A block is at most ``lane.slot_bytes`` long.
 
-    Args:
-        lane: where; a block is at most ``lane.slot_bytes`` long.
-        stream: the caller's.
-        local: the lane's own.
-        steps: all, in the order in which they are done; the others' of a round before the own of that round.
-        num_rounds: of them.
-        fill: enqueues other work on the stream, where it would wait for the last parts.
+    ``steps`` are in the order in which they are done, the others' of a round before the own one of that round. ``fill`` enqueues
+    other work on the stream, where it would wait for the last parts.
     """
     if lane.is_replayable:
         barrier(lane, local)
@@ -116,15 +90,12 @@ def reduce_scatter(
 def all_reduce(
     lane: Lane, stream: int, steps: Sequence[Step], runs: Sequence[Mapping[int, Run]], offset: int | None
 ) -> None:
-    """The same, and all ranks get all sums, behind this on the local stream.
+    """Like `reduce_scatter`; then all ranks get all sums, behind this on the local stream. ``runs`` are all ranks' rows, round by
+    round.
 
-    Args:
-        lane: where; a block is at most ``lane.slot_bytes`` long.
-        stream: the caller's.
-        steps: all. An own one puts its sums into this rank's buffer of the second exchange too, unless there is an ``offset``.
-        runs: for each round, all ranks' rows.
-        offset: of this rank's block in every rank's memory, where that is the output itself; else None. It is free there: a rank
-            has begun this call before its parts come.
+    ``offset`` is that of this rank's block in every rank's memory, where that is the output itself: it is free there, since a rank
+    has begun this call before its parts come. If it is None, own steps put their sums into this rank's buffer of the second
+    exchange too.
     """
     parts, sums = lane.advance(), lane.advance()
     home, num_rounds = lane.home, len(runs)

@@ -29,45 +29,23 @@ _WORKS = "tile works"
 
 
 class _Key(NamedTuple):
-    """Calls with equal keys share what is prepared.
+    """Calls with equal keys share what is prepared."""
 
-    Attributes:
-        lane: calls of one lane come one after the other.
-        operands: shapes and layouts.
-        num_rounds, piece_rows, lag, reserve_sms: see `crossfade.ops.signaled.tiles`; ``piece_rows`` 0 for whole runs.
-        out_unit: how outputs are aligned.
-        has_bias: this rank adds one.
-        has_copy: the own rows go into a buffer of the lane too.
-    """
-
-    lane: int
-    operands: Operands
+    lane: int  # calls of one lane come one after the other
+    operands: Operands  # shapes and layouts
     num_rounds: int
     piece_rows: int
     lag: int
     reserve_sms: int
-    out_unit: int
-    has_bias: bool
-    has_copy: bool
+    out_unit: int  # how outputs are aligned
+    has_bias: bool  # this rank adds one
+    has_copy: bool  # the own rows go into a buffer of the lane too
 
 
 def work_of(
     job: Job, address: int, *, num_rounds: int, piece_rows: int, lag: int, reserve_sms: int, has_copy: bool
 ) -> TileWork:
-    """What is prepared for a call, or is prepared now.
-
-    Args:
-        job: the call.
-        address: of the product's row 0.
-        num_rounds: R.
-        piece_rows: the most that is moved at once; 0 for whole runs.
-        lag: of the own rows, in rounds.
-        reserve_sms: left to others.
-        has_copy: the own rows go into the lane's buffer of the second exchange too.
-
-    Raises:
-        DeviceError: it would have to be prepared in a capture.
-    """
+    """What is prepared for a call, or is prepared now."""
     group = job.group
     device = group.home.driver.device
     operands = Operands.of(job.a, job.b, has_descriptors=has_descriptors(device))
@@ -84,15 +62,7 @@ def work_of(
 
 
 class TileWork:
-    """The prepared product of one shape on one lane (see `work_of`).
-
-    Args:
-        group: whose ranks do it.
-        key: for what.
-
-    Attributes:
-        plan: its tiles.
-    """
+    """The prepared product of one shape on one lane (see `work_of`)."""
 
     def __init__(self, group: PeerGroup, key: _Key) -> None:
         home, operands = group.home, key.operands
@@ -122,14 +92,7 @@ class TileWork:
         self._also, self._also_base = loader.table([own_memory]), own_memory
 
     def steps(self, job: Job, stream: int, products: torch.Tensor, own_address: int) -> list[Step]:
-        """The launches of one call.
-
-        Args:
-            job: the call.
-            stream: where it goes.
-            products: (M, N), for the others' rows. A captured graph of a CPU keeps it.
-            own_address: of this rank's first row.
-        """
+        """The launches of one call."""
         address = products.data_ptr()
         is_captured = job.group.is_capturing()
         made = []

@@ -50,12 +50,7 @@ def prepare(job: Job, *, rounds: int, group_rows: int, reserve_sms: int) -> None
 
 
 def _work(job: Job, address: int, rounds: int, group_rows: int, reserve_sms: int) -> TileWork:
-    """What is prepared for a call whose product's row 0 goes to ``address``.
-
-    Raises:
-        DeviceError: a rank's block is longer than a slot; or it would have to be prepared in a capture.
-        MissingDependency: Triton is not installed.
-    """
+    """What is prepared for a call whose product's row 0 goes to ``address``."""
     from crossfade.ops.algorithms.tile_work import work_of
 
     block = -(-len(job.a) // job.group.num_ranks)

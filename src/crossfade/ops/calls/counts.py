@@ -19,14 +19,9 @@ __all__ = ["Counts", "gather_counts"]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A matrix, the same on all ranks.
+    """A matrix, the same on all ranks."""
 
-    Attributes:
-        rows: ``rows[p][q]`` go from rank p to rank q.
-        rank: this one.
-    """
-
-    rows: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]  # ``rows[p][q]`` go from rank p to rank q
     rank: int
 
     @classmethod

@@ -47,10 +47,6 @@ class Once:
 
     It belongs to one call of an operator. A way that captures itself, to be replayed by later calls, must not capture it too: then
     it is left for the end of the operator, where the stream is as it was at the beginning.
-
-    Args:
-        work: enqueues it; None for nothing.
-        is_capturing: whether what is enqueued now is captured.
     """
 
     def __init__(self, work: Callable[[], object] | None, is_capturing: Callable[[], bool] | None = None) -> None:
@@ -75,36 +71,20 @@ _NOTHING = Once(None)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One call of an operator.
+    """One call of an operator."""
 
-    Attributes:
-        name: of the operator, for errors.
-        group: whose ranks do it.
-        lane: the number of the lane.
-        a: (M, K).
-        b: (K, N), contiguous or the transpose of a contiguous one.
-        bias: (N,), or None where this rank adds none.
-        out: 2 dimensions, contiguous; what the operator gives.
-        gathered: all-gather: (W M, K), contiguous; gets all ranks' ``a``, if anybody asked for them.
-        counts: all-to-all: the rows from each rank to each.
-        has_bias: the caller gave one, which another rank may add.
-        is_new_out: nobody has seen ``out`` yet.
-        fill: the caller's own work. A way calls it where the stream would else wait for other ranks; the operator calls it at its
-            end, in case the way did not.
-    """
-
-    name: str
-    group: PeerGroup
-    lane: int
+    name: str  # of the operator, for errors
+    group: PeerGroup  # whose ranks do it
+    lane: int  # the number of the lane
     a: torch.Tensor
-    b: torch.Tensor
-    bias: torch.Tensor | None
-    out: torch.Tensor
-    gathered: torch.Tensor | None = None
-    counts: Counts | None = None
-    has_bias: bool = False
-    is_new_out: bool = False
-    fill: Once = _NOTHING
+    b: torch.Tensor  # (K, N), contiguous or the transpose of a contiguous one
+    bias: torch.Tensor | None  # (N,), or None where this rank adds none
+    out: torch.Tensor  # 2 dimensions, contiguous; what the operator gives
+    gathered: torch.Tensor | None = None  # all-gather: (W M, K), contiguous; gets all ranks' ``a``
+    counts: Counts | None = None  # all-to-all: the rows from each rank to each
+    has_bias: bool = False  # the caller gave one, which another rank may add
+    is_new_out: bool = False  # nobody has seen ``out`` yet
+    fill: Once = _NOTHING  # the caller's own work: called where the stream would else wait for other ranks
 
     @property
     def num_columns(self) -> int:
@@ -119,28 +99,20 @@ class Job:
 class Algorithm(NamedTuple):
     """How an operator is done. Both functions are given a `Job`, and the parameters of a candidate by name.
 
-    Attributes:
-        run: fills the outputs.
-        prepare: local, no communication: loads kernels and takes memory for such jobs, and keeps them in
-            `PeerGroup.belongings`. None where libraries alone keep something: the first run brings that about.
+    ``prepare`` is local, without communication: it loads kernels and takes memory for such jobs, and keeps them in
+    `PeerGroup.belongings`. It is None where libraries alone keep something: the first run brings that about.
     """
 
-    run: Callable[..., None]
+    run: Callable[..., None]  # fills the outputs
     prepare: Callable[..., None] | None = None
 
 
 class OnLane(NamedTuple):
-    """Where exchanges are enqueued.
+    """Where exchanges are enqueued."""
 
-    Attributes:
-        lane: of the job.
-        stream: the caller's.
-        local: the lane's own, which goes on behind the beginning of the call.
-    """
-
-    lane: Lane
-    stream: int
-    local: int
+    lane: Lane  # of the job
+    stream: int  # the caller's
+    local: int  # the lane's own, which goes on behind the beginning of the call
 
 
 @contextmanager
@@ -148,10 +120,6 @@ def on_lane(job: Job) -> Iterator[OnLane]:
     """A call that uses the lane: in step with all ranks, or the lane is broken.
 
     At its end the stream goes on behind the lane's local one, so what the call used may be used again behind it on the stream.
-
-    Raises:
-        ChannelBroken: a rank has died.
-        DeviceError: the call is captured on a lane that cannot be replayed.
     """
     group, lane = job.group, job.group.lane(job.lane)
     stream = group.current_stream()
@@ -169,11 +137,7 @@ def on_lane(job: Job) -> Iterator[OnLane]:
 
 
 def whole(job: Job, body: Callable[[], None]) -> None:
-    """A call that is torch's alone; a lane whose ranks have died refuses it like any other.
-
-    Raises:
-        ChannelBroken: a rank has died.
-    """
+    """A call that is torch's alone; a lane whose ranks have died refuses it like any other."""
     lane = job.group.lane(job.lane)
     lane.check()
     job.group.do(body)
@@ -199,33 +163,15 @@ DTYPES = tuple(ITEM_BYTES)
 
 
 class Given(NamedTuple):
-    """What was given, checked.
+    """What was given, checked."""
 
-    Attributes:
-        a: (M, K): all leading dimensions are rows.
-        b: (K, N), in one of the layouts.
-        bias: (N,), contiguous, or None.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    bias: torch.Tensor | None
+    a: torch.Tensor  # (M, K): all leading dimensions are rows
+    b: torch.Tensor  # (K, N), in one of the layouts
+    bias: torch.Tensor | None  # (N,), contiguous, or None
 
 
 def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Given:
-    """Checks the inputs of an operator.
-
-    Args:
-        name: of the operator.
-        group: on whose device they have to be.
-        a: (..., K), 2 dimensions or more. One that is not contiguous may be copied, on the current stream.
-        b: (K, N).
-        bias: (N,), or None. Likewise: kernels read it by its address alone.
-
-    Raises:
-        TypeError: one is no tensor, or of a type that operators do not take.
-        ValueError: devices, shapes, types or layouts do not fit.
-    """
+    """Checks the inputs of an operator."""
     check_tensor(group, f"a of {name}", a)
     check_tensor(group, f"b of {name}", b)
     _check_type(name, a)
@@ -259,11 +205,7 @@ def _check_type(name: str, a: torch.Tensor) -> None:
 
 
 def layout_of(name: str, b: torch.Tensor) -> Layout:
-    """The layout of ``b``.
-
-    Raises:
-        ValueError: it has neither.
-    """
+    """The layout of ``b``."""
     if b.is_contiguous():
         return Layout.ROWS
     if b.t().is_contiguous():
@@ -301,18 +243,7 @@ def check_out(
 ) -> torch.Tensor:
     """Checks an output, or makes it; gives a contiguous tensor to fill, which `store` brings into the output.
 
-    Args:
-        name: of the operator.
-        group: on whose device it has to be.
-        given: to the operator.
-        out: what the caller gave.
-        shape: what it has to be.
-        what: what it is called.
-        place: where it may lie, seen from ``a``; None for nowhere near.
-
-    Raises:
-        TypeError: it is no tensor.
-        ValueError: it does not fit, or lies over an operand.
+    ``place`` is where it may lie, in bytes behind ``a``; None for apart from it.
     """
     if out is None:
         return given.a.new_empty(shape)
@@ -338,11 +269,7 @@ def store(group: PeerGroup, out: torch.Tensor | None, filled: torch.Tensor) -> t
 
 
 def rows_for_each(name: str, group: PeerGroup, num_rows: int) -> int:
-    """How many rows each rank gets.
-
-    Raises:
-        ValueError: the number of ranks does not divide them.
-    """
+    """How many rows each rank gets."""
     if num_rows % group.num_ranks:
         raise ValueError(
             f"a of {name} has {num_rows} rows\nhint: their number has to be a multiple of the number of ranks, "

@@ -47,11 +47,7 @@ def least_rounds(slot_bytes: int, length: int, row_bytes: int) -> int:
 
 
 def require_slot(slot_bytes: int, row_bytes: int, num_ranks: int) -> None:
-    """Refuses rows that no number of rounds brings through.
-
-    Raises:
-        DeviceError: one row is longer than a slot.
-    """
+    """Refuses rows that no number of rounds brings through."""
     if not fits(slot_bytes, row_bytes):
         raise DeviceError(
             f"a row of {row_bytes} bytes does not fit into a lane's slot of {slot_bytes} bytes",

@@ -21,11 +21,7 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter", "require_
 
 
 def require_group(group: PeerGroup) -> Any:
-    """torch's group of the same ranks.
-
-    Raises:
-        DeviceError: there is none.
-    """
+    """torch's group of the same ranks."""
     if group.process_group is None:
         raise DeviceError(
             "these ranks have no group of torch.distributed, which this candidate needs", hint="take 'rounds'"

@@ -49,22 +49,12 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Candidates, the best first: a shape of the bucket takes the first one that can do it.
+    """Candidates, the best first: a shape of the bucket takes the first one that can do it."""
 
-    Attributes:
-        order: the candidates, at least one.
-        source: how they were ranked.
-        times_us: of those that were measured, the slowest rank's median.
-        notes: what was left out and why, as this rank knows it. They stay in the process.
-
-    Raises:
-        ValueError: there is no candidate, or a time is not finite and positive.
-    """
-
-    order: tuple[Candidate, ...]
-    source: Source
-    times_us: tuple[tuple[Candidate, float], ...] = ()
-    notes: tuple[str, ...] = ()
+    order: tuple[Candidate, ...]  # the candidates, at least one
+    source: Source  # how they were ranked
+    times_us: tuple[tuple[Candidate, float], ...] = ()  # of those that were measured, the slowest rank's median
+    notes: tuple[str, ...] = ()  # what was left out and why, as this rank knows it. They stay in the process
 
     def __post_init__(self) -> None:
         if not self.order:
@@ -86,11 +76,7 @@ class Decision:
 
     @classmethod
     def from_data(cls, data: Any) -> Decision:
-        """Reads what `to_data` gave.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Reads what `to_data` gave."""
         try:
             if not isinstance(data["order"], list):
                 raise TypeError(f"its order is {data['order']!r}")
@@ -124,13 +110,8 @@ def _installed(package: str) -> str:
 
 
 class Cache:
-    """The choices for one kind of device and one number of ranks.
-
-    Args:
-        device: the device's name, such as ``NVIDIA H200``.
-        num_ranks: of the group.
-        versions: see `versions`; entries of others are kept and not used.
-        folder: where the files are; None for the user's cache folder.
+    """The choices for one kind of device and one number of ranks, in ``folder``, or the user's cache folder. Entries of other
+    `versions` are kept and not used.
     """
 
     def __init__(self, device: str, num_ranks: int, versions: str, folder: Path | None = None) -> None:
@@ -141,11 +122,7 @@ class Cache:
         self._warned: set[str] = set()
 
     def path(self, operator: str) -> Path:
-        """The file with an operator's choices.
-
-        Raises:
-            RuntimeError: no folder was named, and this user has no home.
-        """
+        """The file with an operator's choices."""
         folder = cache_folder() if self._folder is None else self._folder
         device = re.sub(r"[^A-Za-z0-9.]+", "-", self._device).strip("-.") or "device"
         return folder / f"choices{FORMAT}-{device}-x{self._num_ranks}-{operator}.json"
@@ -214,11 +191,7 @@ class Cache:
         return {"format": FORMAT, "device": self._device, "num_ranks": self._num_ranks, "operator": operator}
 
     def _read(self, path: Path, operator: str) -> dict[str, Any]:
-        """All entries of a file, those of other versions too; none if there is no such file or it is something else.
-
-        Raises:
-            OSError: it is there and cannot be read.
-        """
+        """All entries of a file, those of other versions too; none if there is no such file or it is something else."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -241,11 +214,7 @@ class Cache:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file. It ends with the process at the latest.
-
-    Raises:
-        OSError: there is no lock to be had, or another process has held it all the time.
-    """
+    """Holds the lock of a file. It ends with the process at the latest."""
     fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         limit = time.monotonic() + LOCK_S

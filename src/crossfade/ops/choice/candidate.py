@@ -24,17 +24,11 @@ __all__ = ["BASELINES", "PLAIN", "WAYS", "Candidate", "Parameter", "candidates_f
 
 
 class Parameter(NamedTuple):
-    """A parameter of a way.
+    """A parameter of a way."""
 
-    Attributes:
-        default: what it is if it is not given.
-        least: the smallest value.
-        is_shown: also where it has its default.
-    """
-
-    default: int
-    least: int = 1
-    is_shown: bool = True
+    default: int  # what it is if it is not given
+    least: int = 1  # the smallest value
+    is_shown: bool = True  # also where it has its default
 
 
 WAYS: Mapping[str, Mapping[str, Parameter]] = {
@@ -133,12 +127,7 @@ _LEAST_LENGTH = 16
 
 
 def candidates_for(shape: Shape, group: PeerGroup) -> list[Candidate]:
-    """The candidates that are worth a try, the same on all ranks; `PLAIN` comes first where torch.distributed has the group.
-
-    Args:
-        shape: what is to be done; one of `Operator`.
-        group: whose ranks do it, with which buffers.
-    """
+    """The candidates that are worth a try, the same on all ranks; `PLAIN` comes first where torch.distributed has the group."""
     found = []
     if group.process_group is not None:
         found.append(PLAIN)

@@ -64,11 +64,8 @@ _MAKING = Lock()
 class Chooser:
     """Chooses for the ranks of a group. All ranks make the same calls, with equal shapes.
 
-    Args:
-        predict: how long a candidate should take; None for what no model knows, which is never chosen unmeasured.
-        candidates: of a shape.
-        ranks: who decides together.
-        cache: what was decided before, and where it is kept; used by rank 0 alone. None to keep nothing.
+    ``predict`` gives None for what no model knows, which is never chosen unmeasured. ``cache`` is used by rank 0 alone; None to
+    keep nothing.
     """
 
     def __init__(self, predict: Predict, candidates: Candidates, ranks: Ranks, cache: Cache | None = None) -> None:
@@ -84,14 +81,8 @@ class Chooser:
     def choose(self, shape: Shape, *, without: str = "") -> Candidate:
         """The candidate for a shape, at once: what was measured for its bucket, now or before, else the model's choice.
 
-        Measures nothing, so it may be called inside a capture. The first call for a bucket waits for rank 0's word.
-
-        Args:
-            shape: what is to be done.
-            without: the name of candidates that cannot do this call, whatever its shape; the same on all ranks.
-
-        Raises:
-            ChannelTimeout: rank 0 has not asked about this bucket.
+        Measures nothing, so it may be called inside a capture. The first call for a bucket waits for rank 0's word. ``without`` is
+        the name of candidates that cannot do this call, whatever its shape; the same on all ranks.
         """
         chosen = self._chosen.get((shape, without))
         if chosen is None:
@@ -127,11 +118,7 @@ class Chooser:
             self._cache.keep(bucket, decision)
 
     def hear(self, key: str, say: Callable[[], Decision]) -> Decision:
-        """Rank 0's decision about something, in whatever order the ranks ask.
-
-        Raises:
-            DeviceError: on the others, when rank 0 could not decide: there the error itself is raised.
-        """
+        """Rank 0's decision about something, in whatever order the ranks ask."""
         failure: list[Exception] = []
 
         def text() -> str:
@@ -220,11 +207,7 @@ def make_chooser(
     *,
     is_measuring: bool = False,
 ) -> Chooser:
-    """A chooser of its own. Collective where ``ranks`` is None, and where ``is_measuring`` first measures the device's products.
-
-    Raises:
-        DeviceError: torch.distributed does not know the group.
-    """
+    """A chooser of its own. Collective where ``ranks`` is None, and where ``is_measuring`` first measures the device's products."""
     if group.process_group is None:
         raise DeviceError(
             "these ranks have no group of torch.distributed, by which they would agree", hint="make it with open_group"
@@ -287,10 +270,6 @@ def algorithm_of(
     """What does a job by the given candidate or its text, by the chosen one where it is None; a `WarmUp` prepares it too.
 
     ``num_rows`` is M of `Shape`, and ``most_received`` that of `choose_for`; both are the same on all ranks.
-
-    Raises:
-        ValueError: there is no such candidate, or not for this operator.
-        ChannelTimeout: rank 0 has not asked for such a choice.
     """
     warm_up = None
     if isinstance(candidate, WarmUp):
@@ -319,16 +298,10 @@ def choose(
 
 
 def choose_for(shape: Shape, group: PeerGroup, most_received: int = 0, *, can_fuse: bool = True) -> Candidate:
-    """The same for a shape; plain where there is nothing to do.
+    """What `choose` gives for a shape, whose M counts what one rank sends; plain where there is nothing to do.
 
     Shapes are tuned with equal counts. Where one rank gets many more rows than any rank sends, its link is what all wait for, and
-    it has to have work early: so there are more rounds.
-
-    Args:
-        shape: M counts what one rank sends.
-        group: whose ranks do it.
-        most_received: all-to-all: the most rows that a rank gets.
-        can_fuse: whether torch's fused operators take the call (`takes_fused`); else the next best way does it.
+    it has to have work early: so there are more rounds. ``most_received`` are the most rows of an all-to-all that a rank gets.
     """
     if not (shape.m and shape.n):
         return PLAIN

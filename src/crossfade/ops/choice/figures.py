@@ -28,11 +28,7 @@ TILE_M, TILE_N = 128, 256
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A fixed time, and a rate.
-
-    Raises:
-        ValueError: there is no such line.
-    """
+    """A fixed time, and a rate."""
 
     latency_us: float
     gbs: float
@@ -50,9 +46,6 @@ class Line:
 class Figures:
     """What the model reckons with. A collective's line counts the bytes that one rank sends: (W - 1) / W of what it has to
     reduce-scatter or to exchange, W - 1 shares to gather, 2 (W - 1) / W to all-reduce.
-
-    Raises:
-        ValueError: a figure is not finite or negative, or there is no wave.
     """
 
     num_sms: int = 132
@@ -160,12 +153,7 @@ WARM_UP_S, NUM_REPEATS = 0.3, 11
 
 
 def measure_waves(product_us: Callable[[int, int, int], float], num_sms: int) -> tuple[tuple[int, float], ...]:
-    """Time of one wave, by K: a share of a product of so many whole waves.
-
-    Args:
-        product_us: time of the product of (M, K) by (K, N), of its M, N and K.
-        num_sms: of the device.
-    """
+    """Time of one wave, by K: a share of a product of so many whole waves."""
     m, n = TILE_M * num_sms, TILE_N * NUM_WAVES
     return tuple((k, product_us(m, n, k) / NUM_WAVES) for k in KS)
 

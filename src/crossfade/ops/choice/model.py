@@ -24,15 +24,9 @@ LAUNCHES = "launches"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A time and its terms, which add up to it.
+    """A time and its terms, which add up to it."""
 
-    Attributes:
-        total_us: all of it.
-        terms: name and time of each part, those on the way from the first operation to the end of the last: what is hidden
-            behind something else is not in it.
-    """
-
-    total_us: float
+    total_us: float  # all of it
     terms: tuple[tuple[str, float], ...]
 
     def __str__(self) -> str:
@@ -43,18 +37,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """An operation in its place.
+    """An operation in its place."""
 
-    Attributes:
-        term: what its time counts as.
-        start_us, end_us: when it runs.
-        cause: the operation that it waited for last; None for the host, which enqueued it then.
-    """
-
-    term: str
-    start_us: float
+    term: str  # what its time counts as
+    start_us: float  # start_us, end_us: when it runs
     end_us: float
-    cause: int | None
+    cause: int | None  # the operation that it waited for last; None for the host, which enqueued it then
 
 
 class Program:
@@ -70,18 +58,7 @@ class Program:
     def add(
         self, term: str, stream: str, duration_us: float, *, launch_us: float = 0.0, after: Iterable[int] = ()
     ) -> int:
-        """Enqueues one.
-
-        Args:
-            term: what its time counts as.
-            stream: where.
-            duration_us: how long it runs.
-            launch_us: of the host's time.
-            after: numbers of earlier operations that have to end first.
-
-        Returns:
-            Its number.
-        """
+        """Enqueues one."""
         self._host_us += launch_us
         before = [*after, *([self._last_on[stream]] if stream in self._last_on else [])]
         cause = max(before, key=lambda number: self._done[number].end_us, default=None)
@@ -119,20 +96,12 @@ _COUNTS = ("rounds", "taper")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Predicts from figures.
+    """Predicts from figures."""
 
-    Attributes:
-        figures: equal on all ranks, so that all predict alike.
-    """
-
-    figures: Figures
+    figures: Figures  # equal on all ranks, so that all predict alike
 
     def predict(self, shape: Shape, candidate: Candidate) -> Prediction | None:
-        """How long a candidate takes, eager, with all ranks starting together.
-
-        Returns:
-            None for a candidate or an operator of which the model knows nothing.
-        """
+        """How long a candidate takes, eager, with all ranks starting together; None where the model knows nothing of it."""
         ways: dict[str, tuple[Callable[..., Prediction], set[str]]] = {
             "plain": (self._plain, set()),
             "rounds": (self._rounds, {"rounds", "lag", "taper"}),
@@ -292,15 +261,7 @@ class Model:
         products_us: Iterator[float],
         launches_us: Iterator[float],
     ) -> Prediction:
-        """Pieces of the others' blocks are pushed as they are done, then comes the own block, then what arrived is used.
-
-        Args:
-            shape: of an operator that communicates its product.
-            rounds: how often that is done, with so many parts of each block.
-            num_pieces: of a block in a round.
-            products_us: time of the product of each next piece, alone.
-            launches_us: of the host, for each of them.
-        """
+        """Pieces of the others' blocks are pushed as they are done, then comes the own block, then what arrived is used."""
         figures, others, program = self.figures, shape.num_ranks - 1, Program()
         part_bytes = self._block_bytes(shape) / rounds
         push_us = figures.copy.time_us(part_bytes / num_pieces) * figures.copies_beside_product

@@ -64,13 +64,6 @@ class Alone:
 class GroupRanks:
     """The ranks of a torch.distributed group. Numbers go by the group's own all-gather, words by its store, which uses no GPU: so a
     captured call can hear them.
-
-    Args:
-        process_group: the group.
-        device: of a kind that the group's collectives take.
-        timeout_s: the longest to wait for rank 0's word.
-        name: the same on all ranks, and of no other of the group; None for a new one, which takes all ranks.
-        check: raises if a rank has died.
     """
 
     def __init__(

@@ -41,16 +41,7 @@ _REPLAYED = ("rounds", "tiles", "fused")
 
 
 def enqueue(candidate: Candidate, way: Callable[[Job], None], job: Job) -> None:
-    """Does a call, by a replay where it can.
-
-    Args:
-        candidate: which way it is.
-        way: does it.
-        job: the call.
-
-    Raises:
-        ChannelBroken: a rank has died.
-    """
+    """Does a call, by a replay where it can."""
     group = job.group
     if (
         group.device_type != "cuda"
@@ -108,11 +99,7 @@ def _settings(dtype: torch.dtype) -> tuple[object, ...]:
 
 
 class _Replays:
-    """The calls of one lane.
-
-    Args:
-        group: whose lane.
-    """
+    """The calls of one lane."""
 
     def __init__(self, group: PeerGroup) -> None:
         self._graphs: OrderedDict[tuple[object, ...], Any] = OrderedDict()  # None: seen once
@@ -158,11 +145,7 @@ class _Replays:
 
 
 class Recorder:
-    """Captures, one at a time, on one stream: torch keeps a workspace of cuBLAS for each stream that ever had a product.
-
-    Args:
-        group: on whose device.
-    """
+    """Captures, one at a time, on one stream: torch keeps a workspace of cuBLAS for each stream that ever had a product."""
 
     def __init__(self, group: PeerGroup) -> None:
         self._cuda = torch_or_raise().cuda
@@ -170,11 +153,8 @@ class Recorder:
         self._stream: Any = self._cuda.Stream(self._device)
 
     def capture(self, work: Callable[[], object], pool: Any = None) -> Any:
-        """A graph of what ``work`` enqueues, which does not happen now.
-
-        Args:
-            work: does so on torch's current stream. What it raises is raised.
-            pool: of memory that other graphs use too, none of which runs at the same time; None for a new one.
+        """A graph of what ``work`` enqueues on torch's current stream, which does not happen now. ``pool``: of memory that other
+        graphs use too, none of which runs at the same time; None for a new one.
         """
         graph = self._cuda.CUDAGraph()
         self._stream.wait_stream(self._cuda.current_stream(self._device))

@@ -30,11 +30,7 @@ class WarmUp:
     is_run: bool = True
 
     def do(self, algorithm: Algorithm, job: Job) -> None:
-        """Does it.
-
-        Raises:
-            DeviceError: it could not be prepared on one of the ranks; on that rank its own error instead.
-        """
+        """Does it."""
         arguments = self.candidate.arguments
         error = None
         try:

@@ -67,18 +67,9 @@ class Grads(NamedTuple):
 
 
 class Gradient(ABC):
-    """One call of an operator, whose gradient may be asked for, more than once.
+    """One call of an operator, whose gradient may be asked for, more than once."""
 
-    Args:
-        group, lane: of the call; the gradient keeps to that lane.
-        candidate: of the forward product.
-        backward_candidate: of dA's operator.
-
-    Attributes:
-        name: of the operator.
-    """
-
-    name: str
+    name: str  # of the operator
 
     def __init__(
         self, group: PeerGroup, lane: int, candidate: Chosen = None, backward_candidate: Chosen = None
@@ -100,24 +91,11 @@ class Gradient(ABC):
         return out, rows if needs.b else None, b if needs.a else None
 
     def resume(self, shape: tuple[int, ...], grad: torch.Tensor, layout: Layout) -> None:
-        """In the place of `forward`, where an equal call did that: what `backward` has to know of it.
-
-        Args:
-            shape: of ``a``.
-            grad: G.
-            layout: of ``b``.
-        """
+        """In the place of `forward`, where an equal call did that: what `backward` has to know of it."""
         self._shape, self._layout = shape, layout
 
     def backward(self, grad: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor | None, needs: Needs) -> Grads:
-        """The gradients. To be called without a gradient's own recording, by all ranks in one order on a lane.
-
-        Args:
-            grad: G.
-            rows: what `forward` gave.
-            b: what it gave.
-            needs: the same as there.
-        """
+        """The gradients. To be called without a gradient's own recording, by all ranks in one order on a lane."""
         return self._backward(packed(self._group, grad).flatten(0, -2), rows, b, needs)
 
     @abstractmethod
@@ -138,14 +116,7 @@ class Gradient(ABC):
 
 
 class Rest:
-    """dB and dbias: products and sums that need no other rank, to be enqueued at any time.
-
-    Args:
-        group: of the call.
-        grad: (M, N), contiguous.
-        rows: (M, K), or (..., K) with M rows; None where there is no dB.
-        layout: of ``b``.
-    """
+    """dB and dbias: products and sums that need no other rank, to be enqueued at any time."""
 
     def __init__(self, group: PeerGroup, grad: torch.Tensor, rows: torch.Tensor | None, layout: Layout) -> None:
         self._work: list[Callable[[], object]] = []
@@ -230,12 +201,7 @@ class AllReduce(Gradient):
 
 
 class AllGather(Gradient):
-    """`all_gather_matmul`.
-
-    Args:
-        group, lane, candidate, backward_candidate: see `Gradient`.
-        save_gathered: save all ranks' ``a``, and not only this one's.
-    """
+    """`all_gather_matmul`."""
 
     name = Operator.ALL_GATHER
 
@@ -276,12 +242,7 @@ class AllGather(Gradient):
 
 
 class AllToAll(Gradient):
-    """`matmul_all_to_all`.
-
-    Args:
-        group, lane, candidate, backward_candidate: see `Gradient`.
-        counts: of the forward product.
-    """
+    """`matmul_all_to_all`."""
 
     name = Operator.ALL_TO_ALL
 

@@ -74,11 +74,7 @@ class _Where(NamedTuple):
         return made
 
     def call(self, name: str, place: Tensor) -> Gradient:
-        """The operator, on tensors where this one is.
-
-        Raises:
-            ChannelClosed: the group is closed.
-        """
+        """The operator, on tensors where this one is."""
         own: dict[str, Any] = {}
         group = find_group(self.group, place)
         if name == _ALL_TO_ALL and self.counts is not None:

@@ -29,14 +29,7 @@ def is_traced() -> bool:
 
 
 class Traced:
-    """One call that is traced.
-
-    Args:
-        group: of the call.
-        lane: likewise.
-        candidate: likewise.
-        backward_candidate: likewise.
-    """
+    """One call that is traced."""
 
     def __init__(
         self,
@@ -133,18 +126,7 @@ def wants_gradient(*tensors: Any) -> bool:
 def apply(
     gradient: Gradient, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, **others: object
 ) -> torch.Tensor:
-    """The operator's result, through which gradients flow back.
-
-    Args:
-        gradient: of which call.
-        a: its operand.
-        b: its operand.
-        bias: its operand.
-        others: outputs and work of the caller's, by name: what autograd could not follow.
-
-    Raises:
-        RuntimeError: one of ``others`` was given.
-    """
+    """The operator's result, through which gradients flow back."""
     for name, value in others.items():
         if value is not None:
             raise RuntimeError(

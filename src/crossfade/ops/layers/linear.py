@@ -123,16 +123,7 @@ class _ParallelLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, group: GroupLike = None, **options: Any) -> Self:
-        """This rank's shard of a whole layer, which all ranks have.
-
-        Args:
-            linear: the whole layer.
-            group: the ranks, as for the operators.
-            options: of the class; type and device are those of ``linear``.
-
-        Raises:
-            ValueError: the ranks cannot share it.
-        """
+        """This rank's shard of a whole layer, which all ranks have."""
         weight, bias = linear.weight, linear.bias
         layer = cls(
             linear.in_features,

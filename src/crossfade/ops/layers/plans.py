@@ -115,16 +115,7 @@ class _Replicate:
 
 
 def style_of(given: Any, *, sequence_dim: int | None) -> Style:
-    """The style that is meant.
-
-    Args:
-        given: a name, a style, or one of torch's.
-        sequence_dim: for names: the dimension that is split between the layers, if one is.
-
-    Raises:
-        ValueError: there is no such name.
-        TypeError: it is nothing of that sort.
-    """
+    """The style that is meant."""
     if isinstance(given, Style):
         return given
     if isinstance(given, str):

@@ -30,13 +30,8 @@ def num_counter_words(plan: TilePlan, words_apart: int) -> int:
 
 
 class Counters:
-    """The counters of one plan, for one call in flight at a time.
-
-    Args:
-        driver: of the device.
-        plan: whose pieces.
-        words: zeroed int32 words on the device, `num_counter_words` of them.
-        words_apart: distance of two counters.
+    """The counters of one plan, for one call in flight at a time: zeroed int32 ``words`` on the device, `num_counter_words` of
+    them.
     """
 
     def __init__(self, driver: Driver, plan: TilePlan, words: torch.Tensor, words_apart: int) -> None:
@@ -61,11 +56,7 @@ class Counters:
             self._launches[stretch.place] += 1
 
     def wait(self, stream: int, piece: Piece, *, is_captured: bool) -> None:
-        """Enqueues: behind it on the stream, the piece is stored. Its stretch must have been launched before (PL-5).
-
-        Raises:
-            DeviceError: it was not.
-        """
+        """Enqueues: behind it on the stream, the piece is stored. Its stretch must have been launched before (PL-5)."""
         at = self._rows[is_captured] + piece.counter * self._step
         if is_captured:
             self._driver.wait_and_reset(stream, at, piece.num_tiles, 0)

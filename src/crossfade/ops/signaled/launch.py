@@ -28,73 +28,38 @@ __all__ = ["Epilogue", "Parts", "Product", "Target"]
 
 
 class Epilogue(NamedTuple):
-    """What is done with a tile beside storing it.
+    """What is done with a tile beside storing it."""
 
-    Attributes:
-        has_bias: a row of N elements is added.
-        has_signals: its piece is counted.
-        rank: whose part the accumulator is, where parts are added.
-        num_parts: W where the other ranks' parts are added, else 0.
-        num_also: further places where it is stored.
-    """
-
-    has_bias: bool = False
-    has_signals: bool = False
-    rank: int = 0
-    num_parts: int = 0
-    num_also: int = 0
+    has_bias: bool = False  # a row of N elements is added
+    has_signals: bool = False  # its piece is counted
+    rank: int = 0  # whose part the accumulator is, where parts are added
+    num_parts: int = 0  # W where the other ranks' parts are added, else 0
+    num_also: int = 0  # further places where it is stored
 
 
 class Target(NamedTuple):
-    """Where a product goes.
+    """Where a product goes."""
 
-    Attributes:
-        address: of the result's first row.
-        stride: elements from one row to the next.
-        first_row: the row of the product that lies there.
-        also: address of a table (`Loader.table`) of addresses of further results with the same stride, and aligned alike.
-        also_offset: bytes that are added to each of them.
-    """
-
-    address: int
-    stride: int
-    first_row: int = 0
-    also: int = 0
-    also_offset: int = 0
+    address: int  # of the result's first row
+    stride: int  # elements from one row to the next
+    first_row: int = 0  # the row of the product that lies there
+    also: int = 0  # address of a `Loader.table` of addresses of further results, with the same stride and alignment
+    also_offset: int = 0  # bytes that are added to each of them
 
 
 class Parts(NamedTuple):
-    """Where the other ranks' parts lie, with rows of N elements.
+    """Where the other ranks' parts lie, with rows of N elements."""
 
-    Attributes:
-        address: where rank 0's would lie; rank k's lies ``k * part_bytes`` further, this rank's place is not read.
-        part_bytes: distance of two.
-        first_row: the row of the product that lies there.
-    """
-
-    address: int = 0
-    part_bytes: int = 0
-    first_row: int = 0
+    address: int = 0  # where rank 0's would lie; rank k's lies ``k * part_bytes`` further, this rank's is not read
+    part_bytes: int = 0  # distance of two
+    first_row: int = 0  # the row of the product that lies there
 
 
 _NO_PARTS = Parts()
 
 
 class Product:
-    """One shape's product, for one call in flight at a time and one thread. To make one is set-up, and not for a capture.
-
-    Args:
-        loader: of the device.
-        driver: of the device.
-        operands: their shapes and layouts.
-        plan: how it is cut; its tiles are the config's.
-        config: tile and pipeline.
-        out_unit: of the result's stride and all addresses beside the operands'; `find_unit` finds it.
-        reserve_sms: SMs that are left to others.
-
-    Attributes:
-        counters: of the plan's pieces.
-    """
+    """One shape's product, for one call in flight at a time and one thread. To make one is set-up, and not for a capture."""
 
     def __init__(
         self,
@@ -166,23 +131,7 @@ class Product:
         *,
         is_captured: bool = False,
     ) -> None:
-        """Enqueues one stretch.
-
-        Args:
-            stream: where.
-            stretch: of this plan; one without tiles takes no launch.
-            a: of the shape that this was made for.
-            b: likewise.
-            target: where it goes.
-            epilogue: a loaded one.
-            parts: the other ranks', if they are added; they have arrived before this on the stream.
-            bias: address of N elements, if they are added.
-            is_captured: the call is captured.
-
-        Raises:
-            DeviceError: the epilogue was not loaded.
-            ValueError: an address is not as aligned as was said.
-        """
+        """Enqueues one stretch."""
         if not stretch.num_tiles:
             return
         launch = self._launches.get((epilogue, stretch.place))

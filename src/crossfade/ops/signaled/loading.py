@@ -34,33 +34,19 @@ Launch = Callable[..., None]
 
 
 class ProductVariant(NamedTuple):
-    """What `crossfade.ops.signaled.kernels` compiles a product for.
+    """What `crossfade.ops.signaled.kernels` compiles a product for."""
 
-    Attributes:
-        kind: element type, as torch calls it.
-        is_by_descriptor: a and b are read by tensor descriptors.
-        is_b_transposed: b is the transpose of a row-major (N, K).
-        in_unit: without descriptors: of K, the strides and addresses of a and b.
-        out_unit: of N, the stride of the result, and every other address.
-        has_bias: a row is added to every row.
-        has_signals: pieces are counted.
-        rank: whose part the accumulator is.
-        num_parts: W where the other ranks' parts are added, else 0.
-        num_also: further places where the result is stored.
-        config: tile and pipeline.
-    """
-
-    kind: str
-    is_by_descriptor: bool
-    is_b_transposed: bool
-    in_unit: int
-    out_unit: int
-    has_bias: bool
-    has_signals: bool
-    rank: int
-    num_parts: int
-    num_also: int
-    config: TileConfig
+    kind: str  # element type, as torch calls it
+    is_by_descriptor: bool  # a and b are read by tensor descriptors
+    is_b_transposed: bool  # b is the transpose of a row-major (N, K)
+    in_unit: int  # without descriptors: of K, the strides and addresses of a and b
+    out_unit: int  # of N, the stride of the result, and every other address
+    has_bias: bool  # a row is added to every row
+    has_signals: bool  # pieces are counted
+    rank: int  # whose part the accumulator is
+    num_parts: int  # W where the other ranks' parts are added, else 0
+    num_also: int  # further places where the result is stored
+    config: TileConfig  # tile and pipeline
 
     def constants(self) -> dict[str, Any]:
         """In the order of the kernel."""
@@ -119,11 +105,7 @@ class _Loaded(NamedTuple):
 
 
 class Loader:
-    """The kernels of one device in this process.
-
-    Args:
-        device: its index; `crossfade.device.driver.HOST` for Triton's interpreter.
-    """
+    """The kernels of one device in this process; of `crossfade.device.driver.HOST`, by Triton's interpreter."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -162,11 +144,7 @@ class Loader:
         return [*operands, *sizes, table, first, end, counters, out, *[0] * 8]
 
     def launcher(self, variant: ProductVariant, num_programs: int) -> Launch:
-        """What launches a loaded variant with so many programs.
-
-        Raises:
-            DeviceError: it was not loaded.
-        """
+        """What launches a loaded variant with so many programs."""
         loaded = self._loaded.get(variant)
         if loaded is None:
             raise DeviceError(

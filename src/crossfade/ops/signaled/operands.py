@@ -32,39 +32,21 @@ def find_unit(*values: int) -> int:
 
 
 class Operands(NamedTuple):
-    """A product and how its operands lie: calls with equal shapes share what is prepared.
+    """A product and how its operands lie: calls with equal shapes share what is prepared."""
 
-    Attributes:
-        kind: element type, as torch calls it.
-        m, n, k: rows, columns, depth.
-        a_stride, b_stride: elements from one row to the next; of b, rows as it lies in memory.
-        is_b_transposed: b is the transpose of a row-major (N, K).
-        is_by_descriptor: its operands can be read by tensor descriptors.
-        in_unit: see `crossfade.ops.signaled.loading.ProductVariant`.
-    """
-
-    kind: str
-    m: int
+    kind: str  # element type, as torch calls it
+    m: int  # m, n, k: rows, columns, depth
     n: int
     k: int
-    a_stride: int
+    a_stride: int  # a_stride, b_stride: elements from one row to the next; of b, rows as it lies in memory
     b_stride: int
-    is_b_transposed: bool
-    is_by_descriptor: bool
-    in_unit: int
+    is_b_transposed: bool  # b is the transpose of a row-major (N, K)
+    is_by_descriptor: bool  # its operands can be read by tensor descriptors
+    in_unit: int  # see `crossfade.ops.signaled.loading.ProductVariant`
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, *, has_descriptors: bool = True) -> Operands:
-        """The shape of ``a @ b``.
-
-        Args:
-            a: (M, K), rows contiguous.
-            b: (K, N), rows or columns contiguous.
-            has_descriptors: the device knows them (`has_descriptors`).
-
-        Raises:
-            ValueError: the tensors are not of this sort.
-        """
+        """The shape of ``a @ b``."""
         if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
             raise ValueError(f"a product of shapes {tuple(a.shape)} and {tuple(b.shape)}\nhint: (M, K) and (K, N)")
         kind = str(a.dtype).removeprefix("torch.")

@@ -37,15 +37,7 @@ OnGroup = Callable[[RowGroup], object]
 
 
 class CudaSide:
-    """A stream beside the callers' of one lane.
-
-    Args:
-        device: its index.
-
-    Attributes:
-        stream: torch's.
-        handle: the driver's.
-    """
+    """A stream beside the callers' of one lane."""
 
     def __init__(self, device: int) -> None:
         self._cuda = torch_or_raise().cuda

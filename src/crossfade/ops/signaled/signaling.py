@@ -38,14 +38,7 @@ class _Key(NamedTuple):
 
 
 class SignaledProducts:
-    """Ready products, by shape and lane.
-
-    Args:
-        device: its index.
-        driver: of the device.
-        config: tile and pipeline; its tiles are the plans'.
-        side: gives the stream of a lane.
-    """
+    """Ready products, by shape and lane."""
 
     def __init__(
         self,

@@ -40,24 +40,15 @@ ENTRY_WORDS = 4
 
 
 class TileConfig(NamedTuple):
-    """How the product kernel is built.
+    """How the product kernel is built."""
 
-    Attributes:
-        num_rows, num_columns: of a tile; powers of two.
-        depth: of one step.
-        num_warps: of a program.
-        num_stages: steps that are loaded ahead.
-        num_cuts: cuts of a tile's columns that are finished one after the other: 1, 2 or 4. 0: 4 where parts are added, else 1.
-        prefetches: parts are brought into the L2 cache while a tile is multiplied.
-    """
-
-    num_rows: int = 128
+    num_rows: int = 128  # num_rows, num_columns: of a tile; powers of two
     num_columns: int = 256
-    depth: int = 64
-    num_warps: int = 8
-    num_stages: int = 3
-    num_cuts: int = 0
-    prefetches: bool = False
+    depth: int = 64  # of one step
+    num_warps: int = 8  # of a program
+    num_stages: int = 3  # steps that are loaded ahead
+    num_cuts: int = 0  # of a tile's columns, finished one by one: 1, 2 or 4; 0: 4 where parts are added, else 1
+    prefetches: bool = False  # parts are brought into the L2 cache while a tile is multiplied
 
 
 class Block(NamedTuple):
@@ -69,38 +60,23 @@ class Block(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """One tile, as the table has it.
+    """One tile, as the table has it."""
 
-    Attributes:
-        row: its first.
-        row_end: behind its last; fewer than a tile's rows at the end of a piece.
-        column: its place in a row of tiles.
-        piece: whose counter counts it.
-    """
-
-    row: int
-    row_end: int
-    column: int
-    piece: int
+    row: int  # its first
+    row_end: int  # behind its last; fewer than a tile's rows at the end of a piece
+    column: int  # its place in a row of tiles
+    piece: int  # whose counter counts it
 
 
 class Piece(NamedTuple):
-    """Rows that are moved at once.
+    """Rows that are moved at once."""
 
-    Attributes:
-        counter: which is its.
-        rank: whose block it belongs to.
-        round: when it is done.
-        begin, end: its rows.
-        first_tile, end_tile: its tiles in the table, which lie together.
-    """
-
-    counter: int
-    rank: int
-    round: int
-    begin: int
+    counter: int  # which is its
+    rank: int  # whose block it belongs to
+    round: int  # when it is done
+    begin: int  # begin, end: its rows
     end: int
-    first_tile: int
+    first_tile: int  # first_tile, end_tile: its tiles in the table, which lie together
     end_tile: int
 
     @property
@@ -110,22 +86,14 @@ class Piece(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What one launch does.
+    """What one launch does."""
 
-    Attributes:
-        place: among all stretches, in their order.
-        round: when.
-        is_own: it is this rank's run, and not those of all others.
-        first_tile, end_tile: its tiles in the table.
-        pieces: whole ones, in the order in which they are done.
-    """
-
-    place: int
+    place: int  # among all stretches, in their order
     round: int
-    is_own: bool
-    first_tile: int
+    is_own: bool  # it is this rank's run, and not those of all others
+    first_tile: int  # first_tile, end_tile: its tiles in the table
     end_tile: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...]  # whole ones, in the order in which they are done
 
     @property
     def num_tiles(self) -> int:
@@ -175,29 +143,18 @@ def _shares(total: int, num_shares: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """The tiles of a product in the order in which they are done (see `plan_tiles`).
+    """The tiles of a product in the order in which they are done (see `plan_tiles`)."""
 
-    Attributes:
-        num_rows, num_columns: M and N.
-        rank: this one.
-        tile_rows, tile_columns: BM and BN.
-        swath: rows of tiles that are done together.
-        num_rounds: R.
-        blocks: by rank.
-        pieces: by their counters.
-        stretches: in the order of their tiles; two a round.
-    """
-
-    num_rows: int
+    num_rows: int  # num_rows, num_columns: M and N
     num_columns: int
     rank: int
-    tile_rows: int
+    tile_rows: int  # tile_rows, tile_columns: BM and BN
     tile_columns: int
-    swath: int
+    swath: int  # rows of tiles that are done together
     num_rounds: int
     blocks: tuple[Block, ...]
-    pieces: tuple[Piece, ...]
-    stretches: tuple[Stretch, ...]
+    pieces: tuple[Piece, ...]  # by their counters
+    stretches: tuple[Stretch, ...]  # in the order of their tiles; two a round
 
     @property
     def num_tiles(self) -> int:
@@ -257,21 +214,6 @@ def plan_tiles(
     """Cuts a product.
 
     Runs and pieces are cut between rows of tiles, as evenly as that allows, so that at most the last tile of a block is not full.
-
-    Args:
-        num_columns: N.
-        blocks: for each rank in turn, its rows; `even_blocks` or `uneven_blocks`.
-        rank: this one.
-        tile_rows: BM.
-        tile_columns: BN.
-        piece_rows: about how many rows a piece has at most; None for a run in one piece.
-        num_rounds: R.
-        order: of the blocks within a round.
-        lag: with the own block last: by how many rounds it comes later, so that its parts have more time to arrive.
-        swath: rows of tiles that are done together.
-
-    Raises:
-        ValueError: an argument makes no sense.
     """
     _check(num_columns, blocks, rank, tile_rows, tile_columns, piece_rows, num_rounds, swath)
     if lag < 0 or (lag and order is not Order.OWN_LAST):
