@@ -24,9 +24,9 @@ from tests.helpers.staged_pair import open_staged_ends  # noqa: E402
 
 LIMIT_S = 20.0
 HOME_OF: dict[Any, Callable[[Any], Any]] = {
-    open_copy_ends: lambda reader: reader._homes[0],
-    open_staged_ends: lambda reader: reader.lanes[0].home,
-    open_nccl_ends: lambda reader: reader.arrivals[0]._home,
+    open_copy_ends: lambda reader: reader.carrier.homes[0],
+    open_staged_ends: lambda reader: reader.carrier.lanes[0].arrivals.home,
+    open_nccl_ends: lambda reader: reader.carrier.link.lanes[0].arrivals.home,
 }
 VALUE = {"cpu": torch.arange(1000), "device": torch.ones(5), "more": [torch.arange(7).view(7, 1), "text"], "empty": []}
 
@@ -51,12 +51,12 @@ class Opened:
 @contextmanager
 def opened(open_ends: Any, num_readers: int = 1) -> Iterator[Opened]:
     with open_ends(2, num_readers) as (writer, readers):
-        writer._splitter._lane_of = lambda tensor: 0 if tensor.is_floating_point() else None
+        writer.carrier.sources.splitter._lane_of = lambda tensor: 0 if tensor.is_floating_point() else None
         found, bell = Opened(writer, readers), make_bell()
         copies = [HostCopies([HOME_OF[open_ends](reader)], bell, 0.0) for reader in readers]
         for reader, each in zip(readers, copies, strict=True):
-            reader._copies = each
-            reader.brought.around = found.around
+            reader.carrier.joiner.copies = each
+            reader.carrier.brought.around = found.around
         yield found
         gc.collect()
         for each in copies:

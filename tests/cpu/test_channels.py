@@ -11,8 +11,9 @@ import pytest
 
 from crossfade.channels.local import open_local
 from crossfade.channels.protocol import Reader, Writer
-from crossfade.channels.ring_layout import RingLayout, format_ring
-from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
+from crossfade.channels.shm_reader import ShmReader
+from crossfade.channels.shm_ring import ShmWriter
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Heap, Memory
 from crossfade.testing import conformance
@@ -28,10 +29,11 @@ def open_shm_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequen
     layout = RingLayout(depth, num_readers)
     board_memory, heap = Memory.create("board", layout.size_bytes), Memory.create("heap", 0)
     board = board_memory.map(layout.size_bytes)
-    format_ring(board, 0, layout)
+    block = RingBlock(board, 0, layout)
+    format_ring(*block)
     bells = [_bell() for _ in range(num_readers + 1)]
-    writer = ShmWriter("c", board, 0, layout, Heap(heap), bells[1:])
-    readers = [ShmReader("c", board, 0, layout, index, heap, bells[0]) for index in range(num_readers)]
+    writer = ShmWriter("c", block, Heap(heap), bells[1:])
+    readers = [ShmReader("c", block, index, heap, bells[0]) for index in range(num_readers)]
     try:
         yield writer, readers
     finally:

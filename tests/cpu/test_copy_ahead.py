@@ -10,9 +10,10 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels.protocol import EMPTY  # noqa: E402
-from crossfade.edges import copy_reader  # noqa: E402
+from crossfade.channels.ring_layout import REPLACED  # noqa: E402
+from crossfade.edges import by_copies_in  # noqa: E402
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure  # noqa: E402
-from tests.helpers.copy_pair import open_copy_ends, settle  # noqa: E402
+from tests.helpers.copy_pair import lose, open_copy_ends, settle  # noqa: E402
 
 open_copy: Any = open_copy_ends
 
@@ -23,14 +24,14 @@ def pair() -> Iterator[tuple[Any, list[Any]]]:
     with open_copy(2, 2) as (writer, readers):
         while not writer.try_write(torch.arange(4)):
             for end in (writer, *readers):
-                end.serve()
+                end.carrier.progress()
         assert [reader.try_read().sum() for reader in readers] == [6, 6]
         yield writer, readers
 
 
 def between(writer: Any, act: Callable[[], None]) -> None:
     """Calls ``act`` once, when the record is published and the first copy is about to be enqueued."""
-    driver = writer._homes[0].driver
+    driver = writer.carrier.homes[0].driver
     copy = driver.copy
 
     def act_first(*args: Any) -> None:
@@ -121,8 +122,8 @@ def test_an_interrupt_in_the_middle_leaves_no_reader_waiting(pair: tuple[Any, li
 
 def test_a_writer_that_dies_in_between_gives_nothing_out_and_the_slot_comes_back(pair: tuple[Any, list[Any]]) -> None:
     writer, readers = pair
-    writer.lanes[0].tell_enqueued = lambda: None
-    writer._tells_from[0][0] = (lambda: None, *writer._tells_from[0][0][1:])
+    writer.carrier.lanes[0].tell_enqueued = lambda: None
+    writer.carrier.tells_from[0][0] = (lambda: None, *writer.carrier.tells_from[0][0][1:])
     assert writer.try_write(torch.arange(5))
     _is_empty(readers[0])
     assert readers[0].statistics().num_kept == 1
@@ -131,8 +132,8 @@ def test_a_writer_that_dies_in_between_gives_nothing_out_and_the_slot_comes_back
         readers[0].try_read()
     assert readers[0].statistics().num_kept == 0
     readers[1].break_off("the writer died")
-    writer.lose(0, "the reader ended")
-    writer.lose(1, "the reader ended")
+    lose(writer, 0, "the reader ended")
+    lose(writer, 1, "the reader ended")
     for reader in readers:
         reader.close()
     settle([writer, *readers])
@@ -153,15 +154,15 @@ def test_a_reader_that_closes_in_between_gives_the_slot_back(pair: tuple[Any, li
 
 def test_a_value_that_was_told_right_before_the_end_is_not_lost(pair: tuple[Any, list[Any]]) -> None:
     writer, readers = pair
-    is_enqueued, num_looks = readers[0].lanes[0].is_enqueued, 0
+    is_enqueued, num_looks = readers[0].carrier.lanes[0].is_enqueued, 0
 
     def look(block: bool) -> bool:
         nonlocal num_looks
         num_looks += 1
-        return num_looks > copy_reader._NUM_LOOKS and is_enqueued(block)
+        return num_looks > by_copies_in._NUM_LOOKS and is_enqueued(block)
 
-    readers[0].lanes[0].is_enqueued = look
-    readers[0]._told.clear()
+    readers[0].carrier.lanes[0].is_enqueued = look
+    readers[0].carrier.records.clear()
     assert writer.try_write(torch.arange(5))
     writer.end()
     assert readers[0].try_read().tolist() == [0, 1, 2, 3, 4]
@@ -169,7 +170,7 @@ def test_a_value_that_was_told_right_before_the_end_is_not_lost(pair: tuple[Any,
 
 def test_a_tensor_without_elements_holds_its_slot_until_it_is_given_out(pair: tuple[Any, list[Any]]) -> None:
     writer, readers = pair
-    driver = writer._homes[0].driver
+    driver = writer.carrier.homes[0].driver
     write_value, num_kept = driver.write_value, []
 
     def read_early(*args: Any) -> None:
@@ -189,12 +190,12 @@ def test_the_stream_that_is_current_when_a_value_is_given_out_waits_for_it(
 ) -> None:
     writer, readers = pair
     stream = 0
-    monkeypatch.setattr(copy_reader, "stream_getter", lambda device: lambda: stream)
-    readers[0]._told.clear()
+    monkeypatch.setattr(by_copies_in, "stream_getter", lambda device: lambda: stream)
+    readers[0].carrier.records.clear()
     between(writer, lambda: _is_empty(readers[0]))
     assert writer.try_write(torch.arange(5))
     stream = 7
-    ring = readers[0].lanes[0].ring
+    ring = readers[0].carrier.lanes[0].ring
     wait_for, waiting = ring.expect, []
 
     def expect(lease: Any) -> None:
@@ -210,17 +211,18 @@ def test_the_stream_that_is_current_when_a_value_is_given_out_waits_for_it(
 
 def test_a_record_that_is_half_replaced_is_looked_at_again(pair: tuple[Any, list[Any]]) -> None:
     writer, readers = pair
-    put, seen = writer._put_pickle, []
+    replace, seen = writer.ring.replace, []
 
-    def put_slowly(at: int, data: bytes) -> None:
-        writer._board[at + 8 : at + 8 + len(data)] = data
+    def replace_slowly(at: int, data: bytes) -> None:
+        writer.ring.words[at >> 3] = REPLACED
+        writer.ring.board[at + 8 : at + 8 + len(data)] = data
         seen.append(readers[0].try_read())
-        put(at, data)
+        replace(at, data)
 
     def refuse() -> None:
         raise DeviceError("an illegal address")
 
-    writer._put_pickle = put_slowly
+    writer.ring.replace = replace_slowly
     between(writer, refuse)
     assert writer.try_write(torch.arange(5))
     assert seen == [EMPTY]
@@ -232,8 +234,8 @@ def test_a_record_that_is_half_replaced_is_looked_at_again(pair: tuple[Any, list
 def test_a_record_that_nobody_can_read_ends_the_channel(pair: tuple[Any, list[Any]]) -> None:
     """Else the next tensor would take this one's word that its copies are enqueued."""
     writer, readers = pair
-    stage = writer.stage_record
-    writer.stage_record = lambda kind, payload: stage(kind, b"\xff" * len(payload))
+    stage = writer.ring.stage_record
+    writer.ring.stage_record = lambda kind, payload: stage(kind, b"\xff" * len(payload))
     assert writer.try_write(torch.arange(5))
     with pytest.raises(ChannelBroken, match="cannot be read"):
         readers[0].try_read()
@@ -245,11 +247,11 @@ def test_the_error_that_ends_a_channel_keeps_no_lease(pair: tuple[Any, list[Any]
     assert writer.try_write(torch.arange(5))
     kept = readers[0].try_read()
     assert writer.try_write(torch.arange(5))
-    readers[0].give_up("another reader is gone")
+    readers[0].carrier.refuse("another reader is gone")
     with pytest.raises(ChannelBroken, match="another reader"):
         readers[0].try_read()
     assert kept.tolist() == [0, 1, 2, 3, 4]
-    assert readers[0].lanes[0].ring._ended.__traceback__ is None
+    assert readers[0].carrier.lanes[0].ring._ended.__traceback__ is None
 
 
 def test_a_device_that_refuses_while_slots_are_exchanged_ends_the_channel(pair: tuple[Any, list[Any]]) -> None:
@@ -258,8 +260,8 @@ def test_a_device_that_refuses_while_slots_are_exchanged_ends_the_channel(pair: 
     large = torch.zeros(10_000)
     assert not writer.try_write(large)
     for reader in readers:
-        reader.serve()
-    driver = writer._homes[0].driver
+        reader.carrier.progress()
+    driver = writer.carrier.homes[0].driver
     record = driver.record_event
 
     def refuse(event: int, stream: int) -> None:

@@ -21,18 +21,20 @@ from hypothesis import strategies as st
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels import shm_ring  # noqa: E402
+from crossfade.channels import shm_reader, shm_ring  # noqa: E402
 from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device import ring_sender  # noqa: E402
-from crossfade.edges import copy_engine, copy_reader  # noqa: E402
+from crossfade.edges import by_copies, by_copies_in  # noqa: E402
 from crossfade.edges import lane as device_lane  # noqa: E402
+from crossfade.edges import reader as edge_reader  # noqa: E402
+from crossfade.edges import writer as edge_writer  # noqa: E402
 from crossfade.errors import ChannelError, DeviceError, Failure  # noqa: E402
 from crossfade.host.doorbell import Bell, Doorbell  # noqa: E402
-from tests.helpers.copy_pair import open_copy_ends  # noqa: E402
+from tests.helpers.copy_pair import lose, open_copy_ends  # noqa: E402
 from tests.helpers.interleaved import Killed, RungBell, Stage, Task  # noqa: E402
 
 open_copy: Any = open_copy_ends
-MODULES = (copy_engine, copy_reader, device_lane, shm_ring, ring_sender)
+MODULES = (by_copies, by_copies_in, device_lane, shm_ring, shm_reader, edge_reader, edge_writer, ring_sender)
 MASK, HALF = 0xFFFF_FFFF, 0x8000_0000
 
 MAKERS: list[Callable[[int], Any]] = [
@@ -130,14 +132,14 @@ class Play:
 
     def _prepare(self) -> None:
         for end in self.ends:
-            for home in end._homes:
+            for home in end.carrier.homes:
                 home.driver.wait_value = lambda *args: pytest.fail("PL-5: a wait came before what it waits for")
-        for home in self.writer._homes:
+        for home in self.writer.carrier.homes:
             for name in ("record_event", "copy", "write_value"):
                 setattr(home.driver, name, self._refusing(getattr(home.driver, name)))
         if self.case.num_sources > 1:
             of = lambda tensor: int(tensor.dtype is torch.float32)  # noqa: E731
-            self.writer._kinds._source_of = self.writer._splitter._lane_of = of
+            self.writer.carrier.kinds._source_of = self.writer.carrier.sources.splitter._lane_of = of
 
     def _refusing(self, call: Callable[..., None]) -> Callable[..., None]:
         def refusing(*args: Any) -> None:
@@ -166,7 +168,7 @@ class Play:
     def _tell_death(self, index: int) -> None:
         """The others hear that an end is gone, in another thread than their own, and wake."""
         if index:
-            self.writer.lose(index - 1, "it died")
+            lose(self.writer, index - 1, "it died")
             self.stage.ring(self.tasks[0])
         else:
             for reader, task in zip(self.readers, self.tasks[1:], strict=True):
@@ -188,11 +190,11 @@ class Play:
         while not is_over():
             if step():
                 continue
-            is_busy = end.serve()
+            is_busy = end.carrier.progress()
             flags[0] = 1
             has_moved = not is_idle() and step()
             if not has_moved:
-                if is_busy or end.serve():
+                if is_busy or end.carrier.progress():
                     self.stage.change()
                 else:
                     self.stage.sleep()
@@ -273,14 +275,14 @@ class Play:
 @contextmanager
 def quick(num_looks: int) -> Iterator[None]:
     """Readers look a few times only, the dead say nothing, and memory is collected between two plays."""
-    before, hook = copy_reader._NUM_LOOKS, sys.unraisablehook
-    copy_reader._NUM_LOOKS = num_looks
+    before, hook = by_copies_in._NUM_LOOKS, sys.unraisablehook
+    by_copies_in._NUM_LOOKS = num_looks
     sys.unraisablehook = lambda args: None if args.exc_type is Killed else hook(args)
     gc.disable()
     try:
         yield
     finally:
-        copy_reader._NUM_LOOKS, sys.unraisablehook = before, hook
+        by_copies_in._NUM_LOOKS, sys.unraisablehook = before, hook
         gc.enable()
 
 
@@ -329,11 +331,11 @@ def test_threads_that_sleep_on_their_doorbells_lose_no_value(spin_us: float) -> 
 
                 def ready(number: int = number) -> bool:
                     has_moved = step(number)
-                    end.serve()
+                    end.carrier.progress()
                     return has_moved
 
                 while not doorbells[index].wait_until(
-                    ready, 0.001 if end.serve() else 20.0, getattr(end, "is_idle", None)
+                    ready, 0.001 if end.carrier.progress() else 20.0, getattr(end, "is_idle", None)
                 ):
                     pass
         except BaseException as error:

@@ -15,7 +15,7 @@ from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.edges.host_copies import HostCopies  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
-from tests.helpers.copy_pair import make_bell, open_copy_ends, open_copy_pair, settle  # noqa: E402
+from tests.helpers.copy_pair import lose, make_bell, open_copy_ends, open_copy_pair, settle  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -33,7 +33,7 @@ class Pair:
     def write(self, value: object, limit: int = 20) -> bool:
         for _ in range(limit):
             for end in (self.writer, *self.readers):
-                end.serve()
+                end.carrier.progress()
             if self.writer.try_write(value):
                 return True
         return False
@@ -139,7 +139,7 @@ def test_who_has_no_memory_refuses_the_value_and_the_channel_goes_on() -> None:
         pair = Pair(writer, [reader])
         assert pair.write(torch.arange(10))
         assert pair.read()[0].sum() == 45
-        driver = reader.lanes[0]._home.driver
+        driver = reader.carrier.lanes[0]._home.driver
         allocate = driver.allocate
 
         def refuse(size_bytes: int, label: str) -> int:
@@ -168,7 +168,7 @@ def test_slots_that_cannot_be_opened_are_told_of_and_end_the_channel(num_before:
         def refuse(handle: bytes, label: str) -> int:
             raise DeviceError("out of address space")
 
-        writer._homes[0].driver.open_handle = refuse
+        writer.carrier.homes[0].driver.open_handle = refuse
         with pytest.raises(DeviceError, match="its slots cannot be opened: out of address space"):
             pair.write(torch.ones(100_000))
         with pytest.raises(ChannelBroken, match="its slots cannot be opened: out of address space"):
@@ -183,7 +183,7 @@ def test_a_copy_that_cannot_be_enqueued_is_an_error_in_the_value_s_place(is_bare
         pair = Pair(writer, readers)
         assert pair.write(torch.arange(10))
         assert [value.sum() for value in pair.read()] == [45, 45]
-        driver = writer._homes[0].driver
+        driver = writer.carrier.homes[0].driver
         copies = [driver.copy]
 
         def refuse_the_second(*args: Any) -> None:
@@ -231,11 +231,11 @@ def test_tensors_outlive_their_channel() -> None:
         writer.close()
         reader.close()
         settle([writer, reader])
-        assert not reader.is_empty
+        assert reader.carrier.is_referenced
         assert tensor.sum() == 499_500
         del tensor
-        reader.serve()
-        assert reader.is_empty
+        reader.carrier.progress()
+        assert not reader.carrier.is_referenced
 
 
 def test_the_tensors_of_a_dead_writer_are_not_given_out_and_its_slots_come_back() -> None:
@@ -248,11 +248,11 @@ def test_the_tensors_of_a_dead_writer_are_not_given_out_and_its_slots_come_back(
         assert reader.try_read() == "a message"
         with pytest.raises(ChannelBroken, match="the writer died"):
             reader.try_read()
-        writer.lose(0, "the reader died")
+        lose(writer, 0, "the reader died")
         with pytest.raises(ChannelBroken, match="the reader died"):
             writer.try_write(torch.arange(4))
         settle([reader, writer])
-        assert reader.is_empty
+        assert not reader.carrier.is_referenced
 
 
 def test_a_death_may_be_heard_of_in_the_middle_of_telling() -> None:
@@ -261,7 +261,7 @@ def test_a_death_may_be_heard_of_in_the_middle_of_telling() -> None:
         pair = Pair(writer, [reader])
         assert pair.write(torch.arange(4))
         (tensor,) = pair.read()
-        mailbox = reader.lanes[0]._post._mailbox
+        mailbox = reader.carrier.lanes[0]._post._mailbox
         try_put = mailbox.try_put
 
         def die_first(record: Any) -> bool:
@@ -270,8 +270,8 @@ def test_a_death_may_be_heard_of_in_the_middle_of_telling() -> None:
 
         mailbox.try_put = die_first
         assert not writer.try_write(torch.arange(1_000_000))
-        reader.serve()
-        writer.lose(0, "the reader died")
+        reader.carrier.progress()
+        lose(writer, 0, "the reader died")
         assert tensor.sum() == 6
         del tensor
         settle([reader, writer])
@@ -282,13 +282,13 @@ def test_a_dead_reader_does_not_keep_the_others_from_ending() -> None:
         pair = Pair(writer, [first, second])
         assert pair.write(torch.arange(4))
         assert [value.sum() for value in pair.read()] == [6, 6]
-        writer.lose(0, "the first reader died")
+        lose(writer, 0, "the first reader died")
         with pytest.raises(ChannelBroken, match="the first reader died"):
             writer.try_write(torch.arange(4))
         writer.close()
         second.close()
         settle([writer, second])
-        assert second.is_empty
+        assert not second.carrier.is_referenced
         first.break_off("the writer died")
 
 
@@ -318,13 +318,13 @@ def test_cpu_tensors_are_brought_to_the_device_where_they_are_wanted_there() -> 
     """Here the device is the CPU as well: what is brought lies in memory of its own."""
     bell = make_bell()
     with open_copy(4, 1) as (writer, (reader,)):
-        home = reader._homes[0]
+        home = reader.carrier.homes[0]
         copies = HostCopies([home], bell)
-        reader._copies = copies
+        reader.carrier.joiner.copies = copies
         pair = Pair(writer, [reader])
         mask = np.arange(3)
         value = {"mask": mask, "tensors": [torch.arange(7), torch.zeros(0)]}
-        writer._splitter._lane_of = lambda tensor: None
+        writer.carrier.sources.splitter._lane_of = lambda tensor: None
         assert pair.write(value)
         (got,) = pair.read()
         assert [each.tolist() for each in got["tensors"]] == [list(range(7)), []]

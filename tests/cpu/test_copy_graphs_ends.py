@@ -15,6 +15,7 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
+from crossfade.edges.life import State  # noqa: E402
 from crossfade.engines.actor_devices import ActorDevices  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import ActorError, DeviceError  # noqa: E402
@@ -44,7 +45,7 @@ class Refusing(Worker):
     def num_settling(self) -> int:
         """Plans that were left and are not done with; the garbage collector knows the object that has them."""
         (devices,) = (each for each in gc.get_objects() if type(each) is ActorDevices)
-        return len(devices._open) + len(devices._settling)
+        return sum(ends.life.state is not State.DRAINED for ends in devices._plans.values())
 
     def touch(self, value: Any, path: str) -> int:
         Path(path).touch()

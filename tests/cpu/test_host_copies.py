@@ -12,13 +12,11 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels.protocol import Reader, Writer  # noqa: E402
-from crossfade.channels.shm_ring import ShmWriter  # noqa: E402
 from crossfade.channels.values import device_codec  # noqa: E402
 from crossfade.channels.values.device_codec import split_for_host  # noqa: E402
 from crossfade.channels.values.layout import Encoded  # noqa: E402
 from crossfade.channels.values.tensors import bring_to_host  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
-from crossfade.edges.device_writer import DeviceToHostWriter  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402
 
@@ -43,18 +41,18 @@ def open_both(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[R
         yield ring.writer, ring.readers
 
 
-class AllPending(DeviceToHostWriter):
-    """Every value goes the way of one that has to be copied."""
-
-    def publish(self) -> None:
-        at = self._at
-        ShmWriter.publish(self)
-        self._submit(at, -1, (), ())
-
-
 @contextmanager
 def open_pending(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
-    with open_ring(HostDriver(1.0), depth=depth, num_readers=num_readers, writer_type=AllPending) as ring:
+    """Every value goes the way of one that has to be copied."""
+    with open_ring(HostDriver(1.0), depth=depth, num_readers=num_readers) as ring:
+        telling = ring.writer.carrier._telling
+        (_, *rest), published = ring.writer.ring.posts[0], telling._published
+
+        def published_later() -> None:
+            telling.job = telling.job or ((), lambda error: None, None)
+            published()
+
+        ring.writer.ring.posts = [(published_later, *rest)]
         yield ring.writer, ring.readers
 
 
@@ -229,8 +227,8 @@ def test_copies_are_recorded_where_somebody_asks_and_else_nothing_is_enqueued_fo
     timer = driver.create_timer()
     with open_ring(driver, reads_onto="default") as ring:
         if is_recorded:
-            ring.writer.begins = {ring.home.device: record("up")}  # type: ignore[attr-defined]
-            ring.reader.brought.around = record("down")  # type: ignore[attr-defined]
+            ring.writer.carrier.recorded[0].around = record("up")
+            ring.reader.carrier.brought.around = record("down")
         write(ring, value)
         assert take(ring.reader)["one"].tolist() == [0, 1, 2, 3, 4]
         assert driver.num_events == (7 if is_recorded else 3)

@@ -17,7 +17,7 @@ from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceE
 from crossfade.testing import conformance  # noqa: E402
 from tests.cpu.test_copy_engine import Unpicklable, draw_value, same  # noqa: E402
 from tests.cpu.test_staged_engine import Pair, Summed  # noqa: E402
-from tests.helpers.copy_pair import host_home, settle  # noqa: E402
+from tests.helpers.copy_pair import host_home, lose, settle  # noqa: E402
 from tests.helpers.nccl_pair import StandIn, open_links, open_nccl_channels, open_nccl_ends, open_nccl_pair  # noqa: E402
 
 torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def test_values_arrive_whole_and_stay_so_while_they_are_kept(num_readers: int, s
 def test_values_without_device_tensors_enqueue_nothing() -> None:
     with open_nccl(2, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
-        groups = [writer._links[0].lanes[0].group, reader._link.lanes[0].group]
+        groups = [writer.carrier.links[0].lanes[0].group, reader.carrier.link.lanes[0].group]
         failure = Failure.capture(KeyError(1), actor="a", node="n")
         for value in (3, failure, ["text"], torch.empty(0, 3)):
             assert pair.write(value)
@@ -97,7 +97,7 @@ def test_pl1_a_value_that_is_asked_for_out_of_order_breaks_the_link() -> None:
 
 def test_what_was_sent_and_not_asked_for_is_received_when_the_channels_close() -> None:
     with open_channels(3, 1, 2) as ((first, (here,)), (second, (there,))):
-        group = first._links[0].lanes[0].group
+        group = first.carrier.links[0].lanes[0].group
         for number in range(3):
             assert second.try_write({"number": number, "tensor": torch.ones(100_000)})
             assert first.try_write(torch.ones(1000))
@@ -116,7 +116,7 @@ def test_what_was_sent_and_not_asked_for_is_received_when_the_channels_close() -
 def test_a_reader_that_waits_for_a_writer_in_vain_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_link, "_GRACE_S", 0.05)
     with open_nccl(2, 1) as (_, (reader,)):
-        group = reader._link.lanes[0].group
+        group = reader.carrier.link.lanes[0].group
         reader.close()
         settle([reader])
         assert group.ended == "abort"
@@ -128,7 +128,7 @@ def test_who_has_no_memory_breaks_the_link() -> None:
         def refuse(size_bytes: int) -> Any:
             raise RuntimeError("out of memory")
 
-        reader.arrivals[0].allocate = refuse
+        reader.carrier.link.lanes[0].arrivals.allocate = refuse
         assert Pair(writer, [reader]).write(torch.ones(1000))
         assert reader.try_start()
         with pytest.raises(ChannelBroken, match="no memory for 4000 bytes that NCCL brings: out of memory"):
@@ -153,13 +153,13 @@ def test_the_tensors_of_a_dead_party_are_not_given_out(is_direct: bool) -> None:
         assert pair.write(torch.arange(4))
         assert reader.try_start()
         assert reader.try_start()
-        (reader.break_off if is_direct else reader.give_up)("somebody died")
+        (reader.break_off if is_direct else reader.carrier.refuse)("somebody died")
         if is_direct:
-            reader._link.break_off("somebody died")
+            reader.carrier.link.break_off("somebody died")
         assert reader.try_read() == "a message"
         with pytest.raises(ChannelBroken, match="somebody died"):
             reader.try_read()
-        writer.lose(0, "the reader died")
+        lose(writer, 0, "the reader died")
         with pytest.raises(ChannelBroken, match="the reader died"):
             writer.try_write(torch.arange(4))
 
@@ -220,7 +220,7 @@ def test_transfers_are_recorded_where_somebody_asks_and_else_nothing_is_enqueued
         assert same(pair.read()[0], torch.ones(3))
         assert spans == []
         for name, end in ends:
-            end.recorded[0].around = record(name)
+            end.carrier.recorded[0].around = record(name)
         for value in ("text", [torch.ones(3), torch.arange(5), torch.empty(0)], torch.ones(2)):
             assert pair.write(value)
             assert same(pair.read()[0], value)

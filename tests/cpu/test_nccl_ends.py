@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.edges import nccl_link  # noqa: E402
+from crossfade.edges.life import Event  # noqa: E402
 from crossfade.edges.nccl_link import NcclLink  # noqa: E402
 from crossfade.engines.device_ends import DeviceEnds  # noqa: E402
 from crossfade.errors import ChannelBroken  # noqa: E402
@@ -37,12 +38,19 @@ def parties(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, DeviceEnds]]:
         name: DeviceEnds(plan, name, {}, _devices(home), {}, lambda delay_s: None) for name, home in homes.items()
     }
     yield opened
-    settle(list(opened.values()))
     for ends in opened.values():
-        ends.release()
+        leave(ends)
+        ends.on(Event.UNREFERENCED)
     for home in homes.values():
         home.streams.close()
         home.pool.close()
+
+
+def leave(ends: DeviceEnds) -> None:
+    """What an engine does when a plan is left."""
+    ends.on(Event.CLOSE)
+    settle([ends])
+    ends.on(Event.DRAINED)
 
 
 def _devices(home: Any) -> Any:
@@ -74,7 +82,7 @@ def meet(parties: dict[str, DeviceEnds]) -> dict[str, BaseException | None]:
 def test_what_was_computed_behind_a_broken_link_is_not_trusted(parties: dict[str, DeviceEnds]) -> None:
     assert meet(parties) == {"A": None, "B": None}
     assert parties["B"].distrust() is None
-    parties["B"].break_off("A", "no memory")
+    parties["B"].on(Event.PEER_DIED, "A", "no memory")
     error = parties["B"].distrust()
     assert isinstance(error, ChannelBroken)
     assert "no memory" in str(error)
@@ -82,7 +90,7 @@ def test_what_was_computed_behind_a_broken_link_is_not_trusted(parties: dict[str
 
 def test_who_sends_is_trusted_when_its_reader_is_gone(parties: dict[str, DeviceEnds]) -> None:
     assert meet(parties) == {"A": None, "B": None}
-    parties["A"].break_off("B", "the process of B is gone")
+    parties["A"].on(Event.PEER_DIED, "B", "the process of B is gone")
     assert parties["A"].distrust() is None
 
 
@@ -96,7 +104,7 @@ def test_a_link_that_is_made_after_the_plan_was_given_up_is_ended(
         return made[-1]
 
     monkeypatch.setattr(nccl_link, "NcclLink", remembered)
-    settle([parties["B"]])
+    leave(parties["B"])
     raised = meet(parties)
     assert raised["A"] is None
     with pytest.raises(ChannelBroken, match="given up while B met the others"):

@@ -31,7 +31,7 @@ def refuse(*args: Any) -> None:
 
 def on_two_devices(writer: Any) -> None:
     """What a writer looks at to know where a tensor lies."""
-    writer._splitter._lane_of = source
+    writer.carrier.sources.splitter._lane_of = source
     kinds = getattr(writer, "_kinds", None)
     if kinds is not None:
         kinds._source_of = source
@@ -90,7 +90,8 @@ def test_a_copy_from_the_second_device_that_is_refused_is_an_error_in_the_value_
         assert pair.write([torch.arange(100), torch.ones(100)])
         del pair.read()[0]
 
-        monkeypatch.setattr(writer._homes[1].driver, "copy", refuse)
+        carrier: Any = writer.carrier
+        monkeypatch.setattr(carrier.homes[1].driver, "copy", refuse)
         assert pair.write([torch.arange(100), torch.ones(100)])
         (failure,) = pair.read()
         assert type(failure) is Failure

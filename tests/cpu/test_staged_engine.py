@@ -17,7 +17,7 @@ from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from crossfade.host.memory import PAGE_BYTES  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.cpu.test_copy_engine import Unpicklable, draw_value, same  # noqa: E402
-from tests.helpers.copy_pair import settle  # noqa: E402
+from tests.helpers.copy_pair import lose, settle  # noqa: E402
 from tests.helpers.staged_pair import TINY, open_staged_ends, open_staged_pair  # noqa: E402
 
 torch.set_num_threads(1)
@@ -37,7 +37,7 @@ class Pair:
 
     def turn(self) -> None:
         for end in (self.writer, *self.readers):
-            end.serve()
+            end.carrier.progress()
 
     def write(self, value: object, limit: int = 20) -> bool:
         for _ in range(limit):
@@ -102,7 +102,7 @@ def test_readers_ask_ahead_and_any_end_is_served_at_any_time(seed: int) -> None:
             which = random.randrange(6)
             index = which % 2
             if which < 2:
-                random.choice([writer, *readers]).serve()
+                random.choice([writer, *readers]).carrier.progress()
             elif which < 4:
                 waiting[index] += readers[index].try_start()
             elif waiting[index] and (value := readers[index].try_read()) is not EMPTY:
@@ -188,7 +188,7 @@ def test_copies_onto_the_device_are_recorded_as_of_the_execution_that_brings_the
 
     with open_staged(4, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
-        reader.recorded[0].around = Recorded()
+        reader.carrier.recorded[0].around = Recorded()
         for _ in range(3):
             assert reader.try_start()
         for value in (torch.ones(4), "text", torch.ones(8)):
@@ -212,7 +212,7 @@ def test_tensors_of_one_value_know_nothing_of_each_other() -> None:
 def test_who_has_no_memory_gets_a_failure_and_the_channel_goes_on() -> None:
     with open_staged(2, 2) as (writer, (first, second)):
         pair = Pair(writer, [first, second])
-        arrivals = first.lanes[0].arrivals
+        arrivals = first.carrier.lanes[0].arrivals
         allocate = arrivals.allocate
 
         def refuse(size_bytes: int) -> Any:
@@ -268,7 +268,7 @@ def test_the_tensors_of_a_dead_writer_are_not_given_out(is_enqueued: bool) -> No
         assert reader.try_read() == "a message"
         with pytest.raises(ChannelBroken, match="the writer died"):
             reader.try_read()
-        writer.lose(0, "the reader died")
+        lose(writer, 0, "the reader died")
         with pytest.raises(ChannelBroken, match="the reader died"):
             writer.try_write(torch.arange(4))
         settle([reader, writer])
@@ -294,7 +294,7 @@ def test_a_dead_reader_ends_it_for_all() -> None:
         assert pair.write(torch.arange(4))
         assert [value.sum() for value in pair.read()] == [6, 6]
         assert pair.write(torch.arange(100_000))
-        writer.lose(0, "the first reader died")
+        lose(writer, 0, "the first reader died")
         with pytest.raises(ChannelBroken, match="the first reader died"):
             writer.try_flush()
         with pytest.raises(ChannelBroken, match="the first reader died"):
@@ -314,7 +314,7 @@ def test_a_device_that_refuses_once_ends_the_channel_and_nothing_false_arrives(r
         pair = Pair(writer, [reader])
         assert pair.write(torch.arange(10))
         assert pair.read()[0].sum() == 45
-        refuse_once(writer.homes[0].driver, refused, num_before)
+        refuse_once(writer.carrier.sources.homes[0].driver, refused, num_before)
         assert reader.try_start()
         faults = write_two(pair, torch.arange(10_000))
         assert {str(fault).rpartition(": ")[2] for fault in faults} == {"an illegal address"}
@@ -327,7 +327,7 @@ def test_a_device_that_refuses_once_ends_the_channel_and_nothing_false_arrives(r
 def test_a_reader_whose_device_refuses_once_gets_nothing_false(num_before: int) -> None:
     with open_staged(4, 1) as (writer, (reader,)):
         pair = Pair(writer, [reader])
-        refuse_once(reader.lanes[0].home.driver, "copy", num_before)
+        refuse_once(reader.carrier.lanes[0].arrivals.home.driver, "copy", num_before)
         assert reader.try_start()
         assert [str(fault) for fault in write_two(pair, torch.arange(10_000))] == ["an illegal address"]
         with pytest.raises(ChannelBroken, match="c at reader 0: an illegal address"):

@@ -194,7 +194,8 @@ def test_a_value_for_several_readers_goes_first_where_it_is_its_turn() -> None:
 
 def test_where_nobody_else_pushes_there_are_no_turns() -> None:
     with open_parties(fan_in(1)) as parties:
-        assert parties["S0"].writers["n0"]._turns is None
+        carrier: Any = parties["S0"].writers["n0"].carrier
+        assert carrier.turns is None
 
 
 class _Counter:

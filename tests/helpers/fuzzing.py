@@ -19,10 +19,11 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from crossfade.channels import shm_ring
+from crossfade.channels import shm_reader, shm_ring
 from crossfade.channels.protocol import EMPTY
-from crossfade.channels.ring_layout import RECORD_BYTES, RingLayout, format_ring
-from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.ring_layout import RECORD_BYTES, RingBlock, RingLayout, format_ring
+from crossfade.channels.shm_reader import ShmReader
+from crossfade.channels.shm_ring import ShmWriter
 from crossfade.channels.values import arrays, codec
 from crossfade.channels.values.layout import split
 from crossfade.errors import Failure, PlanError, PlanSyntaxError
@@ -261,10 +262,11 @@ class RingBench:
         self.layout = RingLayout(depth, num_readers)
         self._board_memory, self._heap_memory = Memory.create("board", self.layout.size_bytes), Memory.create("heap", 0)
         self.board = self._board_memory.map(self.layout.size_bytes)
-        format_ring(self.board, 0, self.layout)
+        self.block = RingBlock(self.board, 0, self.layout)
+        format_ring(*self.block)
         self._bells = [Bell(Memory(fd), event) for fd, event in (Doorbell.create_fds("fuzz") for _ in range(2))]
-        self.writer = ShmWriter("c", self.board, 0, self.layout, Heap(self._heap_memory), self._bells[1:] * num_readers)
-        self.reader = ShmReader("c", self.board, 0, self.layout, 0, self._heap_memory, self._bells[0])
+        self.writer = ShmWriter("c", self.block, Heap(self._heap_memory), self._bells[1:] * num_readers)
+        self.reader = ShmReader("c", self.block, 0, self._heap_memory, self._bells[0])
 
     def heap(self) -> Any:
         """The heap as it is now."""
@@ -306,11 +308,13 @@ def check_ring(which: int, words: Sequence[tuple[int, int]], head: bytes, otherw
     with (
         mock.patch.object(codec, "pickle", guard),
         mock.patch.object(shm_ring, "pickle", guard),
+        mock.patch.object(shm_reader, "pickle", guard),
         mock.patch.object(arrays, "pickle", guard),
     ):
         with (
             mock.patch.object(codec, "pickle", pickle),
             mock.patch.object(shm_ring, "pickle", pickle),
+            mock.patch.object(shm_reader, "pickle", pickle),
             mock.patch.object(arrays, "pickle", pickle),
         ):
             assert bench.writer.try_write(VALUES[which])

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from crossfade.channels.protocol import EMPTY
-from crossfade.channels.ring_layout import RingLayout, format_ring
-from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.protocol import EMPTY, Reader, Writer
+from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
+from crossfade.channels.shm_reader import ShmReader
+from crossfade.channels.shm_ring import ShmWriter
 from crossfade.device.borrowed import device_of
 from crossfade.device.driver import HOST, Driver
 from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
-from crossfade.edges.device_reader import HostToDeviceReader
-from crossfade.edges.device_writer import DeviceToHostWriter
+from crossfade.edges.by_host import open_from_host, open_to_host
 from crossfade.edges.host_copies import HostCopies
 from crossfade.errors import ChannelBroken
 from crossfade.host.memory import Heap
@@ -109,25 +109,23 @@ def held(side: tuple[DeviceHome, HostCopies] | None) -> list[str]:
     return [] if side is None else side[0].driver.ledger.held()
 
 
-def open_writer(peer: Peer, depth: int, side: tuple[DeviceHome, HostCopies] | None) -> ShmWriter:
+def open_writer(peer: Peer, depth: int, side: tuple[DeviceHome, HostCopies] | None) -> Writer:
     layout = RingLayout(depth, 1)
     board_memory, heap = peer.share(layout.size_bytes), peer.share(0)
-    board = board_memory.map(layout.size_bytes)
-    format_ring(board, 0, layout)
+    block = RingBlock(board_memory.map(layout.size_bytes), 0, layout)
+    format_ring(*block)
     peer.meet()
-    if side is None:
-        return ShmWriter("c", board, 0, layout, Heap(heap), [new_bell()])
-    return DeviceToHostWriter("c", board, 0, layout, Heap(heap), [new_bell()], side[1], actor="A", node="A.f")
+    args = "c", block, Heap(heap), [new_bell()]
+    return ShmWriter(*args) if side is None else open_to_host(*args, side[1], actor="A", node="A.f")
 
 
-def open_reader(peer: Peer, depth: int, side: tuple[DeviceHome, HostCopies] | None, onto: str) -> ShmReader:
+def open_reader(peer: Peer, depth: int, side: tuple[DeviceHome, HostCopies] | None, onto: str) -> Reader:
     layout = RingLayout(depth, 1)
     board_memory, heap = peer.shared(), peer.shared()
-    board = board_memory.map(layout.size_bytes)
+    block = RingBlock(board_memory.map(layout.size_bytes), 0, layout)
     peer.meet()
-    if side is None:
-        return ShmReader("c", board, 0, layout, 0, heap, new_bell())
-    return HostToDeviceReader("c", board, 0, layout, 0, heap, new_bell(), side[1], device=onto)
+    args = "c", block, 0, heap, new_bell()
+    return ShmReader(*args) if side is None else open_from_host(*args, side[1], onto)
 
 
 def writes(peers: dict[int, Peer], other: int, device: int, num: int, depth: int, polls: bool) -> dict[str, Any]:

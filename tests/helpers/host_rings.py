@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfade.channels.protocol import EMPTY
-from crossfade.channels.ring_layout import RingLayout, format_ring
-from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
+from crossfade.channels.shm_reader import ShmReader
+from crossfade.channels.shm_ring import ShmWriter
 from crossfade.device.driver import TimedDriver
 from crossfade.device.home import DeviceHome
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
-from crossfade.edges.device_reader import HostToDeviceReader
-from crossfade.edges.device_writer import DeviceToHostWriter
+from crossfade.edges.by_host import open_from_host, open_to_host
 from crossfade.edges.host_copies import HostCopies
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Heap, Memory
@@ -42,7 +42,7 @@ def until(attempt: Callable[[], Any], what: str = "it") -> Any:
     return result
 
 
-def take(reader: ShmReader) -> Any:
+def take(reader: Any) -> Any:
     """The next value, when it comes."""
     found: list[Any] = []
 
@@ -60,13 +60,13 @@ def take(reader: ShmReader) -> Any:
 class Ring:
     """A channel and what its ends share."""
 
-    writer: ShmWriter
-    readers: list[ShmReader]
+    writer: Any
+    readers: list[Any]
     copies: HostCopies
     home: DeviceHome
 
     @property
-    def reader(self) -> ShmReader:
+    def reader(self) -> Any:
         return self.readers[0]
 
     def close_ends(self) -> None:
@@ -85,38 +85,25 @@ def open_ring(
     reads_onto: str = "",
     spin_us: float = 0.0,
     buffer_bytes: int = 0,
-    writer_type: type[DeviceToHostWriter] = DeviceToHostWriter,
 ) -> Iterator[Ring]:
     """A ring whose writer has the device, or whose readers have it and bring tensors there as ``reads_onto`` says, or both."""
     layout = RingLayout(depth, num_readers)
     board_memory, heap = Memory.create("board", layout.size_bytes), Memory.create("heap", 0)
-    board = board_memory.map(layout.size_bytes)
-    format_ring(board, 0, layout)
+    block = RingBlock(board_memory.map(layout.size_bytes), 0, layout)
+    format_ring(*block)
     bells = [new_bell() for _ in range(num_readers + 1)]
     home = home_on(driver)
     copies = HostCopies([home], bells[0], spin_us)
-    writer: ShmWriter
+    writer: Any
     if writes_from_device:
-        writer = writer_type(
-            "c",
-            board,
-            0,
-            layout,
-            Heap(heap),
-            bells[1:],
-            copies,
-            buffer_bytes=buffer_bytes,
-            actor="A",
-            node="A.f (node n0)",
-        )
+        where: Any = {"actor": "A", "node": "A.f (node n0)"}
+        writer = open_to_host("c", block, Heap(heap), bells[1:], copies, buffer_bytes=buffer_bytes, **where)
     else:
-        writer = ShmWriter("c", board, 0, layout, Heap(heap), bells[1:], buffer_bytes=buffer_bytes)
-    readers: list[ShmReader] = []
+        writer = ShmWriter("c", block, Heap(heap), bells[1:], buffer_bytes=buffer_bytes)
+    readers: list[Any] = []
     for index in range(num_readers):
-        if reads_onto:
-            readers.append(HostToDeviceReader("c", board, 0, layout, index, heap, bells[0], copies, device=reads_onto))
-        else:
-            readers.append(ShmReader("c", board, 0, layout, index, heap, bells[0]))
+        args = "c", block, index, heap, bells[0]
+        readers.append(open_from_host(*args, copies, reads_onto) if reads_onto else ShmReader(*args))
     ring = Ring(writer, readers, copies, home)
     is_failed = True
     try:

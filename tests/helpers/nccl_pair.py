@@ -5,20 +5,21 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.protocol import Reader, Writer
-from crossfade.channels.ring_layout import RingLayout, format_ring
 from crossfade.device.home import DeviceHome
-from crossfade.edges.nccl import NcclReader, NcclWriter
+from crossfade.edges.by_nccl import IncomingNccl, OutgoingNccl
+from crossfade.edges.joining import Joiner
 from crossfade.edges.nccl_link import NcclLink
-from crossfade.host.memory import Heap, Memory
-from tests.helpers.copy_pair import Served, host_home, make_bell, settle
+from crossfade.edges.reader import DeviceReader
+from crossfade.edges.writer import DeviceWriter
+from crossfade.host.memory import Memory
+from tests.helpers.copy_pair import Edge, host_home, pair_of
 
 LIMIT_S = 20.0
 
@@ -106,54 +107,36 @@ def open_nccl_channels(
     make_home: Callable[[], DeviceHome] = host_home,
     make_group: Any = StandIn,
     num_sources: int = 1,
-) -> Iterator[list[tuple[NcclWriter, list[NcclReader]]]]:
+) -> Iterator[list[tuple[DeviceWriter, list[DeviceReader]]]]:
     """Channels from one writer to the same readers, over one link to each. On leaving, nothing may be held."""
-    ring = RingLayout(depth, num_readers)
-    board_memory, heap_memory = Memory.create("board", num_channels * ring.size_bytes), Memory.create("heap", 0)
-    board, heap = board_memory.map(board_memory.size_bytes), Heap(heap_memory)
-    bells = [make_bell() for _ in range(num_readers + 1)]
-    homes = [make_home() for _ in range(num_readers + num_sources)]
-    ends = [(homes[:num_sources], [home] * num_sources) for home in homes[num_sources:]]
-    links = [open_links(("a", f"b{index}"), each, make_group) for index, each in enumerate(ends)]
+    edges = [Edge(depth, num_readers, num_sources=num_sources, make_home=make_home) for _ in range(num_channels)]
+    sources, targets = edges[0].sources, edges[0].targets
+    links = [open_links(("a", f"b{index}"), (sources, homes), make_group) for index, homes in enumerate(targets)]
     channels = []
-    for number in range(num_channels):
-        offset = number * ring.size_bytes
-        format_ring(board, offset, ring)
-        here = [link[0] for link in links]
-        writer = NcclWriter(f"c{number}", board, offset, ring, heap, bells[1:], homes=homes[:num_sources], links=here)
-        readers = [
-            NcclReader(f"c{number}", board, offset, ring, index, heap_memory, bells[0], link=link)
-            for index, (_, link) in enumerate(links)
-        ]
+    for number, edge in enumerate(edges):
+        name = f"c{number}"
+        writer = DeviceWriter(OutgoingNccl(edge.ring_writer(name), sources, [link[0] for link in links]))
+        readers = []
+        for index, (_, link) in enumerate(links):
+            reader = DeviceReader(edge.ring_reader(index, name), IncomingNccl(name, index, link, Joiner(None)))
+            link.readers.append(reader)
+            readers.append(reader)
         channels.append((writer, readers))
-    try:
+    with ExitStack() as stack:
+        for edge, channel in zip(edges, channels, strict=True):
+            stack.enter_context(edge.opened(*channel))
+        ends: list[Any] = [end for writer, readers in channels for end in (writer, *readers)]
+        stack.callback(lambda: [end.close() for end in ends])
         yield channels
-    finally:
-        opened: list[Any] = [end for writer, readers in channels for end in (writer, *readers)]
-        for end in opened:
-            end.close()
-        settle(opened)
-        for memory in (board_memory, heap_memory):
-            memory.close()
-        for bell in bells:
-            bell.close()
-        for home in homes:
-            home.streams.close()
-            home.pool.close()
-            assert home.driver.ledger.held() == []
+    for edge in edges:
+        edge.close_homes([True] * len(edge.homes))
 
 
 @contextmanager
-def open_nccl_ends(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[NcclWriter, list[NcclReader]]]:
+def open_nccl_ends(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[DeviceWriter, list[DeviceReader]]]:
     """One channel."""
     with open_nccl_channels(depth, num_readers, **options) as channels:
         yield channels[0]
 
 
-@contextmanager
-def open_nccl_pair(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[Writer, Sequence[Reader]]]:
-    """For the conformance suite."""
-    with open_nccl_ends(depth, num_readers, **options) as (writer, readers):
-        ends: list[Any] = [writer, *readers]
-        served: list[Any] = [Served(end, ends) for end in ends]
-        yield served[0], served[1:]
+open_nccl_pair = pair_of(open_nccl_ends)

@@ -12,8 +12,10 @@ from typing import Any
 
 from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
-from crossfade.edges.copy_engine import CopyWriter
-from crossfade.edges.copy_reader import CopyReader
+from crossfade.edges.by_copies import OutgoingCopies
+from crossfade.edges.life import Event
+from crossfade.edges.reader import DeviceReader
+from crossfade.edges.writer import DeviceWriter
 from crossfade.engines.board import board_size_bytes, device_memories, format_board, places
 from crossfade.engines.device_ends import DeviceEnds
 from crossfade.graph.check import check
@@ -85,8 +87,8 @@ class Party:
     ends: DeviceEnds
     home: DeviceHome
     bell: Bell
-    writers: dict[str, CopyWriter]
-    readers: dict[str, CopyReader]
+    writers: dict[str, DeviceWriter]
+    readers: dict[str, DeviceReader]
     wakes: list[float]
 
     @property
@@ -108,7 +110,7 @@ class Parties(dict[str, Party]):
 
     def serve(self) -> None:
         for party in self.values():
-            party.ends.serve()
+            party.ends.progress()
 
     def try_write(self, channel: str, value: object) -> bool:
         """After the hosts have said all they have to say (a longer value asks for slots first)."""
@@ -155,13 +157,12 @@ def open_parties(
             spec = place.spec
             if spec.writer == name:
                 writer = ends.writer(place, board, heap, bells)
-                assert isinstance(writer, CopyWriter)
+                assert isinstance(writer.carrier, OutgoingCopies)
                 party.writers[spec.id] = writer
-                if writer._turns is not None:
-                    writer._turns._now_s = lambda: parties.now_s
+                if writer.carrier.turns is not None:
+                    writer.carrier.turns._now_s = lambda: parties.now_s
             if name in spec.readers:
                 reader = ends.reader(place, board, heaps[spec.writer], bells[spec.writer], None)
-                assert isinstance(reader, CopyReader)
                 party.readers[spec.id] = reader
     try:
         yield parties
@@ -180,17 +181,19 @@ def _close(parties: Mapping[str, Party]) -> None:
         ends: list[Any] = [*party.writers.values(), *party.readers.values()]
         for end in ends:
             end.close()
+        party.ends.on(Event.CLOSE)
     deadline = time.monotonic() + LIMIT_S
-    while not all([party.ends.settle() for party in parties.values()]):
+    while not all([party.ends.drain() for party in parties.values()]):
         for party in parties.values():
             if isinstance(party.driver, LateDriver):
                 party.driver.let_go()
         assert time.monotonic() < deadline, "the ends did not settle"
     for party in parties.values():
-        while not party.ends.is_empty:
-            party.ends.serve()
+        party.ends.on(Event.DRAINED)
+        while party.ends.is_referenced:
+            party.ends.progress()
             assert time.monotonic() < deadline, "tensors are kept"
-        party.ends.release()
+        party.ends.on(Event.UNREFERENCED)
         party.home.streams.close()
         party.home.pool.close()
         assert party.driver.ledger.held() == []

@@ -14,10 +14,7 @@ __all__ = ["CheckedWriter"]
 class CheckedWriter(ShmWriter):
     """A `ShmWriter` whose values may come from tensors that others put into this process's devices.
 
-    Args:
-        *args: see `ShmWriter`.
-        distrust: why values cannot be trusted, if so; must not wait.
-        **kwargs: see `ShmWriter`.
+    ``distrust`` says why values cannot be trusted, if so; it must not wait.
     """
 
     def __init__(self, *args: Any, distrust: Callable[[], CrossfadeError | None], **kwargs: Any) -> None:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from crossfade.host.memory import address_of, align
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore
 
-__all__ = ["HEAD_BYTES", "RECORD_BYTES", "RingLayout", "format_ring"]
+__all__ = [
+    "BYTES", "HEAD_BYTES", "INLINE_BYTES", "MESSAGE", "PICKLE", "RECORD_BYTES", "REPLACED", "SLOT_BYTES", "SLOT_MESSAGE",
+    "TENSOR", "TENSOR_AHEAD", "RingBlock", "RingLayout", "format_ring",
+]  # fmt: skip
 
 RECORD_BYTES = 1024
+INLINE_BYTES = RECORD_BYTES - 8
 HEAD_BYTES = 64  # the flags
+
+PICKLE, BYTES, MESSAGE, SLOT_BYTES, SLOT_MESSAGE, TENSOR, TENSOR_AHEAD, REPLACED = range(1, 9)
+"""What a record holds; it starts with the word (size << 8 | kind).
+
+- ``SLOT_BYTES``, ``SLOT_MESSAGE``: bytes, or a message, in a slot. Three more words are its number, offset in the heap, capacity.
+- ``TENSOR``: a tensor by itself (`crossfade.edges.tensor_path`). ``TENSOR_AHEAD``: the same, published before its copies are
+  enqueued; a semaphore tells when they are, and the reader then looks at the record once more.
+- ``REPLACED``: an error is being written into a record that readers may have seen. They look again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
-    """Where the parts of a ring's block lie.
-
-    Attributes:
-        depth: number of records.
-        num_readers: number of readers.
-    """
+    """Where the parts of a ring's block lie, as offsets in bytes."""
 
     depth: int
     num_readers: int
@@ -52,6 +61,14 @@ class RingLayout:
     def size_bytes(self) -> int:
         """Length of the block."""
         return self.records + self.depth * RECORD_BYTES
+
+
+class RingBlock(NamedTuple):
+    """Where a ring's block lies: the mapped board, the offset in bytes, the layout."""
+
+    board: mmap.mmap
+    offset: int
+    layout: RingLayout
 
 
 def format_ring(board: mmap.mmap, offset: int, layout: RingLayout) -> None:

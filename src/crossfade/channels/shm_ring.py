@@ -1,4 +1,4 @@
-"""The shared-memory ring: one writer, any number of readers, on one host.
+"""The shared-memory ring: one writer, any number of readers, on one host. (``channels.shm_reader`` has the reading end.)
 
 Two memories carry it. The *board* has one block for each ring: a few flags, semaphores, and ``depth`` records of
 `RECORD_BYTES`. A value whose message fits into a record lives there. A larger one lies in a *slot*: a piece of the
@@ -17,148 +17,180 @@ Who waits for what (R readers, depth D; e counts values):
 Memory order: whatever the writer stores before it posts ``items`` is seen by a reader that took it, and the reader is
 done with a record or slot before it posts ``credits`` or ``freed`` (host/semaphore.py says why). The flags
 are hints: they are set before a fence and looked at after one (host/doorbell.py).
+
+Both ends are also what other channels are built on: they *have* a ring for their messages (`crossfade.edges`). A writer of such a
+channel stages a record (`ShmWriter.stage`, `stage_record`, `stage_in_slot`) and publishes it (`publish`). A reader gives a function
+that makes values of messages (``decode``), and one for the records that only the channel knows (``read_record``).
 """
 
 from __future__ import annotations
 
-import mmap
 import pickle
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
-from crossfade.channels.protocol import EMPTY, ChannelStatistics
-from crossfade.channels.ring_layout import HEAD_BYTES, RECORD_BYTES, RingLayout
-from crossfade.channels.slots import ReaderSlots, WriterSlots
-from crossfade.channels.values.codec import PLAIN_TYPES, decode, prepare, undecodable
+from crossfade.channels.protocol import ChannelStatistics
+from crossfade.channels.ring_layout import (
+    BYTES,
+    HEAD_BYTES,
+    INLINE_BYTES,
+    MESSAGE,
+    PICKLE,
+    RECORD_BYTES,
+    REPLACED,
+    SLOT_BYTES,
+    SLOT_MESSAGE,
+    RingBlock,
+)
+from crossfade.channels.slots import WriterSlots
+from crossfade.channels.values.codec import PLAIN_TYPES, prepare
 from crossfade.channels.values.layout import Encoded, Pickled, encode
-from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
+from crossfade.errors import ChannelBroken, ChannelClosed
 from crossfade.host.doorbell import Bell
-from crossfade.host.memory import Heap, Memory, address_of
+from crossfade.host.memory import Heap, address_of
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, open_semaphore
 
-__all__ = ["INLINE_BYTES", "SLOT_MESSAGE", "WRITER_GONE", "ShmReader", "ShmWriter"]
+__all__ = ["READER_GONE", "WANTED", "WRITER_GONE", "Post", "RingEnd", "ShmWriter", "silent"]
 
-INLINE_BYTES = RECORD_BYTES - 8
-WRITER_GONE, _READER_GONE, _WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
-
-
-# A record starts with the word (size << 8 | kind). Only the last two use a slot; three more words say which.
-_PICKLE, _BYTES, _MESSAGE, _SLOT_BYTES, SLOT_MESSAGE = range(1, 6)
+WRITER_GONE, READER_GONE, WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
 
 
-class _End:
-    """What both ends share."""
+class RingEnd:
+    """What both ends share.
+
+    Attributes:
+        num_values: published or taken.
+        at: offset on the board of the next record.
+        is_closed: whether this side has closed it.
+    """
 
     on_moved: Callable[[int, int], None] | None = None
 
-    def __init__(self, name: str, board: mmap.mmap, offset: int, layout: RingLayout, gone: int) -> None:
+    def __init__(self, name: str, block: RingBlock, gone: int) -> None:
         self.name = name
-        self.layout = layout
-        self._board = board  # semaphores point into it
-        self._base = address_of(board, offset)
-        whole = memoryview(board)
-        self._state = whole[offset : offset + HEAD_BYTES]
-        self._words = whole.cast("Q")
-        self._first = offset + layout.records
-        self._end = self._first + layout.depth * RECORD_BYTES
-        self._at = self._first  # where the next record lies on the board
+        self.layout = block.layout
+        self.board = block.board  # semaphores point into it
+        self.base = address_of(block.board, block.offset)
+        whole = memoryview(block.board)
+        self._state = whole[block.offset : block.offset + HEAD_BYTES]
+        self.words = whole.cast("Q")
+        self._first = block.offset + self.layout.records
+        self._end = self._first + self.layout.depth * RECORD_BYTES
+        self.at = self._first
         self._fence = full_fence()
         self._gone = gone  # the other side's byte
         self._reason = "the other side closed it"
-        self._is_closed = False
-        self._num_values = 0
+        self.is_closed = False
+        self._has_left = False
+        self.num_values = 0
         self._num_bytes = 0
 
     def break_off(self, reason: str) -> None:
-        """See the protocol."""
         self._reason = reason
         self._state[self._gone] = 1
 
-    def _raise_if_ended(self) -> None:
-        if self._is_closed:
+    @property
+    def is_other_gone(self) -> bool:
+        """Whether the other side is closed or broken."""
+        return bool(self._state[self._gone])
+
+    def raise_if_ended(self) -> None:
+        """Raises `ChannelClosed` or `ChannelBroken` (CH-2), if it has ended."""
+        if self.is_closed:
             raise ChannelClosed(f"channel {self.name} was closed by this side")
         if self._state[self._gone]:
             raise ChannelBroken(f"channel {self.name} is broken: {self._reason}")
 
-    def _close(self, own_byte: int, bells: Sequence[Bell]) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._tell_closed(own_byte, bells)
-
-    def _tell_closed(self, own_byte: int, bells: Sequence[Bell]) -> None:
+    def tell_closed(self, own_byte: int, bells: Sequence[Bell]) -> None:
         self._state[own_byte] = 1
         full_fence()()
         for bell in bells:
             bell.ring()
 
 
-class ShmWriter(_End):
+Post: TypeAlias = tuple[Callable[[], Any], Sequence[int] | memoryview, Callable[[], None]]
+"""See `ShmWriter.posts`."""
+
+
+def silent(post: Callable[[], Any]) -> Post:
+    """An entry of `ShmWriter.posts` that rings nobody."""
+    return post, (0,), _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
+class ShmWriter(RingEnd):
     """The writing end.
 
     Args:
         name: for errors.
-        board, offset, layout: where the ring's block lies.
+        block: where the ring lies.
         heap: the writer's heap; several rings of one writer share it.
         bells: the readers' doorbells, in the order of the readers.
         buffer_bytes: size of ``depth`` slots to set aside now, 0 for none.
+        slots: takes the place of `WriterSlots`.
+
+    Attributes:
+        posts: what `publish` tells, in order: a function to call, the flags of a process, and what rings it if flag 0 is set. One
+            for each reader; an owner of the ring may put others in their place.
     """
 
     def __init__(
         self,
         name: str,
-        board: mmap.mmap,
-        offset: int,
-        layout: RingLayout,
+        block: RingBlock,
         heap: Heap,
         bells: Sequence[Bell],
         *,
         buffer_bytes: int = 0,
+        slots: WriterSlots | None = None,
     ) -> None:
-        super().__init__(name, board, offset, layout, _READER_GONE)
+        super().__init__(name, block, READER_GONE)
         semaphores = [
-            (open_semaphore(self._base + layout.items(r)), open_semaphore(self._base + layout.credits(r)))
-            for r in range(layout.num_readers)
+            (open_semaphore(self.base + self.layout.items(r)), open_semaphore(self.base + self.layout.credits(r)))
+            for r in range(self.layout.num_readers)
         ]
         self._credits = [credit.acquire for _, credit in semaphores]
         self._num_missing = len(self._credits)  # credits still to be had for the next record
-        self._is_wanting = False
-        self._posts = [(item.release, bell.flags, bell.ring) for (item, _), bell in zip(semaphores, bells, strict=True)]
+        self.is_wanting = False
+        self.posts: list[Post] = [
+            (item.release, bell.flags, bell.ring) for (item, _), bell in zip(semaphores, bells, strict=True)
+        ]
         self._bells = bells
-        self._slots = WriterSlots(heap, self._base, layout)
+        self._slots = slots or WriterSlots(heap, self.base, self.layout)
         if buffer_bytes:
-            self._slots.set_aside(layout.depth, buffer_bytes)
+            self._slots.set_aside(self.layout.depth, buffer_bytes)
 
     def try_write(self, value: object) -> bool:
-        """See the protocol."""
         if not self.has_room():
             return False
         data: bytes | Encoded
         type_ = type(value)
         if type_ is bytes:
-            data, kind = value, _BYTES  # type: ignore[assignment]
+            data, kind = value, BYTES  # type: ignore[assignment]
         elif type_ in PLAIN_TYPES:  # as `prepare` would, with a call less
-            data, kind = pickle.dumps(value, 5), _PICKLE
+            data, kind = pickle.dumps(value, 5), PICKLE
         else:
-            data, kind = prepare(value), _PICKLE
+            data, kind = prepare(value), PICKLE
         if type(data) is bytes and (size := len(data)) <= INLINE_BYTES:
-            start = self._at + 8
-            self._board[start : start + size] = data
-            self._words[self._at >> 3] = size << 8 | kind
+            start = self.at + 8
+            self.board[start : start + size] = data
+            self.words[self.at >> 3] = size << 8 | kind
+        elif kind == BYTES and isinstance(data, bytes):
+            self.stage_in_slot(Encoded(data, (), len(data)), SLOT_BYTES)
         else:
-            self._put_large(data, kind)
+            self.stage(data)
         self.publish()
         return True
 
     def has_room(self) -> bool:
-        """Whether the next record may be written; if not, the readers ring when that changes.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
-        """
-        if self._state[_READER_GONE] or self._is_closed:
-            self._raise_if_ended()
+        if self._state[READER_GONE] or self.is_closed:
+            self.raise_if_ended()
         while self._num_missing:
             if not self._credits[self._num_missing - 1](False):
-                if self._is_wanting:
+                if self.is_wanting:
                     return False
                 # A credit that came before this was seen has rung nobody: look once more.
                 self.ask_to_be_rung()
@@ -168,8 +200,8 @@ class ShmWriter(_End):
 
     def ask_to_be_rung(self) -> None:
         """The readers wake this process from now on when they give anything back; look once more before it sleeps."""
-        self._state[_WANTED] = 1
-        self._is_wanting = True
+        self._state[WANTED] = 1
+        self.is_wanting = True
         full_fence()()
 
     def stage(self, message: bytes | Encoded) -> None:
@@ -180,66 +212,61 @@ class ShmWriter(_End):
         """
         if isinstance(message, bytes):
             if len(message) <= INLINE_BYTES:
-                self._put_pickle(self._at, message)
+                self.stage_record(PICKLE, message)
                 return
             message = encode(Pickled(message, ()))
         if message.size_bytes <= INLINE_BYTES:
-            message.copy_into(memoryview(self._board)[self._at + 8 : self._at + RECORD_BYTES])
-            self._words[self._at >> 3] = message.size_bytes << 8 | _MESSAGE
+            message.copy_into(memoryview(self.board)[self.at + 8 : self.at + RECORD_BYTES])
+            self.words[self.at >> 3] = message.size_bytes << 8 | MESSAGE
         else:
-            self._put_in_slot(SLOT_MESSAGE, message)
-
-    def _put_pickle(self, at: int, data: bytes) -> None:
-        """Writes a pickle of at most `INLINE_BYTES` into the record at ``at``."""
-        self._board[at + 8 : at + 8 + len(data)] = data
-        self._words[at >> 3] = len(data) << 8 | _PICKLE
+            self.stage_in_slot(message)
 
     def stage_record(self, kind: int, payload: bytes) -> None:
-        """`stage` for what a subclass's reader understands; at most `INLINE_BYTES`."""
-        start = self._at + 8
-        self._board[start : start + len(payload)] = payload
-        self._words[self._at >> 3] = len(payload) << 8 | kind
+        """`stage` for a record of another kind; at most `INLINE_BYTES`."""
+        start = self.at + 8
+        self.board[start : start + len(payload)] = payload
+        self.words[self.at >> 3] = len(payload) << 8 | kind
 
-    def publish(self) -> None:
-        """Gives what is staged to the readers. Cannot fail."""
-        at = self._at + RECORD_BYTES
-        self._at = self._first if at == self._end else at
-        self._num_missing = len(self._credits)
-        self._num_values += 1
-        if self._is_wanting:
-            self._state[_WANTED] = 0
-            self._is_wanting = False
-        for post, flags, ring in self._posts:
-            post()
-            if FENCE_AFTER_POST:
-                self._fence()
-            if flags[0]:
-                ring()
-
-    def _put_large(self, data: bytes | Encoded, kind: int) -> None:
-        """Writes what is not one small piece."""
-        if kind == _BYTES and isinstance(data, bytes):
-            self._put_in_slot(_SLOT_BYTES, Encoded(data, (), len(data)))
-        else:
-            self.stage(data)
-
-    def _put_in_slot(self, kind: int, message: Encoded) -> int:
-        """Writes a message into a slot and names it in the record; which slot it is."""
+    def stage_in_slot(self, message: Encoded, kind: int = SLOT_MESSAGE) -> int:
+        """`stage` into a slot, whatever the length; returns the slot."""
         try:
             slot, offset, capacity, view = self._slots.take(message.size_bytes)
         except LookupError:
-            self._raise_if_ended()  # another thread has closed it meanwhile
+            self.raise_if_ended()  # another thread has closed it meanwhile
             raise
         try:
             message.copy_into(view)
         except BaseException:
             self._slots.put_back(slot)
             raise
-        word = self._at >> 3
-        self._words[word + 1], self._words[word + 2], self._words[word + 3] = slot, offset, capacity
-        self._words[word] = message.size_bytes << 8 | kind
+        word = self.at >> 3
+        self.words[word + 1], self.words[word + 2], self.words[word + 3] = slot, offset, capacity
+        self.words[word] = message.size_bytes << 8 | kind
         self._num_bytes += message.size_bytes
         return slot
+
+    def replace(self, at: int, data: bytes) -> None:
+        """Puts a pickle of at most `INLINE_BYTES` into the place of a record that readers may have seen."""
+        self.words[at >> 3] = REPLACED
+        self._fence()
+        self.board[at + 8 : at + 8 + len(data)] = data
+        self.words[at >> 3] = len(data) << 8 | PICKLE
+
+    def publish(self) -> None:
+        """Gives what is staged to the readers. Cannot fail."""
+        at = self.at + RECORD_BYTES
+        self.at = self._first if at == self._end else at
+        self._num_missing = len(self._credits)
+        self.num_values += 1
+        if self.is_wanting:
+            self._state[WANTED] = 0
+            self.is_wanting = False
+        for post, flags, ring in self.posts:
+            post()
+            if FENCE_AFTER_POST:
+                self._fence()
+            if flags[0]:
+                ring()
 
     def try_flush(self) -> bool:
         """Always: an accepted value lies in memory that the readers see."""
@@ -247,142 +274,20 @@ class ShmWriter(_End):
 
     def end(self) -> None:
         """Once nothing is written any more: the readers hear that no more values come."""
-        self._tell_closed(WRITER_GONE, self._bells)
+        self.tell_closed(WRITER_GONE, self._bells)
 
-    def close(self) -> None:
-        """See the protocol."""
-        self._close(WRITER_GONE, self._bells)
+    def leave(self) -> None:
+        """The part of `close` that the readers see, for owners that set `is_closed` before."""
+        if not self._has_left:
+            self._has_left = True
+            self.end()
         self._slots.close()
 
-    def statistics(self) -> ChannelStatistics:
-        """See the protocol."""
-        return ChannelStatistics(
-            self._num_values, self._num_bytes, num_slots=self._slots.num_slots, slot_bytes=self._slots.size_bytes
-        )
-
-
-class ShmReader(_End):
-    """One reading end.
-
-    Args:
-        name: for errors.
-        board, offset, layout: where the ring's block lies.
-        index: which of the readers this is.
-        heap_memory: the writer's heap.
-        bell: the writer's doorbell.
-    """
-
-    def __init__(
-        self, name: str, board: mmap.mmap, offset: int, layout: RingLayout, index: int, heap_memory: Memory, bell: Bell
-    ) -> None:
-        super().__init__(name, board, offset, layout, WRITER_GONE)
-        items = open_semaphore(self._base + layout.items(index))
-        self._take, self._put_back = items.acquire, items.release
-        self.is_idle = items._is_zero  # a method of the interpreter's own: no Python frame in a spinning loop
-        self._post_credit = open_semaphore(self._base + layout.credits(index)).release
-        self._bell = bell
-        self._bell_flags, self._ring = bell.flags, bell.ring
-        self._slots = ReaderSlots(heap_memory, board, self._base, layout)
-        self._shares = layout.num_readers > 1
-        self._num_copied_out = 0
-
-    def try_start(self) -> bool:
-        """Nothing to start: values come by themselves."""
-        return True
-
-    def try_read(self) -> object:
-        """See the protocol."""
-        if not self._take(False):
-            if not (self._state[WRITER_GONE] or self._is_closed):
-                return EMPTY
-            if self._is_closed or not self._take(False):  # a value may have come before the end did
-                self._raise_if_ended()
-                return EMPTY
-        at = self._at
-        word = self._words[at >> 3]
-        kind, size = word & 255, word >> 8
-        try:
-            if kind == _PICKLE:
-                value = pickle.loads(self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)])
-            elif kind == _BYTES:
-                value = self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]
-            else:
-                value = self._read_message(at, kind, size)
-        except ChannelError:
-            raise
-        except Exception as error:
-            if self._is_closed:
-                self._raise_if_ended()  # another thread has closed it meanwhile
-            value = undecodable(error, self.name)
-        if value is EMPTY:  # a subclass has seen the record, and has put it back
-            return EMPTY
-        at += RECORD_BYTES
-        self._at = self._first if at == self._end else at
-        self._num_values += 1
-        self._post_credit()
-        if FENCE_AFTER_POST:
-            self._fence()
-        if self._state[_WANTED] and self._bell_flags[0]:
-            self._ring()
-        return value
-
-    def nudge(self) -> Callable[[], None]:
-        """What wakes the writer, if it waits for something of this side that was posted before. It outlives this end."""
-        state, bell, fence = self._state, self._bell, self._fence
-
-        def nudge() -> None:
-            if FENCE_AFTER_POST:
-                fence()
-            if state[_WANTED] and bell.flags[0]:
-                bell.ring()
-
-        return nudge
-
-    def _read_message(self, at: int, kind: int, size: int) -> object:
-        if kind == _MESSAGE:
-            return self._decode_copy(bytearray(self._board[at + 8 : at + 8 + min(size, INLINE_BYTES)]))
-        word = at >> 3
-        slot, offset, capacity = self._words[word + 1 : word + 4]
-        if kind not in (_SLOT_BYTES, SLOT_MESSAGE) or slot >= self.layout.num_slots or size > capacity:
-            raise ValueError(
-                f"a record of channel {self.name} is damaged: kind {kind}, slot {slot}, {size} of {capacity} bytes"
-            )
-        self._num_bytes += size
-        if kind == _SLOT_BYTES:
-            return self._slots.copied(bytes, slot, offset, capacity, size)
-        if self._slots.num_kept >= self.layout.depth:
-            self._num_copied_out += 1
-            return self._decode_copy(self._slots.copied(bytearray, slot, offset, capacity, size))
-        return self._decode_view(slot, self._slots.view(slot, offset, capacity, size))
-
-    def _decode_view(self, slot: int, view: memoryview) -> object:
-        """The value of a message in a slot."""
-        return self._decode(view, bytearray if self._shares else _itself)
-
-    def _decode_copy(self, message: bytearray) -> object:
-        """The value of a message that belongs to nobody else."""
-        return self._decode(memoryview(message), _itself)
-
-    def _decode(self, message: memoryview, private: Callable[[memoryview], object]) -> object:
-        return decode(message, private=private, shared=memoryview.toreadonly)
-
-    def release(self) -> None:
-        """Nothing to do: a slot is free when its last view dies."""
-
     def close(self) -> None:
-        """See the protocol."""
-        self._close(_READER_GONE, (self._bell,))
-        self._slots.close()
+        self.is_closed = True
+        self.leave()
 
     def statistics(self) -> ChannelStatistics:
-        """See the protocol."""
         return ChannelStatistics(
-            self._num_values,
-            self._num_bytes,
-            num_copied_out=self._num_copied_out,
-            num_kept=self._slots.num_kept,
+            self.num_values, self._num_bytes, num_slots=self._slots.num_slots, slot_bytes=self._slots.size_bytes
         )
-
-
-def _itself(view: memoryview) -> memoryview:
-    return view

@@ -109,20 +109,13 @@ class WriterSlots:
 
 
 class Mapped(NamedTuple):
-    """A slot as it is mapped now.
+    """A slot as it is mapped now."""
 
-    Attributes:
-        offset, capacity: where it lies in the heap, in bytes.
-        mapping: the memory.
-        array_type: the ctypes type of all of it; making a type for each value would cost more than the rest.
-        on_death: called when the last view of a value has died.
-    """
-
-    offset: int
+    offset: int  # in the heap, in bytes
     capacity: int
     mapping: mmap.mmap | memoryview
-    array_type: Any
-    on_death: Callable[[Any], None]
+    array_type: Any  # the ctypes type of all of it; making a type for each value would cost more than the rest
+    on_death: Callable[[Any], None]  # called when the last view of a value has died
 
 
 class ReaderSlots:

@@ -7,31 +7,32 @@ handed back: a tensor that is kept is torch's like any other, with the other ten
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.values.codec import undecodable
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.home import DeviceHome
-from crossfade.errors import DeviceError
+from crossfade.edges.joining import Joiner
+from crossfade.errors import DeviceError, Failure
 
 if TYPE_CHECKING:
     import torch
 
     from crossfade.channels.values.device_codec import Make
 
-__all__ = ["Arrivals", "Arriving", "tensors_in"]
+__all__ = ["Arrivals", "Arriving", "Coming", "Requests", "put_together"]
 
 
 class Arriving:
-    """One value's part that comes to one device.
+    """One value's part that comes to one device: ``size_bytes`` of it, into ``buffer``.
 
     Attributes:
-        size_bytes: its length.
-        buffer: where it will lie; None if there was no memory for it.
-        refusal: why there was none.
-        event: once all that fills it is enqueued: what stands for that; 0 before.
+        buffer: None if there was no memory for it; ``refusal`` says why.
+        event: once all that fills it is enqueued: an event behind that. 0 before.
     """
 
     __slots__ = ("buffer", "event", "refusal", "size_bytes")
@@ -48,6 +49,43 @@ class Arriving:
         return None if self.buffer is None else self.buffer.data_ptr()
 
 
+class Coming:
+    """A value whose message was taken, and whose parts are awaited, by the writer's device."""
+
+    __slots__ = ("is_private", "message", "parts")
+
+    def __init__(self, message: memoryview, is_private: bool, parts: dict[int, Arriving]) -> None:
+        self.message = message
+        self.is_private = is_private
+        self.parts = parts
+
+    @property
+    def is_enqueued(self) -> bool:
+        """Whether everything that brings the parts is enqueued."""
+        return all(part.event for part in self.parts.values())
+
+
+class Requests:
+    """Values that programs have asked for, in order. Their messages are taken in this order as they come."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def add(self, take: Callable[[], bool]) -> None:
+        """One more; ``take`` takes its message, or returns False while it has not come."""
+        self._waiting.append(take)
+        self.take()
+
+    def take(self) -> None:
+        """Takes the messages that have come."""
+        while self._waiting and self._waiting[0]():
+            self._waiting.popleft()
+
+    def clear(self) -> None:
+        """Nobody wants them any more."""
+        self._waiting.clear()
+
+
 class Arrivals:
     """Makes such memory on one device, and gives it to the compute stream.
 
@@ -61,8 +99,7 @@ class Arrivals:
 
     def __init__(self, home: DeviceHome, stream: int) -> None:
         self.stream = stream
-        self.device = home.device
-        self._home = home
+        self.home = home
         self._driver = home.driver
         self._torch = torch_or_raise()
         self._device = device_of(home.device)
@@ -103,11 +140,11 @@ class Arrivals:
     def use(self, arriving: Arriving) -> None:
         """Lets the compute stream wait for it, and use it."""
         if arriving.event:
-            self._driver.wait_event(self._home.compute_stream(), arriving.event)
+            self._driver.wait_event(self.home.compute_stream(), arriving.event)
             self._spare.append(arriving.event)
             arriving.event = 0
         if self._as_torch is not None and arriving.buffer is not None:
-            arriving.buffer.record_stream(self._torch.cuda.current_stream(self._home.device))
+            arriving.buffer.record_stream(self._torch.cuda.current_stream(self.home.device))
 
     def close(self) -> None:
         """Gives its events back. Idempotent."""
@@ -116,13 +153,27 @@ class Arrivals:
             self._driver.destroy_event(self._events.pop())
 
 
-def tensors_in(buffers: Mapping[int, torch.Tensor], devices: Mapping[int, int]) -> Make:
-    """What makes the tensors of a value in memory into which it came.
+def put_together(name: str, coming: Coming, arrivals: Sequence[Arrivals], joiner: Joiner) -> object:
+    """The value of channel ``name`` whose parts are all enqueued, or a `Failure`. The compute stream waits for them."""
+    for source, part in coming.parts.items():
+        arrivals[source].use(part)
+    refused = next((part for part in coming.parts.values() if part.buffer is None), None)
+    if refused is not None:
+        error = DeviceError(
+            f"channel {name}: there is no memory for a value of {refused.size_bytes} bytes: {refused.refusal}",
+            hint="keep fewer tensors on the receiver's device, or let fewer executions be under way",
+        )
+        return Failure.capture(error, actor="", node=f"receiving the value of {name}")
+    buffers = {source: part.buffer for source, part in coming.parts.items() if part.buffer is not None}
+    make = _tensors_in(buffers, [each.home.device for each in arrivals])
+    try:
+        return joiner.join(coming.message, lambda _: make, coming.is_private)
+    except Exception as error:
+        return undecodable(error, name)
 
-    Args:
-        buffers: by lane.
-        devices: of each lane, also of those that carry no byte.
-    """
+
+def _tensors_in(buffers: Mapping[int, torch.Tensor], devices: Sequence[int]) -> Make:
+    """Makes the tensors of a value in the memory into which it came; ``devices`` are those of all lanes."""
     module = torch_or_raise()
 
     def make(lane: int, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 That a value is enqueued is told by the channel's own record, which comes in any case. That a slot's ``free`` is enqueued is a
 post of the slot's semaphore, which is safe wherever the last view of a value dies. The few other records (offers of slots, and
-what leads to them) go through two mailboxes; whoever puts one in wakes the other process, which sees to it in its loop (`serve`)
-wherever its program stands: a mailbox is never waited for.
+what leads to them) go through two mailboxes; whoever puts one in wakes the other process, which handles it in its loop
+(`progress`) wherever its program stands: a mailbox is never waited for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import BoardPart, SignalBoard
-from crossfade.edges.layout import DeviceLayout, Mailbox
+from crossfade.edges.layout import Lanes, Mailbox
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import address_of
@@ -29,30 +29,25 @@ __all__ = ["LaneReader", "LaneWriter", "Post"]
 
 
 class Post:
-    """What this side tells the other, as far as there is room for it. One thread uses it.
+    """Puts records into the other side's mailbox, as room allows, and rings its bell. One thread uses it."""
 
-    Args:
-        board, offset: where the mailbox lies.
-        bell: the other side's.
-    """
-
-    def __init__(self, board: mmap.mmap, offset: int, bell: Bell) -> None:
-        self._mailbox = Mailbox(board, offset)
+    def __init__(self, mailbox: Mailbox, bell: Bell) -> None:
+        self._mailbox = mailbox
         self._bell = bell
         self._unsent: deque[Record] = deque()
 
     def put(self, record: Record) -> None:
-        """Tells it, now or with a later call of anything here."""
+        """Sends it, now or with a later call of anything here."""
         self._unsent.append(record)
         self.flush()
 
     def put_unless_known(self, record: Record) -> None:
-        """What a staged sender tells. (The channel's own record tells that a value comes.)"""
+        """For a staged sender: that a value comes is known by the channel's own record."""
         if not isinstance(record, Announced):
             self.put(record)
 
     def flush(self) -> bool:
-        """Whether everything has been told."""
+        """Whether everything has been sent."""
         has_sent = False
         while self._unsent and self._mailbox.try_put(self._unsent[0]):
             self._unsent.popleft()
@@ -63,40 +58,23 @@ class Post:
         return not self._unsent
 
     def drop(self) -> None:
-        """Nobody is there to be told any more."""
+        """The other side is gone."""
         self._unsent.clear()
 
 
 class LaneWriter:
     """The writing end of a lane.
 
-    Args:
-        home: the writer's device.
-        board, offset, layout: where the channel's lanes lie.
-        lane: which one this is.
-        signals: of all lanes of the channel.
-        bell: the reader's doorbell.
-        label: for reports.
-
     Attributes:
         ring: the sending end.
-        tell_enqueued: tells the reader that what a record told beforehand is enqueued.
+        tell_enqueued: tells the reader that the copies of a record which went ahead are enqueued.
     """
 
-    def __init__(
-        self,
-        home: DeviceHome,
-        board: mmap.mmap,
-        offset: int,
-        layout: DeviceLayout,
-        lane: int,
-        signals: SignalBoard,
-        bell: Bell,
-        label: str,
-    ) -> None:
+    def __init__(self, home: DeviceHome, lanes: Lanes, lane: int, signals: SignalBoard, bell: Bell, label: str) -> None:
+        board, offset, layout = lanes
         base = address_of(board, offset)
         self._mail = Mailbox(board, offset + layout.to_writer(lane))
-        self._post = Post(board, offset + layout.to_reader(lane), bell)
+        self._post = Post(Mailbox(board, offset + layout.to_reader(lane)), bell)
         self._freed = [
             [open_semaphore(base + layout.freed(lane, group, slot)).acquire for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
@@ -115,7 +93,7 @@ class LaneWriter:
         return self.ring.can_send(size_bytes)
 
     def tidy(self) -> None:
-        """What can wait until a value is on its way: takes slots back, lets go of sources that were copied. Cannot fail."""
+        """What can wait until a value is on its way: takes slots back, releases sources that were copied. Cannot fail."""
         if self._offer is not None and self.ring.next_place is None:
             self._take_freed(self._offer)
         self.ring.let_go_of_copied()
@@ -134,24 +112,24 @@ class LaneWriter:
             while acquire(False):
                 self.ring.credit(offer.generation, slot)
 
-    def serve(self) -> bool:
-        """Sees to what is not on a value's way. Whether it should soon be called again."""
+    def progress(self) -> bool:
+        """Handles control records. True if it should be called again soon."""
         self._take_mail()
         self.ring.collect()
         return not self._post.flush() or self.ring.is_growing
 
-    def break_off(self, reason: str) -> None:
-        """The reader is gone. Any thread may call it."""
+    def mute(self, reason: str) -> None:
+        """The reader died. Any thread may call it."""
         self._is_broken = True
         self.ring.break_off(reason)
 
-    def abandon(self) -> None:
-        """The device does nothing any more."""
+    def notify(self) -> None:
+        """The device does nothing any more: the reader need not wait for it."""
         if not (self._is_closed or self._is_broken):
             self._post.put(Finished())
 
-    def settle(self) -> bool:
-        """Goes on with closing; whether it is done. The reader's process goes on with `serve` or `settle` meanwhile."""
+    def drain(self) -> bool:
+        """Whether it is closed. The reader's process makes `progress`, or drains, meanwhile."""
         if not self._is_closed:
             with suppress(DeviceError):  # slots that cannot be opened are not needed any more
                 self._take_mail()
@@ -190,13 +168,7 @@ class LaneReader:
     """The reading end of a lane.
 
     Args:
-        home: the reader's device.
-        board, offset, layout: where the channel's lanes lie.
-        lane: which one this is.
-        signals: of all lanes of the channel.
-        bell: the writer's doorbell.
         on_freed: called, in any thread, when the writer may want to know that a slot is free.
-        label: for reports.
         slot_bytes: length of the first slots; 0 to make none before the first tensor comes.
 
     Attributes:
@@ -207,9 +179,7 @@ class LaneReader:
     def __init__(
         self,
         home: DeviceHome,
-        board: mmap.mmap,
-        offset: int,
-        layout: DeviceLayout,
+        lanes: Lanes,
         lane: int,
         signals: SignalBoard,
         bell: Bell,
@@ -217,10 +187,11 @@ class LaneReader:
         label: str,
         slot_bytes: int = 0,
     ) -> None:
+        board, offset, layout = lanes
         base = address_of(board, offset)
         self._home = home
         self._mail = Mailbox(board, offset + layout.to_reader(lane))
-        self._post = Post(board, offset + layout.to_writer(lane), bell)
+        self._post = Post(Mailbox(board, offset + layout.to_writer(lane)), bell)
         freed: list[list[Callable[[], None]]] = [
             [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
@@ -244,8 +215,8 @@ class LaneReader:
         """`RingReceiver.accept`, on torch's current stream."""
         return self.ring.accept_at(generation, slot, size_bytes, self._home.compute_stream(), Leased)
 
-    def serve(self) -> bool:
-        """Sees to what is not on a value's way. Whether it should soon be called again."""
+    def progress(self) -> bool:
+        """Handles control records. True if it should be called again soon."""
         while (record := self._mail.take()) is not None:
             self.ring.on_record(record)
         self.ring.collect()
@@ -253,16 +224,16 @@ class LaneReader:
             self._post.drop()
         return not self._post.flush() or self.ring.is_growing
 
-    def break_off(self, reason: str) -> None:
-        """The writer is gone. Any thread may call it; what it was still to be told is dropped by the next `serve`."""
+    def mute(self, reason: str) -> None:
+        """The writer died. Any thread may call it; what it was still to be told is dropped by the next `progress`."""
         self._is_broken = True
         self.ring.break_off(reason)
 
-    def settle(self) -> bool:
-        """Goes on with closing; whether the writer's side is closed and this side's device has done everything.
+    def drain(self) -> bool:
+        """Whether the writer's side is closed and this side's device has done everything.
 
-        Leases may be left then: `serve` gives their slots back when they have ended.
+        Leases may be left then: `progress` gives their slots back when they have ended.
         """
         self.ring.close()
-        self.serve()
+        self.progress()
         return self.ring.is_empty or (self.ring.is_finished and self.ring.statistics().num_leased > 0)

@@ -1,4 +1,4 @@
-"""Where the parts of a copy-engine channel lie on the board, behind those of its ring (edges/copy_engine.py tells the whole).
+"""Where the lanes of a channel lie on the board, behind its ring (``edges.by_copies``, ``edges.by_staging``).
 
 Each lane has a block: two mailboxes, a semaphore for each slot that can ever be offered, one for what was told ahead, and how far
 its writer is (`crossfade.edges.turns`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from crossfade.device.records import Record, pack, unpack
 from crossfade.device.ring import NUM_GROUPS, num_signals
@@ -16,7 +17,7 @@ from crossfade.edges.turns import PROGRESS_BYTES
 from crossfade.host.memory import address_of, align
 from crossfade.host.semaphore import SEMAPHORE_BYTES, Semaphore, init_semaphore, open_semaphore
 
-__all__ = ["DeviceLayout", "Mailbox", "format_lanes"]
+__all__ = ["DeviceLayout", "Lanes", "Mailbox", "format_lanes"]
 
 _NUM_LETTERS = 16
 _LETTER_BYTES = 128
@@ -55,7 +56,7 @@ class DeviceLayout:
         return self.to_writer(lane) + _MAILBOX_BYTES + (group * self.num_slots + slot) * SEMAPHORE_BYTES
 
     def enqueued(self, lane: int) -> int:
-        """Offset of the semaphore that the writer posts when it has enqueued what a record told beforehand (`bare.AHEAD`)."""
+        """Offset of the semaphore that the writer posts when it has enqueued what a record told beforehand (`TENSOR_AHEAD`)."""
         return self.freed(lane, NUM_GROUPS, 0)
 
     def progress(self, lane: int) -> int:
@@ -90,6 +91,14 @@ class DeviceLayout:
     def pushed(self, lane: int) -> int:
         """Which of the signals counts the pushes of a lane."""
         return lane * self.signals_per_lane + num_signals(self.num_slots)
+
+
+class Lanes(NamedTuple):
+    """Where the lanes of a channel lie: the mapped board, the offset in bytes of their blocks, the layout."""
+
+    board: mmap.mmap
+    offset: int
+    layout: DeviceLayout
 
 
 def format_lanes(board: mmap.mmap, offset: int, layout: DeviceLayout) -> None:

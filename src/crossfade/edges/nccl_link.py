@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,10 @@ from crossfade.device.home import DeviceHome
 from crossfade.device.recorded import Begin
 from crossfade.device.streams import Role
 from crossfade.device.tail import Tail
-from crossfade.edges.arrivals import Arrivals, Arriving
+from crossfade.edges.arrivals import Arrivals, Arriving, Requests
+from crossfade.edges.reader import DeviceReader
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.host.memory import Memory
-
-if TYPE_CHECKING:
-    from crossfade.edges.nccl import NcclReader
 
 __all__ = ["Group", "GroupFactory", "NcclLink", "nccl_group"]
 
@@ -198,7 +196,8 @@ class NcclLink:
 
     Attributes:
         lanes: one for each of the writer's devices.
-        readers: this side's ends of channels, if it reads.
+        readers: this side's ends of channels, if it reads; whoever opens one adds it.
+        requests: for values of all of them, in the order in which programs ask.
         reason: why it is broken; empty while it is not.
 
     Raises:
@@ -215,13 +214,13 @@ class NcclLink:
         make_group: GroupFactory | None = None,
     ) -> None:
         self.reason = ""
-        self.readers: list[NcclReader] = []
-        self._permits: deque[NcclReader] = deque()
+        self.readers: list[DeviceReader] = []
+        self.requests = Requests()
         self._is_writer = me == pair[0]
         self._label = f"{pair[0]} to {pair[1]} over NCCL"
         self._enter_thread = homes[0].driver.enter_thread
         self._closing_since: float | None = None
-        self._is_settled = self._is_ending = False
+        self._is_drained = self._is_ending = False
         self._late: dict[
             tuple[int, int], list[tuple[int, int]]
         ] = {}  # sent and not asked for: (lane, number) to its places
@@ -255,15 +254,6 @@ class NcclLink:
 
         self._end("abort", close)
 
-    def ask(self, reader: NcclReader) -> None:
-        """A reader's program asks for one more value."""
-        self._permits.append(reader)
-
-    def go_on(self) -> None:
-        """Takes the messages that were asked for, as far as they have come, in the order in which they were."""
-        while self._permits and self._permits[0].take_record():
-            self._permits.popleft()
-
     def receive(self, source: int, number: int, places: list[tuple[int, int]], begin: Begin | None = None) -> Arriving:
         """A value's message has come. The value will not if the link is broken, or breaks now: since it is not the next one (PL-1),
         since there is no memory for it, or since NCCL failed. ``begin`` records it.
@@ -285,13 +275,11 @@ class NcclLink:
         lane.receive(arriving, places, begin)
         return arriving
 
-    def _drain(self) -> bool:
+    def _receive_rest(self) -> bool:
         """Receives what was sent and not asked for; whether nothing more can come."""
-        is_over = all([reader.is_writer_gone for reader in self.readers])  # before the last look
+        is_over = all(reader.ring.is_other_gone for reader in self.readers)  # before the last look
         for reader in self.readers:
-            while reader.take_record():
-                pass
-            reader.inbox.clear()
+            reader.discard()
         for source, lane in enumerate(self.lanes):
             while (places := self._late.pop((source, lane.number), None)) is not None:
                 self._receive(lane, places)
@@ -326,9 +314,9 @@ class NcclLink:
 
         threading.Thread(target=work, name=f"crossfade-nccl-{how}", daemon=True).start()
 
-    def settle(self) -> bool:
-        """Goes on with closing, without waiting. True once no device uses it any more."""
-        if self._is_settled:
+    def drain(self) -> bool:
+        """Closes it, without waiting. True once no device uses it any more."""
+        if self._is_drained:
             return True
         now = time.monotonic()
         if self._closing_since is None:
@@ -336,7 +324,7 @@ class NcclLink:
         left_s = self._closing_since + _GRACE_S - now
         if not self.reason:
             try:
-                is_over = self._drain()
+                is_over = self._receive_rest()
             except (ChannelError, DeviceError, RuntimeError) as error:
                 self.break_off(str(error))
                 return False
@@ -350,6 +338,6 @@ class NcclLink:
             lane.close()
         self._end("shutdown", self._store.close)
         self.readers.clear()
-        self._permits.clear()
-        self._is_settled = True
+        self.requests.clear()
+        self._is_drained = True
         return True

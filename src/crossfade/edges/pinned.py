@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from crossfade.channels.ring_layout import RingLayout
+from crossfade.channels.ring_layout import RingBlock
 from crossfade.channels.slots import Mapped, ReaderSlots, WriterSlots
 from crossfade.device.driver import HostRange
 from crossfade.device.home import DeviceHome
 from crossfade.device.moments import Moment, Moments
 from crossfade.errors import DeviceError
-from crossfade.host.memory import Heap, Memory
+from crossfade.host.memory import Heap, Memory, address_of
 
 __all__ = ["PinnedReaderSlots", "PinnedWriterSlots", "Pins", "has_come"]
 
@@ -74,14 +74,13 @@ def has_come(moment: Moment) -> bool:
 class PinnedWriterSlots(WriterSlots):
     """Slots that a device may write into.
 
-    Args:
-        heap, base, layout: see `WriterSlots`.
-        pins: who pins them.
-        label: for reports.
+    Attributes:
+        unused: slots that were taken, and that readers will not free. Any thread may add to them.
     """
 
-    def __init__(self, heap: Heap, base: int, layout: RingLayout, pins: Pins, label: str) -> None:
-        super().__init__(heap, base, layout)
+    def __init__(self, heap: Heap, block: RingBlock, pins: Pins, label: str) -> None:
+        super().__init__(heap, address_of(block.board, block.offset), block.layout)
+        self.unused: list[int] = []
         self._pins = pins
         self._label = label
         self._pinned: dict[int, HostRange] = {}  # by slot
@@ -98,10 +97,20 @@ class PinnedWriterSlots(WriterSlots):
             pinned = self._pinned[slot] = self._pins.pin(self._heap.memory, offset, capacity, self._label)
         return pinned.address
 
-    def pin_all(self) -> None:
-        """Pins what was set aside."""
-        for slot in range(self.num_slots):
-            self.address(slot)
+    def take(self, size_bytes: int) -> tuple[int, int, int, memoryview]:
+        while self.unused:
+            self.put_back(self.unused.pop())
+        return super().take(size_bytes)
+
+    def set_aside(self, num_slots: int, size_bytes: int) -> None:
+        """Makes slots before they are needed, and pins them."""
+        super().set_aside(num_slots, size_bytes)
+        try:
+            for slot in range(self.num_slots):
+                self.address(slot)
+        except BaseException:
+            self.close()
+            raise
 
     def _grow(self, slot: int, size_bytes: int) -> None:
         super()._grow(slot, size_bytes)
@@ -127,23 +136,13 @@ class PinnedReaderSlots(ReaderSlots):
     then.
 
     Args:
-        memory, board, base, layout: see `ReaderSlots`.
-        homes: the reader's devices, with moments of their streams.
-        pins: who pins them.
-        label: for reports.
+        homes: the reader's devices, with events of their streams.
     """
 
     def __init__(
-        self,
-        memory: Memory,
-        board: mmap.mmap,
-        base: int,
-        layout: RingLayout,
-        homes: Sequence[tuple[DeviceHome, Moments]],
-        pins: Pins,
-        label: str,
+        self, memory: Memory, block: RingBlock, homes: Sequence[tuple[DeviceHome, Moments]], pins: Pins, label: str
     ) -> None:
-        super().__init__(memory, board, base, layout)
+        super().__init__(memory, block.board, address_of(block.board, block.offset), block.layout)
         self._homes = homes
         self._pins = pins
         self._label = label

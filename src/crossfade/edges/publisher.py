@@ -123,8 +123,8 @@ class Publisher:
             try:
                 job.done(job.error)
             except Exception as error:  # a bug, which must not keep what comes behind from being done
-                what = threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
-                threading.excepthook(what)
+                thread = threading.current_thread()  # and no name for the rest: it would be part of a circle
+                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
             finally:
                 jobs.popleft()
             has_done = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from crossfade.channels.shm_ring import INLINE_BYTES
+from crossfade.channels.ring_layout import INLINE_BYTES
 from crossfade.errors import CrossfadeError, Failure
 
 __all__ = ["short_failure"]

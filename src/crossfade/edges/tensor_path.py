@@ -20,29 +20,15 @@ import torch
 from crossfade.channels.values.tensors import is_dense
 
 __all__ = [
-    "AHEAD",
-    "BARE",
     "MOST_DESCRIPTION_BYTES",
     "MOST_KINDS",
     "NOTE",
     "NUMBER",
-    "REPLACED",
     "UNUSED",
     "Kind",
     "KindTable",
     "Kinds",
 ]
-
-BARE = 6
-"""The kind of a ring's record that is a tensor by itself."""
-
-AHEAD = 7
-"""The same, told before the copies are enqueued: the reader prepares, and looks at the record once more when it hears that they are
-(`crossfade.edges.layout.DeviceLayout.enqueued`).
-"""
-
-REPLACED = 8
-"""As long as an error is written into the place of a record that readers may have: they look again."""
 
 NUMBER = struct.Struct("<I")
 NOTE = struct.Struct("<IIQ")
@@ -66,30 +52,22 @@ _Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool, torch.layou
 
 @dataclass(slots=True)
 class Kind:
-    """What tensors have in common.
+    """What tensors have in common."""
 
-    Attributes:
-        number: by which the record names it.
-        source: the writer's device, by position.
-        size_bytes: length of each.
-        description: what the first tensor tells.
-        is_told: whether a tensor of the kind was published.
-    """
-
-    number: int
-    source: int
+    number: int  # by which the record names it
+    source: int  # the writer's device, by position
     size_bytes: int
-    description: bytes
-    is_told: bool = False
+    description: bytes  # what the first tensor tells
+    is_known: bool = False  # to the readers: a tensor of the kind was published
     _made: dict[tuple[tuple[int, int], ...], bytes] = field(default_factory=dict)
 
     def record_for(self, places: Sequence[tuple[int, int]]) -> bytes:
         """The payload of a tensor's record, with the (generation, slot) that it takes in the lane to each reader."""
         key = tuple(places)
-        if self.is_told and (made := self._made.get(key)):
+        if self.is_known and (made := self._made.get(key)):
             return made
         notes = b"".join([NOTE.pack(*place, self.size_bytes) for place in places])
-        if not self.is_told:
+        if not self.is_known:
             return NUMBER.pack(self.number | NEW) + notes + self.description
         if len(self._made) >= _MOST_MADE:
             self._made.clear()
@@ -134,12 +112,7 @@ class Kinds:
 
 
 class Described(NamedTuple):
-    """What a reader knows of a kind.
-
-    Attributes:
-        source: the writer's device, by position.
-        dtype, shape, requires_grad: of its tensors.
-    """
+    """What a reader knows of a kind; ``source`` is the writer's device, by position."""
 
     source: int
     dtype: torch.dtype
@@ -148,11 +121,7 @@ class Described(NamedTuple):
 
 
 class KindTable:
-    """The kinds of one channel, as a reader sees them.
-
-    Args:
-        num_readers: of the channel.
-    """
+    """The kinds of one channel, as one of its ``num_readers`` sees them."""
 
     def __init__(self, num_readers: int) -> None:
         self._description = NUMBER.size + num_readers * NOTE.size  # where it begins

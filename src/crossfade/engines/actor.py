@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfade.edges.life import Event
 from crossfade.engines import control
 from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.communicators import Communicators
@@ -185,7 +186,7 @@ class _Actor:
         """No step of a part is taken any more: the driver hears why, and after it those who wait for its values."""
         send(self._connection, control.Faulted(part.number, part.fault, time.monotonic_ns()))
         if part.wiring.device_ends is not None:
-            part.wiring.device_ends.end()
+            part.wiring.device_ends.on(Event.FAULT)
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
         self._exchanges.forget_over()

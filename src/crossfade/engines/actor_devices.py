@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from crossfade.device.signals import Releasable
+from crossfade.edges.life import Event, State
 from crossfade.engines.alarm import Alarm
 from crossfade.engines.board import peers_of
 from crossfade.engines.device_ends import DeviceEnds
@@ -28,9 +29,8 @@ __all__ = ["ActorDevices"]
 class ActorDevices:
     """What an actor's loop has to do for its devices.
 
-    A plan goes four steps: it is *open*; once left, it *settles* until no value is on its way; then it is *left over* as long as
-    the program keeps tensors that came through it; at last it is *empty*, and its pinned memory is given up when the devices are
-    idle, for that waits for all their streams, and one may wait for another plan's host.
+    The life of each plan is that of ``edges.life``. A plan is released only when the devices are idle: unpinning its memory waits
+    for all their streams, and a stream might wait for another plan's host.
 
     Args:
         gpus: indices of its GPUs.
@@ -54,11 +54,10 @@ class ActorDevices:
         self._alarm = Alarm(doorbell)
         self._gpus = gpus
         self._devices = Devices(gpus, self._signals, on_death)
-        self._open: dict[int, DeviceEnds] = {}
-        self._settling: dict[int, tuple[DeviceEnds, Callable[[], None]]] = {}
-        self._left_over: dict[int, DeviceEnds] = {}
-        self._empty: list[DeviceEnds] = []
-        self._lost: list[DeviceEnds] = []  # of plans whose device refused to end them: it may still use what they have
+        self._plans: dict[int, DeviceEnds] = {}  # until nobody looks at their signals any more
+        self._on_left: dict[int, Callable[[], None]] = {}
+        self._unused: list[DeviceEnds] = []  # to be released when the devices are idle
+        self._lost: list[DeviceEnds] = []  # their devices may still use what they have
         self._recorders: dict[int, list[DeviceRecorder]] = {}
         self._copies: HostCopies | None = None
 
@@ -70,21 +69,13 @@ class ActorDevices:
         """See `Devices.failure`."""
         return self._devices.failure()
 
-    def _ends(self) -> list[DeviceEnds]:
-        """Of all plans, wherever they stand; some may be named twice. Any thread may ask: a plan is noted where it goes before it
-        is taken from where it was.
-        """
-        ends = list(self._open.values())
-        ends += [each for each, _ in list(self._settling.values())]
-        return ends + list(self._left_over.values())
-
     def _signals(self, peer: str) -> Sequence[Releasable]:
-        return [signal for ends in self._ends() for signal in ends.signals(peer)]
+        return [signal for ends in list(self._plans.values()) for signal in ends.signals(peer)]
 
     def break_off(self, peer: str, reason: str) -> None:
         """A peer is gone, also for plans that were left: what would still come from there does not. Any thread may call it."""
-        for ends in self._ends():
-            ends.break_off(peer, reason)
+        for ends in list(self._plans.values()):
+            ends.on(Event.PEER_DIED, peer, reason)
         self.is_busy = True
 
     def open(
@@ -102,8 +93,8 @@ class ActorDevices:
         Raises:
             MissingDependency, DeviceError: see `DeviceEnds`.
         """
-        self._end_left_over()
-        ends = self._open[number] = DeviceEnds(plan, party, shared, self._devices, pidfds, self._alarm.wake_in)
+        self._let_go_of_drained()
+        ends = self._plans[number] = DeviceEnds(plan, party, shared, self._devices, pidfds, self._alarm.wake_in)
         for peer in peers_of(plan, party) & pidfds.keys():
             self._devices.watch(peer, pidfds[peer], number)
         return ends
@@ -132,8 +123,8 @@ class ActorDevices:
         """Begins to record what a plan does on this actor's GPUs: for each, with the stream on which its methods compute."""
         homes = list({id(home): home for home in self._devices.homes}.values())
         made = self._recorders[number] = [DeviceRecorder(home.driver, recorder) for home in homes]
-        if number in self._open:
-            self._open[number].record(made)
+        if number in self._plans:
+            self._plans[number].record(made)
         return [(device, home.compute_stream()) for device, home in zip(made, homes, strict=True)]
 
     def spans(self, number: int) -> list[Span]:
@@ -151,14 +142,13 @@ class ActorDevices:
         for recorder in self._recorders.pop(number, ()):
             with suppress(DeviceError):
                 recorder.close()
-        before = self._settling.get(number)
-        ends = self._open.get(number) if before is None else before[0]
-        if ends is None:
-            self.is_busy |= self._end_left_over()
+        ends = self._plans.get(number)
+        if ends is None or ends.life.state is State.DRAINED:
+            self.is_busy |= self._let_go_of_drained()
             on_left()
             return
-        self._settling[number] = (ends, on_left)
-        self._open.pop(number, None)
+        self._on_left[number] = on_left
+        ends.on(Event.CLOSE)
         ends.go_without(absent)
         self.is_busy = True
         self.serve()
@@ -171,50 +161,61 @@ class ActorDevices:
         """Sees to records that no step waits for, and to plans that are being left. A device that refuses ends a plan, and not
         the actor.
         """
-        has_more = any([self._serve(number, ends) for number, ends in self._open.items()])
-        for number, (ends, on_left) in list(self._settling.items()):
-            try:
-                if not ends.settle():
-                    continue
-                self._left_over[number] = ends
-            except DeviceError:
-                self._lost.append(ends)
-                self._devices.forget(number)
-                ends.abandon()
-            del self._settling[number]
-            on_left()
-        has_to_wait = self._end_left_over()
-        self.is_busy = has_more or bool(self._settling) or has_to_wait
+        has_more = is_closing = False
+        for number, ends in list(self._plans.items()):
+            match ends.life.state:
+                case State.OPEN | State.BROKEN:
+                    has_more = self._progress(number, ends) or has_more
+                case State.CLOSING:
+                    is_closing = not self._drain(number, ends) or is_closing
+        has_to_wait = self._let_go_of_drained()
+        self.is_busy = has_more or is_closing or has_to_wait
 
-    def _serve(self, number: int, ends: DeviceEnds) -> bool:
+    def _progress(self, number: int, ends: DeviceEnds) -> bool:
         try:
-            return ends.serve()
+            return ends.progress()
         except DeviceError as error:
             self._on_fault(number, str(error))
             return False
 
-    def _end_left_over(self) -> bool:
+    def _drain(self, number: int, ends: DeviceEnds) -> bool:
+        """Whether a plan that closes is drained, or lost."""
+        try:
+            if not ends.drain():
+                return False
+            ends.on(Event.DRAINED)
+        except DeviceError:
+            del self._plans[number]
+            self._lost.append(ends)
+            self._devices.forget(number)
+            ends.on(Event.DEVICE_FAILED)
+        self._on_left.pop(number)()
+        return True
+
+    def _let_go_of_drained(self) -> bool:
         """Gives back what nobody uses any more; whether some of it has to wait for the devices."""
-        for number, ends in list(self._left_over.items()):
+        for number, ends in list(self._plans.items()):
+            if ends.life.state is not State.DRAINED:
+                continue
             with suppress(DeviceError):  # else it is tried again
-                ends.serve()
-                if ends.is_empty:
-                    self._empty.append(ends)
-                    del self._left_over[number]
+                ends.progress()
+                if not ends.is_referenced:
+                    self._unused.append(ends)
+                    del self._plans[number]
                     self._devices.forget(number)
-        has_to_wait = self._release_empty()
+        has_to_wait = self._release_unused()
         return (self._copies is not None and self._copies.pins.collect()) or has_to_wait
 
-    def _release_empty(self) -> bool:
-        """Gives up what is left of empty plans, if that does not have to wait; whether it does."""
-        if not self._empty:
+    def _release_unused(self) -> bool:
+        """Releases plans, if that does not have to wait; whether it does."""
+        if not self._unused:
             return False
         with suppress(DeviceError):  # a device that refuses keeps it
             if not all(home.is_idle() for home in self._devices.homes):
                 return True
-            while self._empty:
-                self._empty[-1].release()
-                self._empty.pop()
-            if not (self._open or self._settling or self._left_over):
+            while self._unused:
+                self._unused[-1].on(Event.UNREFERENCED)
+                self._unused.pop()
+            if not self._plans:
                 self._devices.trim()
         return False

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crossfade.channels.ring_layout import RingLayout, format_ring
+from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
@@ -21,7 +21,7 @@ from crossfade.types import Transport
 
 if TYPE_CHECKING:
     from crossfade.device.staged_layout import StagedLayout
-    from crossfade.edges.layout import DeviceLayout
+    from crossfade.edges.layout import DeviceLayout, Lanes
 
 __all__ = [
     "SIGNALS",
@@ -34,6 +34,7 @@ __all__ = [
     "heaps_of",
     "is_on_devices",
     "lanes_of",
+    "layout_of",
     "link_parties",
     "meeting_parties",
     "nccl_links",
@@ -72,6 +73,10 @@ class RingPlace:
     lanes: DeviceLayout | None = None
     first_signal: int = 0
     chunks_offset: int = 0
+
+    def block(self, board: mmap.mmap) -> RingBlock:
+        """Where its ring lies on the mapped board."""
+        return RingBlock(board, self.offset, self.ring)
 
     @property
     def lanes_offset(self) -> int:
@@ -134,8 +139,15 @@ def _chunks_bytes(place: RingPlace) -> int:
     return place.lanes.num_lanes * staged_layout().size_bytes
 
 
-def lanes_of(place: RingPlace) -> DeviceLayout:
-    """The lanes of a channel that has some."""
+def lanes_of(place: RingPlace, board: mmap.mmap) -> Lanes:
+    """Where the lanes of a channel lie that has some."""
+    from crossfade.edges.layout import Lanes
+
+    return Lanes(board, place.lanes_offset, layout_of(place))
+
+
+def layout_of(place: RingPlace) -> DeviceLayout:
+    """How the lanes of a channel lie that has some."""
     if place.lanes is None:
         raise ValueError(f"channel {place.spec.id} has no lanes")
     return place.lanes

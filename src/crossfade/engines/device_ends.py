@@ -5,17 +5,21 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.shm_reader import ShmReader
+from crossfade.channels.shm_ring import ShmWriter
 from crossfade.device.capabilities import check_pairs, read_facts
 from crossfade.device.home import DeviceHome
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
+from crossfade.edges.life import Action, Event, Life, State
 from crossfade.engines.board import (
     SIGNALS,
     STAGING,
     RingPlace,
     is_on_devices,
     lanes_of,
+    layout_of,
     nccl_links,
     num_devices,
     pushes,
@@ -28,7 +32,8 @@ from crossfade.engines.fault_place import fault_text
 from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
-from crossfade.plan.actions import Action, Verb
+from crossfade.plan.actions import Action as PlanAction
+from crossfade.plan.actions import Verb
 from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
@@ -37,15 +42,11 @@ from crossfade.runtime.device_record import DeviceRecorder
 from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
-    from crossfade.edges.copy_engine import CopyWriter
-    from crossfade.edges.copy_reader import CopyReader
+    from crossfade.edges.carrier import Incoming, Outgoing
     from crossfade.edges.host_copies import HostCopies
-    from crossfade.edges.nccl import NcclReader, NcclWriter
     from crossfade.edges.nccl_link import NcclLink
-    from crossfade.edges.staged_engine import StagedReader, StagedWriter
-
-    _Writer: TypeAlias = CopyWriter | StagedWriter | NcclWriter
-    _Reader: TypeAlias = CopyReader | StagedReader | NcclReader
+    from crossfade.edges.reader import DeviceReader
+    from crossfade.edges.writer import DeviceWriter
 
 __all__ = ["DeviceEnds"]
 
@@ -65,6 +66,7 @@ class DeviceEnds:
 
     Attributes:
         alive: those whose tensors may reach this party.
+        life: where the plan stands on this process's devices.
 
     Raises:
         MissingDependency: torch or cuda-bindings is not installed.
@@ -97,11 +99,11 @@ class DeviceEnds:
         self.alive = Alive({peer: pidfd for peer, pidfd in pidfds.items() if peer in before})
         signals = [self._boards[home.device] for home in self._homes] if self._boards else []
         self._turns = DeviceTurns(plan, signals, wake_in)
-        self._writers: list[tuple[ChannelSpec, _Writer]] = []
-        self._readers: list[tuple[ChannelSpec, _Reader]] = []
+        self._writers: list[tuple[ChannelSpec, DeviceWriter]] = []
+        self._readers: list[tuple[ChannelSpec, DeviceReader]] = []
         self._links: dict[tuple[str, str], NcclLink] = {}
+        self.life = Life()
         self._lock = threading.Lock()
-        self._is_left = False
 
     def _check_reach(self) -> None:
         """A measured topology may be another machine's; and where copies do not reach, flags could come before data."""
@@ -120,7 +122,7 @@ class DeviceEnds:
         mine = [spec for spec in self._plan.channels if self._party in (spec.writer, *spec.readers)]
         if any(spec.transport is Transport.STAGED for spec in mine):
             with torch_needed(_WHAT):
-                from crossfade.edges.staged_lane import make_streams
+                from crossfade.edges.by_staging import make_streams
             for home in self._homes:
                 make_streams(home)
 
@@ -152,7 +154,7 @@ class DeviceEnds:
 
     def _add_link(self, pair: tuple[str, str], link: NcclLink) -> None:
         with self._lock:
-            if not self._is_left:
+            if self.life.state in (State.OPEN, State.BROKEN):
                 self._links[pair] = link
                 return
         link.break_off("the plan was given up")
@@ -160,7 +162,7 @@ class DeviceEnds:
 
     def writer(
         self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell], node: str = ""
-    ) -> _Writer:
+    ) -> DeviceWriter:
         """Opens the writing end of a channel.
 
         Args:
@@ -171,63 +173,63 @@ class DeviceEnds:
             node: what makes the values, for errors.
         """
         spec, homes = place.spec, self._homes
-        args = spec.id, board, place.offset, place.ring, heap, [bells[reader] for reader in spec.readers]
-        writer: _Writer
+        with torch_needed(_WHAT):
+            from crossfade.edges.writer import DeviceWriter
+        to_readers = [bells[reader] for reader in spec.readers]
+        ring = ShmWriter(spec.id, place.block(board), heap, to_readers)
+        carrier: Outgoing
         match spec.transport:
             case Transport.COPY:
+                from crossfade.edges.by_copies import OutgoingCopies
+
                 signals, turns = self._signals_of(place, homes), self._turns.open(place, board, bells)
-                with torch_needed(_WHAT):
-                    from crossfade.edges.copy_engine import CopyWriter
-                writer = CopyWriter(
-                    *args,
-                    **_lanes(place),
-                    homes=homes,
-                    signals=signals,
-                    turns=turns,
-                    actor=self._party,
-                    node=node,
+                carrier = OutgoingCopies(
+                    ring, lanes_of(place, board), homes, signals, to_readers, turns=turns, actor=self._party, node=node
                 )
             case Transport.STAGED:
-                with torch_needed(_WHAT):
-                    from crossfade.edges.staged_engine import StagedWriter
-                writer = StagedWriter(*args, **_lanes(place), homes=homes, chunks=self._chunks(place))
+                from crossfade.edges.by_staging import OutgoingChunks
+
+                carrier = OutgoingChunks(ring, lanes_of(place, board), self._chunks(place), homes, to_readers)
             case _:
-                links = [self._links[self._party, reader] for reader in spec.readers]
-                with torch_needed(_WHAT):
-                    from crossfade.edges.nccl import NcclWriter
-                writer = NcclWriter(*args, homes=homes, links=links)
+                from crossfade.edges.by_nccl import OutgoingNccl
+
+                carrier = OutgoingNccl(ring, homes, [self._links[self._party, reader] for reader in spec.readers])
+        writer = DeviceWriter(carrier)
         self._writers.append((spec, writer))
         return writer
 
     def reader(
         self, place: RingPlace, board: mmap.mmap, heap: Memory, bell: Bell, copies: HostCopies | None
-    ) -> _Reader:
+    ) -> DeviceReader:
         """Opens a reading end of a channel. ``copies`` brings CPU tensors to the device, where they are wanted there."""
         spec, homes = place.spec, self._targets(place.spec.writer)
-        copies = copies if spec.device is TargetDevice.CUDA else None
-        args = spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell
-        reader: _Reader
+        index = spec.readers.index(self._party)
+        with torch_needed(_WHAT):
+            from crossfade.edges.joining import Joiner
+            from crossfade.edges.reader import DeviceReader
+        joiner = Joiner(copies if spec.device is TargetDevice.CUDA else None)
+        ring = ShmReader(spec.id, place.block(board), index, heap, bell)
+        carrier: Incoming
         match spec.transport:
             case Transport.COPY:
-                signals = self._signals_of(place, homes)
-                with torch_needed(_WHAT):
-                    from crossfade.edges.copy_reader import CopyReader
-                reader = CopyReader(
-                    *args,
-                    **_lanes(place),
-                    homes=homes,
-                    signals=signals,
-                    slot_bytes=spec.buffer_bytes,
-                    copies=copies,
+                from crossfade.edges.by_copies_in import IncomingCopies
+
+                lanes, signals = lanes_of(place, board), self._signals_of(place, homes)
+                carrier = IncomingCopies(
+                    spec.id, index, lanes, homes, signals, bell, ring.nudge(), joiner, spec.buffer_bytes
                 )
             case Transport.STAGED:
-                with torch_needed(_WHAT):
-                    from crossfade.edges.staged_engine import StagedReader
-                reader = StagedReader(*args, **_lanes(place), homes=homes, chunks=self._chunks(place), copies=copies)
+                from crossfade.edges.by_staging import IncomingChunks
+
+                lanes = lanes_of(place, board)
+                carrier = IncomingChunks(spec.id, index, lanes, self._chunks(place), homes, bell, joiner)
             case _:
-                with torch_needed(_WHAT):
-                    from crossfade.edges.nccl import NcclReader
-                reader = NcclReader(*args, link=self._links[spec.writer, self._party], copies=copies)
+                from crossfade.edges.by_nccl import IncomingNccl
+
+                carrier = IncomingNccl(spec.id, index, self._links[spec.writer, self._party], joiner)
+        reader = DeviceReader(ring, carrier)
+        if spec.transport is Transport.NCCL:
+            self._links[spec.writer, self._party].readers.append(reader)
         self._readers.append((spec, reader))
         return reader
 
@@ -238,12 +240,12 @@ class DeviceEnds:
 
     def _signals_of(self, place: RingPlace, homes: Sequence[DeviceHome]) -> list[SignalBoard]:
         """A channel's signals, as each of these devices sees them."""
-        num_signals = lanes_of(place).num_signals
+        num_signals = layout_of(place).num_signals
         return [BoardPart(self._boards[home.device], place.first_signal, num_signals) for home in homes]
 
     def _chunks(self, place: RingPlace) -> Any:
-        with torch_needed(_WHAT):
-            from crossfade.edges.staged_lane import Chunks
+        from crossfade.edges.by_staging import Chunks
+
         return Chunks(self._shared[STAGING], place.chunks_offset, staged_layout())
 
     def distrust(self) -> ChannelBroken | None:
@@ -261,35 +263,63 @@ class DeviceEnds:
         """Records every copy from now on; ``devices`` are the recorders of this party's devices."""
         device_of = dict(zip({id(home): home for home in self._homes}, devices, strict=True))
         for spec, writer in self._writers:
-            action = Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
-            for number, end in enumerate(writer.recorded):
+            action = _action_of(spec, writer=True)
+            for number, end in enumerate(writer.carrier.recorded):
                 device = device_of[id(self._homes[number % len(self._homes)])]
                 end.around = device.around(stream_out(spec.transport), action, spec.id)
         for spec, reader in self._readers:
-            action = Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
-            for home, arriving in zip(self._targets(spec.writer), reader.recorded, strict=False):
+            action = _action_of(spec, writer=False)
+            for home, arriving in zip(self._targets(spec.writer), reader.carrier.recorded, strict=False):
                 arriving.around = device_of[id(home)].around(stream_in(spec.transport), action, spec.id)
-            reader.brought.around = devices[0].around(DeviceStream.DOWN, action, spec.id)
+            reader.carrier.brought.around = devices[0].around(DeviceStream.DOWN, action, spec.id)
 
-    def break_off(self, peer: str, reason: str) -> None:
-        """A process is gone. If it is a party of the plan, all ends hear of it, whether or not it is at the other end of a lane.
-        Any thread may call it.
+    def on(self, event: Event, peer: str = "", reason: str = "") -> None:
+        """Something happened to the plan on this process: every end does what its life asks for (``edges.life``).
+
+        Args:
+            event: any thread may bring `Event.PEER_DIED`.
+            peer: who died, if that is it. A process that is no party of the plan changes nothing.
+            reason: why calls raise from now on.
         """
-        if peer not in self._plan.programs:
+        if event is Event.PEER_DIED and peer not in self._plan.programs:
             return
+        with self._lock:
+            actions = self.life.on(event)
+        for action in actions:
+            match action:
+                case Action.END:
+                    for _, writer in self._writers:
+                        writer.end()
+                case Action.MUTE:
+                    self._mute(peer, reason)
+                case Action.REFUSE:
+                    self._refuse(reason)
+                    for pair, link in self._links.items():  # once everything here is marked: it lets streams run on
+                        if peer in pair:
+                            link.break_off(reason)
+                case Action.NOTIFY:
+                    for _, writer in self._writers:
+                        writer.carrier.notify()
+                case Action.RELEASE:
+                    self._release()
+
+    def _mute(self, peer: str, reason: str) -> None:
         for spec, writer in self._writers:
             if peer in spec.readers:
-                writer.lose(spec.readers.index(peer), reason)
-            else:
-                writer.give_up(reason)
-        for spec, end in self._readers:
+                writer.carrier.mute(spec.readers.index(peer), reason)
+        for spec, reader in self._readers:
             if spec.writer == peer:
-                end.break_off(reason)
-            else:
-                end.give_up(reason)
-        for pair, link in self._links.items():  # once everything here is marked: it lets streams go
-            if peer in pair:
-                link.break_off(reason)
+                reader.break_off(reason)
+
+    def _refuse(self, reason: str) -> None:
+        """No value passes any more, whether or not the dead party is at the other end."""
+        for _, writer in self._writers:
+            writer.break_off(reason)
+        for _, reader in self._readers:
+            reader.carrier.refuse(reason)
+
+    def _ends(self) -> list[tuple[ChannelSpec, DeviceWriter | DeviceReader]]:
+        return [*self._writers, *self._readers]
 
     def go_without(self, absent: Sequence[str]) -> None:
         """These parties could not open the plan: nobody is there who would say that nothing comes."""
@@ -297,65 +327,43 @@ class DeviceEnds:
             if spec.writer in absent:
                 reader.break_off(f"{spec.writer} could not open it")
 
-    def end(self) -> None:
-        """No step is taken any more: readers hear that no more values come."""
-        for _, writer in self._writers:
-            writer.end()
-
-    def serve(self) -> bool:
-        """Sees to what is not on a value's way; after the doorbell rang. Whether it should soon be called again.
+    def progress(self) -> bool:
+        """Handles control records and values under way, after the doorbell rang. True if it should be called again soon.
 
         Raises:
             DeviceError: a device refused what a channel needs, which the message names: the program may stand at another one.
         """
         has_more = False
-        for end in self._ends():
+        for spec, end in self._ends():
             try:
-                has_more = end.serve() or has_more
+                has_more = end.carrier.progress() or has_more
             except DeviceError as error:
-                raise DeviceError(fault_text(error, self._plan, self._action_of(end))) from error
+                action = _action_of(spec, writer=spec.writer == self._party)
+                raise DeviceError(fault_text(error, self._plan, action)) from error
         return has_more
 
-    def _action_of(self, end: _Writer | _Reader) -> Action:
-        """What of a program an end is there for."""
-        for spec, writer in self._writers:
-            if writer is end:
-                return Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
-        return next(
-            Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
-            for spec, reader in self._readers
-            if reader is end
-        )
+    def drain(self) -> bool:
+        """Once closed, without waiting: whether no value is on its way any more.
 
-    def settle(self) -> bool:
-        """Once the ends are closed: goes on with closing, without waiting; whether no value is on its way any more."""
-        with self._lock:
-            self._is_left = True
-        if not (all([end.settle() for end in self._ends()]) and all([link.settle() for link in self._links.values()])):
+        Raises:
+            DeviceError: the device refuses.
+        """
+        ends = [end.drain() for _, end in self._ends()]
+        if not (all(ends) and all([link.drain() for link in self._links.values()])):
             return False
         self._turns.end()
         return True
 
-    def abandon(self) -> None:
-        """Once the ends are closed, and the device refuses what settling takes: the other sides need not wait for this one, whose
-        device does nothing more.
-        """
-        for _, writer in self._writers:
-            writer.abandon()
-
-    def _ends(self) -> list[_Writer | _Reader]:
-        return [*(writer for _, writer in self._writers), *(reader for _, reader in self._readers)]
-
     @property
-    def is_empty(self) -> bool:
-        """Once settled: whether no tensor of this plan is kept any more."""
-        return all(reader.is_empty for _, reader in self._readers)
+    def is_referenced(self) -> bool:
+        """Once drained: whether tensors of this plan are still in use."""
+        return any(reader.carrier.is_referenced for _, reader in self._readers)
 
-    def release(self) -> None:
-        """Once empty, and once nobody looks at `signals` any more: takes them away from the devices, with all other memory."""
+    def _release(self) -> None:
+        """Takes signals and all other memory away from the devices."""
         self.alive.close()
-        for end in self._ends():
-            end.give_back()
+        for _, end in self._ends():
+            end.carrier.release()
         for board in self._boards.values():
             board.close()
         self._close_memories()
@@ -365,12 +373,14 @@ class DeviceEnds:
         found: list[Releasable] = [*self._turns.awaited(peer)]
         for spec, writer in self._writers:
             if peer in spec.readers:
-                found += writer.signals(spec.readers.index(peer))
+                found += writer.carrier.signals(spec.readers.index(peer))
         for spec, reader in self._readers:
             if spec.writer == peer:
-                found += reader.signals()
+                found += reader.carrier.signals()
         return found
 
 
-def _lanes(place: RingPlace) -> dict[str, Any]:
-    return {"lanes_offset": place.lanes_offset, "layout": lanes_of(place)}
+def _action_of(spec: ChannelSpec, *, writer: bool) -> PlanAction:
+    """What of a program an end is there for."""
+    verbs = (Verb.SEND, Verb.WRITE) if writer else (Verb.RECV, Verb.READ)
+    return PlanAction(verbs[0] if spec.is_ordered else verbs[1], spec.id)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from crossfade.device.signals import Counter, SignalBoard
 from crossfade.edges.turns import Progress, TurnRules, Turns
-from crossfade.engines.board import RingPlace, lanes_of, places
+from crossfade.engines.board import RingPlace, layout_of, places
 from crossfade.host.doorbell import Bell
 from crossfade.plan.plan import Plan
 from crossfade.plan.turns import LARGE_BYTES, LINK_GBS, predecessors, targets
@@ -44,7 +44,7 @@ class DeviceTurns:
             board: the plan's board.
             bells: the doorbells of all that the party knows.
         """
-        spec, layout = place.spec, lanes_of(place)
+        spec, layout = place.spec, layout_of(place)
         own: dict[int, Progress] = {}
         before: dict[int, list[Progress]] = {}
         writers: set[str] = set()
@@ -68,7 +68,7 @@ class DeviceTurns:
     def _progress_of(self, channel: str, writer: str, reader: str, source: int, board: mmap.mmap) -> list[Progress]:
         """How far a channel's lanes are that end on the device to which one of the writer's devices pushes."""
         place = self._places[channel]
-        num_sources, index = lanes_of(place).num_sources, place.spec.readers.index(reader)
+        num_sources, index = layout_of(place).num_sources, place.spec.readers.index(reader)
         target = targets(self._plan, writer, reader)[source]
         theirs = targets(self._plan, place.spec.writer, reader)
         found = [
@@ -80,7 +80,7 @@ class DeviceTurns:
         return found
 
     def _progress(self, place: RingPlace, lane: int, source: int, board: mmap.mmap) -> Progress:
-        layout = lanes_of(place)
+        layout = layout_of(place)
         label = f"pushed of {place.spec.id} to {place.spec.readers[lane // layout.num_sources]}"
         counter = self._signals[source].counter(place.first_signal + layout.pushed(lane), label)
         return Progress(board, place.lanes_offset + layout.progress(lane), counter)

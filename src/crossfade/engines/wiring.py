@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from crossfade.channels.checked_writer import CheckedWriter
 from crossfade.channels.protocol import Reader, Writer
-from crossfade.channels.shm_ring import ShmReader, ShmWriter
+from crossfade.channels.shm_reader import ShmReader
+from crossfade.channels.shm_ring import ShmWriter
 from crossfade.collectives.protocol import Collective
+from crossfade.edges.life import Event
 from crossfade.engines.board import RingPlace, is_on_devices, link_parties, places
 from crossfade.engines.explained import torch_needed
 from crossfade.errors import MissingDependency
@@ -27,9 +29,9 @@ from crossfade.types import TargetDevice, Transport
 if TYPE_CHECKING:
     from crossfade.collectives.group import Group
     from crossfade.collectives.terms import Terms
-    from crossfade.edges.device_reader import HostToDeviceReader
-    from crossfade.edges.device_writer import DeviceToHostWriter
+    from crossfade.edges.carrier import Outgoing
     from crossfade.edges.host_copies import HostCopies
+    from crossfade.edges.reader import DeviceReader
     from crossfade.engines.device_ends import DeviceEnds
     from crossfade.engines.exchanges import Exchanges
     from crossfade.runtime.device_record import DeviceRecorder
@@ -84,8 +86,8 @@ class Wiring:
         self._exchanges = exchanges
         self._communicators = communicators or {}
         self._host_copies = host_copies
-        self._from_devices: list[tuple[ChannelSpec, DeviceToHostWriter]] = []
-        self._onto_devices: list[tuple[ChannelSpec, HostToDeviceReader]] = []
+        self._from_devices: list[tuple[ChannelSpec, Outgoing]] = []
+        self._onto_devices: list[tuple[ChannelSpec, DeviceReader]] = []
         self._plan = plan
         self._party = party
         self._heaps = heaps
@@ -121,29 +123,33 @@ class Wiring:
         if is_on_devices(spec) and self.device_ends is not None:
             return self.device_ends.writer(place, board, heap, self._bells, self._maker_of(spec.value))
         bells = [self._bells[reader] for reader in spec.readers]
-        args = spec.id, board, place.offset, place.ring, heap, bells
+        block = place.block(board)
         distrust = self.device_ends.distrust if self.device_ends is not None else None
         if spec.transport is Transport.COMMUNICATOR:
-            moved_by = self._mover_to(spec, spec.readers[0])
-            writer: Writer = _by_communicator().CommunicatorWriter(*args, **moved_by, distrust=distrust)
-            return writer
+            with torch_needed("a communicator"):
+                from crossfade.edges.by_communicator import OutgoingByCommunicator
+                from crossfade.edges.writer import DeviceWriter
+            ring = ShmWriter(spec.id, block, heap, bells)
+            return DeviceWriter(OutgoingByCommunicator(ring, *self._mover_to(spec, spec.readers[0])), distrust)
         if self._host_copies is not None:
-            from crossfade.edges.device_writer import DeviceToHostWriter
+            from crossfade.edges.by_host import open_to_host
 
-            node = self._maker_of(spec.value)
-            writer = DeviceToHostWriter(
-                *args,
+            writer = open_to_host(
+                spec.id,
+                block,
+                heap,
+                bells,
                 self._host_copies,
                 buffer_bytes=spec.buffer_bytes,
                 actor=self._party,
-                node=node,
+                node=self._maker_of(spec.value),
                 distrust=distrust,
             )
-            self._from_devices.append((spec, writer))
+            self._from_devices.append((spec, writer.carrier))
             return writer
         if distrust is not None:
-            return CheckedWriter(*args, distrust=distrust, buffer_bytes=spec.buffer_bytes)
-        return ShmWriter(*args, buffer_bytes=spec.buffer_bytes)
+            return CheckedWriter(spec.id, block, heap, bells, distrust=distrust, buffer_bytes=spec.buffer_bytes)
+        return ShmWriter(spec.id, block, heap, bells, buffer_bytes=spec.buffer_bytes)
 
     def _maker_of(self, value: str) -> str:
         """How an error calls what makes a value."""
@@ -155,14 +161,16 @@ class Wiring:
         heap, bell = self._heaps[spec.writer], self._bells[spec.writer]
         if is_on_devices(spec) and self.device_ends is not None:
             return self.device_ends.reader(place, board, heap, bell, self._host_copies)
-        args = spec.id, board, place.offset, place.ring, spec.readers.index(self._party), heap, bell
+        args = spec.id, place.block(board), spec.readers.index(self._party), heap, bell
         if spec.transport is Transport.COMMUNICATOR:
-            reader: Reader = _by_communicator().CommunicatorReader(*args, **self._mover_to(spec, spec.writer))
-            return reader
+            with torch_needed("a communicator"):
+                from crossfade.edges.by_communicator import IncomingByCommunicator
+                from crossfade.edges.reader import DeviceReader
+            return DeviceReader(ShmReader(*args), IncomingByCommunicator(spec.id, *self._mover_to(spec, spec.writer)))
         if self._host_copies is not None:
-            from crossfade.edges.device_reader import HostToDeviceReader
+            from crossfade.edges.by_host import open_from_host
 
-            reader = HostToDeviceReader(*args, self._host_copies, device=spec.device)
+            reader = open_from_host(*args, self._host_copies, spec.device)
             self._onto_devices.append((spec, reader))
             return reader
         if spec.device is TargetDevice.CUDA and self._plan.devices.get(self._party):
@@ -171,11 +179,11 @@ class Wiring:
             )
         return ShmReader(*args)
 
-    def _mover_to(self, spec: ChannelSpec, peer: str) -> dict[str, Any]:
-        """Returns what moves the tensors of a channel between this party and another, as keyword arguments."""
+    def _mover_to(self, spec: ChannelSpec, peer: str) -> tuple[Any, int, str]:
+        """Returns what moves the tensors of a channel between this party and another: communicator, rank of the peer, device."""
         ranks = next(each.parties for each in self._plan.communicators if each.id == spec.communicator)
         device = "cuda" if self._plan.devices.get(self._party) else "cpu"
-        return {"communicator": self._communicators[spec.communicator], "peer": ranks.index(peer), "device": device}
+        return self._communicators[spec.communicator], ranks.index(peer), device
 
     def _open_link(self, store: Memory | None) -> Any:
         parties = link_parties(self._plan)
@@ -237,16 +245,13 @@ class Wiring:
         """Records, from now on, what goes between hosts and this party's devices, whose recorders these are."""
         if self._host_copies is None:
             return
-        homes = self._host_copies.homes
-        for spec, writer in self._from_devices:
+        for spec, carrier in self._from_devices:
             action = Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
-            writer.begins = {
-                home.device: device.around(stream_out(spec.transport), action, spec.id)
-                for home, device in zip(homes, devices, strict=True)
-            }
+            for site, device in zip(carrier.recorded, devices, strict=True):
+                site.around = device.around(stream_out(spec.transport), action, spec.id)
         for spec, reader in self._onto_devices:
             action = Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
-            reader.brought.around = devices[0].around(stream_in(spec.transport), action, spec.id)
+            reader.carrier.brought.around = devices[0].around(stream_in(spec.transport), action, spec.id)
 
     def record_collectives(self, devices: Sequence[DeviceRecorder]) -> None:
         """Records, from now on, what this party's devices, whose recorders these are, do of collectives."""
@@ -268,7 +273,7 @@ class Wiring:
             if peer in self._plan.collective[name].parties:
                 collective.break_off(reason)
         if self.device_ends is not None:
-            self.device_ends.break_off(peer, reason)
+            self.device_ends.on(Event.PEER_DIED, peer, reason)
 
     def close(self) -> None:
         """Closes all ends and gives the heaps back; values that were read stay valid."""
@@ -305,12 +310,6 @@ class Wiring:
             group.close(deadline)
         for memory in self._heaps.values():
             memory.close()
-
-
-def _by_communicator() -> Any:
-    with torch_needed("a communicator"):
-        from crossfade.edges import by_communicator
-    return by_communicator
 
 
 _GroupKey: TypeAlias = tuple[tuple[str, ...], Transport, str]

@@ -43,7 +43,6 @@ from crossfade.host.memory import align
 
 __all__ = [
     "ALIGN_BYTES",
-    "HostSplit",
     "LaneOf",
     "Make",
     "OpenLanes",
@@ -98,19 +97,14 @@ Note: TypeAlias = Callable[[Sequence[Placed]], bytearray]
 
 
 class Split(NamedTuple):
-    """A value taken apart.
+    """A value taken apart."""
 
-    Attributes:
-        message: everything but the tensors beside it.
-        notes: buffer 0 of the message, for the channel; empty if no tensor lies beside it.
-        tensors: those, in the order in which the pickle met them.
-        lane_bytes: of each lane that is used, the length of the slot that it takes.
-    """
-
-    message: Encoded
-    notes: bytearray
-    tensors: tuple[Placed, ...]
-    lane_bytes: dict[int, int]
+    message: Any  # everything but the tensors apart: `Encoded`, or bytes if that is a pickle and nothing else
+    notes: bytearray  # buffer 0 of the message, for the carrier; empty if no tensor lies apart
+    tensors: tuple[
+        Placed, ...
+    ]  # those, in the order in which the pickle met them; for a reader on the host, no empty ones
+    lane_bytes: dict[int, int]  # of each lane that is used, the length of the slot that it takes
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,18 +205,6 @@ def _dump(value: object, new_reducer: Callable[[], _R]) -> tuple[bytes, _R]:
     return data, reducer
 
 
-class HostSplit(NamedTuple):
-    """A value taken apart for a reader on the host.
-
-    Attributes:
-        message: the pickle, if nothing lies outside of it; else a message whose ``buffers`` are what the host has to copy.
-        tensors: those whose bytes have to be copied into the message. Empty ones are not among them.
-    """
-
-    message: bytes | Encoded
-    tensors: tuple[Placed, ...]
-
-
 class _Room(NamedTuple):
     """Stands for a buffer that the device copies: `encode` looks at its length only."""
 
@@ -253,7 +235,7 @@ class _HostReducer(TensorReducer):
         return rebuild_device_tensor, (nothing, whole.dtype, tuple(whole.shape), tensor.requires_grad)
 
 
-def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> HostSplit:
+def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> Split:
     """Takes a value apart whose device tensors are to lie in the message. Copies as `split` does.
 
     Args:
@@ -267,27 +249,27 @@ def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) 
         type(value) is torch.Tensor and value.numel() and is_dense(value) and is_on_device(value)
     ):  # what most values are
         head, offset, size_bytes = _describe(value.dtype, value.shape, value.requires_grad)
-        return HostSplit(Encoded(head, (), size_bytes), (Placed(0, offset, dense(value)),))
+        return Split(Encoded(head, (), size_bytes), bytearray(), (Placed(0, offset, dense(value)),), {})
     return _split_any(value, is_on_device)
 
 
-def _split_any(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> HostSplit:
+def _split_any(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> Split:
     data, reducer = _dump(value, lambda: _HostReducer(is_on_device))
     if not reducer.buffers:
-        return HostSplit(data, ())
+        return Split(data, bytearray(), (), {})
     rooms = {place: _Room(whole.nbytes) for place, whole in reducer.rooms.items()}
     buffers = [rooms.get(place) or buffer.raw() for place, buffer in enumerate(reducer.buffers)]
     whole = encode(Pickled(data, cast(list[memoryview], buffers), frozenset(reducer.private)))
     tensors = tuple(Placed(0, whole.buffers[place][0], part) for place, part in reducer.rooms.items())
     here = tuple(buffer for place, buffer in enumerate(whole.buffers) if place not in rooms)
-    return HostSplit(Encoded(whole.head, here, whole.size_bytes), tensors)
+    return Split(Encoded(whole.head, here, whole.size_bytes), bytearray(), tensors, {})
 
 
 @lru_cache(_MANY)
 def _describe(dtype: torch.dtype, shape: torch.Size, requires_grad: bool) -> tuple[bytes, int, int]:
     """(what stands before the bytes of a tensor by itself, where they start, length of the message)."""
     blank = torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
-    message, tensors = _split_any(blank, lambda tensor: True)
+    message, _, tensors, _ = _split_any(blank, lambda tensor: True)
     head, _, size_bytes = cast(Encoded, message)
     return head, tensors[0].offset, size_bytes
 

@@ -1,0 +1,71 @@
+"""A writer's devices, as the carriers of its tensors use them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crossfade.channels.values.device_codec import Split, Splitter
+from crossfade.device.home import DeviceHome, source_of
+from crossfade.edges.carrier import Outgoing
+from crossfade.errors import ChannelBroken
+
+__all__ = ["Sources", "cannot_send", "places_from"]
+
+
+def places_from(parts: Split) -> dict[int, list[tuple[int, int, int]]]:
+    """Of each of the writer's devices, the tensors that hold anything: (offset in its part of the value, address, length)."""
+    places: dict[int, list[tuple[int, int, int]]] = {}
+    for each in parts.tensors:
+        if each.size_bytes:
+            places.setdefault(each.lane, []).append((each.offset, each.tensor.data_ptr(), each.size_bytes))
+    return places
+
+
+def cannot_send(carrier: Outgoing, error: Exception) -> ChannelBroken:
+    """Breaks a channel of which some readers may have got a value and others have not."""
+    reason = f"a tensor could not be sent: {error}"
+    carrier.ring.break_off(reason)
+    carrier.refuse(reason)
+    return ChannelBroken(f"channel {carrier.ring.name} is broken: {error}")
+
+
+class Sources:
+    """Takes values apart whose tensors lie on some devices, and marks when these are computed.
+
+    Args:
+        homes: the devices, in order.
+        note_bytes: of what the carrier notes in the message of such a value.
+
+    Attributes:
+        ready: of each device, an event behind the computation of the value that was taken apart last.
+        splitter: takes values apart.
+        source_of: the position of a tensor's device; None if it is none of them.
+    """
+
+    def __init__(self, homes: Sequence[DeviceHome], note_bytes: int) -> None:
+        self.homes = homes
+        self.ready = [home.driver.create_event() for home in homes]
+        self.source_of = source_of(homes)
+        self.splitter = Splitter(self.source_of, note_bytes)
+
+    def split(self, value: object) -> Split:
+        """Takes a value apart; its tensors may be computed only by what is enqueued now.
+
+        Raises:
+            Exception: what pickling raised.
+        """
+        parts = self.splitter.split(value)
+        for source in parts.lane_bytes:
+            self.mark_ready(source)
+        return parts
+
+    def mark_ready(self, source: int) -> None:
+        """Records the event of one device."""
+        home = self.homes[source]
+        home.driver.record_event(self.ready[source], home.compute_stream())
+
+    def close(self) -> None:
+        """Gives the events back. Idempotent."""
+        for home, event in zip(self.homes, self.ready, strict=False):
+            home.driver.destroy_event(event)
+        self.ready = []
