@@ -52,7 +52,6 @@ class DriverEnds:
         self._static = [
             (i, StaticShape(plan, each.value)) for i, each in enumerate(plan.inputs) if each.value in plan.static
         ]
-        self.try_submit = self._submit_one if len(self._writes) == 1 and not self._static else self._submit_all
         self._rooms = [ends.writers[name].has_room for _, name in inputs]
         self._is_writing = False  # some inputs of an execution are written, but not all
         self.num_submitted = 0
@@ -66,8 +65,13 @@ class DriverEnds:
                 for index, (read, channel) in enumerate(zip(self._reads, reads, strict=True))
             ]
 
+    @property
+    def try_submit(self) -> Callable[[Sequence[Any]], bool]:
+        """`OpenPlan.try_submit`. (No attribute holds it: ends that refer to themselves would die late.)"""
+        return self._submit_one if len(self._writes) == 1 and not self._static else self._submit_all
+
     def _submit_one(self, values: Sequence[Any]) -> bool:
-        """`OpenPlan.try_submit`, if there is one input and no promise about its shape."""
+        """For one input, and no promise about its shape."""
         if self._losses:
             raise _lost()
         try:
