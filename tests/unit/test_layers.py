@@ -69,12 +69,6 @@ NAMES_FOUND_AT_RUN_TIME = {
 }
 """The modules that may import by a name that is no literal, and what."""
 
-CYCLES_STILL_THERE = {
-    ("crossfade.collectives.end", "crossfade.collectives.group"),
-    ("crossfade.edges.nccl_link", "crossfade.edges.nccl"),
-}
-"""Imports that close a cycle, and are still to go."""
-
 RAY_ONLY_IN = "crossfade.engines.ray"
 UNKNOWN = "a name that is no literal"
 HEAVY = {"torch", "numpy", "ray", "typer", "rich"}
@@ -202,8 +196,7 @@ def import_cycle(imports: list[Import]) -> list[str]:
     """
     arrows: dict[str, set[str]] = {}
     for found in imports:
-        arrow = found.importer, found.target
-        if is_ours(found.target) and found.target != found.importer and arrow not in CYCLES_STILL_THERE:
+        if is_ours(found.target) and found.target != found.importer:
             arrows.setdefault(found.importer, set()).add(found.target)
     try:
         TopologicalSorter(arrows).prepare()
@@ -253,8 +246,6 @@ def test_only_the_ray_engine_has_a_name_ray() -> None:
 
 def test_no_import_cycle(imports: list[Import]) -> None:
     assert not import_cycle(imports), " -> ".join(import_cycle(imports))
-    gone = CYCLES_STILL_THERE - {(found.importer, found.target) for found in imports}
-    assert not gone, f"these are gone, so take them out of CYCLES_STILL_THERE: {gone}"
 
 
 def test_the_table_itself_has_no_cycle() -> None:
