@@ -204,7 +204,7 @@ def _capture(ranks: Ranks, side: Side, num_replays: int) -> Ready:
 
     launch: Run
     if ranks.device.type == "cpu":
-        driver, stream = group.home.driver, group.current_stream()
+        driver, stream = group.memory.driver, group.current_stream()
         replay = capture(driver, stream, body)
         launch, close = partial(replay.launch, stream), replay.close
     else:

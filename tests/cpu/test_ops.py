@@ -97,7 +97,7 @@ def test_groups_lanes_and_captures_that_do_not_do(group: PeerGroup, function: An
         DeviceError, match=r"a row of 8000 bytes does not fit .* of 4096 bytes\nhint: .*buffer_bytes=8000"
     ):
         function(torch.zeros(4, 2000), torch.zeros(2000, 2000), group, candidate="rounds")
-    driver: Any = group.home.driver
+    driver: Any = group.memory.driver
     driver.begin_capture(group.current_stream())
     with pytest.raises(DeviceError, match="captured on a lane that cannot be replayed"):
         function(A, B, group, candidate="rounds")
@@ -130,7 +130,7 @@ def test_an_interrupted_call_breaks_its_lane(group: PeerGroup, monkeypatch: pyte
 
 
 def test_work_of_the_callers_is_not_captured_by_a_way_that_captures_itself(group: PeerGroup) -> None:
-    driver: Any = group.home.driver
+    driver: Any = group.memory.driver
     seen: list[int] = []
     fill = Once(lambda: seen.append(1), group.is_capturing)
     driver.begin_capture(group.current_stream())

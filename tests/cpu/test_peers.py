@@ -87,7 +87,7 @@ def test_lanes_streams_and_captures_that_are_not_there(group: PeerGroup) -> None
         all_reduce(torch.zeros(4), group, lane=1)
     with pytest.raises(DeviceError, match="asks for 2 streams, and the lane has 1"):
         all_reduce(torch.zeros(4), group, tuning=Tuning(num_streams=2))
-    driver: Any = group.home.driver
+    driver: Any = group.memory.driver
     driver.begin_capture(group.current_stream())
     with pytest.raises(DeviceError, match="captured on a lane that cannot be replayed"):
         all_reduce(torch.zeros(4), group)

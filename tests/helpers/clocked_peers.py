@@ -6,8 +6,8 @@ from itertools import permutations
 from typing import Any
 
 from crossfade.peers import steps, sums
-from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.lane import NUM_EPOCHS, Lane
+from crossfade.peers.memory import Kind, Reduction
 from crossfade.schedule.cost import CostModel
 from crossfade.topology import Crowd, Device, Launch, Link, LinkKind, Rate, Topology
 from crossfade.types import CollectiveKind

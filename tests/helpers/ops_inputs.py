@@ -153,7 +153,7 @@ def opened(device: str, **options: Any) -> Iterator[PeerGroup]:
     if device != "cpu":
         torch.cuda.synchronize()
     group.close()
-    assert group.home.driver.ledger.held() == []
+    assert group.memory.driver.ledger.held() == []
 
 
 def absolute(inputs: Inputs) -> Inputs:
@@ -164,7 +164,7 @@ def absolute(inputs: Inputs) -> Inputs:
 def captured(group: PeerGroup, body: Callable[[], None]) -> tuple[Callable[[], None], Callable[[], None]]:
     """How to replay it, and how to drop it."""
     if group.device_type == "cpu":
-        driver, stream = group.home.driver, group.current_stream()
+        driver, stream = group.memory.driver, group.current_stream()
         replay = capture(driver, stream, body)
         return partial(replay.launch, stream), replay.close
     torch.cuda.synchronize()

@@ -39,7 +39,7 @@ SIZES = (18, 12, EXACT_K)
 def captured(group: PeerGroup, body: Callable[[], object]) -> tuple[Callable[[], None], Callable[[], None]]:
     """How to replay it, and how to drop it."""
     if group.device_type == "cpu":
-        driver, stream = group.home.driver, group.current_stream()
+        driver, stream = group.memory.driver, group.current_stream()
         replay = capture(driver, stream, lambda: void(body()))
         return partial(replay.launch, stream), replay.close
     torch.cuda.synchronize()

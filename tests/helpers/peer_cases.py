@@ -293,7 +293,7 @@ def _coalesced(rank: int, num_ranks: int) -> None:
 def _replays(rank: int, num_ranks: int) -> None:
     """A captured graph, replayed with other inputs and between calls that are not captured."""
     group = open_group(device="cpu", buffer_bytes=256 * num_ranks, is_replayable=True)
-    driver: Any = group.home.driver
+    driver: Any = group.memory.driver
     stream = group.current_stream()
     own = torch.zeros(num_ranks * 200)
     driver.begin_capture(stream)

@@ -35,7 +35,7 @@ def stop(group: PeerGroup) -> list[str]:
     torch.cuda.synchronize()
     group.close()
     dist.destroy_process_group()
-    return group.home.driver.ledger.held()
+    return group.memory.driver.ledger.held()
 
 
 def gathered(source: torch.Tensor) -> torch.Tensor:
@@ -251,7 +251,7 @@ def _survive(dead: Peer, others: Peers, group: PeerGroup, marks: list[Any], free
         "drained_s": drained_s,
         "was_running": was_running,
         "usable": is_usable,
-        "held": group.home.driver.ledger.held(),
+        "held": group.memory.driver.ledger.held(),
         "lost_bytes": free_before - torch.cuda.mem_get_info()[0],
     }
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from crossfade.peers.home import Kind, Reduction
+from crossfade.peers.memory import Kind, Reduction
 from crossfade.peers.triton_kernels import KINDS, TritonKernels
 from tests.helpers.peer_cases import expected, make, same_bits
 

@@ -12,7 +12,7 @@ from crossfade.errors import DeviceError, GraphError
 from crossfade.graph.check import check
 from crossfade.graph.collectives import bind_collective
 from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, bind
-from crossfade.peers.exported_home import check_links
+from crossfade.peers.exported import check_links
 from crossfade.plan.parse import parse_plan
 from crossfade.schedule.collective_transports import transport_of_collective
 from crossfade.schedule.compile import compile_plan

@@ -13,13 +13,15 @@ from crossfade.errors import DeviceError
 from crossfade.ops.calls.products import cut_evenly, least_rounds, require_slot
 from crossfade.ops.calls.shape import Operator, Shape
 from crossfade.ops.choice import candidate
-from crossfade.ops.choice.candidate import PLAIN, WAYS, Candidate, candidates_for
+from crossfade.ops.choice.candidate import PARAMETERS, PLAIN, Candidate, candidates_for
 
 
 @st.composite
 def candidates(draw: st.DrawFn) -> Candidate:
-    name = draw(st.sampled_from(list(WAYS)))
-    parameters = {key: draw(st.integers(each.least, 1000)) for key, each in WAYS[name].items() if draw(st.booleans())}
+    name = draw(st.sampled_from(list(PARAMETERS)))
+    parameters = {
+        key: draw(st.integers(each.least, 1000)) for key, each in PARAMETERS[name].items() if draw(st.booleans())
+    }
     return Candidate.of(name, **parameters)
 
 

@@ -160,7 +160,7 @@ def lanes() -> list[Lane]:
 def recorded(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     for name in ("write_value", "write_values", "wait_value", "wait_all_and_reset"):
-        monkeypatch.setattr(lane.home.driver, name, getattr(recorder, name))
+        monkeypatch.setattr(lane.memory.driver, name, getattr(recorder, name))
     for signal in [*lane.incoming(), *(each for epoch in lane._epochs for each in epoch.outgoing.values())]:
         signal._write = recorder.write_value
     return recorder
@@ -198,7 +198,7 @@ def test_lanes_in_the_middle_of_steps_are_let_go_when_a_rank_dies(
 ) -> None:
     """Rank 1 dies behind its first step of three, rank 2 behind its last; rank 0 waits for all of them, then for the next call."""
     lane = lanes[0]
-    driver = lane.home.driver
+    driver = lane.memory.driver
     assert isinstance(driver, FakeDriver)
     idle = FakeDriver.is_idle
 

@@ -97,8 +97,8 @@ def prepare_call(
 ) -> Candidate:
     """Does all that later calls with such operands need besides their work. Collective, and nothing else may be in flight.
 
-    The way is chosen; kernels are compiled and loaded, workspaces taken and communicators made; the call is done once, with its
-    output, and the device waited for. A call like it may be captured next (on a group with ``is_replayable=True``).
+    The algorithm is chosen; kernels are compiled and loaded, workspaces taken and communicators made; the call is done once, with
+    its output, and the device waited for. A call like it may be captured next (on a group with ``is_replayable=True``).
 
     Args:
         operator: the function, or its name.
@@ -107,7 +107,7 @@ def prepare_call(
         group: likewise.
         lane: likewise; what one lane has is not another's.
         candidate: likewise.
-        is_measured: without a candidate: measure the ways first, as ``crossfade tune`` does, unless this was done before.
+        is_measured: without a candidate: measure the candidates first, as ``crossfade tune`` does, unless this was done before.
         has_gradient: the gradients of ``a``, ``b`` and ``bias`` are prepared too: they are computed once. They are not measured.
         options: what else the calls are given: ``bias``, ``out``, ``gathered``, ``counts``, ``backward_candidate``, ...
 

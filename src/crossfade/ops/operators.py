@@ -169,9 +169,9 @@ def all_gather_matmul(
         group: as for `matmul_reduce_scatter`.
         bias: (N,), or None.
         out: (W M, N), lies over no operand; None for a new one.
-        gathered: (W M, K), contiguous, gets all ranks' ``a``, which may be this rank's part of it; None if nobody needs them. Lies
-            not over ``out``. One of `PeerGroup.empty` is written by the other ranks themselves: all ranks give such a one, or none
-            does.
+        gathered: (W M, K), contiguous, gets all ranks' ``a``, which may be this rank's part of it; None if they are not needed.
+            Lies not over ``out``. One of `PeerGroup.empty` is written by the other ranks themselves: all ranks give such a one, or
+            none does.
         lane: which lane of the group.
         candidate: as for `matmul_reduce_scatter`.
         backward_candidate: how the gradient's reduce-scatter is done.
@@ -251,7 +251,7 @@ def matmul_all_to_all_padded(
         a: (..., K); row p M / W is the first one for rank p.
         b: as for `matmul_all_to_all`, like all that is not named here.
         group: as for `matmul_reduce_scatter`.
-        counts: (W,), of integers: how many rows of its room each rank is to get. Nobody looks at the values.
+        counts: (W,), of integers: how many rows of its room each rank is to get. The values are not looked at.
         bias: (N,), or None.
         out: (M, N), lies over no operand; None for a new one.
         lane: which lane of the group.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.peers.home import Kind
+from crossfade.peers.memory import Kind
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ def check_tensor(group: PeerGroup, what: str, tensor: torch.Tensor) -> None:
     torch = torch_or_raise()
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{what} is a {type(tensor).__name__}\nhint: give a torch tensor")
-    index = group.home.driver.device
+    index = group.memory.driver.device
     if tensor.device.type != group.device_type or (group.device_type == "cuda" and tensor.device.index != index):
         own = "cpu" if group.device_type == "cpu" else f"cuda:{index}"
         raise ValueError(f"{what} is on {tensor.device}, and the group's device is {own}\nhint: tensor.to('{own}')")

@@ -121,7 +121,7 @@ def broadcast(
     lane: int = 0,
     tuning: Tuning = DEFAULT,
 ) -> torch.Tensor:
-    """The tensor of rank ``root``; the others give one of that shape and type, which may be ``out``, and nobody reads it."""
+    """The tensor of rank ``root``; the others give one of that shape and type, which may be ``out``, and is not read."""
     group = group_of(group, tensor)
     check_tensor(group, "the input of broadcast", tensor)
     root = operator.index(root)

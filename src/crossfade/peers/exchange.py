@@ -47,24 +47,24 @@ def push(lane: Lane, stream: int, blocks: Mapping[int, Block], tuning: Tuning = 
 
     Behind it on the stream, the block of rank p lies in slot p of this rank's own buffer, or where rank p put it.
     """
-    home = lane.home
+    memory = lane.memory
     epoch = lane.advance()
-    order = tuning.order(home.rank, home.num_ranks)
+    order = tuning.order(memory.rank, memory.num_ranks)
     streams = lane.fork(stream, tuning.num_streams)
     for own, peers in _deal(order, streams):
         rows = {}
         for peer in peers:
             source, size_bytes, offset = blocks[peer]
-            slot = epoch.buffers[peer] + home.rank * lane.slot_bytes
-            target = slot if offset is None else home.buffers[peer] + offset
+            slot = epoch.buffers[peer] + memory.rank * lane.slot_bytes
+            target = slot if offset is None else memory.buffers[peer] + offset
             rows[peer] = cut(target, source, size_bytes, tuning.chunk_bytes)
             lane.num_bytes += size_bytes
         if tuning.is_interleaved:
-            enqueue(home.driver, in_turn(list(rows.values())), own)
+            enqueue(memory.driver, in_turn(list(rows.values())), own)
             lane.announce(epoch, peers, own, is_batched=tuning.is_batched)
             continue
         for peer in peers:
-            enqueue(home.driver, rows[peer], own)
+            enqueue(memory.driver, rows[peer], own)
             if not tuning.is_batched:
                 lane.announce(epoch, [peer], own, is_batched=False)
         if tuning.is_batched:
@@ -87,15 +87,15 @@ def pull(lane: Lane, stream: int, fetches: Mapping[int, Fetch], tuning: Tuning =
 def offer(lane: Lane, stream: int, tuning: Tuning = DEFAULT) -> Epoch:
     """Says to every other rank that this rank's next buffer is filled."""
     epoch = lane.advance()
-    order = tuning.order(lane.home.rank, lane.home.num_ranks)
+    order = tuning.order(lane.memory.rank, lane.memory.num_ranks)
     lane.announce(epoch, order, stream, is_batched=tuning.is_batched)
     return epoch
 
 
 def fetch(lane: Lane, epoch: Epoch, stream: int, fetches: Mapping[int, Fetch], tuning: Tuning = DEFAULT) -> None:
     """Copies from every other rank's buffer, when it is offered."""
-    home = lane.home
-    order = tuning.order(home.rank, home.num_ranks)
+    memory = lane.memory
+    order = tuning.order(memory.rank, memory.num_ranks)
     if tuning.is_batched:
         lane.await_full(epoch, order, stream, is_batched=True)
     streams = lane.fork(stream, tuning.num_streams)
@@ -108,18 +108,18 @@ def fetch(lane: Lane, epoch: Epoch, stream: int, fetches: Mapping[int, Fetch], t
         if tuning.is_interleaved:
             if not tuning.is_batched:
                 lane.await_full(epoch, peers, own, is_batched=False)
-            enqueue(home.driver, in_turn(list(rows.values())), own)
+            enqueue(memory.driver, in_turn(list(rows.values())), own)
             continue
         for peer in peers:
             if not tuning.is_batched:
                 lane.await_full(epoch, [peer], own, is_batched=False)
-            enqueue(home.driver, rows[peer], own)
+            enqueue(memory.driver, rows[peer], own)
     lane.join(streams)
 
 
 def barrier(lane: Lane, stream: int) -> None:
-    """An empty exchange: behind it on the stream, every rank has come so far."""
+    """An empty exchange: behind it on the stream, every rank has reached this point."""
     epoch = lane.advance()
-    order = DEFAULT.order(lane.home.rank, lane.home.num_ranks)
+    order = DEFAULT.order(lane.memory.rank, lane.memory.num_ranks)
     lane.announce(epoch, order, stream, is_batched=True)
     lane.await_full(epoch, order, stream, is_batched=True)

@@ -17,10 +17,10 @@ from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError
 from crossfade.host.memory import align
 from crossfade.host.processes import open_pidfd
 from crossfade.peers.exchange import barrier
-from crossfade.peers.home import OpenedHome
 from crossfade.peers.keys import forget, register
 from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
-from crossfade.peers.meeting import agree, count_off
+from crossfade.peers.memory import OpenedGroup
+from crossfade.peers.rendezvous import agree, count_off
 from crossfade.peers.steps import end
 
 if TYPE_CHECKING:
@@ -98,25 +98,25 @@ def open_group(
     buffer_bytes = align(buffer_bytes, least_bytes)
     words, total_bytes = num_words(num_lanes, num_ranks), NUM_EPOCHS * num_lanes * buffer_bytes
     heap_bytes = align(heap_bytes, SLOT_ALIGNMENT)
-    opened = _open_home(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
+    opened = _open_memory(group, where, words, total_bytes + heap_bytes, has_device_signals, timeout_s)
     lanes = [
-        Lane(opened.home, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
+        Lane(opened.memory, index, buffer_bytes, num_streams=num_streams, is_replayable=is_replayable)
         for index in range(num_lanes)
     ]
     return PeerGroup(opened, lanes, where.type, total_bytes, process_group=group, number=number)
 
 
-def _open_home(
+def _open_memory(
     group: ProcessGroup, device: torch.device, words: int, total_bytes: int, has_device_signals: bool, timeout_s: float
-) -> OpenedHome:
+) -> OpenedGroup:
     if device.type == "cpu":
-        from crossfade.peers.host_home import open_host_home
+        from crossfade.peers.host_memory import open_host_memory
 
-        return open_host_home(group, words, total_bytes, timeout_s)
+        return open_host_memory(group, words, total_bytes, timeout_s)
     if device.type == "cuda":
-        from crossfade.peers.cuda_home import open_cuda_home
+        from crossfade.peers.cuda_memory import open_cuda_memory
 
-        return open_cuda_home(group, device, words, total_bytes, has_device_signals=has_device_signals)
+        return open_cuda_memory(group, device, words, total_bytes, has_device_signals=has_device_signals)
     raise DeviceError(f"there are no collectives for device '{device}'", hint="take a CUDA device or 'cpu'")
 
 
@@ -124,7 +124,7 @@ class PeerGroup:
     """What one rank holds of a group (see `open_group`).
 
     Attributes:
-        home: the memory and signals.
+        memory: the memory and signals.
         rank, num_ranks: this rank, and of how many.
         device_type: ``"cuda"`` or ``"cpu"``.
         process_group: torch.distributed's group of the same ranks; None where there is none, as between actors.
@@ -137,7 +137,7 @@ class PeerGroup:
 
     def __init__(
         self,
-        opened: OpenedHome,
+        opened: OpenedGroup,
         lanes: list[Lane],
         device_type: str,
         heap_begin: int,
@@ -147,22 +147,22 @@ class PeerGroup:
         process_group: ProcessGroup | None = None,
         number: int = 0,
     ) -> None:
-        home = self.home = opened.home
+        memory = self.memory = opened.memory
         self.process_group = process_group
         self.number = number
         self.belongings: dict[str, Any] = {}
-        self.rank = home.rank
-        self.num_ranks = home.num_ranks
+        self.rank = memory.rank
+        self.num_ranks = memory.num_ranks
         self.device_type = device_type
         self.pids = opened.pids
         self.key = register(self)
         self._lanes = lanes
         self._heap_end = heap_begin
-        self._memory: torch.Tensor | None = opened.memory
+        self._tensor: torch.Tensor | None = opened.tensor
         self._give_back = opened.close
-        self._watchdog = Watchdog(home.driver)
-        self._pidfds = {rank: open_pidfd(opened.pids[rank]) for rank in home.peers}
-        called = names or [f"rank {rank}" for rank in range(home.num_ranks)]
+        self._watchdog = Watchdog(memory.driver)
+        self._pidfds = {rank: open_pidfd(opened.pids[rank]) for rank in memory.peers}
+        called = names or [f"rank {rank}" for rank in range(memory.num_ranks)]
         self._names = {pidfd: f"{called[rank]} (process {opened.pids[rank]})" for rank, pidfd in self._pidfds.items()}
         self._poller = select.epoll()
         self._lock = threading.Lock()
@@ -185,7 +185,7 @@ class PeerGroup:
     def _make_release(self, name: str) -> Callable[[], list[Signal]]:
         """Gives the signals to set when this rank has died: those of all ranks, for the others stop as well.
 
-        The lanes are broken before the first signal is set, so nobody takes for a result what a released stream computes.
+        The lanes are broken before the first signal is set, so that no caller takes for a result what a released stream computes.
         """
 
         def signals() -> list[Signal]:
@@ -212,7 +212,7 @@ class PeerGroup:
     @property
     def device(self) -> torch.device:
         """Where its tensors are."""
-        return device_of(self.home.driver.device)
+        return device_of(self.memory.driver.device)
 
     @property
     def num_lanes(self) -> int:
@@ -240,45 +240,45 @@ class PeerGroup:
             ChannelClosed: the group is closed.
             DeviceError: the heap is used up.
         """
-        if self._memory is None:
+        if self._tensor is None:
             raise ChannelClosed("the group is closed", hint="open a new one with open_group")
         begin, size_bytes = self._heap_end, math.prod(shape) * dtype.itemsize
-        if begin + size_bytes > self.home.buffer_bytes:
+        if begin + size_bytes > self.memory.buffer_bytes:
             raise DeviceError(
-                f"a tensor of {size_bytes} bytes does not fit: {self.home.buffer_bytes - begin} bytes of the heap are left",
+                f"a tensor of {size_bytes} bytes does not fit: {self.memory.buffer_bytes - begin} bytes of the heap are left",
                 hint="open the group with a larger heap_bytes",
             )
         self._heap_end = align(begin + size_bytes, SLOT_ALIGNMENT)
-        return self._memory[begin : begin + size_bytes].view(dtype).view(shape)
+        return self._tensor[begin : begin + size_bytes].view(dtype).view(shape)
 
     def shared_offset(self, tensor: torch.Tensor) -> int | None:
         """Where a tensor of `empty` lies in every rank's memory; None for any other tensor."""
-        offset = tensor.data_ptr() - self.home.buffers[self.rank]
-        return offset if 0 <= offset < self.home.buffer_bytes else None
+        offset = tensor.data_ptr() - self.memory.buffers[self.rank]
+        return offset if 0 <= offset < self.memory.buffer_bytes else None
 
     def current_stream(self) -> int:
         """The stream that calls of this thread use: torch's current one; on a CPU the thread stands for it."""
         if self.device_type == "cpu":
             return threading.get_native_id()
         torch = torch_or_raise()
-        return int(torch.cuda.current_stream(self.home.driver.device).cuda_stream)
+        return int(torch.cuda.current_stream(self.memory.driver.device).cuda_stream)
 
     def is_capturing(self) -> bool:
         """Whether what this thread enqueues now is captured."""
         if self.device_type == "cpu":
-            return self.home.driver.is_capturing(self.current_stream())
+            return self.memory.driver.is_capturing(self.current_stream())
         return bool(torch_or_raise().cuda.is_current_stream_capturing())
 
     def do(self, action: Callable[[], Any]) -> None:
         """Does what uses torch's current stream; on a CPU also what belongs to a captured graph."""
         if self.device_type == "cpu":
-            driver: Any = self.home.driver
+            driver: Any = self.memory.driver
             driver.do(action)
         else:
             action()
 
     def barrier(self, lane: int = 0) -> None:
-        """Enqueues on the current stream: behind it, all ranks have come so far."""
+        """Enqueues on the current stream: behind it, all ranks have reached this point."""
         chosen, stream = self.lane(lane), self.current_stream()
         chosen.begin(stream, num_streams=1, is_captured=self.is_capturing())
         try:
@@ -320,7 +320,7 @@ class PeerGroup:
         with self._lock:
             if not self._first_dead:
                 self._break(why)
-        release(self.home.driver, why, lambda: [s for lane in self._lanes for s in lane.incoming()], self.streams())
+        release(self.memory.driver, why, lambda: [s for lane in self._lanes for s in lane.incoming()], self.streams())
 
     def close(self, *, have_met: bool = False) -> None:
         """Gives everything back when all ranks have come here, or one has died. Collective; idempotent.
@@ -339,7 +339,7 @@ class PeerGroup:
                     stream = self.current_stream()
                     lane.begin(stream, num_streams=1, is_captured=False)
                     barrier(lane, stream)
-        except ChannelBroken:  # a rank dies just now: there is nobody to wait for
+        except ChannelBroken:  # a rank dies just now: there is no rank to wait for
             pass
         finally:
             self._free(is_idle=have_met)
@@ -348,14 +348,14 @@ class PeerGroup:
         self._is_closed = True
         forget(self.key)
         if self.device_type == "cuda" and not is_idle:
-            torch_or_raise().cuda.synchronize(self.home.driver.device)
+            torch_or_raise().cuda.synchronize(self.memory.driver.device)
         self._watchdog.close()
         self._poller.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         for lane in self._lanes:
             lane.close()
-        self._memory = None
+        self._tensor = None
         self.belongings.clear()
         self._give_back()
 
@@ -364,7 +364,7 @@ def _nothing() -> None: ...
 
 
 class _Streams(Sequence[int]):
-    """All streams that the lanes wait on, as they are when somebody looks."""
+    """All streams that the lanes wait on, as they are at the moment of asking."""
 
     def __init__(self, lanes: list[Lane]) -> None:
         self._lanes = lanes

@@ -19,7 +19,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import ChannelError, DeviceError
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.keys import PROCESS_GROUP, GroupKey, find, find_of
-from crossfade.peers.meeting import gather
+from crossfade.peers.rendezvous import gather
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ Each rank has two buffers in a lane and, into each, a signal *full* from every o
 its signals, and every rank waits in it for every other rank. This is why no rank needs to say that a buffer is free again (PR-1)::
 
     a rank sets `full` of exchange n + 1 behind all that it did in exchange n, on its lane's stream.
-    whoever begins exchange n + 2 has waited for `full` of exchange n + 1 of all ranks;
+    a rank that begins exchange n + 2 has waited for `full` of exchange n + 1 of all ranks;
     so all ranks have done with the buffer, and with the signals, of exchange n.
 
 A captured graph repeats its buffers and signals, so two of them in a row must look like one program: a *replayable* lane ends each
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from crossfade.device.signals import CLEAR, SET, Signal
 from crossfade.errors import ChannelBroken, DeviceError
-from crossfade.peers.home import Home
+from crossfade.peers.memory import GroupMemory
 
 __all__ = ["NUM_EPOCHS", "SLOT_ALIGNMENT", "Epoch", "Lane", "LaneStatistics", "num_words"]
 
@@ -59,23 +59,23 @@ class Lane:
 
     def __init__(
         self,
-        home: Home,
+        memory: GroupMemory,
         index: int,
         buffer_bytes: int,
         *,
         num_streams: int = 1,
         is_replayable: bool = False,
     ) -> None:
-        self.home = home
+        self.memory = memory
         self.index = index
         self.buffer_bytes = buffer_bytes
         # What one rank can put into another's buffer in one exchange.
-        self.slot_bytes = buffer_bytes // home.num_ranks // SLOT_ALIGNMENT * SLOT_ALIGNMENT
+        self.slot_bytes = buffer_bytes // memory.num_ranks // SLOT_ALIGNMENT * SLOT_ALIGNMENT
         self.is_replayable = is_replayable
         self.broken = ""  # why it cannot be used any more
         self._epochs = [self._make_epoch(number) for number in range(NUM_EPOCHS)]
         self._num_calls = self._num_exchanges = self.num_bytes = 0
-        driver = home.driver
+        driver = memory.driver
         self.sides = [driver.create_stream(f"lane {index}, {k}", is_urgent=True) for k in range(1, num_streams)]
         self.local = driver.create_stream(f"lane {index}, local", is_urgent=True)
         self.streams: list[int] = [self.local, *self.sides]
@@ -83,23 +83,23 @@ class Lane:
         self._stream: int | None = None
 
     def _make_epoch(self, number: int) -> Epoch:
-        home = self.home
+        memory = self.memory
         before = NUM_EPOCHS * self.index + number
-        offset, first = before * self.buffer_bytes, before * home.num_ranks
-        home.driver.name_range(
-            home.buffers[home.rank] + offset,
+        offset, first = before * self.buffer_bytes, before * memory.num_ranks
+        memory.driver.name_range(
+            memory.buffers[memory.rank] + offset,
             self.buffer_bytes,
-            f"buffer {number} of lane {self.index} of rank {home.rank}",
+            f"buffer {number} of lane {self.index} of rank {memory.rank}",
         )
 
         def full(source: int, target: int) -> Signal:
             label = f"full from rank {source} to rank {target} (lane {self.index}, buffer {number})"
-            return home.boards[target].signal(first + source, label)
+            return memory.boards[target].signal(first + source, label)
 
         return Epoch(
-            tuple(address + offset for address in home.buffers),
-            {peer: full(peer, home.rank) for peer in home.peers},
-            {peer: full(home.rank, peer) for peer in home.peers},
+            tuple(address + offset for address in memory.buffers),
+            {peer: full(peer, memory.rank) for peer in memory.peers},
+            {peer: full(memory.rank, peer) for peer in memory.peers},
         )
 
     # calls
@@ -107,7 +107,7 @@ class Lane:
     def begin(self, stream: int, *, num_streams: int = 1, is_captured: bool = False) -> None:
         """A collective begins on a stream, behind those that came before on this lane.
 
-        A captured one does not: whoever launches the graph puts the launch in order with other uses of the lane. In one capture, a
+        A captured one does not: the launch of the graph is put in order with other uses of the lane. In one capture, a
         lane is used by streams that are in order already.
         """
         self.check()
@@ -121,7 +121,7 @@ class Lane:
                 "a collective is captured on a lane that cannot be replayed",
                 hint="open the group with is_replayable=True",
             )
-        driver = self.home.driver
+        driver = self.memory.driver
         if stream != self._stream:
             if stream not in self.streams:
                 self.streams.append(stream)
@@ -161,12 +161,12 @@ class Lane:
 
     def next_buffer(self) -> int:
         """This rank's buffer of the exchange that comes next, free to be written by this rank now (PR-1)."""
-        return self._epochs[self._num_exchanges % NUM_EPOCHS].buffers[self.home.rank]
+        return self._epochs[self._num_exchanges % NUM_EPOCHS].buffers[self.memory.rank]
 
     def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
         """Sets ``full`` for these ranks, behind all that is on the stream."""
         if is_batched and len(peers) > 1:
-            self.home.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], SET)
+            self.memory.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], SET)
             return
         for peer in peers:
             epoch.outgoing[peer].set(stream)
@@ -175,7 +175,7 @@ class Lane:
         """Waits for ``full`` of these ranks, and clears it."""
         if is_batched and len(peers) > 1:
             addresses = [epoch.incoming[peer].address for peer in peers]
-            self.home.driver.wait_all_and_reset(stream, addresses, SET, CLEAR)
+            self.memory.driver.wait_all_and_reset(stream, addresses, SET, CLEAR)
             return
         for peer in peers:
             epoch.incoming[peer].wait(stream)
@@ -183,7 +183,7 @@ class Lane:
     def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
         """Sets ``full`` for these ranks to a step of an exchange that has several, behind all that is on the stream."""
         if len(peers) > 1:
-            self.home.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], step)
+            self.memory.driver.write_values(stream, [epoch.outgoing[peer].address for peer in peers], step)
             return
         for peer in peers:
             epoch.outgoing[peer].set(stream, step)
@@ -194,48 +194,48 @@ class Lane:
             epoch.incoming[peer].expect(step)
         if step == num_steps and peers:
             addresses = [epoch.incoming[peer].address for peer in peers]
-            self.home.driver.wait_all_and_reset(stream, addresses, step, CLEAR)
+            self.memory.driver.wait_all_and_reset(stream, addresses, step, CLEAR)
             return
         for peer in peers:
             epoch.incoming[peer].wait_for_step(stream, step)
 
     def fork(self, stream: int, num_streams: int) -> list[int]:
-        """The stream, and others that go on behind it."""
+        """The stream, and others that wait for it."""
         sides = self.sides[: num_streams - 1]
         if sides:
-            self.home.driver.record_event(self._events[0], stream)
+            self.memory.driver.record_event(self._events[0], stream)
         for side in sides:
-            self.home.driver.wait_event(side, self._events[0])
+            self.memory.driver.wait_event(side, self._events[0])
         return [stream, *sides]
 
     def join(self, streams: list[int]) -> None:
-        """The first of the streams goes on behind the others."""
+        """The first of the streams waits for the others."""
         for event, side in zip(self._events[1:], streams[1:], strict=False):
-            self.home.driver.record_event(event, side)
-            self.home.driver.wait_event(streams[0], event)
+            self.memory.driver.record_event(event, side)
+            self.memory.driver.wait_event(streams[0], event)
 
     def fork_local(self, stream: int) -> int:
-        """A stream for what this rank does by itself, which goes on behind ``stream``."""
-        self.home.driver.record_event(self._events[-2], stream)
-        self.home.driver.wait_event(self.local, self._events[-2])
+        """A stream for what this rank does by itself, which waits for ``stream``."""
+        self.memory.driver.record_event(self._events[-2], stream)
+        self.memory.driver.wait_event(self.local, self._events[-2])
         return self.local
 
     def join_local(self, stream: int) -> None:
-        """The stream goes on behind what this rank does by itself."""
-        self.home.driver.record_event(self._events[-3], self.local)
-        self.home.driver.wait_event(stream, self._events[-3])
+        """The stream waits for what this rank does by itself."""
+        self.memory.driver.record_event(self._events[-3], self.local)
+        self.memory.driver.wait_event(stream, self._events[-3])
 
     def incoming(self) -> list[Signal]:
         """All signals that others set for this rank."""
         return [signal for epoch in self._epochs for signal in epoch.incoming.values()]
 
     def statistics(self) -> LaneStatistics:
-        """Counters so far."""
+        """The counters."""
         return LaneStatistics(self._num_calls, self._num_exchanges, self.num_bytes)
 
     def close(self) -> None:
         """Gives streams and events back; all operations must have finished. Idempotent."""
-        driver = self.home.driver
+        driver = self.memory.driver
         if self.local in self.streams:
             driver.destroy_stream(self.local)
         while self.sides:

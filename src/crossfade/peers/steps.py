@@ -31,7 +31,7 @@ def _begin_own(lane: Lane, stream: int, target: int, source: int, size_bytes: in
     """This rank's own block goes to its place, beside what follows on the stream; says whether that is to be waited for."""
     if target == source or not size_bytes:
         return False
-    lane.home.kernels.copy(lane.fork_local(stream), target, source, size_bytes)
+    lane.memory.kernels.copy(lane.fork_local(stream), target, source, size_bytes)
     return True
 
 
@@ -48,25 +48,25 @@ def all_gather(
 
     With an ``offset``, at which the target lies in every rank's memory, each rank puts its part there with nothing between.
     """
-    home = lane.home
-    copy = home.kernels.copy
-    own = home.rank * size_bytes
+    memory = lane.memory
+    copy = memory.kernels.copy
+    own = memory.rank * size_bytes
     if offset is not None:
-        blocks = {p: Block(source, size_bytes, offset + own) for p in home.peers}
+        blocks = {p: Block(source, size_bytes, offset + own) for p in memory.peers}
         _put(lane, stream, blocks, tuning, (target + own, source, size_bytes))
         return
     is_pull = tuning.direction is Direction.PULL
     is_begun = not is_pull and _begin_own(lane, stream, target + own, source, size_bytes)
     for begin, length in pieces_of(size_bytes, lane.buffer_bytes if is_pull else lane.slot_bytes):
-        into = {p: target + p * size_bytes + begin for p in home.peers}
+        into = {p: target + p * size_bytes + begin for p in memory.peers}
         if is_pull:
             copy(stream, lane.next_buffer(), source + begin, length)
             is_begun = is_begun or _begin_own(lane, stream, target + own, source, size_bytes)
-            pull(lane, stream, {p: Fetch(0, into[p], length) for p in home.peers}, tuning)
+            pull(lane, stream, {p: Fetch(0, into[p], length) for p in memory.peers}, tuning)
         else:
-            epoch = push(lane, stream, {p: Block(source + begin, length) for p in home.peers}, tuning)
-            for p in home.peers:
-                copy(stream, into[p], epoch.buffers[home.rank] + p * lane.slot_bytes, length)
+            epoch = push(lane, stream, {p: Block(source + begin, length) for p in memory.peers}, tuning)
+            for p in memory.peers:
+                copy(stream, into[p], epoch.buffers[memory.rank] + p * lane.slot_bytes, length)
     if is_begun:
         lane.join_local(stream)
 
@@ -95,26 +95,26 @@ def all_to_all(
 
     With an ``offset``, at which the target lies in every rank's memory, each rank puts its blocks there with nothing between.
     """
-    home = lane.home
-    copy = home.kernels.copy
-    own = home.rank * block_bytes
+    memory = lane.memory
+    copy = memory.kernels.copy
+    own = memory.rank * block_bytes
     if offset is not None:
-        blocks = {p: Block(source + p * block_bytes, block_bytes, offset + own) for p in home.peers}
+        blocks = {p: Block(source + p * block_bytes, block_bytes, offset + own) for p in memory.peers}
         _put(lane, stream, blocks, tuning, (target + own, source + own, block_bytes))
         return
     is_begun = _begin_own(lane, stream, target + own, source + own, block_bytes)
     for begin, length in pieces_of(block_bytes, lane.slot_bytes):
-        at = {p: p * block_bytes + begin for p in home.peers}
+        at = {p: p * block_bytes + begin for p in memory.peers}
         if tuning.direction is Direction.PULL:
             buffer = lane.next_buffer()
-            for p in home.peers:
+            for p in memory.peers:
                 copy(stream, buffer + p * lane.slot_bytes, source + at[p], length)
-            slot = home.rank * lane.slot_bytes
-            pull(lane, stream, {p: Fetch(slot, target + at[p], length) for p in home.peers}, tuning)
+            slot = memory.rank * lane.slot_bytes
+            pull(lane, stream, {p: Fetch(slot, target + at[p], length) for p in memory.peers}, tuning)
         else:
-            epoch = push(lane, stream, {p: Block(source + at[p], length) for p in home.peers}, tuning)
-            for p in home.peers:
-                copy(stream, target + at[p], epoch.buffers[home.rank] + p * lane.slot_bytes, length)
+            epoch = push(lane, stream, {p: Block(source + at[p], length) for p in memory.peers}, tuning)
+            for p in memory.peers:
+                copy(stream, target + at[p], epoch.buffers[memory.rank] + p * lane.slot_bytes, length)
     if is_begun:
         lane.join_local(stream)
 
@@ -123,11 +123,11 @@ def broadcast(
     lane: Lane, stream: int, root: int, target: int, source: int, size_bytes: int, tuning: Tuning = DEFAULT
 ) -> None:
     """The root's ``size_bytes`` at ``source`` go to the target of all ranks, who fetch them out of the root's buffer."""
-    home = lane.home
-    is_begun = home.rank == root and _begin_own(lane, stream, target, source, size_bytes)
+    memory = lane.memory
+    is_begun = memory.rank == root and _begin_own(lane, stream, target, source, size_bytes)
     for begin, length in pieces_of(size_bytes, lane.buffer_bytes):
-        if home.rank == root:
-            home.kernels.copy(stream, lane.next_buffer(), source + begin, length)
-        pull(lane, stream, {p: Fetch(0, target + begin, length if p == root else 0) for p in home.peers}, tuning)
+        if memory.rank == root:
+            memory.kernels.copy(stream, lane.next_buffer(), source + begin, length)
+        pull(lane, stream, {p: Fetch(0, target + begin, length if p == root else 0) for p in memory.peers}, tuning)
     if is_begun:
         lane.join_local(stream)

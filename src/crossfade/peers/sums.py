@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crossfade.peers.exchange import Block, Fetch, fetch, offer, push
-from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.lane import Epoch, Lane
+from crossfade.peers.memory import Kind, Reduction
 from crossfade.peers.steps import pieces_of
 from crossfade.peers.tuning import DEFAULT, Tuning
 
@@ -56,14 +56,14 @@ class _Piece:
 
 def reduce_scatter(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job], tuning: Tuning = DEFAULT) -> None:
     """The sum over all ranks of block r of a job's sources goes to rank r's target; a source has W blocks of ``count`` elements."""
-    home = lanes[0].home
+    memory = lanes[0].memory
     pieces = []
     for job in jobs:
         block_bytes = job.count * job.kind.size_bytes
         for begin, length in pieces_of(job.count, lanes[0].slot_bytes // job.kind.size_bytes):
             at, size_bytes = begin * job.kind.size_bytes, length * job.kind.size_bytes
-            blocks = {p: Block(job.source + p * block_bytes + at, size_bytes) for p in home.peers}
-            own = job.source + home.rank * block_bytes + at
+            blocks = {p: Block(job.source + p * block_bytes + at, size_bytes) for p in memory.peers}
+            own = job.source + memory.rank * block_bytes + at
             pieces.append(_Piece(blocks, own, job.target + at, length, job.kind))
     _run(lanes, stream, pieces, tuning)
 
@@ -74,28 +74,28 @@ def all_reduce(lanes: Sequence[Lane], stream: int, jobs: Sequence[Job], tuning: 
     for job in jobs:
         size_bytes = job.count * job.kind.size_bytes
         if size_bytes <= min(tuning.one_shot_bytes, lane.slot_bytes):
-            blocks = {p: Block(job.source, size_bytes) for p in lane.home.peers}
+            blocks = {p: Block(job.source, size_bytes) for p in lane.memory.peers}
             if job.count:
                 pieces.append(_Piece(blocks, job.source, job.target, job.count, job.kind))
             continue
-        for begin, length in pieces_of(job.count, lane.home.num_ranks * (lane.slot_bytes // job.kind.size_bytes)):
+        for begin, length in pieces_of(job.count, lane.memory.num_ranks * (lane.slot_bytes // job.kind.size_bytes)):
             pieces.append(_two_shots(lane, job, begin, length))
     _run(lanes, stream, pieces, tuning)
 
 
 def _two_shots(lane: Lane, job: Job, begin: int, length: int) -> _Piece:
     """Each rank sums one block, and gets those of the others."""
-    home, item_bytes = lane.home, job.kind.size_bytes
+    memory, item_bytes = lane.memory, job.kind.size_bytes
     unit = max(_BLOCK_ALIGNMENT // item_bytes, 1)
-    block = -(-length // (home.num_ranks * unit)) * unit
-    at = [(begin + min(p * block, length)) * item_bytes for p in range(home.num_ranks + 1)]
-    size_bytes = [at[p + 1] - at[p] for p in range(home.num_ranks)]
-    blocks = {p: Block(job.source + at[p], size_bytes[p]) for p in home.peers}
-    own, own_bytes = at[home.rank], size_bytes[home.rank]
+    block = -(-length // (memory.num_ranks * unit)) * unit
+    at = [(begin + min(p * block, length)) * item_bytes for p in range(memory.num_ranks + 1)]
+    size_bytes = [at[p + 1] - at[p] for p in range(memory.num_ranks)]
+    blocks = {p: Block(job.source + at[p], size_bytes[p]) for p in memory.peers}
+    own, own_bytes = at[memory.rank], size_bytes[memory.rank]
     piece = (blocks, job.source + own, job.target + own, own_bytes // item_bytes, job.kind)
     if job.offset is not None:
-        return _Piece(*piece, sums={p: Block(job.target + own, own_bytes, job.offset + own) for p in home.peers})
-    return _Piece(*piece, fetches={p: Fetch(0, job.target + at[p], size_bytes[p]) for p in home.peers})
+        return _Piece(*piece, sums={p: Block(job.target + own, own_bytes, job.offset + own) for p in memory.peers})
+    return _Piece(*piece, fetches={p: Fetch(0, job.target + at[p], size_bytes[p]) for p in memory.peers})
 
 
 def _run(lanes: Sequence[Lane], stream: int, pieces: Sequence[_Piece], tuning: Tuning) -> None:
@@ -117,11 +117,11 @@ def _run(lanes: Sequence[Lane], stream: int, pieces: Sequence[_Piece], tuning: T
 
 def _add(lane: Lane, stream: int, piece: _Piece, epoch: Epoch, tuning: Tuning) -> Epoch | None:
     """Adds up what has come, and offers the sum if others fetch it."""
-    home = lane.home
+    memory = lane.memory
     targets: tuple[int, ...] = (piece.target,)
     if piece.fetches is not None:
         targets = (piece.target, lane.next_buffer())
     if piece.count:
-        slots = (epoch.buffers[home.rank], lane.slot_bytes, home.rank, home.num_ranks)
-        home.kernels.reduce(stream, Reduction(piece.kind, piece.count, targets, piece.own, *slots))
+        slots = (epoch.buffers[memory.rank], lane.slot_bytes, memory.rank, memory.num_ranks)
+        memory.kernels.reduce(stream, Reduction(piece.kind, piece.count, targets, piece.own, *slots))
     return offer(lane, stream, tuning) if piece.fetches is not None else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import MissingDependency
-from crossfade.peers.home import Kind, Reduction
+from crossfade.peers.memory import Kind, Reduction
 
 try:
     import triton
@@ -131,7 +131,7 @@ def _is_aligned(*values: int) -> bool:
 
 
 class TritonKernels:
-    """See `crossfade.peers.home.Kernels`."""
+    """See `crossfade.peers.memory.Kernels`."""
 
     def __init__(self, device: int, rank: int, num_ranks: int, num_programs: int = 264) -> None:
         self._device = device

@@ -19,7 +19,7 @@ class SignalBeforeData(Lane):
         return self._epoch
 
     def fork(self, stream: int, num_streams: int) -> list[int]:
-        super().announce(self._epoch, self.home.peers, stream, is_batched=True)
+        super().announce(self._epoch, self.memory.peers, stream, is_batched=True)
         return super().fork(stream, num_streams)
 
     def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
@@ -114,7 +114,7 @@ class EarlySignal(Lane):
     def advance(self) -> Epoch:
         epoch = super().advance()
         assert self._stream is not None
-        super().announce(epoch, self.home.peers, self._stream, is_batched=True)
+        super().announce(epoch, self.memory.peers, self._stream, is_batched=True)
         return epoch
 
     def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
@@ -191,7 +191,7 @@ class StepBehind(Lane):
             super().await_step(epoch, peers, stream, earlier, num_steps)
             return
         addresses = [epoch.incoming[peer].address for peer in peers]
-        self.home.driver.wait_all_and_reset(stream, addresses, earlier, CLEAR)
+        self.memory.driver.wait_all_and_reset(stream, addresses, earlier, CLEAR)
 
 
 class _KnowsSums(Lane):

@@ -48,7 +48,7 @@ class OpsWorld(PeerWorld):
 
         def product(target: int, source: int, size_bytes: int) -> None:
             if size_bytes:
-                lane.home.kernels.copy(stream, target, source, size_bytes)
+                lane.memory.kernels.copy(stream, target, source, size_bytes)
 
         match site.call.collective:
             case Collective.REDUCE_SCATTER:
@@ -67,7 +67,7 @@ class OpsWorld(PeerWorld):
         return [(begin * WORD.size_bytes, end * WORD.size_bytes) for begin, end in cut_evenly(count, self.num_parts)]
 
     def _reduce_scatter(self, lane: Lane, stream: int, site: Site, product: Product) -> None:
-        rank, block, scratch = lane.home.rank, site.call.count * WORD.size_bytes, site.held[-1]
+        rank, block, scratch = lane.memory.rank, site.call.count * WORD.size_bytes, site.held[-1]
         for begin, end in self._cut(site.call.count):
             at = [scratch + p * block + begin for p in range(self.num_ranks)]
             at[rank] = site.target + begin
@@ -79,7 +79,7 @@ class OpsWorld(PeerWorld):
             overlaps.add_parts(lane, stream, parts, compute, WORD)
 
     def _all_reduce(self, lane: Lane, stream: int, site: Site, product: Product) -> None:
-        rank, count, size = lane.home.rank, site.call.count, WORD.size_bytes
+        rank, count, size = lane.memory.rank, site.call.count, WORD.size_bytes
         block = -(-count // self.num_ranks)
         bounds = list(pairwise(min(p * block, count) * size for p in range(self.num_ranks + 1)))
         for begin, end in self._cut(block):
@@ -94,7 +94,7 @@ class OpsWorld(PeerWorld):
             overlaps.pass_sums_on(lane, stream, parts, place)
 
     def _all_gather(self, lane: Lane, stream: int, local: int, site: Site, product: Product) -> None:
-        block, rank = site.call.count * WORD.size_bytes, lane.home.rank
+        block, rank = site.call.count * WORD.size_bytes, lane.memory.rank
         if site.offset is not None:
             into, offset = site.target, site.offset + rank * block
 
@@ -117,7 +117,7 @@ class OpsWorld(PeerWorld):
         overlaps.all_gather(lane, stream, work)
 
     def _all_to_all(self, lane: Lane, stream: int, local: int, site: Site, product: Product) -> None:
-        rank, block = lane.home.rank, site.call.count * WORD.size_bytes
+        rank, block = lane.memory.rank, site.call.count * WORD.size_bytes
         if self.is_turned:
             self._all_to_all_first(lane, stream, site, product)
             return
@@ -127,7 +127,7 @@ class OpsWorld(PeerWorld):
                 own = site.target + rank * block + begin
                 product(own if address is None else address, site.source + p * block + begin, end - begin)
 
-            received = {p: Part(site.target + p * block + begin, end - begin) for p in lane.home.peers}
+            received = {p: Part(site.target + p * block + begin, end - begin) for p in lane.memory.peers}
             is_first = not begin or self.never_waits
             overlaps.all_to_all(lane, stream, local, compute, received, is_first=is_first)
 

@@ -16,8 +16,8 @@ from crossfade.device.capture import Replay, capture
 from crossfade.device.signals import WORD_BYTES, DeviceBoard
 from crossfade.peers import steps, sums
 from crossfade.peers.exchange import barrier
-from crossfade.peers.home import Home, Kind, Reduction
 from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
+from crossfade.peers.memory import GroupMemory, Kind, Reduction
 from crossfade.peers.tuning import DEFAULT, Tuning
 from crossfade.testing.fake import FakeDriver, Fault, Machine
 from crossfade.testing.fake.machine import Program, Range
@@ -111,7 +111,7 @@ def expected(call: Call, rank: int, sources: Sequence[bytes]) -> bytes:
 
 
 class FakeKernels:
-    """The local part, which tells the machine what it reads and writes (see `crossfade.peers.home.Kernels`)."""
+    """The local part, which tells the machine what it reads and writes (see `crossfade.peers.memory.Kernels`)."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self._driver = driver
@@ -132,7 +132,7 @@ class FakeKernels:
 
 def open_homes(
     drivers: Sequence[Any], kernels: Callable[[Any], Any], num_lanes: int, total_bytes: int
-) -> tuple[list[Home], list[tuple[int, int]]]:
+) -> tuple[list[GroupMemory], list[tuple[int, int]]]:
     """Of ranks with a driver each; and each rank's memory that the others reach: its signals and its buffers."""
     words = num_words(num_lanes, len(drivers))
     boards = [driver.allocate(words * WORD_BYTES, f"signals of rank {k}") for k, driver in enumerate(drivers)]
@@ -140,7 +140,7 @@ def open_homes(
     homes = []
     for rank, driver in enumerate(drivers):
         views = [DeviceBoard(driver, address, words) for address in boards]
-        homes.append(Home(driver, kernels(driver), rank, len(drivers), buffers, total_bytes, views))
+        homes.append(GroupMemory(driver, kernels(driver), rank, len(drivers), buffers, total_bytes, views))
     return homes, list(zip(boards, buffers, strict=True))
 
 
@@ -200,7 +200,7 @@ class PeerWorld:
         heap_bytes = sum(self.num_ranks * max(call.count, 1) * WORD.size_bytes for call in before if call.is_put)
         return NUM_EPOCHS * self.num_lanes * self.buffer_bytes + heap_bytes
 
-    def _lane(self, home: Home, index: int) -> Lane:
+    def _lane(self, home: GroupMemory, index: int) -> Lane:
         options = {"num_streams": self.num_streams, "is_replayable": self.is_replayable}
         return self.lane(home, index, self.buffer_bytes, **options)
 
@@ -275,7 +275,7 @@ class PeerWorld:
 
     def _enqueue(self, lanes: Sequence[Lane], stream: int, site: Site, *, is_captured: bool) -> None:
         call, lane = site.call, lanes[site.call.lane]
-        tuning = call.tuning(lane.home.rank)
+        tuning = call.tuning(lane.memory.rank)
         row = [lane, *(lanes[number] for number in call.more_lanes)]
         for each in row:
             each.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)

@@ -21,8 +21,8 @@ from crossfade.ops.algorithms import schedule
 from crossfade.ops.algorithms.schedule import Run, Send, Step
 from crossfade.ops.calls.products import cut_evenly, place, shares
 from crossfade.peers import steps
-from crossfade.peers.home import Reduction
 from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
+from crossfade.peers.memory import Reduction
 from crossfade.testing.fake import FakeDriver
 from tests.helpers.worlds.operators import OPERATORS, OpsWorld
 from tests.helpers.worlds.ranks import WORD, Call, Collective, PeerWorld, Round, Site
@@ -133,7 +133,7 @@ class _Sums:
     def __init__(
         self, world: TurnsWorld, lane: Lane, stream: int, site: Site, *, is_captured: bool, is_by_tiles: bool
     ) -> None:
-        driver = lane.home.driver
+        driver = lane.memory.driver
         assert isinstance(driver, FakeDriver), "worlds are of the fake machine"
         self._world, self._lane, self._stream, self._site = world, lane, stream, site
         self._is_captured, self._is_by_tiles = is_captured, is_by_tiles
@@ -148,7 +148,7 @@ class _Sums:
         if site.call.collective is Collective.REDUCE_SCATTER:
             scratch, length = site.held[-2], count * size
             blocks = [_Block(site.source + p * length, scratch + p * length, count) for p in range(num_ranks)]
-            rank = self._lane.home.rank
+            rank = self._lane.memory.rank
             blocks[rank] = blocks[rank]._replace(product=site.target)
             return blocks
         bounds = pairwise(min(p * -(-count // num_ranks), count) for p in range(num_ranks + 1))
@@ -161,11 +161,11 @@ class _Sums:
             schedule.reduce_scatter(lane, self._stream, local, made, num_rounds)
             return
         runs = [{p: self._run(p, number) for p in range(self._world.num_ranks)} for number in range(num_rounds)]
-        own = self._blocks[lane.home.rank].product - site.target
+        own = self._blocks[lane.memory.rank].product - site.target
         schedule.all_reduce(lane, self._stream, made, runs, None if site.offset is None else site.offset + own)
 
     def _turn(self, number: int, is_own: bool) -> Step:
-        home = self._lane.home
+        home = self._lane.memory
         if is_own:
             return Step(
                 number, None, partial(self._multiply, home.rank, *self._rows(home.rank, number)), self._add(number)
@@ -211,11 +211,11 @@ class _Sums:
             return
         block, size = self._blocks[p], WORD.size_bytes
         target, source = block.product + begin * size, block.source + begin * size
-        self._lane.home.kernels.copy(self._stream, target, source, (end - begin) * size)
+        self._lane.memory.kernels.copy(self._stream, target, source, (end - begin) * size)
 
     def _add(self, number: int) -> Callable[[Epoch, Epoch | None], None]:
         def add(parts: Epoch, sums: Epoch | None) -> None:
-            lane, home = self._lane, self._lane.home
+            lane, home = self._lane, self._lane.memory
             own, offset, size_bytes = self._run(home.rank, number)
             if not size_bytes:
                 return

@@ -29,7 +29,7 @@ from crossfade.peers.collectives import (
     broadcast,
     reduce_scatter_coalesced,
 )
-from crossfade.peers.exported_home import Rank, Shape, open_exported
+from crossfade.peers.exported import Rank, Shape, open_exported
 from crossfade.peers.group import PeerGroup
 from crossfade.types import CollectiveKind, ReduceOp
 
@@ -134,7 +134,7 @@ class CopyMover:
             self._put(out.data_ptr() + rank * block_bytes, whole.data_ptr() + member * block_bytes, block_bytes)
 
     def _put(self, target: int, source: int, size_bytes: int) -> None:
-        self._group.home.kernels.copy(self._group.current_stream(), target, source, size_bytes)
+        self._group.memory.kernels.copy(self._group.current_stream(), target, source, size_bytes)
 
     # Reductions
 

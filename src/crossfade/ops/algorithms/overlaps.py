@@ -9,7 +9,7 @@ Sums: each part is sent as soon as it is computed, the own part is computed last
     stream   mm part r+1 | mm part r+2     | ... | mm own part | (fill) | wait for full from all | add W parts -> own part
     local                  copy to r+1's slot r, set full | copy to r+2's slot r, set full | ...
 
-An all-reduce passes the sums on by a second exchange, whose wait is on the local stream, while the stream goes on::
+An all-reduce passes the sums on by a second exchange, whose wait is on the local stream, while the stream continues::
 
     stream   ... | wait for full | add -> own part and own buffer, set full | mm part r+1 of the next round | ...
     local                          wait for full from all, fetch their sums | copy to r+1's slot r, ...
@@ -22,7 +22,7 @@ All-gather: what arrives is read where it lies::
     local    copy own rows to r+1's slot r, set full | copy them to r+2's slot r, set full | ...
     stream   mm own rows | wait for full from r-1, mm its slot | wait for full from r-2, mm its slot | ...
 
-If somebody wants all rows in memory that all ranks can write, they are copied there, and read there; an empty exchange on the local
+Rows that are wanted in memory that all ranks can write are copied there, and read there; an empty exchange on the local
 stream says first that the memory is free. So it does of slots that a graph uses again with each replay.
 
 All-to-all: products are written where others fetch them, and land in the output at once::
@@ -38,8 +38,8 @@ from typing import NamedTuple
 
 from crossfade.device.copies import cut, enqueue, stagger
 from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
-from crossfade.peers.home import Kind, Reduction
 from crossfade.peers.lane import Epoch, Lane
+from crossfade.peers.memory import Kind, Reduction
 
 __all__ = [
     "Part",
@@ -73,7 +73,7 @@ def _slot(lane: Lane, epoch: Epoch, owner: int, writer: int) -> int:
 
 def copy(lane: Lane, stream: int, target: int, source: int, size_bytes: int) -> None:
     """Enqueues a copy between two ranks, or inside one."""
-    enqueue(lane.home.driver, cut(target, source, size_bytes), stream)
+    enqueue(lane.memory.driver, cut(target, source, size_bytes), stream)
     lane.num_bytes += size_bytes
 
 
@@ -96,23 +96,23 @@ def add_parts(
     that fills a rank's part. ``is_offered``: the sum goes into this rank's next buffer too. ``fill`` enqueues work of the caller's
     while the last parts are under way.
     """
-    home = lane.home
+    memory = lane.memory
     epoch = lane.advance()
-    order = stagger(home.rank, home.num_ranks)
+    order = stagger(memory.rank, memory.num_ranks)
     for p in order:
         compute(p)
         local = lane.fork_local(stream)
-        copy(lane, local, _slot(lane, epoch, p, home.rank), *parts[p])
+        copy(lane, local, _slot(lane, epoch, p, memory.rank), *parts[p])
         lane.announce(epoch, [p], local, is_batched=False)
-    compute(home.rank)
+    compute(memory.rank)
     if fill is not None:
         fill()
     lane.await_full(epoch, order, stream, is_batched=True)
-    own, size_bytes = parts[home.rank]
+    own, size_bytes = parts[memory.rank]
     if size_bytes:
         targets = (own, lane.next_buffer()) if is_offered else (own,)
-        slots = (epoch.buffers[home.rank], lane.slot_bytes, home.rank, home.num_ranks)
-        home.kernels.reduce(stream, Reduction(kind, size_bytes // kind.size_bytes, targets, own, *slots))
+        slots = (epoch.buffers[memory.rank], lane.slot_bytes, memory.rank, memory.num_ranks)
+        memory.kernels.reduce(stream, Reduction(kind, size_bytes // kind.size_bytes, targets, own, *slots))
 
 
 def pass_sums_on(lane: Lane, stream: int, parts: Sequence[Part], offset: int | None) -> None:
@@ -122,14 +122,14 @@ def pass_sums_on(lane: Lane, stream: int, parts: Sequence[Part], offset: int | N
     ``offset`` says where the own part lies in every rank's memory; None if it does not, and is offered. The memory is free there:
     every rank has begun this call, or its parts would not have come.
     """
-    home = lane.home
+    memory = lane.memory
     if offset is None:
         offered = offer(lane, stream)
-        fetches = {p: Fetch(0, parts[p].address, parts[p].size_bytes) for p in home.peers}
+        fetches = {p: Fetch(0, parts[p].address, parts[p].size_bytes) for p in memory.peers}
         fetch(lane, offered, lane.fork_local(stream), fetches)
     else:
-        block = Block(*parts[home.rank], offset)
-        push(lane, lane.fork_local(stream), dict.fromkeys(home.peers, block))
+        block = Block(*parts[memory.rank], offset)
+        push(lane, lane.fork_local(stream), dict.fromkeys(memory.peers, block))
 
 
 # moves
@@ -154,24 +154,24 @@ class _Gather:
         slots, so they come behind the last product of that round (PR-1).
         """
         lane, stream = self._lane, self._stream
-        home = lane.home
+        memory = lane.memory
         epoch = lane.advance()
-        order = stagger(home.rank, home.num_ranks)
+        order = stagger(memory.rank, memory.num_ranks)
         local = lane.fork_local(stream)
         for p in order:
-            copy(lane, local, _slot(lane, epoch, p, home.rank), *parts[p])
+            copy(lane, local, _slot(lane, epoch, p, memory.rank), *parts[p])
             if self._last is None:
                 lane.announce(epoch, [p], local, is_batched=False)
         if self._last is not None:
             self._last()
             lane.announce(epoch, order, lane.fork_local(stream), is_batched=True)
-        use(home.rank, parts[home.rank].address)
+        use(memory.rank, parts[memory.rank].address)
         self._last = None
-        for p in arrivals(home.rank, home.num_ranks):
+        for p in arrivals(memory.rank, memory.num_ranks):
             if self._last is not None:
                 self._last()
             lane.await_full(epoch, [p], stream, is_batched=False)
-            self._last = _bound(use, p, _slot(lane, epoch, home.rank, p))
+            self._last = _bound(use, p, _slot(lane, epoch, memory.rank, p))
 
     def end(self) -> None:
         """The last product of the last round."""
@@ -186,7 +186,7 @@ def _bound(use: Callable[[int, int], None], peer: int, address: int) -> Callable
 
 def all_gather(lane: Lane, stream: int, rounds: Sequence[tuple[Part, Callable[[int, int], None]]]) -> None:
     """Every rank uses all ranks' rows (see `_Gather.round`)."""
-    num_ranks = lane.home.num_ranks
+    num_ranks = lane.memory.num_ranks
     all_to_all_first(lane, stream, [([own] * num_ranks, use) for own, use in rounds])
 
 
@@ -214,14 +214,14 @@ def all_gather_into(lane: Lane, stream: int, local: int, own: Part, offset: int,
     ``local`` is the lane's own stream, behind the beginning of the call. ``use`` enqueues the product of a rank's rows: they are
     there, or, of this rank itself, anywhere.
     """
-    home = lane.home
+    memory = lane.memory
     barrier(lane, local)
     epoch = lane.advance()
-    for p in stagger(home.rank, home.num_ranks):
-        copy(lane, local, home.buffers[p] + offset, *own)
+    for p in stagger(memory.rank, memory.num_ranks):
+        copy(lane, local, memory.buffers[p] + offset, *own)
         lane.announce(epoch, [p], local, is_batched=False)
-    use(home.rank)
-    for p in arrivals(home.rank, home.num_ranks):
+    use(memory.rank)
+    for p in arrivals(memory.rank, memory.num_ranks):
         lane.await_full(epoch, [p], stream, is_batched=False)
         use(p)
 
@@ -242,15 +242,15 @@ def all_to_all(
     round begins behind the fetches of the one before: then its buffer is free, and its signals say that this rank has left the
     others' (PR-1).
     """
-    home = lane.home
+    memory = lane.memory
     if not is_first:
         lane.join_local(stream)
     epoch = lane.advance()
-    for p in stagger(home.rank, home.num_ranks):
-        compute(p, _slot(lane, epoch, home.rank, p))
+    for p in stagger(memory.rank, memory.num_ranks):
+        compute(p, _slot(lane, epoch, memory.rank, p))
         lane.announce(epoch, [p], stream, is_batched=False)
-    compute(home.rank, None)
-    for p in arrivals(home.rank, home.num_ranks):
+    compute(memory.rank, None)
+    for p in arrivals(memory.rank, memory.num_ranks):
         lane.await_full(epoch, [p], local, is_batched=False)
         target, size_bytes = received[p]
-        copy(lane, local, target, _slot(lane, epoch, p, home.rank), size_bytes)
+        copy(lane, local, target, _slot(lane, epoch, p, memory.rank), size_bytes)

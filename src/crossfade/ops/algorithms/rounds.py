@@ -23,8 +23,8 @@ from crossfade.ops.algorithms.schedule import Run, Send, Step
 from crossfade.ops.calls.job import Job, OnLane, on_lane
 from crossfade.ops.calls.products import cut_evenly, fits, least_rounds, multiply_rows, place, require_slot, shares
 from crossfade.peers.arguments import kind_of
-from crossfade.peers.home import Reduction
 from crossfade.peers.lane import Epoch
+from crossfade.peers.memory import Reduction
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +149,7 @@ class _Sums:
 
     def _add(self, number: int, parts: Epoch, sums: Epoch | None) -> None:
         group = self._job.group
-        rank, home = group.rank, group.home
+        rank, memory = group.rank, group.memory
         own, offset, size_bytes = self._run(rank, number)
         if not size_bytes:
             return
@@ -159,7 +159,7 @@ class _Sums:
             targets = (own, sums.buffers[rank] + offset)
         slots = (parts.buffers[rank] + offset, group.lane(self._job.lane).slot_bytes, rank, group.num_ranks)
         count = size_bytes // self._kind.size_bytes
-        home.kernels.reduce(self._stream, Reduction(self._kind, count, targets, own, *slots))
+        memory.kernels.reduce(self._stream, Reduction(self._kind, count, targets, own, *slots))
 
 
 def _compute(job: Job, rows: list[torch.Tensor], targets: list[torch.Tensor], peer: int) -> None:
@@ -179,7 +179,7 @@ def all_gather(job: Job, *, rounds: int, lag: int, taper: int) -> None:
 
 
 def _use(job: Job, at: OnLane, begin: int, end: int, peer: int, address: int) -> None:
-    """The product of some of a rank's rows; and the rows themselves, if somebody asked for them."""
+    """The product of some of a rank's rows; and the rows themselves, where the caller wants them."""
     first = peer * len(job.a)
     place = slice(first + begin, first + end)
     own = peer == job.group.rank
@@ -191,7 +191,7 @@ def _use(job: Job, at: OnLane, begin: int, end: int, peer: int, address: int) ->
 
 def _keep(at: OnLane, target: torch.Tensor, address: int) -> None:
     if target.data_ptr() != address:
-        at.lane.home.kernels.copy(at.stream, target.data_ptr(), address, target.nbytes)
+        at.lane.memory.kernels.copy(at.stream, target.data_ptr(), address, target.nbytes)
 
 
 def _gather_into(job: Job, offset: int) -> None:
@@ -219,7 +219,7 @@ def all_to_all(job: Job, *, rounds: int, lag: int, taper: int) -> None:
             sent = _shares(job.a, counts.sent_at(), counts.sent, begin, end)
             received = _shares(job.out, counts.received_at(), counts.received, begin, end)
             compute = partial(_compute_into, job, sent, received[rank])
-            places = {p: _part(received[p]) for p in lane.home.peers}
+            places = {p: _part(received[p]) for p in lane.memory.peers}
             overlaps.all_to_all(lane, stream, local, compute, places, is_first=not begin)
 
 
@@ -266,7 +266,7 @@ def _shares(
 
 def _at(job: Job, address: int, rows: int, columns: int) -> torch.Tensor:
     """What lies in this rank's buffer, as a matrix."""
-    return tensor_on(address, (rows, columns), job.a.dtype, job.group.home.driver.device)
+    return tensor_on(address, (rows, columns), job.a.dtype, job.group.memory.driver.device)
 
 
 def _part(tensor: torch.Tensor) -> Part:

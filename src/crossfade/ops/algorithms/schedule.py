@@ -12,11 +12,11 @@ One stream has all copies: those of several streams take longer together than on
 All rounds of a call are one exchange: a rank's parts lie in one slot, and its signal ``full`` says round by round how far they have
 come (steps of a signal: device/signals.py). An all-reduce has a second exchange for the sums, round by round too.
 
-Why the buffers are free (PR-1). A reduce-scatter takes one exchange, and whoever begins one has waited in the one before for all
-ranks. On a replayable lane, whose calls repeat their buffers, an empty exchange on the local stream comes first: it says that all
-ranks have begun this call, so they have read what the last one brought. The second exchange of an all-reduce says the same to the
-next call: a rank's sums are announced behind all its own steps. What is fetched, or put into the output by others, lands where the
-part for that rank was: it has been sent, or that rank would have no sum.
+Why the buffers are free (PR-1). A reduce-scatter takes one exchange, and a rank that begins one has waited in the one before for
+all ranks. On a replayable lane, whose calls repeat their buffers, an empty exchange on the local stream comes first: it says that
+all ranks have begun this call, so they have read what the last one brought. The second exchange of an all-reduce says the same to
+the next call: a rank's sums are announced behind all its own steps. What is fetched, or put into the output by others, lands where
+the part for that rank was: it has been sent, or that rank would have no sum.
 
 Why no order of enqueuing stops (PR-2): a rank enqueues its parts of a round before it waits for those of others, and its sums of a
 round before it waits for those of others; what it waits for needs nothing that it enqueues later.
@@ -98,21 +98,21 @@ def all_reduce(
     exchange too.
     """
     parts, sums = lane.advance(), lane.advance()
-    home, num_rounds = lane.home, len(runs)
-    order = stagger(home.rank, home.num_ranks)
+    memory, num_rounds = lane.memory, len(runs)
+    order = stagger(memory.rank, memory.num_ranks)
     for step in steps:
         _do(lane, stream, step, num_rounds, parts, sums)
         if step.sends is not None:
             continue
         local, rows, number = lane.fork_local(stream), runs[step.round], step.round + 1
         if offset is not None:
-            address, begin, size_bytes = rows[home.rank]
+            address, begin, size_bytes = rows[memory.rank]
             for p in order:
-                copy(lane, local, home.buffers[p] + offset + begin, address, size_bytes)
+                copy(lane, local, memory.buffers[p] + offset + begin, address, size_bytes)
             continue
         lane.announce_step(sums, order, local, number)
         lane.await_step(sums, order, local, number, num_rounds)
-        for p in arrivals(home.rank, home.num_ranks):
+        for p in arrivals(memory.rank, memory.num_ranks):
             address, begin, size_bytes = rows[p]
             copy(lane, local, address, sums.buffers[p] + begin, size_bytes)
     if offset is not None:
@@ -130,8 +130,8 @@ def _do(
     sums: Epoch | None,
     fill: Callable[[], None] | None = None,
 ) -> None:
-    home = lane.home
-    order = stagger(home.rank, home.num_ranks)
+    memory = lane.memory
+    order = stagger(memory.rank, memory.num_ranks)
     if step.launch is not None:
         step.launch()
     if fill is not None:
@@ -148,6 +148,6 @@ def _do(
             local = lane.fork_local(stream) if send.wait is None else lane.local
             if send.wait is not None:
                 send.wait(local)
-            slot = parts.buffers[p] + home.rank * lane.slot_bytes
+            slot = parts.buffers[p] + memory.rank * lane.slot_bytes
             copy(lane, local, slot + send.offset, send.source, send.size_bytes)
         lane.announce_step(parts, [p], lane.local, step.round + 1)

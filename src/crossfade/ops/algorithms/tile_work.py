@@ -28,7 +28,7 @@ __all__ = ["TileWork", "work_of"]
 _WORKS = "tile works"
 
 
-class _Key(NamedTuple):
+class _WorkKey(NamedTuple):
     """Calls with equal keys share what is prepared."""
 
     lane: int  # calls of one lane come one after the other
@@ -47,13 +47,13 @@ def work_of(
 ) -> TileWork:
     """What is prepared for a call, or is prepared now."""
     group = job.group
-    device = group.home.driver.device
+    device = group.memory.driver.device
     operands = Operands.of(job.a, job.b, has_descriptors=has_descriptors(device))
     places = [address, job.out.data_ptr(), 0 if job.bias is None else job.bias.data_ptr()]
     unit = find_unit(operands.n, *(place // KIND_BYTES for place in places))
     has_bias = job.bias is not None
-    key = _Key(job.lane, operands, num_rounds, piece_rows, lag, reserve_sms, unit, has_bias, has_copy)
-    works: dict[_Key, TileWork] = group.belongings.setdefault(_WORKS, {})
+    key = _WorkKey(job.lane, operands, num_rounds, piece_rows, lag, reserve_sms, unit, has_bias, has_copy)
+    works: dict[_WorkKey, TileWork] = group.belongings.setdefault(_WORKS, {})
     work = works.get(key)
     if work is None:
         refuse_in_capture(group, f"{job.name} by tiles has to load kernels")
@@ -64,14 +64,14 @@ def work_of(
 class TileWork:
     """The prepared product of one shape on one lane (see `work_of`)."""
 
-    def __init__(self, group: PeerGroup, key: _Key) -> None:
-        home, operands = group.home, key.operands
+    def __init__(self, group: PeerGroup, key: _WorkKey) -> None:
+        memory, operands = group.memory, key.operands
         loader = loader_of(group)
         config = TileConfig()
         self.plan: TilePlan = plan_tiles(
             operands.n,
-            even_blocks(operands.m, home.num_ranks),
-            home.rank,
+            even_blocks(operands.m, memory.num_ranks),
+            memory.rank,
             tile_rows=config.num_rows,
             tile_columns=config.num_columns,
             piece_rows=key.piece_rows or None,
@@ -79,16 +79,16 @@ class TileWork:
             lag=key.lag,
         )
         self._row_bytes = operands.n * KIND_BYTES
-        self._rank, self._slot_bytes = home.rank, group.lane(key.lane).slot_bytes
+        self._rank, self._slot_bytes = memory.rank, group.lane(key.lane).slot_bytes
         self._product = Product(
-            loader, home.driver, operands, self.plan, config, out_unit=key.out_unit, reserve_sms=key.reserve_sms
+            loader, memory.driver, operands, self.plan, config, out_unit=key.out_unit, reserve_sms=key.reserve_sms
         )
         self._others = Epilogue(has_bias=key.has_bias, has_signals=True)
         self._own = Epilogue(
-            has_bias=key.has_bias, rank=home.rank, num_parts=home.num_ranks, num_also=int(key.has_copy)
+            has_bias=key.has_bias, rank=memory.rank, num_parts=memory.num_ranks, num_also=int(key.has_copy)
         )
         self._product.load(self._others, self._own)
-        own_memory = home.buffers[home.rank]
+        own_memory = memory.buffers[memory.rank]
         self._also, self._also_base = loader.table([own_memory]), own_memory
 
     def steps(self, job: Job, stream: int, products: torch.Tensor, own_address: int) -> list[Step]:

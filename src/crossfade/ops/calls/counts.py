@@ -79,6 +79,6 @@ def gather_counts(group: GroupLike, counts: Sequence[int]) -> list[list[int]]:
     """
     torch, group = torch_or_raise(), group_of(group)
     own = torch.tensor(list(counts), dtype=torch.int64, device=group.device)
-    everybody = own.new_empty(group.num_ranks * len(own))
-    all_gather(group, everybody, own)
-    return everybody.view(group.num_ranks, len(own)).tolist()  # type: ignore[no-any-return]
+    every = own.new_empty(group.num_ranks * len(own))
+    all_gather(group, every, own)
+    return every.view(group.num_ranks, len(own)).tolist()  # type: ignore[no-any-return]

@@ -45,8 +45,8 @@ __all__ = [
 class Once:
     """Work that is enqueued at its first call, and never again.
 
-    It belongs to one call of an operator. A way that captures itself, to be replayed by later calls, must not capture it too: then
-    it is left for the end of the operator, where the stream is as it was at the beginning.
+    It belongs to one call of an operator. An algorithm that captures itself, to be replayed by later calls, must not capture it
+    too: then it is left for the end of the operator, where the stream is as it was at the beginning.
     """
 
     def __init__(self, work: Callable[[], object] | None, is_capturing: Callable[[], bool] | None = None) -> None:
@@ -58,7 +58,7 @@ class Once:
         return self._work is not None
 
     def __call__(self) -> None:
-        """Enqueues it, if nobody has."""
+        """Enqueues it, unless that was done."""
         if self._work is not None and self._is_capturing is not None and self._is_capturing() != self._is_captured:
             return
         work, self._work = self._work, None
@@ -83,7 +83,7 @@ class Job:
     gathered: torch.Tensor | None = None  # all-gather: (W M, K), contiguous; gets all ranks' ``a``
     counts: Counts | None = None  # all-to-all: the rows from each rank to each
     has_bias: bool = False  # the caller gave one, which another rank may add
-    is_new_out: bool = False  # nobody has seen ``out`` yet
+    is_new_out: bool = False  # the caller has not seen ``out`` yet
     fill: Once = _NOTHING  # the caller's own work: called where the stream would else wait for other ranks
 
     @property
@@ -112,14 +112,14 @@ class OnLane(NamedTuple):
 
     lane: Lane  # of the job
     stream: int  # the caller's
-    local: int  # the lane's own, which goes on behind the beginning of the call
+    local: int  # the lane's own, behind the beginning of the call
 
 
 @contextmanager
 def on_lane(job: Job) -> Iterator[OnLane]:
     """A call that uses the lane: in step with all ranks, or the lane is broken.
 
-    At its end the stream goes on behind the lane's local one, so what the call used may be used again behind it on the stream.
+    At its end the stream waits for the lane's local one, so what the call used may be used again behind it on the stream.
     """
     group, lane = job.group, job.group.lane(job.lane)
     stream = group.current_stream()

@@ -1,4 +1,4 @@
-"""What one call of an operator computes, as far as the choice of a way depends on it.
+"""What one call of an operator computes, as far as the choice of an algorithm depends on it.
 
 Letters: on each of W ranks a product of (M, K) by (K, N) gives (M, N).
 """
@@ -12,7 +12,7 @@ __all__ = ["ITEM_BYTES", "Layout", "Operator", "Shape", "takes_fused"]
 
 
 class Operator(StrEnum):
-    """The functions for which there is a way to choose."""
+    """The functions for which an algorithm is chosen."""
 
     REDUCE_SCATTER = "matmul_reduce_scatter"
     ALL_REDUCE = "matmul_all_reduce"

@@ -36,7 +36,7 @@ FORMAT = 1
 _PRODUCTS = "products"
 """In the place of an operator, for what was measured of products."""
 LOCK_S, LOOK_S = 5.0, 0.005
-"""How long to try for the lock, and how often: a holder that was stopped must not stop everybody else, and a lock has no limit."""
+"""How long to try for the lock, and how often: a holder that was stopped must not stop all others, and a lock has no limit."""
 
 
 class Source(StrEnum):

@@ -1,7 +1,7 @@
-"""The ways to do an operator, as values: what is chosen, measured, printed and kept on disk.
+"""Algorithms with their parameters, as values: what is chosen, measured, printed and kept on disk.
 
 A candidate's text is its name and its parameters, ``rounds(rounds=2)``, or the name alone where it has none; `Candidate.parse`
-reads both. `WAYS` lists all names; the files of the operators say which function each name stands for.
+reads both. `PARAMETERS` lists all names; the files of the operators say which function each name stands for.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from crossfade.ops.signaled.operands import KIND_NAMES
 if TYPE_CHECKING:
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["BASELINES", "PLAIN", "WAYS", "Candidate", "Parameter", "candidates_for"]
+__all__ = ["BASELINES", "PARAMETERS", "PLAIN", "Candidate", "Parameter", "candidates_for"]
 
 
 class Parameter(NamedTuple):
-    """A parameter of a way."""
+    """A parameter of an algorithm."""
 
     default: int  # what it is if it is not given
     least: int = 1  # the smallest value
     is_shown: bool = True  # also where it has its default
 
 
-WAYS: Mapping[str, Mapping[str, Parameter]] = {
+PARAMETERS: Mapping[str, Mapping[str, Parameter]] = {
     "plain": {},
     "rounds": {
         "rounds": Parameter(1),
@@ -41,7 +41,7 @@ WAYS: Mapping[str, Mapping[str, Parameter]] = {
     "tiles": {"rounds": Parameter(1), "group_rows": Parameter(0, least=0), "reserve_sms": Parameter(0, least=0)},
     "fused": {},
 }
-"""The parameters of every way, by its name."""
+"""The parameters of every algorithm, by its name."""
 
 _TEXT = re.compile(r"(\w+)\s*(?:\(\s*((?:\w+\s*=\s*\d+\s*,?\s*)*)\))?")
 _PAIR = re.compile(r"(\w+)\s*=\s*(\d+)")
@@ -49,27 +49,27 @@ _PAIR = re.compile(r"(\w+)\s*=\s*(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to do an operator. Equal candidates give equal bits, and are hashable.
+    """An algorithm for an operator, with its parameters. Equal candidates give equal bits, and are hashable.
 
     Args:
-        name: one of `WAYS`.
+        name: one of `PARAMETERS`.
         parameters: (name, value) pairs in any order; those that are left out have their defaults.
 
     Attributes:
-        name: of the way.
-        parameters: all of them, in the order of `WAYS`.
+        name: of the algorithm.
+        parameters: all of them, in the order of `PARAMETERS`.
 
     Raises:
-        ValueError: there is no such way or parameter, or it is given twice, or a value is too small.
+        ValueError: there is no such algorithm or parameter, or it is given twice, or a value is too small.
     """
 
     name: str
     parameters: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        known = WAYS.get(self.name)
+        known = PARAMETERS.get(self.name)
         if known is None:
-            raise ValueError(f"there is no candidate '{self.name}'\nhint: one of {', '.join(WAYS)}")
+            raise ValueError(f"there is no candidate '{self.name}'\nhint: one of {', '.join(PARAMETERS)}")
         given = dict(self.parameters)
         if len(given) < len(self.parameters):
             names = ", ".join(name for name, _ in self.parameters)
@@ -95,7 +95,7 @@ class Candidate:
         return dict(self.parameters)
 
     def __str__(self) -> str:
-        known = WAYS[self.name]
+        known = PARAMETERS[self.name]
         inside = ", ".join(
             f"{name}={value}" for name, value in self.parameters if known[name].is_shown or value != known[name].default
         )
@@ -116,12 +116,12 @@ class Candidate:
 
 PLAIN = Candidate("plain")
 BASELINES = frozenset({"plain", "fused"})
-"""Names of ways that are torch's and NCCL's own."""
+"""Names of algorithms that are torch's and NCCL's own."""
 
 
 _ROUNDS = (1, 2, 4)
 _SUM_ROUNDS = ((2, 1, 1), (2, 0, 3), (2, 1, 3), (4, 1, 1))
-"""(rounds, lag, taper) of an all-reduce besides."""
+"""(rounds, lag, taper) that are tried for an all-reduce too."""
 _LEAST_LENGTH = 16
 """Of a round's part: shorter ones are never worth a launch."""
 

@@ -56,7 +56,7 @@ class Figures:
     copy: Line = field(default_factory=lambda: Line(6.7, 397.0))
     """A copy engine's copy to a peer."""
     signal_us: float = 7.7
-    """From the end of a copy until a stream of the peer goes on."""
+    """From the end of a copy until a stream of the peer continues."""
     stream_write_us: float = 3.3
     """What one write or wait of a word takes on a stream."""
     reduce_scatter: Line = field(default_factory=lambda: Line(20.0, 299.0))

@@ -72,18 +72,18 @@ class Program:
         return self._last_on[stream]
 
     def finish(self) -> Prediction:
-        """The time until all have ended. Its terms come in the order in which they first occur on the way there."""
+        """The time until all have ended. Its terms come in the order in which they first occur on the path to it."""
         terms: dict[str, float] = {}
         at = max(range(len(self._done)), key=lambda number: self._done[number].end_us, default=None)
-        way: list[_Done] = []
+        path: list[_Done] = []
         while at is not None:
-            way.append(self._done[at])
-            at = way[-1].cause
-        if way and way[-1].start_us:
-            terms[LAUNCHES] = way[-1].start_us
-        for each in reversed(way):
+            path.append(self._done[at])
+            at = path[-1].cause
+        if path and path[-1].start_us:
+            terms[LAUNCHES] = path[-1].start_us
+        for each in reversed(path):
             terms[each.term] = terms.get(each.term, 0.0) + each.end_us - each.start_us
-        return Prediction(way[0].end_us if way else 0.0, tuple((name, us) for name, us in terms.items() if us))
+        return Prediction(path[0].end_us if path else 0.0, tuple((name, us) for name, us in terms.items() if us))
 
 
 _OPERATORS = frozenset(str(each) for each in Operator)
@@ -102,14 +102,14 @@ class Model:
 
     def predict(self, shape: Shape, candidate: Candidate) -> Prediction | None:
         """How long a candidate takes, eager, with all ranks starting together; None where the model knows nothing of it."""
-        ways: dict[str, tuple[Callable[..., Prediction], set[str]]] = {
+        algorithms: dict[str, tuple[Callable[..., Prediction], set[str]]] = {
             "plain": (self._plain, set()),
             "rounds": (self._rounds, {"rounds", "lag", "taper"}),
             "tiles": (self._tiles, {"group_rows", "reserve_sms", "rounds"}),
         }
-        if shape.operator not in _OPERATORS or candidate.name not in ways:
+        if shape.operator not in _OPERATORS or candidate.name not in algorithms:
             return None
-        way, known = ways[candidate.name]
+        predict, known = algorithms[candidate.name]
         parameters = dict(candidate.parameters)
         if parameters.keys() - known or (shape.operator == _GATHERS and candidate.name == "tiles"):
             return None
@@ -117,7 +117,7 @@ class Model:
             return None
         if parameters.get("reserve_sms", 0) >= self.figures.num_sms:
             return None
-        return way(shape, **parameters)
+        return predict(shape, **parameters)
 
     def product_us(self, shape: Shape, rows: float | None = None, *, num_sms: int | None = None) -> float:
         """Time of the product of some of the rows, alone: its waves of tiles, or what its memory takes if that is more."""
@@ -138,7 +138,7 @@ class Model:
         return line.time_us(num_blocks * self._block_bytes(shape)) if others else 0.0
 
     def bound(self, shape: Shape) -> Prediction:
-        """What no way can beat, with the vendor's product and the faster of its collective and of copies.
+        """What no algorithm can beat, with the vendor's product and the faster of its collective and of copies.
 
         For what communicates the product: ``max(T_gemm + t_comm(last piece), t_gemm(first piece) + T_comm)``, where a piece is the
         rows of one wave. Where the product's operand is gathered: ``max(T_gemm, T_comm + t_gemm(last piece))``, since it

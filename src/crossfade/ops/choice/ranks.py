@@ -1,4 +1,4 @@
-"""What a tuner needs of the ranks that decide together: everybody's numbers, and rank 0's word."""
+"""What a tuner needs of the ranks that decide together: all ranks' numbers, and rank 0's word."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import ChannelTimeout
-from crossfade.peers.meeting import count_off, gather
+from crossfade.peers.rendezvous import count_off, gather
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +32,10 @@ class Ranks(Protocol):
     num_ranks: int
 
     def gather(self, own: Sequence[int]) -> list[list[int]]:
-        """Everybody's numbers, by rank. Collective."""
+        """All ranks' numbers, by rank. Collective."""
 
     def tell(self, key: str, say: Callable[[], str]) -> str:
-        """What ``say`` gives on rank 0, the only one that calls it. Rank 0 waits for nobody.
+        """What ``say`` gives on rank 0, the only one that calls it. Rank 0 waits for no other rank.
 
         Args:
             key: what it is about, the same on all ranks, and never used before.
@@ -86,7 +86,7 @@ class GroupRanks:
         self._prefix = f"crossfade/ops/{name or count_off(process_group, device)}"
 
     def gather(self, own: Sequence[int]) -> list[list[int]]:
-        """Everybody's numbers, by rank. Collective, and never inside a capture."""
+        """All ranks' numbers, by rank. Collective, and never inside a capture."""
         return gather(self._group, self._device, list(own))
 
     def tell(self, key: str, say: Callable[[], str]) -> str:

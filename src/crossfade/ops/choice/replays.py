@@ -40,7 +40,7 @@ _REPLAYED = ("rounds", "tiles", "fused")
 """Not those that call NCCL: when a rank has died, torch ends what it enqueued itself, and not what a graph replays."""
 
 
-def enqueue(candidate: Candidate, way: Callable[[Job], None], job: Job) -> None:
+def enqueue(candidate: Candidate, run: Callable[[Job], None], job: Job) -> None:
     """Does a call, by a replay where it can."""
     group = job.group
     if (
@@ -49,13 +49,13 @@ def enqueue(candidate: Candidate, way: Callable[[Job], None], job: Job) -> None:
         or not group.lane(job.lane).is_replayable
         or group.is_capturing()
     ):
-        way(job)
+        run(job)
         return
     name = _name(job.lane)
     replays: _Replays | None = group.belongings.get(name)
     if replays is None:
         replays = group.belongings[name] = _Replays(group)
-    replays.run((candidate, *_key(candidate, job)), way, job)
+    replays.run((candidate, *_key(candidate, job)), run, job)
 
 
 def is_replayed(group: PeerGroup) -> bool:
@@ -106,11 +106,11 @@ class _Replays:
         self._recorder = Recorder(group)
         self._pool: Any = None
 
-    def run(self, key: tuple[object, ...], way: Callable[[Job], None], job: Job) -> None:
+    def run(self, key: tuple[object, ...], run: Callable[[Job], None], job: Job) -> None:
         """Replays a call, or captures it first, or does it, if it is the first of its kind."""
         graphs = self._graphs
         if key not in graphs:
-            way(job)
+            run(job)
             graphs[key] = None
             if len(graphs) > MOST_CALLS:
                 graphs.popitem(last=False)
@@ -122,7 +122,7 @@ class _Replays:
         try:
             graph = graphs[key]
             if graph is None:
-                graph = graphs[key] = self._capture(way, job)
+                graph = graphs[key] = self._capture(run, job)
             lane.begin(group.current_stream())
             graph.replay()
         except BaseException as error:  # the other ranks do this call
@@ -134,12 +134,12 @@ class _Replays:
         """Gives all graphs back."""
         self._graphs.clear()
 
-    def _capture(self, way: Callable[[Job], None], job: Job) -> Any:
+    def _capture(self, run: Callable[[Job], None], job: Job) -> Any:
         # torch gives a pool up with the last graph that used it: it cannot be captured into again.
         if self._pool is None or all(graph is None for graph in self._graphs.values()):
             self._pool = torch_or_raise().cuda.graph_pool_handle()
         pool, self._pool = self._pool, None  # nor can one whose capture failed
-        graph = self._recorder.capture(partial(way, replace(job, fill=Once(None), is_new_out=False)), pool)
+        graph = self._recorder.capture(partial(run, replace(job, fill=Once(None), is_new_out=False)), pool)
         self._pool = pool
         return graph
 
@@ -149,7 +149,7 @@ class Recorder:
 
     def __init__(self, group: PeerGroup) -> None:
         self._cuda = torch_or_raise().cuda
-        self._device = group.home.driver.device
+        self._device = group.memory.driver.device
         self._stream: Any = self._cuda.Stream(self._device)
 
     def capture(self, work: Callable[[], object], pool: Any = None) -> Any:

@@ -51,7 +51,7 @@ def trial_of(group: PeerGroup, run: Callable[[], object]) -> Trial:
 
 
 def _captured(group: PeerGroup, run: Callable[[], object]) -> Callable[[], object]:
-    """What replays several calls. What was captured of the calls before (`crossfade.ops.choice.replays`) nobody needs again."""
+    """What replays several calls. What was captured of the calls before (`crossfade.ops.choice.replays`) is not needed again."""
     forget(group)
     recorder: Recorder | None = group.belongings.get(_RECORDER)
     if recorder is None:
@@ -101,6 +101,6 @@ def _on_gpu(group: PeerGroup, run: Callable[[], object], num_repeats: int) -> li
         begin.record()
         run()
         end.record()
-    cuda.synchronize(group.home.driver.device)
+    cuda.synchronize(group.memory.driver.device)
     group.check()
     return [1e3 * begin.elapsed_time(end) for begin, end in pairs]

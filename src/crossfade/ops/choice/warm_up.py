@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from crossfade.errors import DeviceError
-from crossfade.peers.meeting import gather
+from crossfade.peers.rendezvous import gather
 
 if TYPE_CHECKING:
     from crossfade.ops.calls.job import Algorithm, Job

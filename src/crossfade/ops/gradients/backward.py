@@ -59,7 +59,7 @@ class Needs(NamedTuple):
 
 
 class Grads(NamedTuple):
-    """The gradients, None where nobody needs one."""
+    """The gradients, None where none is needed."""
 
     a: torch.Tensor | None
     b: torch.Tensor | None
@@ -138,7 +138,7 @@ class Rest:
             self._work.append(partial(multiply, rows.t(), grad, self.b, None))
 
     def with_bias(self, is_needed: bool) -> Rest:
-        """The same, and dbias if it is needed: the sum of ``grad``'s rows."""
+        """Adds dbias if it is needed: the sum of ``grad``'s rows."""
         if is_needed:
             self.bias = self._grad.new_empty(self._grad.shape[1])
             self._work.append(partial(torch_or_raise().sum, self._grad, 0, out=self.bias))
@@ -268,12 +268,12 @@ class AllToAll(Gradient):
         return out, a
 
     def resume(self, shape: tuple[int, ...], grad: torch.Tensor, layout: Layout) -> None:
-        """And the counts, and the way back."""
+        """Also settles the counts, and how the gradient goes back."""
         super().resume(shape, grad, layout)
         self._settle(prod(grad.shape[:-1]), grad.shape[-1], shape[-1], grad.dtype, layout)
 
     def _settle(self, num_rows: int, columns: int, depth: int, dtype: torch.dtype, layout: Layout) -> None:
-        """What goes back, and how. ``num_rows``: of the output, by which they are counted where nobody gave counts."""
+        """What goes back, and how. ``num_rows``: of the output, by which they are counted where the caller gave no counts."""
         group, given = self._group, self._given
         if given is None:
             self._counts = Counts.even(num_rows // group.num_ranks, group.rank, group.num_ranks)

@@ -116,7 +116,7 @@ def _stored(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
 
 
 def wants_gradient(*tensors: Any) -> bool:
-    """Whether autograd is to know of a call with these (which need not be tensors: nobody has checked them yet)."""
+    """Whether autograd is to know of a call with these (which need not be tensors: they are not checked yet)."""
     for tensor in tensors:
         if getattr(tensor, "requires_grad", False):
             return bool(torch_or_raise().is_grad_enabled())

@@ -48,7 +48,7 @@ def split(x: torch.Tensor, group: GroupLike = None, dim: int = 0, *, lane: int =
         )
     if is_traced():
         return trace_share(x, group, dim, lane)
-    out: torch.Tensor = _Split.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _SplitRegion.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -66,11 +66,11 @@ def gather(x: torch.Tensor, group: GroupLike = None, dim: int = 0, *, lane: int 
     """
     if is_traced():
         return trace_join(x, group, dim, lane)
-    out: torch.Tensor = _Gather.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _GatherRegion.apply(x, group_of(group, x), dim, lane)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Split(torch.autograd.Function):
+class _SplitRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
         ctx.where = group, dim, lane
@@ -81,7 +81,7 @@ class _Split(torch.autograd.Function):
         return gather(grad, ctx.where[0], ctx.where[1], lane=ctx.where[2]), None, None, None
 
 
-class _Gather(torch.autograd.Function):
+class _GatherRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: PeerGroup, dim: int, lane: int) -> torch.Tensor:
         ctx.where = group, dim, lane

@@ -197,5 +197,5 @@ def loader_of(group: PeerGroup) -> Loader:
     """The one of a group's device; it is kept with the group."""
     loader: Loader | None = group.belongings.get(_KEPT_AS)
     if loader is None:
-        loader = group.belongings[_KEPT_AS] = Loader(group.home.driver.device)
+        loader = group.belongings[_KEPT_AS] = Loader(group.memory.driver.device)
     return loader

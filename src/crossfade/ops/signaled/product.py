@@ -11,7 +11,7 @@ out    (..., N)             a @ b + bias
 
 ::
 
-    caller's stream          product: group 0 | group 1 | group 2 | ...                      | goes on behind the last on_group
+    caller's stream          product: group 0 | group 1 | group 2 | ...                      | waits for the last on_group
     communication stream        wait for group 0 | on_group(0)'s | wait for group 1 | on_group(1)'s | ...
 
 On a GPU the product is one kernel that counts its tiles, and the communication stream waits for the counts; so no work is cut, and
@@ -42,7 +42,7 @@ __all__ = ["matmul_signaled", "prepare_signaled", "reference"]
 _NAME = "matmul_signaled"
 _NUM_GROUPS = 8
 _LEAST_TILES = 128
-"""Of a group, where nobody says how many rows it has: about as many as are computed at a time."""
+"""Of a group, where the caller does not say how many rows it has: about as many as are computed at a time."""
 
 
 def matmul_signaled(

@@ -61,11 +61,11 @@ class CudaSide:
         return main
 
     def fork(self, main: Any) -> None:
-        """The stream goes on behind the caller's."""
+        """The stream waits for the caller's."""
         self.stream.wait_stream(main)
 
     def join(self, main: Any) -> None:
-        """The caller's goes on behind the stream."""
+        """The caller's waits for the stream."""
         main.wait_stream(self.stream)
 
     def use(self) -> AbstractContextManager[Any]:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["SignaledProducts", "products_of"]
 
 MOST_PRODUCTS = 256
-"""That are kept ready; those that were captured besides."""
+"""That are kept ready, beside those that were captured."""
 
 
-class _Key(NamedTuple):
+class _ProductKey(NamedTuple):
     """What calls have in common that one product serves."""
 
     lane: int
@@ -52,8 +52,8 @@ class SignaledProducts:
         self._loader = Loader(device)
         self._config = config or TileConfig()
         self._side = side
-        self._products: dict[_Key, Product] = {}
-        self._captured: set[_Key] = set()
+        self._products: dict[_ProductKey, Product] = {}
+        self._captured: set[_ProductKey] = set()
         self._making = Lock()
 
     def run(
@@ -74,7 +74,7 @@ class SignaledProducts:
         ends = tuple(piece.end for piece in plan.pieces)
         places = out.data_ptr() | (0 if bias is None else bias.data_ptr())
         unit = find_unit(plan.num_columns, places // KIND_BYTES)
-        key = _Key(lane, Operands.of(a, b), ends, unit, bias is not None, reserve_sms)
+        key = _ProductKey(lane, Operands.of(a, b), ends, unit, bias is not None, reserve_sms)
         product = self._find(key, plan, is_captured=is_captured)
         epilogue, stretch = _epilogue(key), product.plan.stretches[-1]
         main = side.begin()
@@ -109,7 +109,7 @@ class SignaledProducts:
         if error is not None:
             raise error
 
-    def _find(self, key: _Key, plan: TilePlan, *, is_captured: bool) -> Product:
+    def _find(self, key: _ProductKey, plan: TilePlan, *, is_captured: bool) -> Product:
         with self._making:
             product = self._products.get(key)
             if product is None:
@@ -124,7 +124,7 @@ class SignaledProducts:
                 self._captured.add(key)
             return product
 
-    def _make(self, key: _Key, plan: TilePlan) -> Product:
+    def _make(self, key: _ProductKey, plan: TilePlan) -> Product:
         operands = key.operands
         product = Product(
             self._loader,
@@ -149,7 +149,7 @@ class SignaledProducts:
             del self._products[key]
 
 
-def _epilogue(key: _Key) -> Epilogue:
+def _epilogue(key: _ProductKey) -> Epilogue:
     return Epilogue(has_bias=key.has_bias, has_signals=True)
 
 

@@ -107,7 +107,9 @@ class Order(Enum):
     OWN_LAST = "own last"
     """r + 1, r + 2, ..., r: what is sent first is done first, and what others send has arrived when it is added."""
     OWN_FIRST = "own first"
-    """r, r - 1, r - 2, ...: what needs nobody is done first, then what arrives first when each rank sends to the next one first."""
+    """r, r - 1, r - 2, ...: what needs no other rank is done first, then what arrives first when each rank sends to the next one
+    first.
+    """
 
     def ranks(self, rank: int, num_ranks: int) -> list[int]:
         """All ranks, in this order."""

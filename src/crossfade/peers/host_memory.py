@@ -1,4 +1,4 @@
-"""The home of a CPU group: each rank's buffers and signals in shared memory, kernels by torch."""
+"""The memory of a CPU group: each rank's buffers and signals in shared memory, kernels by torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.host.memory import PAGE_BYTES, Memory, align
-from crossfade.peers.home import Home, OpenedHome, Reduction
-from crossfade.peers.meeting import meet
+from crossfade.peers.memory import GroupMemory, OpenedGroup, Reduction
+from crossfade.peers.rendezvous import meet
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["HostKernels", "open_host_home"]
+__all__ = ["HostKernels", "open_host_memory"]
 
 _HINT = "all ranks must call the collectives of a lane in the same order, with the same lengths"
 
@@ -27,7 +27,7 @@ def _tensor_at(address: int, count: int, dtype: Any) -> torch.Tensor:
 
 
 class HostKernels:
-    """See `crossfade.peers.home.Kernels`."""
+    """See `crossfade.peers.memory.Kernels`."""
 
     def __init__(self, driver: HostDriver) -> None:
         self._driver = driver
@@ -53,7 +53,7 @@ def _reduce(reduction: Reduction) -> None:
         _tensor_at(target, reduction.count, dtype).copy_(total)
 
 
-def open_host_home(group: ProcessGroup, num_words: int, buffer_bytes: int, timeout_s: float) -> OpenedHome:
+def open_host_memory(group: ProcessGroup, num_words: int, buffer_bytes: int, timeout_s: float) -> OpenedGroup:
     """Shares memory among the ranks. Collective."""
     torch = torch_or_raise()
     board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
@@ -77,5 +77,5 @@ def open_host_home(group: ProcessGroup, num_words: int, buffer_bytes: int, timeo
     rank = torch.distributed.get_rank(group)
     addresses = [each.address for each in ranges]
     own = _tensor_at(addresses[rank], buffer_bytes, torch.uint8)
-    home = Home(driver, HostKernels(driver), rank, len(parties), addresses, buffer_bytes, boards)
-    return OpenedHome(home, [party.pid for party in parties], own, close)
+    shared = GroupMemory(driver, HostKernels(driver), rank, len(parties), addresses, buffer_bytes, boards)
+    return OpenedGroup(shared, [party.pid for party in parties], own, close)

@@ -1,4 +1,4 @@
-"""The home of ranks that have no torch.distributed group: exported memory of each one's device, signals in memory that all share.
+"""The memory of ranks that have no torch.distributed group: exported memory of each one's device, signals in memory that all share.
 
 How the ranks find each other is their caller's business (actors do it in `collectives.opening`): here come, for each rank, a
 process, a memory with room for its signals, and a handle of its buffers. Over `device.host_driver` CPU tensors stand for a GPU's.
@@ -20,9 +20,9 @@ from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.tensors import load_kernels
 from crossfade.host.memory import Memory, align
 from crossfade.peers.group import PeerGroup
-from crossfade.peers.home import Home, Kernels, OpenedHome
-from crossfade.peers.host_home import HostKernels
+from crossfade.peers.host_memory import HostKernels
 from crossfade.peers.lane import NUM_EPOCHS, SLOT_ALIGNMENT, Lane, num_words
+from crossfade.peers.memory import GroupMemory, Kernels, OpenedGroup
 from crossfade.topology import LinkKind
 
 __all__ = ["Rank", "Shape", "check_links", "open_exported"]
@@ -98,13 +98,13 @@ def open_exported(
             memory = OpenedMemory(driver, each.handle, shape.data_bytes, f"buffers of {each.name}")
             opened.callback(memory.close)
             addresses.append(memory.address)
-        home = Home(driver, kernels, rank, shape.num_ranks, addresses, shape.data_bytes, boards)
-        lanes = [Lane(home, index, shape.lane_bytes) for index in range(shape.num_lanes)]
+        shared = GroupMemory(driver, kernels, rank, shape.num_ranks, addresses, shape.data_bytes, boards)
+        lanes = [Lane(shared, index, shape.lane_bytes) for index in range(shape.num_lanes)]
         device = device_of(driver.device)
         torch = torch_or_raise()
         memory_view = tensor_on(block.address, (shape.data_bytes,), torch.uint8, driver.device)
         give_back, names = opened.pop_all().close, [each.name for each in ranks]
-        parts = OpenedHome(home, [each.pid for each in ranks], memory_view, give_back)
+        parts = OpenedGroup(shared, [each.pid for each in ranks], memory_view, give_back)
         return PeerGroup(parts, lanes, device.type, shape.data_bytes, names=names, before_release=on_death)
 
 

@@ -1,4 +1,4 @@
-"""The home of a group of GPUs on one host: buffers on torch's symmetric memory, signals beside them or in pinned host memory."""
+"""The memory of a group of GPUs on one host: buffers on torch's symmetric memory, signals beside them or in pinned host memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from crossfade.device.signals import WORD_BYTES, DeviceBoard, HostBoard, SignalB
 from crossfade.device.tensors import load_kernels
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
-from crossfade.peers.home import Home, OpenedHome
-from crossfade.peers.meeting import await_all, meet
+from crossfade.peers.memory import GroupMemory, OpenedGroup
+from crossfade.peers.rendezvous import await_all, meet
 from crossfade.peers.triton_kernels import TritonKernels
 from crossfade.topology import LinkKind
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["open_cuda_home"]
+__all__ = ["open_cuda_memory"]
 
 _MULTICAST_OFF = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
 
-def open_cuda_home(
+def open_cuda_memory(
     group: ProcessGroup, device: torch.device, num_words: int, buffer_bytes: int, *, has_device_signals: bool
-) -> OpenedHome:
+) -> OpenedGroup:
     """Shares memory among the ranks, and loads every kernel. Collective; no stream of this device may be waiting."""
     torch = torch_or_raise()
     _check_machine()
@@ -61,8 +61,8 @@ def open_cuda_home(
         driver.close()
 
     data = [address + board_bytes for address in addresses]
-    home = Home(driver, kernels, rank, len(parties), data, buffer_bytes, boards)
-    return OpenedHome(home, [party.pid for party in parties], tensor[board_bytes:], close)
+    shared = GroupMemory(driver, kernels, rank, len(parties), data, buffer_bytes, boards)
+    return OpenedGroup(shared, [party.pid for party in parties], tensor[board_bytes:], close)
 
 
 def _check_machine() -> None:

@@ -1,6 +1,6 @@
 """What lanes stand on: a driver, kernels, memory of every rank that all ranks reach, and a row of signals into each rank.
 
-There are three homes: GPUs on torch's symmetric memory, CPU groups on shared memory, and the fake machine in tests.
+There are three kinds: GPUs on torch's symmetric memory, CPU groups on shared memory, and the fake machine in tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from crossfade.device.signals import SignalBoard
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Home", "Kernels", "Kind", "OpenedHome", "Reduction"]
+__all__ = ["GroupMemory", "Kernels", "Kind", "OpenedGroup", "Reduction"]
 
 
 class Kind(NamedTuple):
@@ -54,8 +54,8 @@ class Kernels(Protocol):
 
 
 @dataclass(frozen=True)
-class Home:
-    """What one rank has of all."""
+class GroupMemory:
+    """What one rank has of all: its device, and every rank's memory and signals."""
 
     driver: Driver  # this rank's device
     kernels: Kernels  # its local part
@@ -71,10 +71,10 @@ class Home:
         return [rank for rank in range(self.num_ranks) if rank != self.rank]
 
 
-class OpenedHome(NamedTuple):
-    """A home, and what its owner needs besides."""
+class OpenedGroup(NamedTuple):
+    """A group's memory, and what its owner needs to close it."""
 
-    home: Home  # for the lanes
+    memory: GroupMemory  # for the lanes
     pids: list[int]  # the ranks' processes
-    memory: torch.Tensor  # this rank's memory as a tensor of bytes; its owner lets go of it before ``close``
+    tensor: torch.Tensor  # this rank's memory as a tensor of bytes; its owner drops it before ``close``
     close: Callable[[], None]  # gives everything back

@@ -34,7 +34,7 @@ class Party(NamedTuple):
 
 
 def meet(group: ProcessGroup, device: torch.device, memory: Memory) -> list[Party]:
-    """Everybody's process and memory, by rank. Collective."""
+    """All ranks' processes and memories, by rank. Collective."""
     parties: list[Party] = []
     try:
         for party in _find(group, device, memory):
@@ -69,7 +69,7 @@ def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:
 
 
 def await_all(group: ProcessGroup, device: torch.device) -> None:
-    """All ranks have come so far."""
+    """Waits until all ranks have come here."""
     gather(group, device, [0])
 
 
@@ -81,7 +81,7 @@ def count_off(group: ProcessGroup, device: torch.device) -> int:
 
 
 def gather(group: ProcessGroup, device: torch.device, own: list[int]) -> list[list[int]]:
-    """Everybody's numbers, by rank; all give equally many. Collective."""
+    """All ranks' numbers, by rank; all give equally many. Collective."""
     torch = torch_or_raise()
     row = torch.tensor(own, dtype=torch.int64, device=device)
     rows = [torch.empty_like(row) for _ in range(torch.distributed.get_world_size(group))]
