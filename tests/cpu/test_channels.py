@@ -6,11 +6,13 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
 from crossfade.channels.local import open_local
-from crossfade.channels.protocol import Reader, Writer
+from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
@@ -84,3 +86,25 @@ def open_gloo_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Seque
 TestShm = conformance.suite(open_shm_pair)
 TestLocal = conformance.suite(open_local_pair)
 TestGloo = conformance.suite(open_gloo_pair)
+
+if find_spec("torch") is not None:
+    from tests.helpers.by_pipe import open_pipe_pair
+
+    TestPipe = conformance.suite(open_pipe_pair)  # a transport that only these tests have
+
+    @pytest.mark.parametrize("num_readers", [1, 3])
+    def test_tensors_travel_apart_from_their_message_through_a_pipe(num_readers: int) -> None:
+        import torch
+
+        with open_pipe_pair(2, num_readers) as (writer, readers):
+            for number in range(4):
+                value: Any = {"long": torch.arange(300_000) + number, "none": torch.empty(0, 3), "text": "x"}
+                assert writer.try_write(value)
+                for reader in readers:
+                    assert reader.try_start()
+                    while (got := reader.try_read()) is EMPTY:
+                        pass
+                    reader.release()
+                    assert isinstance(got, dict)
+                    assert torch.equal(got["long"], value["long"])
+                    assert got["none"].shape == (0, 3)
