@@ -11,6 +11,7 @@ the process group, and else when the process ends (or by `close_groups`).
 from __future__ import annotations
 
 import atexit
+import os
 from contextlib import suppress
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -138,7 +139,7 @@ def _open(process_group: ProcessGroup, device: torch.device) -> PeerGroup:
         group = open_group(process_group, device=device, is_replayable=True)
         _close_destroyed(group)
         atexit.unregister(_close_at_exit)
-        atexit.register(_close_at_exit)
+        atexit.register(_close_at_exit, os.getpid())
         _OPENED.append(group)
         return group
 
@@ -163,7 +164,8 @@ def _is_destroyed(group: PeerGroup) -> bool:
     return False
 
 
-def _close_at_exit() -> None:
-    """The others may still read this rank's memory: it goes when all are done, or dead."""
-    with suppress(Exception):
-        close_groups()
+def _close_at_exit(pid: int) -> None:
+    """The others may still read this rank's memory: it goes when all are done, or dead. Forks of this process leave it alone."""
+    if os.getpid() == pid:
+        with suppress(Exception):
+            close_groups()

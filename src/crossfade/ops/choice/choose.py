@@ -283,7 +283,11 @@ def algorithm_of(
         raise ValueError(f"this operator cannot be done by '{candidate}'\nhint: one of {', '.join(algorithms)}")
     if warm_up is not None:
         return partial(warm_up.do, algorithm)
-    return partial(enqueue, candidate, partial(algorithm.run, **candidate.arguments))
+    return partial(enqueue, candidate, partial(_run, algorithm, candidate))
+
+
+def _run(algorithm: Algorithm, candidate: Candidate, job: Job) -> None:
+    algorithm.run(job, **candidate.arguments)
 
 
 def choose(
