@@ -256,7 +256,7 @@ def run(path: Path, is_quick: bool) -> None:
     import torch
 
     from crossfade.device.cuda import CudaDriver
-    from crossfade.ops.signaled.loading import Loader
+    from crossfade.ops.signaled.launch import Loader
 
     torch.cuda.set_device(0)
     torch.zeros(1, device="cuda")

@@ -14,8 +14,12 @@ from crossfade.device.capture import capture  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
 from crossfade.device.signals import HostBoard  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
-from crossfade.ops.signaled.launch import Epilogue, Product, Target  # noqa: E402
-from crossfade.ops.signaled.loading import Loader  # noqa: E402
+from crossfade.ops.signaled.launch import (  # noqa: E402
+    Epilogue,
+    Loader,
+    Product,
+    Target,
+)
 from crossfade.ops.signaled.operands import Operands, find_unit  # noqa: E402
 from crossfade.ops.signaled.tiles import TileConfig, even_blocks, plan_tiles, uneven_blocks  # noqa: E402
 from tests.helpers.device_cases import wait_idle  # noqa: E402

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from crossfade.errors import DeviceError
 from crossfade.ops.choice.candidate import Candidate
-from crossfade.ops.gradients.scratch import find_scratch, reserve_scratch
+from crossfade.ops.gradients.backward import find_scratch, reserve_scratch
 from crossfade.ops.operators import (
     all_gather_matmul,
     matmul_all_reduce,

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from crossfade.ops.signaled.kernels import product_kernel
-from crossfade.ops.signaled.loading import ProductVariant
+from crossfade.ops.signaled.launch import ProductVariant
 from crossfade.ops.signaled.tiles import TileConfig
 
 HOPPER = GPUTarget("cuda", 90, 32)

@@ -15,8 +15,7 @@ import torch
 from crossfade.device.driver import HOST
 from crossfade.errors import DeviceError
 from crossfade.ops.signaled.kernels import product_kernel
-from crossfade.ops.signaled.launch import Epilogue, Product, Target
-from crossfade.ops.signaled.loading import Loader, ProductVariant
+from crossfade.ops.signaled.launch import Epilogue, Loader, Product, ProductVariant, Target
 from crossfade.ops.signaled.operands import Operands, find_unit
 from crossfade.ops.signaled.tiles import Stretch, TilePlan, even_blocks, plan_tiles, uneven_blocks
 from tests.helpers.mended_interpreter import mend_the_interpreter

@@ -13,8 +13,7 @@ import torch
 
 from crossfade.device.borrowed import device_of
 from crossfade.device.driver import HOST
-from crossfade.ops.signaled.launch import Epilogue, Parts, Product, Target
-from crossfade.ops.signaled.loading import Loader
+from crossfade.ops.signaled.launch import Epilogue, Loader, Parts, Product, Target
 from crossfade.ops.signaled.operands import Operands, find_unit
 from crossfade.ops.signaled.tiles import Block, Piece, Stretch, TileConfig, plan_tiles
 

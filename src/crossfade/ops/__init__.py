@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from crossfade.ops.calls.counts import gather_counts
     from crossfade.ops.calls.shape import Shape
     from crossfade.ops.choice.candidate import Candidate
-    from crossfade.ops.gradients.scratch import reserve_scratch
+    from crossfade.ops.gradients.backward import reserve_scratch
     from crossfade.ops.layers import regions
     from crossfade.ops.layers.linear import ColumnParallelLinear, RowParallelLinear
     from crossfade.ops.layers.parallel import parallelize
@@ -75,7 +75,7 @@ _FILES = {
     "calls.counts": "gather_counts",
     "calls.shape": "Shape",
     "choice.candidate": "Candidate",
-    "gradients.scratch": "reserve_scratch",
+    "gradients.backward": "reserve_scratch",
     "layers.linear": "ColumnParallelLinear RowParallelLinear",
     "layers.parallel": "parallelize",
     "layers.plans": "ColwiseParallel RowwiseParallel SequenceParallel",

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crossfade.ops.algorithms.schedule import Run, Send, Step
 from crossfade.ops.calls.job import Job, refuse_in_capture
-from crossfade.ops.signaled.launch import Epilogue, Parts, Product, Target
-from crossfade.ops.signaled.loading import loader_of
+from crossfade.ops.signaled.launch import Epilogue, Parts, Product, Target, loader_of
 from crossfade.ops.signaled.operands import KIND_BYTES, Operands, find_unit, has_descriptors
 from crossfade.ops.signaled.tiles import Stretch, TileConfig, TilePlan, even_blocks, plan_tiles
 from crossfade.peers.lane import Epoch

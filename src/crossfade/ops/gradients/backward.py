@@ -17,7 +17,9 @@ Saved are ``a`` where dB is needed (of an all-gather all ranks' ``a``, or this r
 dA is what dB needs, so it moves once. Where dA's operator sums over ranks, dB's product is enqueued inside of it, behind dA's last
 product and before the wait for the other ranks: it runs while the last parts are under way.
 
-Rows that are needed until dB is done go into reserved memory, if there is any (`scratch`). dB lies in memory as ``b`` does, so
+Rows that are needed until dB is done go into reserved memory, if there is any (`reserve_scratch`): rows that copy engines bring
+into a lane's slots cost a copy by a kernel to keep, and rows for memory of `PeerGroup.empty` are put there at once. One such piece
+for each lane is enough, since a lane's calls come one behind the other. dB lies in memory as ``b`` does, so
 that a linear layer's weight gets a gradient of its own layout, without a copy.
 """
 
@@ -37,15 +39,27 @@ from crossfade.ops.calls.products import multiply
 from crossfade.ops.calls.shape import Layout, Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.choose import choose_for
-from crossfade.ops.gradients.scratch import find_scratch
 from crossfade.peers import collectives
+from crossfade.peers.groups import group_of
 
 if TYPE_CHECKING:
     import torch
 
     from crossfade.peers.group import PeerGroup
+    from crossfade.peers.groups import GroupLike
 
-__all__ = ["AllGather", "AllReduce", "AllToAll", "Gradient", "Grads", "Needs", "ReduceScatter", "Replicated"]
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Gradient",
+    "Grads",
+    "Needs",
+    "ReduceScatter",
+    "Replicated",
+    "find_scratch",
+    "reserve_scratch",
+]
 
 Chosen = Candidate | str | None
 
@@ -313,3 +327,38 @@ class Replicated(Gradient):
             return Grads(None, rest.b, rest.bias)
         da = forward.all_reduce(grad, b.t(), self._group, meanwhile=rest.enqueue, **self._back)
         return Grads(self._like_a(da), rest.b, rest.bias)
+
+
+# memory that the other ranks write, for rows that a gradient gathers
+
+
+def reserve_scratch(group: GroupLike, size_bytes: int, lane: int = 0) -> None:
+    """Sets a piece of the group's heap apart for the gradients of a lane's calls. All ranks call it, in one order with `empty`.
+
+    Args:
+        group: opened with ``heap_bytes`` for it.
+        size_bytes: of the largest gathered rows: M times N of a `matmul_reduce_scatter`, or W M times K of an `all_gather_matmul`
+            that gathers again. Longer ones, and those of other lanes, are gathered through slots.
+        lane: which lane of the group.
+
+    Raises:
+        ChannelClosed: the group is closed.
+        DeviceError: the heap is used up.
+        ValueError: there is no such lane.
+    """
+    group = group_of(group)
+    group.lane(lane)
+    group.belongings[_scratch_name(lane)] = group.empty(size_bytes, dtype=torch_or_raise().uint8)
+
+
+def find_scratch(group: PeerGroup, lane: int, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Reserved memory for rows of this shape, where there is enough, or new memory. To be used before the lane's next call only."""
+    piece: torch.Tensor | None = group.belongings.get(_scratch_name(lane))
+    size_bytes = prod(shape) * like.itemsize
+    if piece is None or piece.numel() < size_bytes or not size_bytes:
+        return like.new_empty(shape)
+    return piece[:size_bytes].view(like.dtype).view(shape)
+
+
+def _scratch_name(lane: int) -> str:
+    return f"crossfade.ops.scratch of lane {lane}"

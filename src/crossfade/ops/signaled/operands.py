@@ -42,7 +42,7 @@ class Operands(NamedTuple):
     b_stride: int
     is_b_transposed: bool  # b is the transpose of a row-major (N, K)
     is_by_descriptor: bool  # its operands can be read by tensor descriptors
-    in_unit: int  # see `crossfade.ops.signaled.loading.ProductVariant`
+    in_unit: int  # see `crossfade.ops.signaled.launch.ProductVariant`
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, *, has_descriptors: bool = True) -> Operands:

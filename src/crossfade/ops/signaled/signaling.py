@@ -11,8 +11,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.cuda import CudaDriver
 from crossfade.device.driver import HOST, Driver
 from crossfade.errors import DeviceError
-from crossfade.ops.signaled.launch import Epilogue, Product, Target
-from crossfade.ops.signaled.loading import Loader
+from crossfade.ops.signaled.launch import Epilogue, Loader, Product, Target
 from crossfade.ops.signaled.operands import KIND_BYTES, Operands, find_unit
 from crossfade.ops.signaled.sides import OnGroup, RowGroup, side_of
 from crossfade.ops.signaled.tiles import Piece, Stretch, TileConfig, TilePlan
