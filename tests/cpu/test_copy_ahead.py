@@ -205,7 +205,7 @@ def test_the_stream_that_is_current_when_a_value_is_given_out_waits_for_it(
     monkeypatch.setattr(ring, "expect", expect)
     value = readers[0].try_read()
     assert waiting == [7]
-    assert ring._streams == {0, 7}
+    assert ring.streams == {0, 7}
     assert value.tolist() == [0, 1, 2, 3, 4]
 
 

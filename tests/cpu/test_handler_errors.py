@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import itertools
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +17,9 @@ import crossfade
 from crossfade.api import session as sessions
 from crossfade.api.session import require
 from crossfade.channels.protocol import EMPTY
-from tests.helpers.signals import sent_once
+from tests.helpers.handlers import Late, Remote, handler, handler_once, pairs, sleeps, slow_graph, with_a_handler
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class Late(Exception):
-    """What a handler of SIGALRM raises."""
-
-
-class Worker:
-    def same(self, value: Any) -> Any:
-        return value
-
-    def pair(self, one: Any, other: Any) -> tuple[Any, Any]:
-        return one, other
-
-    def slow(self, seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
-
-    def until(self, fifo: str) -> None:
-        """Returns when somebody writes to it."""
-        with open(fifo):
-            pass
-
-
-Remote = crossfade.remote(Worker)
 
 
 @pytest.fixture
@@ -54,39 +27,6 @@ def session() -> Iterator[None]:
     crossfade.init()
     yield
     crossfade.shutdown()
-
-
-def pairs() -> crossfade.CompiledGraph:
-    """Both inputs go to another actor each, so that they are written one after the other."""
-    one, other, third = (Remote.remote() for _ in range(3))
-    with crossfade.InputNode() as inp:
-        graph: crossfade.CompiledGraph = third.pair.bind(one.same.bind(inp[0]), other.same.bind(inp[1])).compile()
-    return graph
-
-
-@contextmanager
-def handler(act: Callable[[], object], after_s: float) -> Iterator[None]:
-    """Does something in the main thread in so many seconds, wherever it is then."""
-    before, begin_s = signal.signal(signal.SIGALRM, lambda *_: act()), time.monotonic()
-    left_s, _ = signal.setitimer(signal.ITIMER_REAL, after_s)  # the test's own time limit has this clock, too
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if left_s:
-            signal.setitimer(signal.ITIMER_REAL, max(left_s - (time.monotonic() - begin_s), 0.001))
-
-
-@contextmanager
-def handler_once(act: Callable[[], object], is_so: Callable[[], object]) -> Iterator[None]:
-    """Does something in the main thread when it has come to where something is so, and stays there."""
-    before = signal.signal(signal.SIGUSR2, lambda *_: act())
-    try:
-        with sent_once(signal.SIGUSR2, is_so):
-            yield
-    finally:
-        signal.signal(signal.SIGUSR2, before)
 
 
 class Standstill:
@@ -103,20 +43,6 @@ class Standstill:
         return num > 1 and now_s - self._seen[1] > 0.1
 
 
-def sleeps() -> Callable[[], bool]:
-    """Looks whether the main thread slept when it was looked at before, and has slept since. (While it takes a result in, a handler
-    may not.)
-    """
-    bell: Any = require().engine.doorbell  # type: ignore[attr-defined]
-    seen: list[tuple[int, int]] = []
-
-    def look() -> bool:
-        seen.append((bell._sleeper, bell._num_wakes))
-        return seen[-1][0] == threading.main_thread().ident and seen[-2:-1] == seen[-1:]
-
-    return look
-
-
 def once_after(move: Callable[..., Any], unless: object = False) -> Callable[..., Any]:
     """Does it, and raises once as a handler would right behind it; not where nothing could be done yet."""
     has_raised = False
@@ -127,21 +53,6 @@ def once_after(move: Callable[..., Any], unless: object = False) -> Callable[...
         if result is not unless and not has_raised:
             has_raised = True
             raise Late
-        return result
-
-    return moved
-
-
-def with_a_handler(move: Callable[..., Any], act: Callable[[], object]) -> Callable[..., Any]:
-    """Does it, and then once what a signal's handler does there."""
-    is_due = True
-
-    def moved(*args: Any) -> Any:
-        nonlocal is_due
-        result = move(*args)
-        if is_due:
-            is_due = False
-            act()
         return result
 
     return moved
@@ -223,106 +134,6 @@ def test_a_real_deadline_gives_right_values_or_an_error(session: None) -> None:
             if num_torn == 4:
                 return
             graph = pairs()
-    graph.teardown()
-
-
-def slow_graph() -> crossfade.CompiledGraph:
-    with crossfade.InputNode() as inp:
-        graph: crossfade.CompiledGraph = Remote.remote().slow.bind(inp).compile()
-    graph.execute(0.01).get()
-    return graph
-
-
-async def execute_async(graph: crossfade.CompiledGraph) -> object:
-    return await (await graph.execute_async(2, 2))
-
-
-async def awaited(ref: crossfade.Ref) -> object:
-    return await ref
-
-
-USES: dict[str, Callable[[Any, Any], object]] = {
-    "execute": lambda graph, ref: graph.execute(2, 2),
-    "execute_async": lambda graph, ref: asyncio.run(execute_async(graph)),
-    "get": lambda graph, ref: ref.get(timeout=20),
-    "get of a list": lambda graph, ref: crossfade.get([ref], timeout=20),
-    "await": lambda graph, ref: asyncio.run(awaited(ref)),
-    "wait": lambda graph, ref: crossfade.wait([ref], timeout=20),
-    "teardown": lambda graph, ref: graph.teardown(),
-}
-"""What a handler may not do with a graph, and a result of it, in the middle of a call of that graph."""
-
-
-def refusal_of(use: str, graph: crossfade.CompiledGraph, ref: Any) -> BaseException:
-    with pytest.raises(crossfade.SessionError, match="in the middle of its own call") as caught:
-        USES[use](graph, ref)
-    assert "set a flag" in str(caught.value)
-    return caught.value
-
-
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_handler_that_uses_the_graph_in_the_middle_of_its_execute_refusal_of(
-    engine: str, index: int, use: str
-) -> None:
-    graph, refused = pairs(), list[object]()
-    first = graph.execute(1, 1)
-    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
-    driver._writes[index] = with_a_handler(driver._writes[index], lambda: refused.append(refusal_of(use, graph, first)))
-    assert graph.execute(2, 2).get() == (2, 2)
-    assert len(refused) == 1
-    assert first.get() == (1, 1)
-    assert graph.execute(3, 3).get() == (3, 3)
-    graph.teardown()
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_handler_that_uses_the_graph_in_the_middle_of_a_get_is_refused_and_swaps_no_results(
-    engine: str, use: str
-) -> None:
-    graph, refused = pairs(), list[object]()
-    first, second = graph.execute(1, 1), graph.execute(2, 2)
-    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
-    driver._reads[0] = with_a_handler(driver._reads[0], lambda: refused.append(refusal_of(use, graph, second)))
-    assert (first.get(timeout=20), second.get(timeout=20)) == ((1, 1), (2, 2))
-    assert len(refused) == 1
-    graph.teardown()
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_handler_that_uses_the_graph_in_the_middle_of_its_teardown_refusal_of(engine: str, use: str) -> None:
-    graph, refused = pairs(), list[object]()
-    first = graph.execute(1, 1)
-    opened: Any = graph._executions.opened
-    opened.close = with_a_handler(opened.close, lambda: refused.append(refusal_of(use, graph, first)))
-    graph.teardown()
-    assert len(refused) == 1
-    with pytest.raises(crossfade.SessionError, match="torn down"):
-        first.get()
-
-
-@pytest.mark.parametrize("use", ["get", "teardown"])
-def test_a_handler_that_uses_the_graph_while_the_program_waits_for_its_result_refusal_of(
-    session: None, use: str
-) -> None:
-    graph, refused = slow_graph(), list[object]()
-    ref, later = graph.execute(0.4), graph.execute(0.01)
-    with handler_once(lambda: refused.append(refusal_of(use, graph, later)), sleeps()):
-        assert ref.get(timeout=30) == 0.4
-    assert len(refused) == 1
-    assert later.get(timeout=20) == 0.01
-    graph.teardown()
-
-
-def test_what_a_handler_does_not_catch_of_a_refusal_ends_the_graph(engine: str) -> None:
-    graph = pairs()
-    first, second = graph.execute(1, 1), graph.execute(2, 2)
-    driver: Any = graph._executions.opened._driver  # type: ignore[attr-defined]
-    driver._reads[0] = with_a_handler(driver._reads[0], lambda: second.get(timeout=20))
-    with pytest.raises(crossfade.SessionError, match="in the middle of its own call"):
-        first.get(timeout=20)
-    with pytest.raises(crossfade.SessionError, match="interrupted in the middle"):
-        second.get(timeout=20)
     graph.teardown()
 
 

@@ -84,7 +84,7 @@ RINGS = st.builds(
     num_queues=QUEUES,
     is_one_process=st.booleans(),
     num_use_streams=st.integers(1, 3),
-    side=st.sampled_from(["", "", "rejoins", "use_on"]),
+    side=st.sampled_from(["", "rejoins"]),
     chunk_bytes=st.sampled_from([None, 256]),
 )
 
@@ -117,10 +117,9 @@ def test_the_real_staged_copies_have_no_fault(world: StagedWorld, seeds: range) 
         RingWorld(sizes_bytes=(16, 600), num_slots=1),
         RingWorld(sizes_bytes=(16,), num_slots=1, slot_bytes=0),
         RingWorld(sizes_bytes=(16, 16), num_slots=1, side="rejoins"),
-        RingWorld(sizes_bytes=(16, 16), num_slots=1, side="use_on"),
         StagedWorld(sizes_bytes=(4097,), num_streams=1),
     ],
-    ids=["ring of 1", "ring of 2", "ring that grows", "ring without slots", "rejoins", "use_on", "staged"],
+    ids=["ring of 1", "ring of 2", "ring that grows", "ring without slots", "rejoins", "staged"],
 )
 def test_a_small_world_has_no_fault_in_any_order(world: World) -> None:
     assert_sound_in_all_orders(world)

@@ -1,8 +1,7 @@
-"""The receiving end of a ring, and the leases on its slots (ring.py tells the whole)."""
+"""The receiving end of a ring (ring.py tells the whole)."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,129 +9,18 @@ from copy import copy
 from typing import TypeVar
 
 from crossfade.device.driver import Driver
-from crossfade.device.memory import Block, Pool
+from crossfade.device.lease import Lease, LeasedSlots
+from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Refused, Retired, Wanted
-from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals, ring_signals
+from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals
 from crossfade.device.signals import Counter, SignalBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import align
-from crossfade.interrupted import brief
 
-__all__ = ["Lease", "Leased", "RingReceiver"]
+__all__ = ["RingReceiver"]
 
 _SLOT_ALIGN_BYTES = 512
-_getpid = os.getpid
-_L = TypeVar("_L", bound="Lease")
-
-
-class _Slots:
-    """A generation, as the receiver sees it."""
-
-    def __init__(self, offer: Offer, block: Block, board: SignalBoard, label: str) -> None:
-        self.offer = offer
-        self.block = block
-        self.full, self.free = ring_signals(board, offer, label)
-        self.addresses = [block.address + slot * offer.slot_bytes for slot in range(offer.num_slots)]
-        self.leased: set[int] = set()
-        self.num_uses = [0] * offer.num_slots
-        self.num_sent: int | None = None  # values in all; known once the sender has closed its side
-
-    def is_unused(self, has_ended: Callable[[], bool]) -> bool:
-        """Whether no operation on the slots can still come or run.
-
-        As long as values are accepted, each of them ends in a ``free`` that happens. Afterwards some may never be taken: then it is
-        enough that this side's streams have done what they were given for this ring, which ``has_ended`` says. (It is asked after
-        the leases: a lease is noted there before it is gone here.)
-        """
-        if self.leased or self.num_sent is None:
-            return False
-        if has_ended():
-            return True
-        if sum(self.num_uses) < self.num_sent:
-            return False
-        return all(free.is_at_least(number) for free, number in zip(self.free, self.num_uses, strict=True))
-
-
-class Lease:
-    """A value in its slot. It ends by `release`, once.
-
-    Attributes:
-        address, size_bytes: where the value lies.
-        generation, slot: which slot it holds.
-        is_short: whether the value should be copied out, and the lease ended at once, so that the ring never stops. So it is where
-            all slots of the newest generation but one were leased before; and where only one more generation could be offered:
-            what is accepted then must not hold its own, or the ring could not grow any more.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_number",
-        "_pid",
-        "_ring",
-        "_slots",
-        "_streams",
-        "address",
-        "generation",
-        "is_short",
-        "size_bytes",
-        "slot",
-    )
-
-    def __init__(
-        self,
-        ring: RingReceiver,
-        slots: _Slots,
-        generation: int,
-        slot: int,
-        size_bytes: int,
-        stream: int,
-        is_short: bool,
-    ) -> None:
-        self._number = -1  # in the ledger, once it is there
-        self._pid = _getpid()
-        self._ring = ring
-        self.generation = generation
-        self.slot = slot
-        self.size_bytes = size_bytes
-        self.address = slots.addresses[slot]
-        self.is_short = is_short
-        self._slots = slots
-        self._streams = [stream]
-
-    @property
-    def stream(self) -> int:
-        """The stream that waits for the value."""
-        return self._streams[0]
-
-    def move_to(self, stream: int) -> None:
-        """Another stream is going to wait for the value: before `RingReceiver.expect`."""
-        if stream != self._streams[0]:
-            self._streams[0] = stream
-            self._ring._streams.add(stream)
-
-    def use_on(self, stream: int) -> None:
-        """The value is also used on this stream, which is ordered behind the first one: its use ends before the slot is free."""
-        if stream not in self._streams:
-            self._streams.append(stream)
-
-    def release(self) -> None:
-        """Enqueues ``free`` behind the last use and gives the credit back. Any thread may call it, once or more.
-
-        While one of its streams is captured it is left to the next `RingReceiver.collect`: in the graph it would happen at each
-        replay, and not now.
-        """
-        self._ring._end(self)
-
-
-class Leased(Lease):
-    """A lease that ends when it dies itself: what the tensors of a value hold."""
-
-    __slots__ = ()
-
-    @brief
-    def __del__(self) -> None:
-        if _getpid() == self._pid:  # a forked child drops copies of tensors: the slot is still its parent's
-            self._ring._end(self)
+_L = TypeVar("_L", bound=Lease)
 
 
 class RingReceiver:
@@ -175,7 +63,7 @@ class RingReceiver:
         self._tell = tell
         self._on_free = on_free or (lambda generation, slot: self._tell(FreeEnqueued(generation, slot)))
         self._num_slots = num_slots
-        self._generations: dict[int, _Slots] = {}
+        self._generations: dict[int, LeasedSlots] = {}
         self._num_generations = 0
         self._wanted_bytes = 0
         self._is_finished = False  # the sender's side is closed
@@ -183,7 +71,7 @@ class RingReceiver:
         self._num_values = self._num_bytes = 0
         self._last: dict[int, int] = {}  # once ended: for each stream, the event of the last thing it was given
         self._is_marked = False  # once ended: those events stand for all that came before the end
-        self._streams: set[int] = set()
+        self.streams: set[int] = set()  # all that have been given a wait for a value
         self._ending = threading.RLock()  # of leases; one may end anywhere, also where this thread has it
         self._postponed: deque[Lease] = deque()
         if slot_bytes:
@@ -201,7 +89,7 @@ class RingReceiver:
         block = self._pool.take(size_bytes, f"slots of {self.label}", user, gives_back=gives_back)
         try:
             offer = Offer(generation, group, self._num_slots, slot_bytes, block.handle)
-            slots = _Slots(offer, block, self._board, self.label)
+            slots = LeasedSlots(offer, block, self._board, self.label)
             for counter in (*slots.full, *slots.free):
                 counter.reset()
             for k, address in enumerate(slots.addresses):
@@ -275,11 +163,11 @@ class RingReceiver:
             newest is not None and len(newest.leased) >= self._num_slots - 1
         )
         lease = of(self, slots, generation, slot, size_bytes, stream, is_short)
-        self._streams.add(stream)
+        self.streams.add(stream)
         slots.num_uses[slot] += 1
         slots.leased.add(slot)
         ledger = self._ledger
-        number = lease._number = next(ledger.numbers)
+        number = lease.number = next(ledger.numbers)
         ledger.entries[number] = self._ledger_entries[slot]  # from now on it has an end
         return lease
 
@@ -294,10 +182,10 @@ class RingReceiver:
         """
         if self._ended is not None:
             raise copy(self._ended)
-        slots, slot = lease._slots, lease.slot
+        slots, slot = lease.slots, lease.slot
         full, number = slots.full[slot], slots.num_uses[slot]
         if not full.has(number):  # if it is there already, the stream is saved an operation
-            full.wait(lease._streams[0], number)
+            full.wait(lease.stream, number)
         self._num_values += 1
         self._num_bytes += lease.size_bytes
 
@@ -308,22 +196,17 @@ class RingReceiver:
         """
         return self._wanted_bytes > 0
 
-    def _end(self, lease: Lease) -> None:
-        if self._ledger.entries.pop(lease._number, None) is None:  # it has ended before
+    def end_lease(self, lease: Lease) -> None:
+        """Any thread may call it, once or more for a lease (see `Lease.release`)."""
+        if self._ledger.entries.pop(lease.number, None) is None:  # it has ended before
             return
-        is_capturing = self.driver.is_capturing
-        for stream in lease._streams:
-            if is_capturing(stream):
-                self._postponed.append(lease)
-                return
-        self._end_now(lease)
+        if self.driver.is_capturing(lease.stream):
+            self._postponed.append(lease)
+        else:
+            self._end_now(lease)
 
     def _end_now(self, lease: Lease) -> None:
-        streams, slots, slot = lease._streams, lease._slots, lease.slot
-        stream = streams[0]
-        if len(streams) > 1:
-            for other in streams[1:]:
-                self._join(stream, other)
+        stream, slots, slot = lease.stream, lease.slots, lease.slot
         try:
             slots.free[slot].set(stream, slots.num_uses[slot])
         except DeviceError as error:  # in a destructor, as a rule, where nobody would hear of it
@@ -349,15 +232,9 @@ class RingReceiver:
                 self.driver.destroy_event(made)
         self.driver.record_event(event, stream)
 
-    def _join(self, stream: int, other: int) -> None:
-        event = self.driver.create_event()
-        self.driver.record_event(event, other)
-        self.driver.wait_event(stream, event)
-        self.driver.destroy_event(event)
-
     def collect(self) -> None:
         """Ends leases that ended within a capture, gives slots back that nobody uses any more, and offers what was asked for."""
-        while self._postponed and not any(map(self.driver.is_capturing, self._postponed[0]._streams)):
+        while self._postponed and not self.driver.is_capturing(self._postponed[0].stream):
             self._end_now(self._postponed.popleft())
         for generation, slots in list(self._generations.items()):
             with self._ending:
@@ -428,7 +305,7 @@ class RingReceiver:
     def _end_with(self, error: ChannelError) -> None:
         if self._ended is None:
             self._ended = error
-            for stream in list(self._streams):
+            for stream in list(self.streams):
                 self._mark(stream)
             self._is_marked = True
 

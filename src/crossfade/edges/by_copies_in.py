@@ -14,7 +14,8 @@ from crossfade.channels.shm_reader import ReadRecord, ShmReader
 from crossfade.channels.values.device_codec import Make
 from crossfade.device.borrowed import TensorMaker, tensor_on
 from crossfade.device.home import DeviceHome
-from crossfade.device.ring_receiver import Leased, RingReceiver
+from crossfade.device.lease import Leased
+from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import stream_getter
 from crossfade.edges.carrier import Incoming

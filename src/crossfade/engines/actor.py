@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import pickle
 import signal
@@ -11,27 +10,22 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from crossfade.edges.life import Event
 from crossfade.engines import control
-from crossfade.engines.board import device_memories, peers_of, uses_devices
-from crossfade.engines.communicators import Communicators
+from crossfade.engines.actor_part import NotUnpickled, Part, PartOpener
 from crossfade.engines.control import dump_user, send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.exchanges import Exchanges
 from crossfade.engines.explained import explained
 from crossfade.engines.fault_place import fault_text
-from crossfade.engines.machine import spin_us_for
-from crossfade.engines.meeting import meet
 from crossfade.engines.methods import method_of
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
 from crossfade.engines.state import ActorState, PartState
-from crossfade.engines.wiring import Wiring
 from crossfade.errors import ChannelError, DeviceError, Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import KEY_BYTES, FrameError
@@ -39,12 +33,7 @@ from crossfade.host.limits import allow_many_descriptors, reserve_descriptors, w
 from crossfade.host.memory import Memory
 from crossfade.host.sockets import Connection, take_over
 from crossfade.plan.actions import Verb
-from crossfade.plan.call import Call
-from crossfade.plan.plan import Plan
-from crossfade.runtime.bind import bind
-from crossfade.runtime.cursor import Cursor, idle_of
-from crossfade.runtime.guard import Guard
-from crossfade.runtime.record import Recorder
+from crossfade.runtime.cursor import idle_of
 from crossfade.runtime.run import returns
 
 if TYPE_CHECKING:
@@ -59,26 +48,6 @@ _ALL_TURNS = 32
 """In every so many turns all parts are looked at, also those that seem to have nothing to do: their channels may have ended."""
 
 
-class _NotUnpickled(Exception):
-    """What was bound to an actor's methods cannot be made there. The cause says why."""
-
-
-@dataclass(slots=True)
-class _Part:
-    """This actor's part of an open plan."""
-
-    number: int
-    plan: Plan
-    cursor: Cursor
-    wiring: Wiring
-    recorder: Recorder | None
-    num_parties: int
-    spin_us: float
-    guard: Guard | None
-    communicators: Communicators
-    fault: str = ""
-
-
 class _Actor:
     """The actor's side of everything."""
 
@@ -88,8 +57,8 @@ class _Actor:
         self._bells: dict[str, Bell] = {}
         self._pidfds: dict[str, int] = {}
         self._gone: set[str] = set()  # peers that have died
-        self._parts: dict[int, _Part] = {}
-        self._running: list[_Part] = []  # the parts whose cursors can move
+        self._parts: dict[int, Part] = {}
+        self._running: list[Part] = []  # the parts whose cursors can move
         self._name = ""
         self._instance: Any = None
         self._has_mail = False
@@ -141,7 +110,7 @@ class _Actor:
             return True
         return self._look_around() or has_moved
 
-    def _advance(self, parts: Sequence[_Part]) -> bool:
+    def _advance(self, parts: Sequence[Part]) -> bool:
         has_moved = False
         for part in parts:
             try:
@@ -182,7 +151,7 @@ class _Actor:
         if part is not None:
             part.fault = part.fault or reason
 
-    def _tell_fault(self, part: _Part) -> None:
+    def _tell_fault(self, part: Part) -> None:
         """No step of a part is taken any more: the driver hears why, and after it those who wait for its values."""
         send(self._connection, control.Faulted(part.number, part.fault, time.monotonic_ns()))
         if part.wiring.device_ends is not None:
@@ -289,104 +258,34 @@ class _Actor:
         try:
             with explained(ChannelError, f"actor {self._name} has no room for them"):
                 self._refuse_reserved(fds)
-                self._parts[message.number] = part = self._part(message, list(fds))
+                self._parts[message.number] = part = self._opened_part(message, list(fds))
             self._running.append(part)
             failure = None
-        except _NotUnpickled as error:
+        except NotUnpickled as error:
             cause = error.__cause__ or error
             failure = Failure.capture(cause, actor=self._name, node="unpickling what was bound to its methods")
         except Exception as error:
             failure = Failure.capture(error, actor=self._name, node="opening its channels")
         send(self._connection, control.Opened(message.number, failure))
 
+    def _opened_part(self, message: control.OpenPlan, fds: list[int]) -> Part:
+        mine = self._doorbell, self._bells, self._pidfds, self._gone, self._exchanges
+        opener = PartOpener(self._name, self._instance, *mine, self._own_devices, self._break_off, self._set_doing)
+        try:
+            return opener.part(message, fds)
+        except BaseException:
+            if self._devices is not None:
+                self._devices.abandon(message.number)
+            raise
+
+    def _set_doing(self, text: str) -> None:
+        self._doing = text
+
     def _refuse_reserved(self, fds: Sequence[int]) -> None:
         if max(fds) >= self._first_reserved:
             for fd in fds:
                 os.close(fd)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    def _part(self, message: control.OpenPlan, fds: list[int]) -> _Part:
-        board_memory = Memory(fds.pop(0))
-        board = board_memory.map(board_memory.size_bytes, populate=True)
-        board_memory.close()
-        store = Memory(fds.pop(0)) if message.has_store else None
-        shared = None
-        if uses_devices(message.plan, self._name):
-            shared = {name: Memory(fds.pop(0)) for name in device_memories(message.plan)}
-        heaps = {owner: Memory(fd) for owner, fd in zip(message.heaps, fds, strict=True)}
-        try:
-            return self._wired(message, board, heaps, store, shared)
-        except BaseException:
-            for memory in (*heaps.values(), *(shared or {}).values()):
-                memory.close()
-            if self._devices is not None:
-                self._devices.abandon(message.number)
-            raise
-
-    def _wired(
-        self,
-        message: control.OpenPlan,
-        board: mmap.mmap,
-        heaps: dict[str, Memory],
-        store: Memory | None,
-        shared: dict[str, Memory] | None,
-    ) -> _Part:
-        plan = message.plan
-        device_ends = copies = None
-        with ExitStack() as undo:  # until the wiring has it
-            if store is not None:
-                undo.callback(store.close)
-            try:
-                calls = message.calls.load()  # first of all, since it may raise
-            except Exception as error:
-                raise _NotUnpickled from error
-            if shared is not None:
-                device_ends = self._own_devices().open(message.number, plan, self._name, shared, self._pidfds)
-            if plan.devices.get(self._name):
-                copies = self._own_devices().host_copies(self._bells[self._name], self._doorbell.spin_us)
-            communicators = self._initialized(plan, calls)
-            undo.pop_all()
-
-        def make() -> Wiring:
-            ends = device_ends, copies, self._break_off, self._exchanges, communicators.by_id
-            return Wiring(plan, self._name, board, heaps, self._bells, store, *ends)
-
-        peers = peers_of(plan, self._name)
-        with ExitStack() as undo:
-            undo.callback(communicators.destroy)
-            is_alone = store is None
-            wiring = make() if is_alone else meet(make, self._doorbell, lambda: min(peers & self._gone, default=""))
-            undo.callback(wiring.give_up)
-            part = self._bound(message, wiring, calls, communicators)
-            undo.pop_all()
-        return part
-
-    def _initialized(self, plan: Plan, calls: Mapping[str, Call]) -> Communicators:
-        self._doing = f"initializes a communicator on {self._name}" if plan.communicators else ""
-        try:
-            return Communicators(plan, self._name, calls)
-        finally:
-            self._doing = ""
-
-    def _bound(
-        self, message: control.OpenPlan, wiring: Wiring, calls: Mapping[str, Call], communicators: Communicators
-    ) -> _Part:
-        plan = message.plan
-        recorder = Recorder(self._name, message.origin_ns) if message.record else None
-        mine = [node for node in plan.nodes if node.actor == self._name]
-        methods = {node.id: getattr(self._instance, node.method) for node in mine}
-        guard = Guard(plan, self._name) if message.debug else None
-        gpus = self._own_devices() if recorder is not None and plan.devices.get(self._name) else None
-        recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else []
-        if recorded:
-            wiring.record_host_copies([device for device, _ in recorded])
-            wiring.record_collectives([device for device, _ in recorded])
-        before_run = [self._exchanges.enqueue_all] if plan.devices.get(self._name) else []
-        # A KeyboardInterrupt is the method's own: the driver's Ctrl-C does not come here.
-        fatal = (SystemExit,)
-        cursor = bind(plan, self._name, methods, calls, wiring.ends, recorder, guard, recorded, before_run, fatal)
-        num_parties, spin_us = len(plan.programs), spin_us_for(plan)
-        return _Part(message.number, plan, cursor, wiring, recorder, num_parties, spin_us, guard, communicators)
 
     def _close(self, message: control.ClosePlan) -> None:
         number = message.number
@@ -428,7 +327,7 @@ class _Actor:
         ]
         return ActorState(self._name, os.getpid(), doing, tuple(states), all_stacks())
 
-    def _running_node(self, part: _Part) -> str:
+    def _running_node(self, part: Part) -> str:
         """The method that a part's cursor is carrying out, if it is at one: a step that runs a method never waits."""
         action = part.cursor.action
         if part.fault or action is None or action.verb is not Verb.RUN:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfade.device.capture import capture
+from crossfade.device.lease import Lease
 from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Retired
 from crossfade.device.ring import num_signals
-from crossfade.device.ring_receiver import Lease, RingReceiver
+from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
 from crossfade.testing.fake import FakeDriver, Machine, Until
@@ -32,8 +33,8 @@ class RingWorld:
     receiver: Callable[..., RingReceiver] = RingReceiver
     num_use_streams: int = 1  # streams that the receiver uses values on, in turn
     side: str = ""
-    """What becomes of a side stream that uses each value as well: it ``rejoins`` before the lease ends, the lease is
-    told of it (``use_on``), or nobody thinks of it (``forgotten``); empty for no such stream."""
+    """What becomes of a side stream that uses each value as well: it ``rejoins`` before the lease ends, or nobody thinks of it
+    (``forgotten``); empty for no such stream."""
     is_accepting_early: bool = False  # the receiver waits before it is told that it may
     is_source_reused: bool = False  # the sender computes the next value where the last one lies
     is_leaking: bool = False  # the receiver forgets the last value that it has, without ending its lease
@@ -104,11 +105,8 @@ class RingWorld:
         """A method that uses a value on a stream of its own too."""
         self._follow(driver, side, stream)
         driver.kernel(side, f"use value {index} aside", reads=(Range(lease.address, lease.size_bytes),))
-        match self.side:
-            case "rejoins":
-                self._follow(driver, stream, side)
-            case "use_on":
-                lease.use_on(side)
+        if self.side == "rejoins":
+            self._follow(driver, stream, side)
 
     @staticmethod
     def _follow(driver: FakeDriver, later: int, earlier: int) -> None:
@@ -274,16 +272,16 @@ class UncomputedSource(RingSender):
 class MissingFree(RingReceiver):
     """Gives the credit back, and enqueues no ``free``."""
 
-    def _end(self, lease: Lease) -> None:
+    def end_lease(self, lease: Lease) -> None:
         self._generations[lease.generation].leased.remove(lease.slot)
-        self.driver.ledger.drop(lease._number)
+        self.driver.ledger.drop(lease.number)
         self._tell(FreeEnqueued(lease.generation, lease.slot))
 
 
 class MissingCredit(RingReceiver):
     """Enqueues ``free``, and tells nobody."""
 
-    def _end(self, lease: Lease) -> None:
+    def end_lease(self, lease: Lease) -> None:
         tell, self._tell = self._tell, lambda record: None
-        super()._end(lease)
+        super().end_lease(lease)
         self._tell = tell

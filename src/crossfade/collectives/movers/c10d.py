@@ -93,7 +93,9 @@ class C10dMover:
         if self._is_gloo:
             return os.urandom(KEY_BYTES).hex()
         if self._context.is_host:
-            raise DeviceError("the transport 'nccl' needs a GPU, and its actor has none", hint="give its actor one: num_gpus=1")
+            raise DeviceError(
+                "the transport 'nccl' needs a GPU, and its actor has none", hint="give its actor one: num_gpus=1"
+            )
         return ""
 
     def connect(self, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]) -> None:
