@@ -22,11 +22,7 @@ class CheckedWriter(ShmWriter):
         self._distrust = distrust
 
     def try_write(self, value: object) -> bool:
-        """See the protocol.
-
-        Raises:
-            ChannelBroken: somebody whose tensors may be in the value is dead, so that it may be made of rubbish.
-        """
+        """Raises a `ChannelBroken` if a party is dead whose tensors may be in the value, so that it may be made of rubbish."""
         if (error := self._distrust()) is not None:
             self.break_off(str(error))
         return super().try_write(value)

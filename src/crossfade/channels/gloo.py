@@ -7,7 +7,7 @@ value that is needed first should not wait for the others. Between two parties t
 (PL-1), which every message's head lets the receiver check.
 
 torch's gloo listens on a loopback port without a key. Before any value is read, both sides of each pair prove that they hold
-the group's key (channels/gloo_proof.py): whoever took a party's place while the group connected is refused.
+the group's key (channels/gloo_proof.py): a process that took a party's place while the group connected is refused.
 
 A message is a head of three i64 (channel index, bytes of the first part, bytes of all), the first part (codec table and
 pickle, or everything if it is small), then each buffer by itself, received where it will lie.
@@ -51,29 +51,21 @@ _MEET_S = 60.0
 
 
 class GlooLink:
-    """One party's part in a plan's process group, with its lanes.
-
-    Args:
-        store: memory that all parties see, for meeting each other; owned by this object from now on.
-        parties: everybody's name, in the same order everywhere; making the link waits for all of them.
-        me: this party's name.
-        bell: this process's own doorbell, rung when a value has come or left.
-
-    Raises:
-        ChannelError: the parties could not connect.
+    """One party's part in a plan's process group, with its lanes. Making it waits for all ``parties`` (all names, in the same order
+    everywhere), and raises a `ChannelError` if they could not connect.
     """
 
     def __init__(self, store: Memory, parties: Sequence[str], me: str, bell: Bell) -> None:
         self._rank = {name: rank for rank, name in enumerate(parties)}
         self._me = me
-        self._bell = bell
+        self._bell = bell  # this process's own doorbell, rung when a value has come or left
         self._outgoing: dict[str, _SendLane] = {}
         self._incoming: _ReceiveLane | None = None
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = datetime.timedelta(days=365)
         # torch opens the path again in the store's destructor: the memory must outlive the group (see close).
-        self._store = store
+        self._store = store  # memory that all parties see, for meeting each other; owned by this object from now on
         file_store = _FileStore(f"/proc/self/fd/{store.fd}", len(parties))
         file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
         try:
@@ -175,15 +167,11 @@ class _SendLane:
 
 
 class _ReceiveLane:
-    """Receives values, one for each permit, one after another.
-
-    Attributes:
-        peers: names of those who send to us, by rank.
-    """
+    """Receives values, one for each permit, one after another."""
 
     def __init__(self, group: Any) -> None:
         self.group: Any = group
-        self.peers: dict[int, str] = {}
+        self.peers: dict[int, str] = {}  # names of those who send to us, by rank
         self._buffers = ReceiveBuffers()
         self._ended: set[int] = set()
         self.permits: SimpleQueue[GlooReader | None] = SimpleQueue()
@@ -290,7 +278,6 @@ class _End:
         self._num_bytes = 0
 
     def break_off(self, reason: str) -> None:
-        """See the protocol."""
         self._broken = self._broken or reason
 
     def _raise_if_ended(self) -> None:
@@ -300,11 +287,10 @@ class _End:
             raise ChannelBroken(f"channel {self.name} is broken: {self._broken}")
 
     def close(self) -> None:
-        """See the protocol. The lanes belong to the link, which tells the other side."""
+        """The lanes belong to the link, which tells the other side."""
         self._is_closed = True
 
     def statistics(self) -> ChannelStatistics:
-        """See the protocol."""
         return ChannelStatistics(self._num_values, self._num_bytes)
 
 
@@ -317,7 +303,7 @@ class GlooWriter(_End):
         self._underway: deque[list[_Transfer]] = deque()
 
     def try_write(self, value: object) -> bool:
-        """See the protocol. A slot is a value that has not reached all readers."""
+        """A slot is a value that has not reached all readers."""
         if not self.has_room():
             return False
         message = message_of(value)
@@ -330,7 +316,6 @@ class GlooWriter(_End):
         return True
 
     def has_room(self) -> bool:
-        """See the protocol."""
         self._raise_if_ended()
         self._forget_done()
         return len(self._underway) < self._depth
@@ -340,14 +325,12 @@ class GlooWriter(_End):
             self._underway.popleft()
 
     def try_flush(self) -> bool:
-        """See the protocol."""
         self._forget_done()
         if self._underway:
             self._raise_if_ended()
         return not self._underway
 
     def close(self) -> None:
-        """See the protocol."""
         super().close()
         self._underway.clear()  # each refers to this; what is queued is sent all the same
 
@@ -363,7 +346,6 @@ class GlooReader(_End):
         self.inbox: deque[memoryview] = deque()
 
     def try_start(self) -> bool:
-        """See the protocol."""
         self._raise_if_ended()
         if self._num_held >= self._depth:
             return False
@@ -372,7 +354,6 @@ class GlooReader(_End):
         return True
 
     def try_read(self) -> object:
-        """See the protocol."""
         if not self.inbox or self._is_closed:
             self._raise_if_ended()
             return EMPTY
@@ -385,11 +366,9 @@ class GlooReader(_End):
             return undecodable(error, self.name)
 
     def is_idle(self) -> bool:
-        """See the protocol."""
         return not self.inbox
 
     def release(self) -> None:
-        """See the protocol."""
         self._num_held -= 1
 
 

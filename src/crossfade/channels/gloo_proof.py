@@ -1,7 +1,7 @@
 """Who is at the other end of a gloo pair: both sides show that they hold the group's key before a value is read.
 
-torch's gloo accepts whoever connects to its port and says the right small number, and values are pickles. The group's key is
-random and lies in the store, memory that only the parties hold. Between each two parties, over messages of fixed size:
+torch's gloo accepts any process that connects to its port and says the right small number, and values are pickles. The group's key
+is random and lies in the store, memory that only the parties hold. Between each two parties, over messages of fixed size:
 
 - each sends a nonce of 32 bytes,
 - each answers with HMAC-SHA256 of the key over (its own rank, the other's rank, the other's nonce, its own nonce).
@@ -47,10 +47,8 @@ def answer(key: bytes, me: int, peer: int, peer_nonce: bytes, my_nonce: bytes) -
 
 
 def prove_all(group: Any, key: bytes, parties: Sequence[str], me: int) -> None:
-    """Proves this party to all others, and has them prove themselves, all at once.
-
-    Raises:
-        ChannelError: somebody holds another key, or did not answer within `TIME_LIMIT_S`.
+    """Proves this party to all others, and has them prove themselves, all at once. Raises a `ChannelError` if one of them has
+    another key, or did not answer within `TIME_LIMIT_S`.
     """
     deadline = time.monotonic() + TIME_LIMIT_S
     others = [rank for rank in range(len(parties)) if rank != me]

@@ -41,7 +41,6 @@ class LocalWriter:
         self._num_bytes = 0
 
     def try_write(self, value: object) -> bool:
-        """See the protocol."""
         if not self.has_room():
             return False
         data = message_of(value).to_bytes()
@@ -52,7 +51,6 @@ class LocalWriter:
         return True
 
     def has_room(self) -> bool:
-        """See the protocol."""
         ring = self._ring
         if self._is_closed:
             raise ChannelClosed(f"channel {ring.name} was closed by this side")
@@ -65,16 +63,13 @@ class LocalWriter:
         return True
 
     def break_off(self, reason: str) -> None:
-        """See the protocol."""
         self._ring.reader_gone = reason
 
     def close(self) -> None:
-        """See the protocol."""
         self._is_closed = True
         self._ring.writer_gone = self._ring.writer_gone or "the other side closed it"
 
     def statistics(self) -> ChannelStatistics:
-        """See the protocol."""
         return ChannelStatistics(self._num_values, self._num_bytes)
 
 
@@ -95,7 +90,6 @@ class LocalReader:
         return True
 
     def try_read(self) -> object:
-        """See the protocol."""
         if self._is_closed:
             raise ChannelClosed(f"channel {self._ring.name} was closed by this side")
         if not self._queue:
@@ -116,21 +110,17 @@ class LocalReader:
         return len(self._queue)
 
     def is_idle(self) -> bool:
-        """See the protocol."""
         return not self._queue
 
     def release(self) -> None:
         """Nothing to do: a value that was read owns its memory."""
 
     def break_off(self, reason: str) -> None:
-        """See the protocol."""
         self._ring.writer_gone = reason
 
     def close(self) -> None:
-        """See the protocol."""
         self._is_closed = True
         self._ring.reader_gone = self._ring.reader_gone or "the other side closed it"
 
     def statistics(self) -> ChannelStatistics:
-        """See the protocol."""
         return ChannelStatistics(self._num_values, self._num_bytes)

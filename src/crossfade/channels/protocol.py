@@ -5,7 +5,7 @@ A channel has one writer and one or more readers, each in its own process. Invar
 
 - **CH-1** a value that ``try_write`` accepted is read exactly once by every reader, in order, whole.
 - **CH-2** closed by this side (`ChannelClosed`), closed or broken by the other (`ChannelBroken`), and full or empty past
-  a time limit (`ChannelTimeout`, raised by whoever waits) are three different errors.
+  a time limit (`ChannelTimeout`, raised where one waits) are three different errors.
 - **CH-3** when the other side dies, blocked and later calls raise; values that had arrived can still be read.
 
 What a transport may not do: block in a ``try_`` method, wait for another channel, or keep a lock that the other side needs.
@@ -114,7 +114,7 @@ class Reader(Protocol):
         """A cheap look: true as long as ``try_read`` would find nothing, unless the channel has ended."""
 
     def release(self) -> None:
-        """The program has let go of the value that was read longest ago: its slot may be used again, unless the transport
+        """The program has released the value that was read longest ago: its slot may be used again, unless the transport
         tracks the value's own lifetime (shared memory does).
         """
 

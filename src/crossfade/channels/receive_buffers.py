@@ -27,14 +27,10 @@ class _Buffer(NamedTuple):
 
 
 class ReceiveBuffers:
-    """The buffers of one receiving thread. Any thread may drop the last view of a value, and so give its buffer back.
-
-    Attributes:
-        num_slots: how many values may be held at once, which is how many free buffers are kept.
-    """
+    """The buffers of one receiving thread. Any thread may drop the last view of a value, and so give its buffer back."""
 
     def __init__(self) -> None:
-        self.num_slots = 0
+        self.num_slots = 0  # how many values may be held at once, which is how many free buffers are kept
         self._free: list[_Buffer] = []  # appended to by any thread
         self._lent: dict[int, weakref.ref[Any]] = {}  # by address: the exporter that all views of the value hang on
 

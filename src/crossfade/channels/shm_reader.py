@@ -58,21 +58,7 @@ def _itself(view: memoryview) -> memoryview:
 
 
 class ShmReader(RingEnd):
-    """One reading end.
-
-    Args:
-        name: for errors.
-        block: where the ring lies.
-        index: which of the readers this is.
-        heap_memory: the writer's heap.
-        bell: the writer's doorbell.
-        slots: takes the place of `ReaderSlots`.
-
-    Attributes:
-        decode: makes values of messages. An owner of the ring may set another one, which must not hold the ring.
-        read_record: makes values of records of other kinds; None if there are none. It must not hold the ring.
-        on_end: called before `raise_if_ended` raises.
-    """
+    """One reading end."""
 
     def __init__(
         self,
@@ -82,7 +68,7 @@ class ShmReader(RingEnd):
         heap_memory: Memory,
         bell: Bell,
         *,
-        slots: ReaderSlots | None = None,
+        slots: ReaderSlots | None = None,  # takes the place of `ReaderSlots`
     ) -> None:
         super().__init__(name, block, WRITER_GONE)
         self.index = index
@@ -93,9 +79,11 @@ class ShmReader(RingEnd):
         self._bell = bell
         self._bell_flags, self._ring = bell.flags, bell.ring
         self._slots = slots or ReaderSlots(heap_memory, block.board, self.base, self.layout)
+        # Makes values of messages. An owner of the ring may set another one, which must not hold the ring.
         self.decode: Decode = _decode
+        # Makes values of records of other kinds; None if there are none. It must not hold the ring.
         self.read_record: ReadRecord | None = None
-        self.on_end: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None  # called before `raise_if_ended` raises
         self._is_alone = self.layout.num_readers == 1
         self._num_copied_out = 0
 

@@ -56,13 +56,7 @@ WRITER_GONE, READER_GONE, WANTED = 0, 1, 2  # bytes at the start of the block; e
 
 
 class RingEnd:
-    """What both ends share.
-
-    Attributes:
-        num_values: published or taken.
-        at: offset on the board of the next record.
-        is_closed: whether this side has closed it.
-    """
+    """What both ends share."""
 
     on_moved: Callable[[int, int], None] | None = None
 
@@ -76,13 +70,13 @@ class RingEnd:
         self.words = whole.cast("Q")
         self._first = block.offset + self.layout.records
         self._end = self._first + self.layout.depth * RECORD_BYTES
-        self.at = self._first
+        self.at = self._first  # offset on the board of the next record
         self._fence = full_fence()
         self._gone = gone  # the other side's byte
         self._reason = "the other side closed it"
-        self.is_closed = False
+        self.is_closed = False  # whether this side has closed it
         self._has_left = False
-        self.num_values = 0
+        self.num_values = 0  # published or taken
         self._num_bytes = 0
 
     def break_off(self, reason: str) -> None:
@@ -122,30 +116,17 @@ def _nothing() -> None:
 
 
 class ShmWriter(RingEnd):
-    """The writing end.
-
-    Args:
-        name: for errors.
-        block: where the ring lies.
-        heap: the writer's heap; several rings of one writer share it.
-        bells: the readers' doorbells, in the order of the readers.
-        buffer_bytes: size of ``depth`` slots to set aside now, 0 for none.
-        slots: takes the place of `WriterSlots`.
-
-    Attributes:
-        posts: what `publish` tells, in order: a function to call, the flags of a process, and what rings it if flag 0 is set. One
-            for each reader; an owner of the ring may put others in their place.
-    """
+    """The writing end."""
 
     def __init__(
         self,
         name: str,
         block: RingBlock,
-        heap: Heap,
-        bells: Sequence[Bell],
+        heap: Heap,  # the writer's heap; several rings of one writer share it
+        bells: Sequence[Bell],  # the readers' doorbells, in the order of the readers
         *,
-        buffer_bytes: int = 0,
-        slots: WriterSlots | None = None,
+        buffer_bytes: int = 0,  # size of ``depth`` slots to set aside now, 0 for none
+        slots: WriterSlots | None = None,  # takes the place of `WriterSlots`
     ) -> None:
         super().__init__(name, block, READER_GONE)
         semaphores = [
@@ -155,6 +136,8 @@ class ShmWriter(RingEnd):
         self._credits = [credit.acquire for _, credit in semaphores]
         self._num_missing = len(self._credits)  # credits still to be had for the next record
         self.is_wanting = False
+        # What `publish` tells, in order: a function to call, the flags of a process, and what rings it if flag 0 is set. One for
+        # each reader; an owner of the ring may put others in their place.
         self.posts: list[Post] = [
             (item.release, bell.flags, bell.ring) for (item, _), bell in zip(semaphores, bells, strict=True)
         ]
@@ -205,10 +188,8 @@ class ShmWriter(RingEnd):
         full_fence()()
 
     def stage(self, message: bytes | Encoded) -> None:
-        """Writes a pickle or a message where the next value goes; nobody sees it before `publish`. There must be room.
-
-        Raises:
-            Exception: there is no memory for it; nothing was written then.
+        """Writes a pickle or a message where the next value goes; nobody sees it before `publish`. There must be room. Where there
+        is no memory for it, it raises and has written nothing.
         """
         if isinstance(message, bytes):
             if len(message) <= INLINE_BYTES:

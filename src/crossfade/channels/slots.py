@@ -73,7 +73,7 @@ class WriterSlots:
         self._free.appendleft(slot)
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Releases the memory."""
         self._pieces, self._busy = [], {}
         self._free.clear()
 
@@ -153,7 +153,7 @@ class ReaderSlots:
         return memoryview(exporter)[:size]
 
     def close(self) -> None:
-        """Lets go of the memory on which there are no views (it is part of a cycle of references, which is broken here)."""
+        """Releases the memory on which there are no views (it is part of a cycle of references, which is broken here)."""
         self._mapped = {}
 
     @brief

@@ -95,11 +95,7 @@ class Group:
     # Starting
 
     def start(self, task: Task, values: Sequence[object]) -> None:
-        """Offers values, and moves as much as is possible now.
-
-        Raises:
-            ChannelBroken: the group has ended.
-        """
+        """Offers values, and moves as much as is possible now. Raises a `ChannelBroken` if the group has ended."""
         message = task.prepare(values, self._device, are_packed=self._mover.caller is not Caller.GROUP)
         with self._guard:
             if self._is_ending:
@@ -260,7 +256,6 @@ class Group:
             self._streams.give_back(task.ready, task.done)
 
     def forwarding(self) -> tuple[int, Callable[[], AbstractContextManager[None]]] | None:
-        """See `GroupStreams.forwarding`."""
         return self._streams.forwarding()
 
     def take(self, task: Task, stream: int | None) -> None:

@@ -54,11 +54,8 @@ def open_group(
 
     ``store`` is memory in which all parties meet, owned by this function from now on; ``number`` tells the groups of a plan apart.
     ``context`` is this party's device, or None for the CPU; transports of CPU tensors do not use it. ``communicator`` is the
-    user's, which stays the caller's. ``on_death`` and ``buffer_bytes``: see `CopyMover`.
-
-    Raises:
-        ChannelError: the parties could not connect, or another one cannot take part.
-        DeviceError, MissingDependency: this one cannot.
+    user's, which stays the caller's. ``on_death`` and ``buffer_bytes``: see `CopyMover`. Raises a `ChannelError` if the parties
+    could not connect or another one cannot take part, and a `DeviceError` or `MissingDependency` if this one cannot.
     """
     is_on_device = context is not None and transport.moves_device_memory
     device = context if context is not None and is_on_device else host_context()

@@ -60,10 +60,8 @@ class Rendezvous:
         self.store.set(f"{step} {self.rank}", json.dumps([error, value]))
 
     def gather(self, step: str) -> list[Any]:
-        """The values of all parties, by rank; waits for them.
-
-        Raises:
-            ChannelError: a party could not go on, or did not come.
+        """The values of all parties, by rank; waits for them. Raises a `ChannelError` if a party could not continue, or did not
+        come.
         """
         values = []
         for rank, party in enumerate(self.parties):

@@ -164,7 +164,7 @@ def _failure(error: Exception, party: str, terms: Terms) -> Failure:
 
 
 def conclude(terms: Terms, layouts: Sequence[bytes], complaints: Sequence[bytes | None]) -> Failure | None:
-    """The failure for which the parties cannot go on, or None: the same at all of them.
+    """The failure for which the parties cannot continue, or None: the same at all of them.
 
     Layouts and complaints are those of the offers, by rank; a complaint is None for a party that can take part.
     """

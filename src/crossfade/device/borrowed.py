@@ -4,7 +4,7 @@ Where the device is `HOST`, the tensors are CPU tensors and everything else is t
 
 torch's documented way, the CUDA array interface, takes 5 us a tensor, most of it to ask the driver whose memory it is. Where torch
 has what its own CUDA-graph trees use to make a tensor of a storage, that is taken instead. Either way the tensor's storage holds
-an object of ours, which dies with the last view, whoever made that.
+an object of ours, which dies with the last view.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ __all__ = ["TensorMaker", "device_of", "tensor_on", "torch_or_raise"]
 
 
 def torch_or_raise() -> Any:
-    """The module torch.
-
-    Raises:
-        MissingDependency: it is not installed.
-    """
+    """The module torch, or a `MissingDependency`."""
     try:
         import torch
     except ImportError:
@@ -46,35 +42,21 @@ def device_of(device: int) -> torch.device:
 
 
 def tensor_on(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: int, keep: Any = None) -> torch.Tensor:
-    """A contiguous tensor at an address.
-
-    Args:
-        address: device memory of this process, aligned for the type.
-        shape: its shape.
-        dtype: its type.
-        device: the device's index, or `HOST`.
-        keep: held until the last view of the tensor is gone.
+    """A contiguous tensor at an address of this process, aligned for its type, on a device's index or `HOST`. ``keep`` is held
+    until its last view is gone.
     """
     return TensorMaker(shape, dtype, device).make(address, keep)
 
 
 class TensorMaker:
-    """Makes contiguous tensors of one shape and type.
-
-    Args:
-        shape: the shape.
-        dtype: the type.
-        device: the device's index, or `HOST`.
-
-    Attributes:
-        make: gives the tensor at an address, aligned for the type; the second argument is held until the last view is gone.
-    """
+    """Makes contiguous tensors of one shape and type on a device's index or `HOST`."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: int) -> None:
         self._shape = shape
         self._dtype = dtype
         self._device = device_of(device)
         self._size_bytes = prod(shape) * dtype.itemsize
+        # Gives the tensor at an address, aligned for the type; the second argument is held until the last view is gone.
         self.make: Callable[[int, Any], torch.Tensor]
         if not self._size_bytes:
             self.make = self._empty

@@ -46,13 +46,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to know.
-
-    Attributes:
-        severity: how bad it is.
-        name: short and fixed, for programs.
-        message, hint: for people.
-    """
+    """One finding about the machine. ``name`` is short and fixed, for programs; ``message`` and ``hint`` are for people."""
 
     severity: Severity
     name: str
@@ -65,22 +59,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `judge` judges.
+    """The facts that `judge` judges."""
 
-    Attributes:
-        num_devices: devices that this process sees.
-        compute_capability: the lowest of them, as (major, minor).
-        has_stream_memory: streams can write and wait for words.
-        can_flush_remote_writes: a wait can be followed by a flush of what peers wrote.
-        links: for each ordered pair of devices, how they are linked.
-        environment: environment variables.
-    """
-
-    num_devices: int
-    compute_capability: tuple[int, int]
+    num_devices: int  # devices that this process sees
+    compute_capability: tuple[int, int]  # the lowest of them, as (major, minor)
     has_stream_memory: bool
-    can_flush_remote_writes: bool
-    links: Mapping[tuple[int, int], LinkKind]
+    can_flush_remote_writes: bool  # a wait can be followed by a flush of what peers wrote
+    links: Mapping[tuple[int, int], LinkKind]  # for each ordered pair of devices, how they are linked
     environment: Mapping[str, str]
 
 
@@ -166,11 +151,7 @@ def _connections(text: str) -> list[Finding]:
 
 
 def require(findings: list[Finding]) -> None:
-    """Raises for the first error, or gives a Python warning for each warning.
-
-    Raises:
-        DeviceError: there is an error.
-    """
+    """Raises a `DeviceError` for the first error, or gives a Python warning for each warning."""
     for finding in findings:
         if finding.severity is Severity.ERROR:
             raise DeviceError(finding.message, hint=finding.hint or None)
@@ -180,15 +161,9 @@ def require(findings: list[Finding]) -> None:
 
 
 def check_pairs(kinds: Mapping[tuple[int, int], LinkKind], pairs: Iterable[tuple[int, int]], *, hint: str) -> None:
-    """Whether signals from the first to the second device of each pair can be trusted.
-
-    Args:
-        kinds: how each ordered pair of the host's devices is linked.
-        pairs: those that matter; within one device they can.
-        hint: what to do where they cannot.
-
-    Raises:
-        DeviceError: the two of a pair are not linked by NVLink.
+    """Raises a `DeviceError` where the two of a pair are not linked by NVLink, so that signals between them cannot be trusted.
+    ``kinds`` says how each ordered pair of the host's devices is linked; within one device signals can be trusted. ``hint`` says
+    what to do.
     """
     for here, there in pairs:
         if here != there and kinds.get((here, there)) is not LinkKind.NVLINK:

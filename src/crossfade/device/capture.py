@@ -14,11 +14,7 @@ __all__ = ["Replay", "capture"]
 
 
 class Replay:
-    """A captured program.
-
-    Attributes:
-        num_launches: how often it was launched.
-    """
+    """A captured program."""
 
     def __init__(self, driver: Driver, graph: int) -> None:
         self._driver = driver
@@ -40,13 +36,8 @@ class Replay:
 
 
 def capture(driver: Driver, stream: int, body: Callable[[], None], sides: Sequence[int] = ()) -> Replay:
-    """Collects what ``body`` enqueues on ``stream`` and on ``sides``, and runs none of it.
-
-    Args:
-        driver: the device.
-        stream: where replays begin and end.
-        body: enqueues; it may not allocate, load kernels or wait for the device.
-        sides: other streams that it uses; they begin behind ``stream`` and end before it goes on.
+    """Collects what ``body`` enqueues on ``stream`` and on ``sides``, and runs none of it. It may not allocate, load kernels or
+    wait for the device. The sides begin behind ``stream`` and end before it continues.
     """
     events = [driver.create_event() for _ in range(len(sides) + 1)]
     try:

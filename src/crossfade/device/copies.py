@@ -30,13 +30,8 @@ class Piece(NamedTuple):
 
 
 def cut(target: int, source: int, size_bytes: int, chunk_bytes: int | None = None) -> list[Piece]:
-    """Cuts a copy so that every piece but the edges begins on a 16-byte boundary of the target, and is at most a chunk long.
-
-    Args:
-        target: address to write.
-        source: address to read.
-        size_bytes: length; 0 gives no piece.
-        chunk_bytes: the longest piece, a multiple of 16; None for no limit.
+    """Cuts a copy so that every piece but the edges begins on a 16-byte boundary of the target, and is at most a chunk long (a
+    multiple of 16 bytes; None for no limit).
     """
     if chunk_bytes is not None and (chunk_bytes <= 0 or chunk_bytes % EDGE_BYTES):
         raise ValueError(f"a chunk of {chunk_bytes} bytes\nhint: take a positive multiple of {EDGE_BYTES}")

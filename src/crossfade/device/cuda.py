@@ -35,11 +35,7 @@ _NO_CONTEXT = (201,)
 
 
 class CudaDriver:
-    """One device, in this process (see `crossfade.device.driver.Driver`).
-
-    Args:
-        device: its index, as torch counts.
-    """
+    """One device, by its index as torch counts, in this process (see `crossfade.device.driver.Driver`)."""
 
     def __init__(self, device: int) -> None:
         self._cu = bindings()
@@ -88,26 +84,22 @@ class CudaDriver:
     # set-up
 
     def allocate(self, size_bytes: int, label: str) -> int:
-        """See `Driver`."""
         with self.current():
             address = int(check(self._cu.cuMemAlloc(size_bytes), f"allocating {size_bytes} bytes on GPU {self.device}"))
         self.ledger.take_at("memory", address, f"{label}, {size_bytes} bytes")
         return address
 
     def free(self, address: int) -> None:
-        """See `Driver`."""
         with self.current():
             check(self._cu.cuMemFree(address), "cuMemFree")
         self.ledger.drop_at("memory", address)
 
     def export(self, address: int) -> bytes:
-        """See `Driver`."""
         with self.current():
             handle = check(self._cu.cuIpcGetMemHandle(address), "exporting memory")
         return ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
 
     def open_handle(self, handle: bytes, label: str) -> int:
-        """See `Driver`."""
         opened = self._cu.CUipcMemHandle()
         ctypes.memmove(opened.getPtr(), handle, _HANDLE_BYTES)
         flag = self._cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -117,17 +109,14 @@ class CudaDriver:
         return address
 
     def close_handle(self, address: int) -> None:
-        """See `Driver`."""
         with self.current():
             check(self._cu.cuIpcCloseMemHandle(address), "closing opened memory")
         self.ledger.drop_at("opened", address)
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> CudaHostRange:
-        """See `Driver`."""
         return CudaHostRange(self, memory, offset, size_bytes, label)
 
     def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
-        """See `Driver`."""
         flag = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         with self.current():
             created = self._cu.cuStreamCreateWithPriority(flag, self._urgent if is_urgent else 0)
@@ -136,21 +125,17 @@ class CudaDriver:
         return stream
 
     def destroy_stream(self, stream: int) -> None:
-        """See `Driver`."""
         check(self._cu.cuStreamDestroy(stream), "cuStreamDestroy")
         self.ledger.drop_at("stream", stream)
 
     def create_event(self) -> int:
-        """See `Driver`."""
         return self._create_event(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 
     def create_host_event(self) -> int:
-        """See `Driver`."""
         flags = self._cu.CUevent_flags
         return self._create_event(int(flags.CU_EVENT_DISABLE_TIMING) | int(flags.CU_EVENT_BLOCKING_SYNC))
 
     def create_timer(self) -> int:
-        """See `TimedDriver`."""
         return self._create_event(self._cu.CUevent_flags.CU_EVENT_DEFAULT)
 
     def _create_event(self, flags: Any) -> int:
@@ -161,7 +146,6 @@ class CudaDriver:
         return event
 
     def destroy_event(self, event: int) -> None:
-        """See `Driver`."""
         check(self._cu.cuEventDestroy(event), "cuEventDestroy")
         self.ledger.drop_at("event", event)
 
@@ -171,19 +155,16 @@ class CudaDriver:
     # enqueue
 
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
-        """See `Driver`."""
         result = self._copy(target, source, size_bytes, self._streams[stream]) if stream else _NO_CONTEXT
         if result[0]:
             self._again(result, self._copy, target, source, size_bytes, stream)
 
     def write_value(self, stream: int, address: int, value: int) -> None:
-        """See `Driver`."""
         result = self._write(self._streams[stream], self._words[address], value, 0) if stream else _NO_CONTEXT
         if result[0]:
             self._again(result, self._write, stream, address, value, 0)
 
     def wait_value(self, stream: int, address: int, value: int) -> None:
-        """See `Driver`."""
         result = (
             self._wait(self._streams[stream], self._words[address], value, self._wait_flags) if stream else _NO_CONTEXT
         )
@@ -191,7 +172,6 @@ class CudaDriver:
             self._again(result, self._wait, stream, address, value, self._wait_flags)
 
     def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
-        """See `Driver`."""
         batch = self._batches.get((address, value, reset))
         if batch is None:
             batch = self._batches[address, value, reset] = self._make_batch(address, value, reset)
@@ -200,7 +180,6 @@ class CudaDriver:
             self._again(result, self._batch, stream, 2, batch, 0)
 
     def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
-        """See `Driver`."""
         key = (value, *addresses)
         batch = self._batches.get(key)
         if batch is None:
@@ -208,7 +187,6 @@ class CudaDriver:
         self._run_batch(stream, batch)
 
     def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
-        """See `Driver`."""
         key = (-1, value, reset, *addresses)
         batch = self._batches.get(key)
         if batch is None:
@@ -245,13 +223,11 @@ class CudaDriver:
         return write
 
     def record_event(self, event: int, stream: int) -> None:
-        """See `Driver`."""
         result = self._record(self._events[event], self._streams[stream]) if stream else _NO_CONTEXT
         if result[0]:
             self._again(result, self._record, event, stream)
 
     def wait_event(self, stream: int, event: int) -> None:
-        """See `Driver`."""
         result = self._wait_event(self._streams[stream], self._events[event], 0) if stream else _NO_CONTEXT
         if result[0]:
             self._again(result, self._wait_event, stream, event, 0)
@@ -259,26 +235,23 @@ class CudaDriver:
     # look
 
     def is_idle(self, stream: int) -> bool:
-        """See `Driver`."""
         result = self._cu.cuStreamQuery(stream) if stream else _NO_CONTEXT
         if result[0]:
             result = self._again(result, self._cu.cuStreamQuery, stream)
         return not result[0]
 
     def elapsed_us(self, first: int, last: int) -> float:
-        """See `TimedDriver`."""
         with self.current():
             return float(check(self._cu.cuEventElapsedTime(first, last), "cuEventElapsedTime")) * 1e3
 
     def has_happened(self, event: int) -> bool:
-        """See `Driver`."""
         result = self._cu.cuEventQuery(event)
         if result[0]:
             result = self._again(result, self._cu.cuEventQuery, event)
         return not result[0]
 
     def peek(self, address: int) -> int:
-        """See `Driver`. Takes a small copy on a stream of its own, and waits for it."""
+        """Takes a small copy on a stream of its own, and waits for it."""
         word = ctypes.c_uint32()
         stream = self._rescue_stream()
         with self.current():
@@ -287,7 +260,6 @@ class CudaDriver:
         return word.value
 
     def poke(self, address: int, value: int) -> None:
-        """See `Driver`."""
         check(self._write(self._rescue_stream(), address, value, 0), "releasing a signal")
 
     def _rescue_stream(self) -> Any:
@@ -296,8 +268,8 @@ class CudaDriver:
         return self._rescue
 
     def failure(self) -> str:
-        """See `Driver`. A kernel's mistake (an illegal address, an assertion) ends all that the process does on the device, and is
-        told to whoever asks for something next. So a stream of its own is given a little each time.
+        """A kernel's mistake (an illegal address, an assertion) ends all that the process does on the device, and is told to
+        the caller that asks for something next. So a stream of its own is given a little each time.
         """
         try:
             if self._pulse is None:
@@ -312,7 +284,7 @@ class CudaDriver:
     # wait
 
     def wait_host(self, event: int) -> None:
-        """See `Driver`. The bindings let go of the interpreter lock meanwhile."""
+        """The bindings release the interpreter lock meanwhile."""
         result = self._cu.cuEventSynchronize(event)
         if result[0]:
             self._again(result, self._cu.cuEventSynchronize, event)
@@ -320,7 +292,7 @@ class CudaDriver:
     # capture
 
     def is_capturing(self, stream: int) -> bool:
-        """See `Driver`. The default stream cannot be captured."""
+        """The default stream cannot be captured."""
         if not stream:
             return False
         result = self._ask_capture(self._streams[stream])
@@ -329,16 +301,13 @@ class CudaDriver:
         return bool(result[1] != self._no_capture)
 
     def enter_thread(self) -> None:
-        """See `Driver`."""
         relax_captures()
 
     def begin_capture(self, stream: int) -> None:
-        """See `Driver`."""
         mode = self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         check(self._cu.cuStreamBeginCapture(stream, mode), "beginning a capture")
 
     def end_capture(self, stream: int) -> int:
-        """See `Driver`."""
         with self.current():
             graph = check(self._cu.cuStreamEndCapture(stream), "ending a capture")
             try:
@@ -351,13 +320,11 @@ class CudaDriver:
         return key
 
     def launch(self, graph: int, stream: int) -> None:
-        """See `Driver`."""
         result = self._cu.cuGraphLaunch(self._graphs[graph], stream)
         if result[0]:
             check(result, "cuGraphLaunch")
 
     def destroy_graph(self, graph: int) -> None:
-        """See `Driver`."""
         check(self._cu.cuGraphExecDestroy(self._graphs.pop(graph)), "cuGraphExecDestroy")
         self.ledger.drop_at("graph", graph)
 
@@ -400,23 +367,18 @@ class CudaHostRange:
         self._number = driver.ledger.take("pinned", label)
 
     def peek(self, offset: int) -> int:
-        """See `HostRange`."""
         return self._words[offset >> 2]
 
     def peeker(self, offset: int) -> Callable[[], int]:
-        """See `HostRange`."""
         return partial(self._words.__getitem__, offset >> 2)
 
     def poke(self, offset: int, value: int) -> None:
-        """See `HostRange`."""
         self._words[offset >> 2] = value
 
     def view(self) -> memoryview:
-        """See `HostRange`."""
         return self._words.cast("B")
 
     def close(self) -> None:
-        """See `HostRange`."""
         if self._mapping is None:
             return
         with self._driver.current():

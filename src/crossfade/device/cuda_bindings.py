@@ -14,11 +14,8 @@ _MOST_HANDLES = 4096
 
 @cache
 def bindings() -> Any:
-    """The module ``cuda.bindings.driver``, initialised.
-
-    Raises:
-        MissingDependency: it is not installed.
-        DeviceError: there is no driver, or no GPU.
+    """The module ``cuda.bindings.driver``, initialised. Raises a `MissingDependency` if it is not installed, and a `DeviceError` if
+    there is no driver or no GPU.
     """
     try:
         from cuda.bindings import driver
@@ -36,11 +33,7 @@ def bindings() -> Any:
 
 
 def check(result: Any, what: str) -> Any:
-    """The values that a driver call returned.
-
-    Raises:
-        DeviceError: the call failed.
-    """
+    """The values that a driver call returned. Raises a `DeviceError` if it failed."""
     code = result[0]
     if code:
         _, text = bindings().cuGetErrorString(code)

@@ -124,7 +124,7 @@ class Driver(Protocol):
         """`wait_and_reset` of several words, in one call."""
 
     def record_event(self, event: int, stream: int) -> None:
-        """The event stands for all that the stream was given so far."""
+        """The event stands for all that the stream was given until now."""
 
     def wait_event(self, stream: int, event: int) -> None:
         """Holds the stream until the event, as it was last recorded, has happened."""

@@ -19,17 +19,11 @@ __all__ = ["DeviceHome", "source_of"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceHome:
-    """A device as the channels of this process use it.
+    """A device as the channels of this process use it."""
 
-    Attributes:
-        driver: the device; where it is the CPU (`HOST`), its tensors are CPU tensors.
-        pool: memory that other processes can open.
-        streams: what copies are enqueued on.
-    """
-
-    driver: TimedDriver
+    driver: TimedDriver  # where it is the CPU (`HOST`), its tensors are CPU tensors
     pool: Pool
-    streams: Streams
+    streams: Streams  # for copies
 
     @property
     def device(self) -> int:

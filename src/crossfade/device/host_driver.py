@@ -1,6 +1,6 @@
 """The driver protocol on a CPU: memory that processes share, and calls that are done when they return.
 
-A "stream" is whoever calls: each operation is done at once, in the calling thread. That is a legal order of what a GPU would do, as
+A "stream" is the caller: each operation is done at once, in the calling thread. That is a legal order of what a GPU would do, as
 long as whatever a stream waits for is enqueued before the wait (PL-5): rings and staged copies tell of it by a record, and
 exchanges set their signals before they wait. So rings, staged copies and peers run between real processes where there is no GPU.
 What it cannot show is a host that runs ahead of its device; the fake machine does.
@@ -46,35 +46,27 @@ class SharedRange:
         self._number = driver.ledger.take("mapped", label)
 
     def peek(self, offset: int) -> int:
-        """See `HostRange`."""
         return ctypes.c_uint32.from_address(self.address + offset).value
 
     def peeker(self, offset: int) -> Callable[[], int]:
-        """See `HostRange`."""
         return partial(getattr, ctypes.c_uint32.from_address(self.address + offset), "value")
 
     def poke(self, offset: int, value: int) -> None:
-        """See `HostRange`."""
         ctypes.c_uint32.from_address(self.address + offset).value = value
 
     def view(self) -> memoryview:
-        """See `HostRange`."""
         if self._mapping is None:
             raise DeviceError("a range of shared memory is closed", hint="take its view before that")
         return memoryview(self._mapping)
 
     def close(self) -> None:
-        """See `HostRange`."""
         self._mapping = None
         self._ledger.drop(self._number)
 
 
 class HostDriver:
-    """A CPU in the place of a device (see `crossfade.device.driver.TimedDriver`).
-
-    Args:
-        timeout_s: the longest that a wait may take.
-        hint: what to do when one took longer.
+    """A CPU in the place of a device (see `crossfade.device.driver.TimedDriver`). A wait that takes longer than ``timeout_s``
+    raises an error with ``hint``.
     """
 
     def __init__(self, timeout_s: float, hint: str = _HINT) -> None:
@@ -108,66 +100,49 @@ class HostDriver:
         self._memory.pop(address).close()
 
     def allocate(self, size_bytes: int, label: str) -> int:
-        """See `Driver`.
-
-        Raises:
-            DeviceError: there is no such amount of memory.
-        """
+        """Raises a `DeviceError` if there is no such amount of memory."""
         return self._hold("memory", HostMemory.create(size_bytes), f"{label}, {size_bytes} bytes")
 
     def free(self, address: int) -> None:
-        """See `Driver`."""
         self._let_go("memory", address)
 
     def export(self, address: int) -> bytes:
-        """See `Driver`."""
         return self._memory[address].handle
 
     def open_handle(self, handle: bytes, label: str) -> int:
-        """See `Driver`.
-
-        Raises:
-            DeviceError: the handle does not, or no longer, lead to the memory that it was made for.
-        """
+        """Raises a `DeviceError` if the handle does not, or no longer, lead to the memory that it was made for."""
         return self._hold("opened", HostMemory.open(handle, label), label)
 
     def close_handle(self, address: int) -> None:
-        """See `Driver`."""
         self._let_go("opened", address)
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> SharedRange:
-        """See `Driver`."""
         return SharedRange(self, memory, offset, size_bytes, label)
 
     def create_stream(self, label: str, *, is_urgent: bool = False) -> int:
-        """See `Driver`. Numbers of made streams are negative, those of threads are not."""
+        """Numbers of made streams are negative, those of threads are not."""
         return -self._new("stream", label)
 
     def destroy_stream(self, stream: int) -> None:
-        """See `Driver`."""
         self.ledger.drop_at("stream", -stream)
 
     def create_event(self) -> int:
-        """See `Driver`."""
         return self._new("event")
 
     def create_timer(self) -> int:
-        """See `TimedDriver`."""
         timer = self._new("event")
         self._times_ns[timer] = 0
         return timer
 
     def create_host_event(self) -> int:
-        """See `Driver`."""
         return self.create_event()
 
     def destroy_event(self, event: int) -> None:
-        """See `Driver`."""
         self._times_ns.pop(event, None)
         self.ledger.drop_at("event", event)
 
     def name_range(self, address: int, size_bytes: int, label: str) -> None:
-        """See `Driver`. Words have one name; a buffer begins where none lies."""
+        """Words have one name; a buffer begins where none lies."""
         self._labels[address] = label
 
     # enqueue: done at once, or collected
@@ -181,11 +156,9 @@ class HostDriver:
             collected.append(action)
 
     def copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
-        """See `Driver`."""
         self.do(lambda: _move(target, source, size_bytes))
 
     def write_value(self, stream: int, address: int, value: int) -> None:
-        """See `Driver`."""
         self.do(lambda: self._store(address, value))
 
     def _store(self, address: int, value: int) -> None:
@@ -194,11 +167,7 @@ class HostDriver:
         self._fence()
 
     def wait_value(self, stream: int, address: int, value: int) -> None:
-        """See `Driver`.
-
-        Raises:
-            ChannelTimeout: nobody set it in time.
-        """
+        """Raises a `ChannelTimeout` if nobody set it in time."""
         self.do(lambda: self._await(stream, address, value))
 
     def _await(self, stream: int, address: int, value: int) -> None:
@@ -231,17 +200,14 @@ class HostDriver:
             time.sleep(_PAUSE_S)
 
     def wait_and_reset(self, stream: int, address: int, value: int, reset: int) -> None:
-        """See `Driver`."""
         self.wait_value(stream, address, value)
         self.write_value(stream, address, reset)
 
     def write_values(self, stream: int, addresses: Sequence[int], value: int) -> None:
-        """See `Driver`."""
         for address in addresses:
             self.write_value(stream, address, value)
 
     def wait_all_and_reset(self, stream: int, addresses: Sequence[int], value: int, reset: int) -> None:
-        """See `Driver`."""
         for address in addresses:
             self.wait_and_reset(stream, address, value, reset)
 
@@ -259,29 +225,24 @@ class HostDriver:
     # look
 
     def is_idle(self, stream: int) -> bool:
-        """See `Driver`."""
         return not self._waiting[stream]
 
     def has_happened(self, event: int) -> bool:
-        """See `Driver`."""
         return True
 
     def elapsed_us(self, first: int, last: int) -> float:
-        """See `TimedDriver`."""
         return (self._times_ns[last] - self._times_ns[first]) / 1e3
 
     def peek(self, address: int) -> int:
-        """See `Driver`."""
         return ctypes.c_uint32.from_address(address).value
 
     def poke(self, address: int, value: int) -> None:
-        """See `Driver`."""
         ctypes.c_uint32.from_address(address).value = value
 
     # wait
 
     def failure(self) -> str:
-        """See `Driver`. What this device does fails at once, where it is asked for it."""
+        """What this device does fails at once, where it is asked for it."""
         return ""
 
     def wait_host(self, event: int) -> None:
@@ -290,30 +251,27 @@ class HostDriver:
     # capture
 
     def is_capturing(self, stream: int) -> bool:
-        """See `Driver`. So it is on all streams of this thread, or on none."""
+        """So it is on all streams of this thread, or on none."""
         return getattr(self._capture, "actions", None) is not None
 
     def enter_thread(self) -> None:
         """See `Driver`."""
 
     def begin_capture(self, stream: int) -> None:
-        """See `Driver`. Collects what this thread enqueues on any stream."""
+        """Collects what this thread enqueues on any stream."""
         self._capture.actions = []
 
     def end_capture(self, stream: int) -> int:
-        """See `Driver`."""
         graph = self._new("graph")
         self._graphs[graph] = self._capture.actions
         self._capture.actions = None
         return graph
 
     def launch(self, graph: int, stream: int) -> None:
-        """See `Driver`."""
         for action in self._graphs[graph]:
             self.do(action)
 
     def destroy_graph(self, graph: int) -> None:
-        """See `Driver`."""
         del self._graphs[graph]
         self.ledger.drop_at("graph", graph)
 

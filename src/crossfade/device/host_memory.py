@@ -26,12 +26,7 @@ _HINT = "both processes must run as one user and see each other's process ids, a
 
 
 class HostMemory:
-    """Memory as one process has it: made by `create`, or opened by `open`.
-
-    Attributes:
-        address: where it lies in this process; on a page boundary.
-        size_bytes: its length, a multiple of the page size.
-    """
+    """Memory as one process has it: made by `create`, or opened by `open`. It begins on a page boundary and takes whole pages."""
 
     def __init__(self, memory: Memory, size_bytes: int, key: bytes) -> None:
         self.size_bytes = size_bytes
@@ -42,11 +37,7 @@ class HostMemory:
 
     @classmethod
     def create(cls, size_bytes: int) -> HostMemory:
-        """New zeroed memory; all of its pages are taken now.
-
-        Raises:
-            DeviceError: there is no such amount of memory.
-        """
+        """New zeroed memory; all of its pages are taken now. Raises a `DeviceError` if there is no such amount of memory."""
         size_bytes = align(max(size_bytes, 1), PAGE_BYTES)
         memory, key = Memory.create("device", 0), secrets.token_bytes(_KEY_BYTES)
         try:
@@ -59,10 +50,8 @@ class HostMemory:
 
     @classmethod
     def open(cls, handle: bytes, label: str) -> HostMemory:
-        """Another process's memory, or this one's once more.
-
-        Raises:
-            DeviceError: the handle does not, or no longer, lead to the memory that it was made for.
+        """Another process's memory, or this one's once more. Raises a `DeviceError` if the handle does not, or no longer, lead to
+        the memory that it was made for.
         """
         if len(handle) != _HANDLE.size:
             raise DeviceError(f"{len(handle)} bytes are no handle of shared memory: opening {label}")
@@ -81,16 +70,12 @@ class HostMemory:
 
     @property
     def handle(self) -> bytes:
-        """What another process opens it by, until `close`.
-
-        Raises:
-            DeviceError: it was opened, or closed, here.
-        """
+        """Another process opens it by this, until `close`. Raises a `DeviceError` if it was opened, or closed, here."""
         if self._memory.fd < 0:
             raise DeviceError("memory is exported by the process that made it, as long as it has it")
         return _HANDLE.pack(os.getpid(), self._memory.fd, self.size_bytes, self._key)
 
     def close(self) -> None:
-        """Lets go of it; nothing of it may be used any more. Idempotent."""
+        """Releases it; nothing of it may be used any more. Idempotent."""
         self._mapping = None
         self._memory.close()

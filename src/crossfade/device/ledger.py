@@ -12,15 +12,12 @@ class Ledger:
 
     One entry costs a dict insertion and is made only on cold paths and once for each lease. Safe to use from any thread and from
     destructors: each call is one operation on a dict.
-
-    Attributes:
-        entries: (kind, label) of each thing, by number. Who takes a thing for each value does by itself what `take` and `drop` do.
-        numbers: gives those numbers.
     """
 
     def __init__(self) -> None:
+        # (kind, label) of each thing, by number. Who takes a thing for each value does by itself what `take` and `drop` do.
         self.entries: dict[int, tuple[str, str]] = {}
-        self.numbers = count()
+        self.numbers = count()  # gives those numbers
         self._places: dict[tuple[str, int], list[int]] = {}
 
     def take(self, kind: str, label: str) -> int:

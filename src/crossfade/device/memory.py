@@ -24,17 +24,11 @@ BLOCK_BYTES = 2 << 20
 
 
 class Block:
-    """A piece of a pool. It returns to the pool when its last user lets go of it.
-
-    Attributes:
-        address: its first byte.
-        size_bytes: a multiple of `BLOCK_BYTES`.
-        label: what it is for.
-    """
+    """A piece of a pool. It returns to the pool when its last user releases it."""
 
     def __init__(self, pool: Pool, address: int, size_bytes: int, label: str) -> None:
         self.address = address
-        self.size_bytes = size_bytes
+        self.size_bytes = size_bytes  # a multiple of `BLOCK_BYTES`
         self.label = label
         self._pool = pool
         self._users: dict[str, int] = {}
@@ -70,10 +64,8 @@ class Block:
 class Pool:
     """Exportable memory of one device.
 
-    Args:
-        driver: the device.
-        reclaim: called where there is no memory although nothing here is idle: others in this process may keep some for later. It
-            may wait for all streams of the device.
+    Where there is no memory although nothing here is idle, it calls ``reclaim``: others in this process may keep some for later. It
+    may wait for all streams of the device.
     """
 
     def __init__(self, driver: Driver, reclaim: Callable[[], None] | None = None) -> None:
@@ -85,7 +77,7 @@ class Pool:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of the blocks that somebody uses."""
+        """Memory of the blocks in use."""
         return sum(block.size_bytes for block in self._used)
 
     @property
@@ -94,14 +86,11 @@ class Pool:
         return sum(size_bytes * len(blocks) for size_bytes, blocks in self._idle.items())
 
     def take(self, size_bytes: int, label: str, user: str, *, gives_back: bool = True) -> Block:
-        """A block of at least ``size_bytes``, with its first user.
+        """A block of at least ``size_bytes``, with its first user. Raises a `DeviceError` if there is no memory for it.
 
-        Where there is no memory for it, what nobody uses is given back first, here and then by `reclaim`; not so for a block that
-        is only a wish (``gives_back`` is False). That may wait for all streams of the device, which may wait for others; but
-        whatever these wait for is enqueued (PL-5), and needs no host of this or of another process, so it comes to an end.
-
-        Raises:
-            DeviceError: there is no memory for it even so.
+        Before that, memory that nobody uses is given back, here and then by `reclaim`; not so for a block that is only a wish
+        (``gives_back`` is False). That may wait for all streams of the device, which may wait for others; but whatever these wait
+        for is enqueued (PL-5), and needs no host of this or of another process, so it comes to an end.
         """
         size_bytes = align(max(size_bytes, 1), BLOCK_BYTES)
         with self._lock:
@@ -140,11 +129,7 @@ class Pool:
         return sum(block.size_bytes for block in blocks)
 
     def close(self) -> None:
-        """Gives everything back.
-
-        Raises:
-            DeviceError: somebody still uses a block; the message names them.
-        """
+        """Gives everything back. Raises a `DeviceError` that names the users if a block is still in use."""
         self.trim()
         if self._used:
             users = "; ".join(f"{block.label}: {', '.join(block.users)}" for block in self._used)
@@ -152,14 +137,7 @@ class Pool:
 
 
 class OpenedMemory:
-    """Another process's block, opened in the context of this process's device. Closed with its last user.
-
-    Args:
-        driver: this process's device.
-        handle: the block's handle.
-        size_bytes: its length.
-        label: what it is for.
-    """
+    """Another process's block, opened in the context of this process's device. Closed with its last user."""
 
     def __init__(self, driver: Driver, handle: bytes, size_bytes: int, label: str) -> None:
         self._driver = driver
@@ -169,18 +147,14 @@ class OpenedMemory:
         self._num_users = 1
 
     def use(self) -> OpenedMemory:
-        """Adds a user, who calls `close` as well.
-
-        Raises:
-            DeviceError: it is closed.
-        """
+        """Adds a user, who calls `close` as well. Raises a `DeviceError` if it is closed."""
         if not self._num_users:
-            raise DeviceError(f"{self.label} is closed", hint="take it before its last user lets go of it")
+            raise DeviceError(f"{self.label} is closed", hint="take it before its last user releases it")
         self._num_users += 1
         return self
 
     def close(self) -> None:
-        """One user lets go of it; this process's operations on it must have finished. After the last, nothing happens."""
+        """One user releases it; this process's operations on it must have finished. After the last, nothing happens."""
         if self._num_users:
             self._num_users -= 1
             if not self._num_users:

@@ -18,19 +18,11 @@ class Moment:
         self._event = event
 
     def has_come(self) -> bool:
-        """Whether the device is that far.
-
-        Raises:
-            DeviceError: it will never be.
-        """
+        """Whether the device is that far. Raises a `DeviceError` if it will never be."""
         return self._moments.driver.has_happened(self._event)
 
     def wait(self) -> None:
-        """Blocks this thread until the device is that far.
-
-        Raises:
-            DeviceError: it will never be.
-        """
+        """Blocks this thread until the device is that far. Raises a `DeviceError` if it will never be."""
         self._moments.driver.wait_host(self._event)
 
     def hold(self, stream: int) -> None:
@@ -43,11 +35,7 @@ class Moment:
 
 
 class Moments:
-    """Makes moments of one device's streams.
-
-    Args:
-        driver: the device.
-    """
+    """Makes moments of one device's streams."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -55,7 +43,7 @@ class Moments:
         self._is_closed = False
 
     def at(self, stream: int) -> Moment:
-        """What the stream was given so far."""
+        """All that the stream was given until now."""
         try:
             event = self._spare.pop()
         except IndexError:

@@ -1,4 +1,4 @@
-"""How whoever enqueues copies tells whoever records them. Where nobody does, nothing is enqueued for it."""
+"""How an end that enqueues copies tells their recorder. Where there is none, nothing is enqueued for it."""
 
 from __future__ import annotations
 

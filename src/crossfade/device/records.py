@@ -32,12 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """Sender to receiver: the copy into a slot and the setting of its ``full`` are enqueued.
-
-    Attributes:
-        generation, slot: where.
-        size_bytes: length of the value.
-    """
+    """Sender to receiver: the copy into a slot and the setting of its ``full`` are enqueued."""
 
     generation: int
     slot: int
@@ -61,46 +56,29 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Receiver to sender: slots to use from now on, all of them free.
+    """Receiver to sender: slots to use from now on, all of them free. Slot ``k`` begins at ``k * slot_bytes``."""
 
-    Attributes:
-        generation: counts offers, from 0.
-        group: which signals of the board belong to them.
-        num_slots, slot_bytes: how many, how long; slot ``k`` begins at ``k * slot_bytes``.
-        handle: by which the memory is opened.
-    """
-
-    generation: int
-    group: int
+    generation: int  # counts offers, from 0
+    group: int  # which signals of the board belong to them
     num_slots: int
     slot_bytes: int
-    handle: bytes
+    handle: bytes  # by which the memory is opened
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Receiver to sender: there is no memory for slots of that length.
+    """Receiver to sender: there is no memory for slots of that length."""
 
-    Attributes:
-        size_bytes: the value that was asked for.
-        reason: why, for people; what does not fit into a record is cut off.
-    """
-
-    size_bytes: int
-    reason: str
+    size_bytes: int  # the value that was asked for
+    reason: str  # why, for people; what does not fit into a record is cut off
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Sender to receiver: the slots of a generation are closed here, all copies into them are done.
-
-    Attributes:
-        generation: which one.
-        num_values: how many were sent through it.
-    """
+    """Sender to receiver: the slots of a generation are closed here, all copies into them are done."""
 
     generation: int
-    num_values: int
+    num_values: int  # how many were sent through it
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +157,7 @@ def pack(record: Record) -> bytes:
 
 
 def unpack(data: bytes) -> Record:
-    """The record that `pack` made bytes of.
-
-    Raises:
-        ChannelError: these are no record's bytes.
-    """
+    """The record that `pack` made bytes of. Raises a `ChannelError` for bytes of no record."""
     try:
         match data[0]:
             case 0:

@@ -14,7 +14,7 @@ credit goes back. Slots are taken in the order in which they became free, so a k
 
 A value that is too long for a slot makes the receiver offer larger ones (a new *generation*); the old ones are given back when the
 sender has closed them, no lease is on them and every ``free`` has happened. A receiver may begin without slots; and where it has no
-memory for them, the sender's next try raises, and the ring goes on with shorter values.
+memory for them, the sender's next try raises, and the ring continues with shorter values.
 
 When all slots but one are leased, or kept values hold all generations but two, `Lease.is_short` says that a value should
 be copied out at once. Who does so can keep as many values as it likes, of any lengths, and the ring never stops.
@@ -40,24 +40,15 @@ def num_signals(num_slots: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RingStatistics:
-    """Counters of one end.
-
-    Attributes:
-        num_values: values sent or accepted.
-        num_bytes: their bytes.
-        num_slots, slot_bytes: the slots of the present generation.
-        num_leased: slots that values hold now (receiver).
-        num_credits: slots that may be filled now (sender).
-        num_generations: how often slots were offered.
-    """
+    """Counters of one end."""
 
     num_values: int
     num_bytes: int
-    num_slots: int
+    num_slots: int  # this and the next: the slots of the present generation
     slot_bytes: int
-    num_leased: int
-    num_credits: int
-    num_generations: int
+    num_leased: int  # slots that values hold now (receiver)
+    num_credits: int  # slots that may be filled now (sender)
+    num_generations: int  # how often slots were offered
 
 
 def ring_signals(board: SignalBoard, offer: Offer, label: str) -> tuple[list[Counter], list[Counter]]:

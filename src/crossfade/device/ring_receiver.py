@@ -24,30 +24,22 @@ _L = TypeVar("_L", bound=Lease)
 
 
 class RingReceiver:
-    """The receiving end. One thread uses it; leases may end in any thread.
-
-    Args:
-        driver: the receiver's device.
-        pool: where the slots are taken from.
-        board: the ring's signals, at least `num_signals` of them.
-        tell: takes records to the sender, in order; called by whoever ends a lease, too.
-        label: for reports.
-        num_slots: how many values can be on their way or leased.
-        slot_bytes: length of the first slots; 0 to make none until the first value comes.
-        on_free: tells the sender, by whoever ends a lease, that ``free`` of a (generation, slot) is enqueued; None to ``tell`` it
-            as `FreeEnqueued`.
-    """
+    """The receiving end. One thread uses it; leases may end in any thread."""
 
     def __init__(
         self,
         driver: Driver,
         pool: Pool,
-        board: SignalBoard,
-        tell: Callable[[Record], None],
+        board: SignalBoard,  # the ring's signals, at least `num_signals` of them
+        tell: Callable[
+            [Record], None
+        ],  # takes records to the sender, in order; called by the thread that ends a lease, too
         label: str,
         *,
-        num_slots: int = 2,
-        slot_bytes: int,
+        num_slots: int = 2,  # how many values can be on their way or leased
+        slot_bytes: int,  # length of the first slots; 0 to make none until the first value comes
+        # Tells the sender, in the thread that ends a lease, that ``free`` of a (generation, slot) is enqueued; None to ``tell``
+        # it as `FreeEnqueued`.
         on_free: Callable[[int, int], None] | None = None,
     ) -> None:
         if board.num_signals < num_signals(num_slots):
@@ -129,28 +121,18 @@ class RingReceiver:
                 slots.num_sent = sum(slots.num_uses) if num_values is None else num_values
 
     def accept(self, record: Enqueued, stream: int) -> Lease:
-        """Lets ``stream`` wait for a value whose record arrived, and leases its slot.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
-        """
+        """Lets ``stream`` wait for a value whose record arrived, and leases its slot. Raises as `lease_ahead` does."""
         return self.accept_at(record.generation, record.slot, record.size_bytes, stream, Lease)
 
     def accept_at(self, generation: int, slot: int, size_bytes: int, stream: int, of: type[_L]) -> _L:
-        """`accept` of a value that was told in another form than `Enqueued`; ``of`` says which kind of lease it gives.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
-        """
+        """`accept` of a value that was announced in another form than `Enqueued`; ``of`` says which kind of lease it gives."""
         lease = self.lease_ahead(generation, slot, size_bytes, stream, of)
         self.expect(lease)
         return lease
 
     def lease_ahead(self, generation: int, slot: int, size_bytes: int, stream: int, of: type[_L]) -> _L:
-        """The part of `accept_at` that may come before the value is enqueued: nothing waits for it yet, see `expect`.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
+        """The part of `accept_at` that may come before the value is enqueued: nothing waits for it yet, see `expect`. Raises
+        `ChannelClosed` or `ChannelBroken` (CH-2).
         """
         if self._postponed:  # a capture may be over
             self.collect()
@@ -172,13 +154,10 @@ class RingReceiver:
         return lease
 
     def expect(self, lease: Lease) -> None:
-        """Lets the lease's stream wait for its value, which is enqueued (PL-5).
+        """Lets the lease's stream wait for its value, which is enqueued (PL-5). Raises as `lease_ahead` does.
 
         Where that is refused the lease may end without it: ``free`` says then that nobody reads, and not that the value has come.
         The sender's copies into one slot come one after the other in any case.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
         """
         if self._ended is not None:
             raise copy(self._ended)
@@ -289,7 +268,7 @@ class RingReceiver:
         self._finish(None)
 
     def give_up(self, reason: str) -> None:
-        """Somebody else is gone, and the sender is not: calls raise `ChannelBroken` from now on. Leases stay good.
+        """Another party is gone, and the sender is not: calls raise `ChannelBroken` from now on. Leases stay good.
 
         The sender may still be copying, so slots go back when it has closed its side, as after `close`. Any thread may call it.
         """
@@ -298,7 +277,7 @@ class RingReceiver:
     def close(self) -> None:
         """Closes this end; leases stay good. Idempotent.
 
-        Slots go back in `collect` once the sender has closed its side as well, so go on with `on_record`.
+        Slots go back in `collect` once the sender has closed its side as well, so continue with `on_record`.
         """
         self._end_with(ChannelClosed(f"{self.label}: closed by this side"))
 

@@ -34,47 +34,28 @@ class _Target:
 
 
 class _Kept(NamedTuple):
-    """What a copy reads from, and how to know that it is done.
+    """The memory that a copy reads from, and how to know that it is done."""
 
-    Attributes:
-        full, number: the slot's counter, which the host can look at, and what it says then; None where it cannot.
-        event: an event behind the copy instead, else -1.
-        source: what is kept.
-    """
-
+    # This and the next: the slot's counter, which the host can look at, and what it says then; None where it cannot.
     full: Counter | None
     number: int
-    event: int
+    event: int  # an event behind the copy instead, else -1
     source: Any
 
 
 class RingSender:
-    """The sending end. One thread uses it.
-
-    Args:
-        driver: the sender's device.
-        board: the ring's signals.
-        stream: the copy stream; others may use it as well.
-        tell: takes records to the receiver, in order.
-        label: for reports.
-        chunk_bytes: longest single copy; None for no limit.
-        tells_values: whether each value is told by `Enqueued`; otherwise the caller tells it.
-
-    Attributes:
-        around: called with the copy stream before a value's copies are enqueued, behind what they wait for; what it gives is called
-            behind them. None, the default, costs nothing.
-    """
+    """The sending end. One thread uses it."""
 
     def __init__(
         self,
         driver: Driver,
-        board: SignalBoard,
-        stream: int,
-        tell: Callable[[Record], None],
+        board: SignalBoard,  # the ring's signals
+        stream: int,  # the copy stream; others may use it as well
+        tell: Callable[[Record], None],  # takes records to the receiver, in order
         label: str,
-        chunk_bytes: int | None = None,
+        chunk_bytes: int | None = None,  # longest single copy; None for no limit
         *,
-        tells_values: bool = True,
+        tells_values: bool = True,  # whether each value is told by `Enqueued`; otherwise the caller tells it
     ) -> None:
         self._driver = driver
         self._board = board
@@ -83,6 +64,8 @@ class RingSender:
         self._chunk_bytes = chunk_bytes
         self._tells_values = tells_values
         self.label = label
+        # Called with the copy stream before a value's copies are enqueued, behind what they wait for; what it gives is called
+        # behind them. None, the default, costs nothing.
         self.around: Around | None = None
         self._target: _Target | None = None
         self._closing: deque[tuple[_Target, int]] = deque()  # earlier generations, each with the event of its last copy
@@ -134,9 +117,8 @@ class RingSender:
     def can_send(self, size_bytes: int) -> bool:
         """Whether `try_send` would enqueue a value of this length; asks for larger slots where it needs them.
 
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
-            DeviceError: the receiver has no memory for it. The ring goes on; who tries again asks again.
+        Raises `ChannelClosed` or `ChannelBroken` (CH-2), and a `DeviceError` if the receiver has no memory for it: the ring
+        continues, and the next try asks again.
         """
         if self._ended is not None:
             raise copy(self._ended)
@@ -171,31 +153,18 @@ class RingSender:
             self._tell(Wanted(size_bytes))
 
     def try_send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> bool:
-        """Enqueues a value; False if no slot may be filled yet.
+        """Enqueues a value; False if no slot may be filled yet. Raises as `can_send` does.
 
-        Args:
-            address: where the value lies; it must not change until its copy is done.
-            size_bytes: its length.
-            ready: an event that stands for the value's computation; None if the value is there already.
-            keep: held until the copy is done, so that the memory is not given to somebody else.
-
-        Raises:
-            ChannelClosed, ChannelBroken, DeviceError: see `can_send`.
+        The value must not change until its copy is done, and ``keep`` is held until then. ``ready`` is an event behind the value's
+        computation; None if the value is there already.
         """
         return self.try_send_parts([(0, address, size_bytes)], ready=ready, keep=keep)
 
     def try_send_parts(
         self, parts: Sequence[tuple[int, int, int]], *, ready: int | None = None, keep: Any = None
     ) -> bool:
-        """`try_send` for a value that lies in several places and goes into one slot.
-
-        Args:
-            parts: (offset in the slot, address, length) of each; in order, and none over another.
-            ready: see `try_send`.
-            keep: see `try_send`.
-
-        Raises:
-            ChannelClosed, ChannelBroken, DeviceError: see `can_send`.
+        """`try_send` of a value that lies in several places and goes into one slot. ``parts``: (offset in the slot, address,
+        length) of each, in order, and none over another.
         """
         size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
         if not self.can_send(size_bytes):
@@ -206,13 +175,8 @@ class RingSender:
     def send(
         self, parts: Sequence[tuple[int, int, int]], size_bytes: int, *, ready: int | None = None, keep: Any = None
     ) -> tuple[int, int]:
-        """`try_send_parts` right after `can_send` or `has_slot` has said yes to ``size_bytes``.
-
-        Returns:
-            (generation, slot) that the value took.
-
-        Raises:
-            DeviceError: the driver failed.
+        """`try_send_parts` right after `can_send` or `has_slot` has said yes to ``size_bytes``. Returns the (generation, slot) that
+        the value took. Raises a `DeviceError` if the driver failed.
         """
         target = self._target
         if target is None:
@@ -262,14 +226,14 @@ class RingSender:
         return number
 
     def _mark(self) -> int:
-        """An event for all that the copy stream was given so far."""
+        """An event for all that the copy stream was given until now."""
         if not self._events:
             self._events.append(self._driver.create_event())
         self._driver.record_event(self._events[-1], self._stream)  # may be refused
         return self._events.pop()
 
     def collect(self) -> None:
-        """Lets go of sources whose copies are done, and closes earlier generations."""
+        """Releases sources whose copies are done, and closes earlier generations."""
         self.let_go_of_copied()
         while self._closing and self._driver.has_happened(self._closing[0][1]):
             self.let_go_of_copied()  # all that went into it: once it is retired, its counters may begin anew
@@ -278,7 +242,7 @@ class RingSender:
             self._retire(target)
 
     def let_go_of_copied(self) -> None:
-        """Lets go of sources whose copies are done."""
+        """Releases sources whose copies are done."""
         while self._kept and self._is_copied(self._kept[0]):
             event = self._kept.popleft().event
             if event >= 0:
@@ -317,17 +281,13 @@ class RingSender:
         self.give_up(reason)
 
     def give_up(self, reason: str) -> None:
-        """Somebody else is gone, and the receiver is not: calls raise `ChannelBroken` from now on, and `close` tells the receiver,
+        """Another party is gone, and the receiver is not: calls raise `ChannelBroken` from now on, and `close` tells the receiver,
         who waits for it before it gives the slots back. Any thread may call it.
         """
         self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
 
     def close(self) -> None:
-        """Closes this end. The device must have finished (`is_done`). Idempotent.
-
-        Raises:
-            ChannelError: it has not.
-        """
+        """Closes this end. The device must have finished (`is_done`), else a `ChannelError` is raised. Idempotent."""
         if not self.is_done:
             raise ChannelError(
                 f"{self.label}: copies are still under way",

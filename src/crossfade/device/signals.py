@@ -50,13 +50,7 @@ WORD_BYTES = 64
 
 
 class Signal:
-    """One signal, as this process's device sees it.
-
-    Attributes:
-        label: what it says when it is set.
-        address: where it lies.
-        last: the highest step that this process waited for.
-    """
+    """One signal, as this process's device sees it."""
 
     __slots__ = ("_board", "_driver", "_index", "_wait_and_reset", "_write", "address", "label", "last")
 
@@ -68,7 +62,7 @@ class Signal:
         self._wait_and_reset = driver.wait_and_reset
         self.address = address
         self.label = label
-        self.last = SET
+        self.last = SET  # the highest step that this process waited for
         driver.name_range(address, 4, label)
 
     def set(self, stream: int, step: int = SET) -> None:
@@ -80,7 +74,7 @@ class Signal:
         self._wait_and_reset(stream, self.address, SET, CLEAR)
 
     def expect(self, step: int) -> None:
-        """What is released when a peer dies lets go of waits for this step, too."""
+        """A release after a peer's death ends waits for this step, too."""
         self.last = max(self.last, step)
 
     def wait_for_step(self, stream: int, step: int) -> None:
@@ -97,7 +91,7 @@ class Signal:
         return was_released and not self.is_set()
 
     def release(self) -> None:
-        """Sets it from the host, past all streams: lets go whoever waits for a peer that is dead."""
+        """Sets it from the host, past all streams: releases the streams that wait for a peer that is dead."""
         self._board.poke(self._index, self.last)
 
     def preset(self, value: int) -> None:
@@ -106,13 +100,7 @@ class Signal:
 
 
 class Counter:
-    """One counter, as this process's device sees it.
-
-    Attributes:
-        label: what it counts.
-        address: where it lies.
-        awaited: the highest value that this process waited for.
-    """
+    """One counter, as this process's device sees it."""
 
     __slots__ = ("_board", "_driver", "_index", "_is_quick", "_peek", "address", "awaited", "label")
 
@@ -124,7 +112,7 @@ class Counter:
         self._peek = board.peeker(index)
         self.address = address
         self.label = label
-        self.awaited = 0
+        self.awaited = 0  # the highest value that this process waited for
         driver.name_range(address, 4, label)
 
     def set(self, stream: int, value: int) -> None:
@@ -174,7 +162,7 @@ class Releasable(Protocol):
         """Whether a stream is known to wait for it."""
 
     def release(self) -> None:
-        """Lets go whoever waits for it."""
+        """Releases the streams that wait for it."""
 
 
 class SignalBoard(Protocol):
@@ -208,14 +196,8 @@ class SignalBoard(Protocol):
 
 
 class HostBoard:
-    """Signals in pinned shared host memory.
-
-    Args:
-        driver: this process's device.
-        memory: shared by both sides, zeroed, with room for ``num_signals * WORD_BYTES`` bytes at ``offset``.
-        num_signals: length of the row.
-        label: for reports.
-        offset: a multiple of the page size.
+    """A row of signals in pinned shared host memory, which is zeroed, and shared by both sides. It takes ``num_signals *
+    WORD_BYTES`` bytes from ``offset``, a multiple of the page size.
     """
 
     def __init__(self, driver: Driver, memory: Memory, num_signals: int, label: str, offset: int = 0) -> None:
@@ -225,37 +207,27 @@ class HostBoard:
         self._range: HostRange = driver.map_host(memory, offset, num_signals * WORD_BYTES, f"signals of {label}")
 
     def signal(self, index: int, label: str) -> Signal:
-        """See `SignalBoard`."""
         return Signal(self._driver, self, index, self._range.address + index * WORD_BYTES, label)
 
     def counter(self, index: int, label: str) -> Counter:
-        """See `SignalBoard`."""
         return Counter(self._driver, self, index, self._range.address + index * WORD_BYTES, label)
 
     def peek(self, index: int) -> int:
-        """See `SignalBoard`."""
         return self._range.peek(index * WORD_BYTES)
 
     def peeker(self, index: int) -> Callable[[], int]:
-        """See `SignalBoard`."""
         return self._range.peeker(index * WORD_BYTES)
 
     def poke(self, index: int, value: int) -> None:
-        """See `SignalBoard`."""
         self._range.poke(index * WORD_BYTES, value)
 
     def close(self) -> None:
-        """See `SignalBoard`."""
         self._range.close()
 
 
 class BoardPart:
-    """Some signals of a longer row, as a board of their own: many rings, one piece of pinned memory.
-
-    Args:
-        board: the row, which stays its owner's.
-        first: where the part begins.
-        num_signals: its length.
+    """``num_signals`` of a longer row, from ``first``, as a board of their own: many rings, one piece of pinned memory. The row
+    stays its owner's.
     """
 
     def __init__(self, board: SignalBoard, first: int, num_signals: int) -> None:
@@ -267,23 +239,18 @@ class BoardPart:
         self._first = first
 
     def signal(self, index: int, label: str) -> Signal:
-        """See `SignalBoard`."""
         return self._board.signal(self._first + index, label)
 
     def counter(self, index: int, label: str) -> Counter:
-        """See `SignalBoard`."""
         return self._board.counter(self._first + index, label)
 
     def peek(self, index: int) -> int:
-        """See `SignalBoard`."""
         return self._board.peek(self._first + index)
 
     def peeker(self, index: int) -> Callable[[], int]:
-        """See `SignalBoard`."""
         return self._board.peeker(self._first + index)
 
     def poke(self, index: int, value: int) -> None:
-        """See `SignalBoard`."""
         self._board.poke(self._first + index, value)
 
     def close(self) -> None:
@@ -291,38 +258,27 @@ class BoardPart:
 
 
 class DeviceBoard:
-    """Signals in device memory: this process's own, or opened.
-
-    Args:
-        driver: this process's device.
-        address: where the row begins; whoever owns the memory frees it.
-        num_signals: length of the row.
-    """
+    """A row of signals in device memory, which its owner frees: this process's own, or opened."""
 
     def __init__(self, driver: Driver, address: int, num_signals: int) -> None:
         self.num_signals = num_signals
         self.is_quick = False
         self._driver = driver
-        self._address = address
+        self._address = address  # where the row begins
 
     def signal(self, index: int, label: str) -> Signal:
-        """See `SignalBoard`."""
         return Signal(self._driver, self, index, self._address + index * WORD_BYTES, label)
 
     def counter(self, index: int, label: str) -> Counter:
-        """See `SignalBoard`."""
         return Counter(self._driver, self, index, self._address + index * WORD_BYTES, label)
 
     def peek(self, index: int) -> int:
-        """See `SignalBoard`."""
         return self._driver.peek(self._address + index * WORD_BYTES)
 
     def peeker(self, index: int) -> Callable[[], int]:
-        """See `SignalBoard`."""
         return partial(self._driver.peek, self._address + index * WORD_BYTES)
 
     def poke(self, index: int, value: int) -> None:
-        """See `SignalBoard`."""
         self._driver.poke(self._address + index * WORD_BYTES, value)
 
     def close(self) -> None:

@@ -48,29 +48,17 @@ class StagedSender(StagedEnd):
         self._kept: deque[tuple[int, Any]] = deque()
 
     def send(self, address: int, size_bytes: int, *, ready: int | None = None, keep: Any = None) -> None:
-        """Begins to move a value, behind those before it, as far as chunks are free; `on_record` goes on.
+        """Begins to move a value, behind those before it, as far as chunks are free; `on_record` continues. Raises `ChannelClosed`
+        or `ChannelBroken` (CH-2).
 
-        Args:
-            address: where the value lies; it must not change until it is moved.
-            size_bytes: its length.
-            ready: an event that stands for the value's computation.
-            keep: held until the value has left the device.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
+        The value must not change until it is moved, and ``keep`` is held until it has left the device. ``ready`` is an event behind
+        its computation.
         """
         self.send_parts([(0, address, size_bytes)], ready=ready, keep=keep)
 
     def send_parts(self, parts: Sequence[tuple[int, int, int]], *, ready: int | None = None, keep: Any = None) -> None:
-        """`send` for a value that lies in several places. What lies between its parts comes as it may.
-
-        Args:
-            parts: (offset in the value, address, length) of each; in order, and none over another.
-            ready: see `send`.
-            keep: see `send`.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
+        """`send` of a value that lies in several places, with (offset in the value, address, length) of each in order, none over
+        another. The bytes between its parts are undefined.
         """
         self._check()
         if ready is not None:
@@ -124,7 +112,7 @@ class StagedSender(StagedEnd):
         self._kept.append((event, keep))
 
     def collect(self) -> None:
-        """Lets go of values that have left the device."""
+        """Releases values that have left the device."""
         while self._kept and self._driver.has_happened(self._kept[0][0]):
             self._driver.destroy_event(self._kept.popleft()[0])
 
@@ -138,11 +126,7 @@ class StagedSender(StagedEnd):
         return [self._free]
 
     def close(self) -> None:
-        """See `StagedEnd.close`.
-
-        Raises:
-            ChannelError: values are waiting for chunks, and the receiver is not known to be gone.
-        """
+        """Also raises a `ChannelError` if values are waiting for chunks, and the receiver is not known to be gone."""
         if self._waiting and self._ended is None:
             raise ChannelError(
                 f"{self.label}: {len(self._waiting)} values are not sent yet", hint="wait until is_flushed"
@@ -188,16 +172,11 @@ class StagedReceiver(StagedEnd):
         return self._announced[0] if self._announced and self._into is None else None
 
     def receive(self, address: int | None, *, ready: int | None = None, execution: int | None = None) -> None:
-        """Gives the next value a place in device memory; `is_enqueued` says when all of its copies are enqueued.
+        """Gives the next value a place of at least `next_bytes` in device memory; None lets the value go by. `is_enqueued` says
+        when all of its copies are enqueued.
 
-        Args:
-            address: at least `next_bytes` of memory; None to let the value go by.
-            ready: an event after which the memory may be written.
-            execution: whose value it is, for who records; None for the one at which the program is.
-
-        Raises:
-            ChannelClosed, ChannelBroken: see CH-2.
-            ChannelError: no value is announced.
+        ``ready`` is an event after which the memory may be written; ``execution`` is for the recorder (None for the one at which
+        the program is). Raises `ChannelClosed` or `ChannelBroken` (CH-2), and a `ChannelError` if no value is announced.
         """
         self._check()
         if self.next_bytes is None:

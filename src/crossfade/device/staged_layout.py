@@ -54,22 +54,15 @@ class Cut(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StagedLayout:
-    """How the shared memory of one direction is used: two counters first, then the chunks. Both sides must have the same.
+    """How the shared memory of one direction is used: two counters first, then the chunks. Both sides must have the same."""
 
-    Attributes:
-        num_chunks: how many chunks can be on their way, at least 2.
-        chunk_bytes: the longest chunk, a multiple of the page size.
-        cut: how values are cut.
-        chunks_per_free: after how many chunks the receiver says that they are free; None for half of them, which lets the sender
-            go on without a gap from 4 chunks on.
-        link_gbs, copy_us: r and g above, for `Cut.EQUAL`.
-    """
-
-    num_chunks: int = 8
-    chunk_bytes: int = 4 << 20
+    num_chunks: int = 8  # how many chunks can be on their way, at least 2
+    chunk_bytes: int = 4 << 20  # the longest chunk, a multiple of the page size
     cut: Cut = Cut.EQUAL
+    # After how many chunks the receiver says that they are free; None for half of them, which lets the sender continue without a
+    # gap from 4 chunks on.
     chunks_per_free: int | None = None
-    link_gbs: float = 55.0
+    link_gbs: float = 55.0  # this and the next: r and g above, for `Cut.EQUAL`
     copy_us: float = 3.5
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """How far streams are with what they were given until now, whatever others give them afterwards.
 
-A device has few streams, so those who share one must be able to end while the others go on.
+A device has few streams, so those who share one must be able to end while the others continue.
 """
 
 from __future__ import annotations
@@ -13,12 +13,7 @@ __all__ = ["Tail"]
 
 
 class Tail:
-    """The last thing that one user gave each of its streams.
-
-    Args:
-        driver: the device.
-        streams: the user's streams, others' as well.
-    """
+    """The last operation that one user gave each of its streams, which others may use as well."""
 
     def __init__(self, driver: Driver, streams: Iterable[int]) -> None:
         self._driver = driver

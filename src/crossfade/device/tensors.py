@@ -31,12 +31,12 @@ __all__ = [
 
 
 def current_stream(device: int) -> int:
-    """The stream on which torch computes now; 0 for the host, where whoever calls is the stream."""
+    """The stream on which torch computes now; 0 for the host, where the caller is the stream."""
     return 0 if device == HOST else _raw_stream()(device)
 
 
 def stream_getter(device: int) -> Callable[[], int]:
-    """`current_stream` of one device, for who asks often."""
+    """`current_stream` of one device, for callers that ask often."""
     return _no_stream if device == HOST else partial(_raw_stream(), device)
 
 
@@ -65,12 +65,7 @@ def load_kernels(dtypes: Iterable[torch.dtype], device: int) -> None:
 
 
 class TensorSender:
-    """Sends tensors through a ring: packs them where that is needed, on torch's current stream.
-
-    Args:
-        driver: this process's device.
-        ring: the sending end.
-    """
+    """Sends tensors through a ring: packs them where that is needed, on torch's current stream."""
 
     def __init__(self, driver: Driver, ring: RingSender) -> None:
         self._driver = driver
@@ -92,11 +87,7 @@ class TensorSender:
 
 
 class TensorReceiver:
-    """Receives tensors through a ring: as views on their slots, or copied out when leases run short.
-
-    Attributes:
-        num_copied_out: how many were copied.
-    """
+    """Receives tensors through a ring: as views on their slots, or copied out when leases run short."""
 
     def __init__(self, ring: RingReceiver) -> None:
         self.ring = ring

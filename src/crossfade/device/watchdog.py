@@ -1,4 +1,4 @@
-"""Lets go the streams that wait for a dead peer, and says who waited for what.
+"""Releases the streams that wait for a dead peer, and says which signals they waited for.
 
 A wait on a stream has no time limit. When a peer's process ends, everything that it would have set is set from the host, again
 and again, until the streams have run dry: what they compute on the way is rubbish, which the error says, but the device is usable
@@ -30,19 +30,12 @@ _KEEP_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class DeathReport:
-    """What happened when a peer died.
-
-    Attributes:
-        peer: who.
-        waited_for: the signals that streams here were waiting for.
-        release_s: how long it took until the streams had run dry.
-        is_free: whether they had, within the time limit.
-    """
+    """What happened when a peer died."""
 
     peer: str
-    waited_for: tuple[str, ...]
-    release_s: float
-    is_free: bool
+    waited_for: tuple[str, ...]  # the signals that streams here were waiting for
+    release_s: float  # how long it took until the streams had run dry
+    is_free: bool  # whether they had, within the time limit
 
     def __str__(self) -> str:
         waited = f", and streams here waited for {', '.join(self.waited_for)}" if self.waited_for else ""
@@ -64,14 +57,10 @@ def _nothing() -> None: ...
 
 
 class Watchdog:
-    """One thread that sleeps until a peer dies.
-
-    Attributes:
-        reports: one for each peer that died.
-    """
+    """One thread that sleeps until a peer dies."""
 
     def __init__(self, driver: Driver) -> None:
-        self.reports: list[DeathReport] = []
+        self.reports: list[DeathReport] = []  # one for each peer that died
         self._driver = driver
         self._watched: dict[int, _Watched] = {}
         self._dead: dict[int, _Watched] = {}
@@ -86,22 +75,16 @@ class Watchdog:
         self,
         peer: str,
         pidfd: int,
+        # Gives what the peer sets and streams here may wait for; any thread may call it.
         signals: Callable[[], Sequence[Releasable]],
         streams: Sequence[int],
+        # Called once, in the watchdog's thread, when the streams have been released.
         on_death: Callable[[DeathReport], None],
+        # Called once, in the watchdog's thread, before the first signal is set. It must not wait for a stream. If it raises, that
+        # is printed, and the streams are released all the same.
         before_release: Callable[[], None] = _nothing,
     ) -> None:
-        """Watches one peer.
-
-        Args:
-            peer: its name, for the report.
-            pidfd: readable once its process has ended; stays the caller's.
-            signals: gives what the peer sets and streams here may wait for; any thread may call it.
-            streams: those streams.
-            on_death: called once, in the watchdog's thread, when the streams have been let go.
-            before_release: called once, in the watchdog's thread, before the first signal is set. It must not wait for a stream.
-                If it raises, that is printed, and the streams are let go all the same.
-        """
+        """Watches one peer, by a ``pidfd`` that stays the caller's."""
         with self._lock:
             self._watched[pidfd] = _Watched(peer, signals, streams, on_death, before_release)
             self._poller.register(pidfd, select.EPOLLIN)
@@ -112,7 +95,7 @@ class Watchdog:
     def forget(self, pidfd: int) -> None:
         """The peer may go, or has gone; its signals are not touched any more when this returns, so they may be closed.
 
-        If streams are being let go because it died, this waits for the end of that; in the watchdog's own thread it stops it.
+        If streams are being released because it died, this waits for the end of that; in the watchdog's own thread it stops it.
         """
         with self._lock:
             if self._watched.pop(pidfd, None) is not None:
@@ -165,7 +148,7 @@ class Watchdog:
         return done
 
     def _step(self, watched: _Watched, release: _Release | None) -> DeathReport | None:
-        """Sets what one of the dead would have set. What that raises is printed once, and keeps nobody else from being let go."""
+        """Sets what one of the dead would have set. What that raises is printed once, and keeps no other from being released."""
         try:
             if release is not None:
                 return release.step()
@@ -186,7 +169,7 @@ class Watchdog:
             pass
 
     def close(self) -> None:
-        """Ends the thread, and lets go nobody any more. Idempotent."""
+        """Ends the thread, and releases no stream any more. Idempotent."""
         if self._wake_write < 0:
             return
         os.write(self._wake_write, b"x")
@@ -221,7 +204,7 @@ def _release_all(signals: Sequence[Releasable]) -> list[str]:
 
 
 class _Release:
-    """Streams that are being let go after a death.
+    """Streams that are being released after a death.
 
     A signal counts as waited for when a stream takes it away again after it was set here; a counter, when it is behind what was
     waited for.

@@ -28,20 +28,15 @@ __all__ = ["Arrivals", "Arriving", "Coming", "Requests", "put_together"]
 
 
 class Arriving:
-    """One value's part that comes to one device: ``size_bytes`` of it, into ``buffer``.
-
-    Attributes:
-        buffer: None if there was no memory for it; ``refusal`` says why.
-        event: once all that fills it is enqueued: an event behind that. 0 before.
-    """
+    """One value's part that comes to one device: ``size_bytes`` of it, into ``buffer``."""
 
     __slots__ = ("buffer", "event", "refusal", "size_bytes")
 
     def __init__(self, size_bytes: int, buffer: torch.Tensor | None, refusal: str) -> None:
         self.size_bytes = size_bytes
-        self.buffer = buffer
+        self.buffer = buffer  # None if there was no memory for it; ``refusal`` says why
         self.refusal = refusal
-        self.event = 0
+        self.event = 0  # once all that fills it is enqueued: an event behind that. 0 before.
 
     @property
     def address(self) -> int | None:
@@ -87,15 +82,7 @@ class Requests:
 
 
 class Arrivals:
-    """Makes such memory on one device, and gives it to the compute stream.
-
-    Args:
-        home: the device.
-        stream: what fills it.
-
-    Attributes:
-        device: the device.
-    """
+    """Makes such memory on one device for a stream that fills it, and gives it to the compute stream."""
 
     def __init__(self, home: DeviceHome, stream: int) -> None:
         self.stream = stream
@@ -114,11 +101,7 @@ class Arrivals:
         return nullcontext() if self._as_torch is None else self._torch.cuda.stream(self._as_torch)
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
-        """Memory that the stream may fill.
-
-        Raises:
-            RuntimeError: there is none.
-        """
+        """Memory that the stream may fill. Raises a RuntimeError if there is none."""
         with self.on_stream():
             return self._torch.empty(size_bytes, dtype=self._torch.uint8, device=self._device)  # type: ignore[no-any-return]
 

@@ -35,10 +35,8 @@ __all__ = ["IncomingByCommunicator", "OutgoingByCommunicator", "call"]
 
 
 def call(communicator: Any, method: str, what: str, *args: Any) -> Any:
-    """Calls a method of a user-defined communicator, for ``what`` (named in the error if it is not empty).
-
-    Raises:
-        ChannelBroken: the method raised an error.
+    """Calls a method of a user-defined communicator, for ``what`` (named in the error if it is not empty). Raises a `ChannelBroken`
+    if the method raised an error.
     """
     try:
         return getattr(communicator, method)(*args)
@@ -50,13 +48,8 @@ def call(communicator: Any, method: str, what: str, *args: Any) -> Any:
 
 
 class OutgoingByCommunicator(Outgoing):
-    """The writer's side, for one reader.
-
-    Args:
-        ring: of the messages.
-        communicator: moves the tensors.
-        peer: the reader's rank.
-        device: the kind of device whose tensors it moves; tensors on other devices stay in the message.
+    """The writer's side, for one reader. ``device`` is the kind of device whose tensors it moves; tensors on other devices stay in
+    the message.
     """
 
     def __init__(self, ring: ShmWriter, communicator: Any, peer: int, device: str) -> None:
@@ -109,14 +102,7 @@ def _layouts(tensors: Sequence[Placed]) -> bytearray:
 
 
 class IncomingByCommunicator(Incoming):
-    """The reader's side.
-
-    Args:
-        name: for errors.
-        communicator: moves the tensors.
-        peer: the writer's rank.
-        device: where tensors are allocated.
-    """
+    """The reader's side. ``device`` is where tensors are allocated."""
 
     def __init__(self, name: str, communicator: Any, peer: int, device: str) -> None:
         self._name = name

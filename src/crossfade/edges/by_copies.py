@@ -44,27 +44,17 @@ __all__ = ["OutgoingCopies"]
 
 
 class OutgoingCopies(Outgoing):
-    """The writer's side.
-
-    Args:
-        ring: of the messages.
-        lanes: where the lanes' blocks lie.
-        homes: the devices of this process, in their order.
-        signals: of all lanes, as each of those devices sees them.
-        bells: the readers' doorbells, in the order of the readers.
-        turns: of its lanes among those of other writers; None if nobody else pushes to its readers.
-        actor: who writes, for errors.
-        node: what makes the values, for errors.
-    """
+    """The writer's side."""
 
     def __init__(
         self,
         ring: ShmWriter,
         lanes: Lanes,
-        homes: Sequence[DeviceHome],
-        signals: Sequence[SignalBoard],
-        bells: Sequence[Bell],
+        homes: Sequence[DeviceHome],  # the devices of this process, in their order
+        signals: Sequence[SignalBoard],  # of all lanes, as each of those devices sees them
+        bells: Sequence[Bell],  # the readers' doorbells, in the order of the readers
         *,
+        # Of its lanes among those of other writers; None if nobody else pushes to its readers.
         turns: Turns | None = None,
         actor: str = "",
         node: str = "",

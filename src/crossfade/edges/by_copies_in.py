@@ -52,19 +52,7 @@ because a tensor without elements does not hold it.
 
 
 class IncomingCopies(Incoming):
-    """The reader's side.
-
-    Args:
-        name: for errors.
-        index: which of the readers this is.
-        lanes: where the lanes' blocks lie.
-        homes: for each of the writer's devices, the device of this process on which its tensors arrive.
-        signals: of all lanes, as each of those devices sees them.
-        bell: the writer's doorbell.
-        nudge: wakes the writer if it waits for a slot.
-        slot_bytes: length of the slots to set aside now; 0 to make none before the first tensor comes.
-        joiner: puts values together.
-    """
+    """The reader's side."""
 
     is_direct = True
 
@@ -73,12 +61,13 @@ class IncomingCopies(Incoming):
         name: str,
         index: int,
         lanes: Lanes,
+        # For each of the writer's devices, the device of this process on which its tensors arrive.
         homes: Sequence[DeviceHome],
-        signals: Sequence[SignalBoard],
+        signals: Sequence[SignalBoard],  # of all lanes, as each of those devices sees them
         bell: Bell,
-        nudge: Callable[[], None],
+        nudge: Callable[[], None],  # wakes the writer if it waits for a slot
         joiner: Joiner,
-        slot_bytes: int = 0,
+        slot_bytes: int = 0,  # length of the slots to set aside now; 0 to make none before the first tensor comes
     ) -> None:
         self.homes = homes
         self._index = index
@@ -141,7 +130,7 @@ class IncomingCopies(Incoming):
         """A tensor whose copies may not be enqueued yet. As long as they are not, its record is put back."""
         prepared = self._prepared
         if prepared is not None:
-            prepared[1].move_to(prepared[0].stream())  # somebody may have chosen another one meanwhile
+            prepared[1].move_to(prepared[0].stream())  # another one may have been chosen meanwhile
         else:
             try:
                 prepared = self._prepared = self._prepare(ring.payload(at, size))
@@ -168,10 +157,8 @@ class IncomingCopies(Incoming):
         self._prepared = None
 
     def _put_back_if_replaced(self, ring: ShmReader, at: int, error: Exception | None = None) -> object:
-        """Where a copy could not be enqueued, an error takes the record's place: it is read next.
-
-        Raises:
-            ChannelBroken: it was not, so nobody knows what the writer's next word on copies is about; or the writer died at it.
+        """Where a copy could not be enqueued, an error takes the record's place: it is read next. Raises a `ChannelBroken` if it
+        does not, so nobody knows which copies the writer's next message is about; or the writer died at it.
         """
         is_gone, kind = ring.is_other_gone, ring.words[at >> 3] & 255
         if kind == TENSOR_AHEAD:

@@ -46,14 +46,11 @@ __all__ = ["IncomingFromHost", "OutgoingToHost", "open_from_host", "open_to_host
 
 
 class _Telling:
-    """Tells a ring's readers of values in their order, some of them later. Takes the place of `ShmWriter.posts`.
-
-    Attributes:
-        job: what becomes of the record that is published next: (what it waits for, what is done then, what is kept until then);
-            None for a record that is whole.
-    """
+    """Notifies a ring's readers of values in their order, some of them later. Takes the place of `ShmWriter.posts`."""
 
     def __init__(self, ring: ShmWriter, copies: HostCopies) -> None:
+        # What becomes of the record that is published next: (what it waits for, what is done then, what is kept until then); None
+        # for a record that is whole.
         self.job: tuple[tuple[Moment, ...], Callable[[DeviceError | None], None], Any] | None = None
         self._readers, ring.posts = ring.posts, [silent(self._published)]
         self._copies = copies
@@ -93,17 +90,7 @@ class _Telling:
 
 
 class OutgoingToHost(Outgoing):
-    """The writer's side, in a process that has devices.
-
-    Args:
-        ring: of the messages.
-        slots: its slots.
-        copies: what the channels of this process share.
-        actor: who writes, for errors.
-        node: what makes the values, for errors.
-        distrust: asked when the bytes of a value are there, before its readers are told, in any thread: why they cannot be
-            trusted, if so. (A stream that waited for the dead was released, and computed rubbish.) Must not block or raise.
-    """
+    """The writer's side, in a process that has devices."""
 
     def __init__(
         self,
@@ -113,6 +100,8 @@ class OutgoingToHost(Outgoing):
         *,
         actor: str = "",
         node: str = "",
+        # Asked when the bytes of a value are there, before its readers are told, in any thread: why they cannot be trusted, if so.
+        # (A stream that waited for the dead was released, and computed rubbish.) Must not block or raise.
         distrust: Callable[[], CrossfadeError | None] | None = None,
     ) -> None:
         self.ring = ring
@@ -127,11 +116,7 @@ class OutgoingToHost(Outgoing):
         return split_for_host(value, self._copies.is_on_device)
 
     def try_send(self, parts: Split) -> bool:
-        """See `Outgoing.try_send`.
-
-        Raises:
-            DeviceError: no memory for it can be pinned, or the device refused. Nothing was written; the ring goes on.
-        """
+        """Raises a `DeviceError` if no memory for it can be pinned, or the device refused. Nothing was written then."""
         message = parts.message
         assert isinstance(message, Encoded), "a message with tensors is no pickle alone"
         slot = self.ring.stage_in_slot(message)
@@ -193,14 +178,8 @@ class OutgoingToHost(Outgoing):
 
 
 class IncomingFromHost(Incoming):
-    """The reader's side, in a process that has devices.
-
-    Args:
-        ring: of the messages. (It is not held.)
-        slots: its slots.
-        copies: what the channels of this process share.
-        device: which tensors are brought to the device: "cuda" for all, "default" for those that lay on a device at the writer,
-            "cpu" for none.
+    """The reader's side, in a process that has devices. The ring of the messages is not held. ``device`` says which tensors are
+    brought to the device: "cuda" for all, "default" for those that lay on a device at the writer, "cpu" for none.
     """
 
     def __init__(self, ring: ShmReader, slots: PinnedReaderSlots, copies: HostCopies, device: str = "default") -> None:
@@ -300,10 +279,8 @@ def open_to_host(
     node: str = "",
     distrust: Callable[[], CrossfadeError | None] | None = None,
 ) -> DeviceWriter:
-    """A writer of a ring in a process that has devices; its readers are any. (`ShmWriter`, `OutgoingToHost`: the arguments.)
-
-    Raises:
-        DeviceError: the slots that ``buffer_bytes`` asks for cannot be pinned.
+    """A writer of a ring in a process that has devices; its readers are any. (`ShmWriter`, `OutgoingToHost`: the arguments.) Raises
+    a `DeviceError` if the slots that ``buffer_bytes`` asks for cannot be pinned.
     """
     slots = PinnedWriterSlots(heap, block, copies.pins, f"slots of {name}")
     ring = ShmWriter(name, block, heap, bells, buffer_bytes=buffer_bytes, slots=slots)

@@ -31,13 +31,7 @@ _NOTE = struct.Struct("<Q")
 
 
 class OutgoingNccl(Outgoing):
-    """The writer's side.
-
-    Args:
-        ring: of the messages.
-        homes: the devices of this process, in their order.
-        links: to each reader.
-    """
+    """The writer's side. ``homes``: the devices of this process, in their order; ``links`` go to each reader."""
 
     def __init__(self, ring: ShmWriter, homes: Sequence[DeviceHome], links: Sequence[NcclLink]) -> None:
         self.ring = ring
@@ -88,11 +82,6 @@ class IncomingNccl(Incoming):
     """The reader's side.
 
     The ring stays open until all that was sent has been received.
-
-    Args:
-        name: for errors.
-        link: from the writer.
-        joiner: puts values together.
     """
 
     leaves_late = True

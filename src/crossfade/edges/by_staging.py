@@ -173,15 +173,7 @@ class _LaneIn:
 
 
 class OutgoingChunks(Outgoing):
-    """The writer's side.
-
-    Args:
-        ring: of the messages.
-        lanes: where the lanes' mailboxes lie.
-        chunks: the lanes' memory.
-        homes: the devices of this process, in their order.
-        bells: the readers' doorbells, in the order of the readers.
-    """
+    """The writer's side. ``homes``: the devices of this process, in their order; ``bells``: the readers', in their order."""
 
     def __init__(
         self, ring: ShmWriter, lanes: Lanes, chunks: Chunks, homes: Sequence[DeviceHome], bells: Sequence[Bell]
@@ -253,17 +245,7 @@ class OutgoingChunks(Outgoing):
 
 
 class IncomingChunks(Incoming):
-    """The reader's side.
-
-    Args:
-        name: for errors.
-        index: which of the readers this is.
-        lanes: where the lanes' mailboxes lie.
-        chunks: the lanes' memory.
-        homes: for each of the writer's devices, the device of this process on which its tensors arrive.
-        bell: the writer's doorbell.
-        joiner: puts values together.
-    """
+    """The reader's side."""
 
     def __init__(
         self,
@@ -271,6 +253,7 @@ class IncomingChunks(Incoming):
         index: int,
         lanes: Lanes,
         chunks: Chunks,
+        # For each of the writer's devices, the device of this process on which its tensors arrive.
         homes: Sequence[DeviceHome],
         bell: Bell,
         joiner: Joiner,

@@ -40,23 +40,12 @@ _NOBODY: Mapping[int, Begin] = {}
 
 
 class HostCopies:
-    """What the channels of one process share that go between its devices and the host.
-
-    Args:
-        homes: the process's devices; tensors that are brought to a device go to the first.
-        bell: the process's own doorbell.
-        spin_us: see `Publisher`.
-
-    Attributes:
-        homes: the devices.
-        pins: host memory that they reach.
-        publisher: who tells readers on the host.
-    """
+    """The copies between the devices of one process and the host, for all of its channels."""
 
     def __init__(self, homes: Sequence[DeviceHome], bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
         self.homes = homes
-        self.pins = Pins(homes)
-        self.publisher = Publisher(bell, spin_us, self._enter_thread)
+        self.pins = Pins(homes)  # host memory that they reach
+        self.publisher = Publisher(bell, spin_us, self._enter_thread)  # who tells readers on the host
         self._home_of = {device_of(home.device): home for home in homes}
         self._moments = {home.device: Moments(home.driver) for home in homes}
         self._down: Any = None
@@ -83,15 +72,9 @@ class HostCopies:
     def copy_out(
         self, address: int, tensors: Iterable[Placed], begins: Mapping[int, Begin] = _NOBODY
     ) -> tuple[Moment, ...]:
-        """Enqueues copies of tensors, that torch's current streams compute, to a message at an address. When they are done.
-
-        Args:
-            address: where the message begins.
-            tensors: with their places in it.
-            begins: who records the copies, by device.
-
-        Raises:
-            DeviceError: something was refused. Some copies may be enqueued (`ends_of_copies`).
+        """Enqueues copies of tensors (with their places in the message), that torch's current streams compute, to a message that
+        begins at an address. ``begins`` records them, by device. Gives the moments at which they are done. Raises a `DeviceError`
+        if something was refused; some copies may be enqueued (`ends_of_copies`).
         """
         groups: dict[torch.device, list[Placed]] = {}
         for placed in tensors:
@@ -111,7 +94,7 @@ class HostCopies:
         return moments.at(up)
 
     def ends_of_copies(self) -> tuple[Moment, ...]:
-        """When all copies out that are enqueued so far, on any device, are done; one that refuses does nothing any more."""
+        """When all copies out that are enqueued until now, on any device, are done; one that refuses does nothing any more."""
         moments = []
         for home in self.homes:
             with suppress(DeviceError):
@@ -140,7 +123,7 @@ class HostCopies:
         self.home.driver.copy(tensor.data_ptr(), address, tensor.nbytes, self.home.down_stream)
 
     def end_copies_in(self) -> Moment:
-        """Holds torch's current stream until all copies in that are enqueued so far are done; when that is."""
+        """Holds torch's current stream until all copies in that are enqueued until now are done; when that is."""
         home = self.home
         moment = self._moments[home.device].at(home.down_stream)
         moment.hold(home.compute_stream())
@@ -174,7 +157,7 @@ class HostCopies:
         """Gives everything back, once all channels are closed and their copies are done; whether it is so. Call it again where
         it is not.
 
-        Streams that wait for the dead have to be let go before.
+        Streams that wait for the dead have to be released before.
         """
         if not self.publisher.close(timeout_s):
             return False
@@ -185,20 +168,12 @@ class HostCopies:
 
 
 class CopiesIn:
-    """The copies onto the device that one value takes.
-
-    Args:
-        copies: what the channels of the process share.
-        begin: who records them.
-
-    Attributes:
-        sources: what they read from, to be kept until the moment that `end` gives.
-    """
+    """The copies onto the device that one value takes. ``begin`` records them."""
 
     __slots__ = ("_begin", "_copies", "_end", "_size_bytes", "sources")
 
     def __init__(self, copies: HostCopies, begin: Begin | None) -> None:
-        self.sources: list[Any] = []
+        self.sources: list[Any] = []  # what they read from, to be kept until the moment that `end` gives
         self._copies = copies
         self._begin = begin
         self._end: Callable[[int], None] | None = None

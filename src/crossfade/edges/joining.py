@@ -16,24 +16,17 @@ __all__ = ["Joiner", "no_lanes"]
 
 
 class Joiner:
-    """Puts the values of one reader together.
-
-    Args:
-        copies: brings CPU tensors, which lie in the message, to the reader's device. None where they are wanted on the CPU.
-
-    Attributes:
-        brought: those copies, for who records them.
+    """Puts the values of one reader together. ``copies`` brings CPU tensors, which lie in the message, to the reader's device; None
+    where they are wanted on the CPU.
     """
 
     def __init__(self, copies: HostCopies | None) -> None:
         self.copies = copies
-        self.brought = Site()
+        self.brought = Site()  # what ``copies`` enqueued, for its recorder
 
     def join(self, message: memoryview, open_lanes: OpenLanes, is_private: bool) -> object:
-        """The value of a message; the tensors apart are made by what ``open_lanes`` gives.
-
-        Raises:
-            Exception: what unpickling raised, or ValueError when the message is damaged.
+        """The value of a message; the tensors apart are made by what ``open_lanes`` gives. Raises what unpickling raised, or a
+        ValueError when the message is damaged.
         """
         if self.copies is None:
             return join(message, open_lanes, private=_itself if is_private else bytearray, shared=memoryview.toreadonly)

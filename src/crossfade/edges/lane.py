@@ -2,7 +2,7 @@
 
 That a value is enqueued is told by the channel's own record, which comes in any case. That a slot's ``free`` is enqueued is a
 post of the slot's semaphore, which is safe wherever the last view of a value dies. The few other records (offers of slots, and
-what leads to them) go through two mailboxes; whoever puts one in wakes the other process, which handles it in its loop
+what leads to them) go through two mailboxes; the end that puts one in wakes the other process, which handles it in its loop
 (`progress`) wherever its program stands: a mailbox is never waited for.
 """
 
@@ -64,12 +64,7 @@ class Post:
 
 
 class LaneWriter:
-    """The writing end of a lane.
-
-    Attributes:
-        ring: the sending end.
-        tell_enqueued: tells the reader that the copies of a record which went ahead are enqueued.
-    """
+    """The writing end of a lane."""
 
     def __init__(self, home: DeviceHome, lanes: Lanes, lane: int, signals: SignalBoard, bell: Bell, label: str) -> None:
         board, offset, layout = lanes
@@ -80,6 +75,7 @@ class LaneWriter:
             [open_semaphore(base + layout.freed(lane, group, slot)).acquire for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
         ]
+        # Tells the reader that the copies of a record which went ahead are enqueued.
         self.tell_enqueued: Callable[[], None] = open_semaphore(base + layout.enqueued(lane)).release
         self._offer: Offer | None = None
         self._is_closing = self._is_closed = self._is_broken = False
@@ -166,16 +162,7 @@ class _ReaderTells:
 
 
 class LaneReader:
-    """The reading end of a lane.
-
-    Args:
-        on_freed: called, in any thread, when the writer may want to know that a slot is free.
-        slot_bytes: length of the first slots; 0 to make none before the first tensor comes.
-
-    Attributes:
-        ring: the receiving end.
-        is_enqueued: takes, with False without waiting, what the writer's ``tell_enqueued`` told.
-    """
+    """The reading end of a lane."""
 
     def __init__(
         self,
@@ -184,9 +171,9 @@ class LaneReader:
         lane: int,
         signals: SignalBoard,
         bell: Bell,
-        on_freed: Callable[[], None],
+        on_freed: Callable[[], None],  # called, in any thread, when the writer may want to know that a slot is free
         label: str,
-        slot_bytes: int = 0,
+        slot_bytes: int = 0,  # length of the first slots; 0 to make none before the first tensor comes
     ) -> None:
         board, offset, layout = lanes
         base = address_of(board, offset)
@@ -197,6 +184,7 @@ class LaneReader:
             [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
         ]
+        # Takes, with False without waiting, what the writer's ``tell_enqueued`` told.
         self.is_enqueued: Callable[[bool], bool] = open_semaphore(base + layout.enqueued(lane)).acquire
         self._is_broken = False
         part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)

@@ -26,17 +26,11 @@ _MAILBOX_BYTES = 2 * SEMAPHORE_BYTES + _NUM_LETTERS * _LETTER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class DeviceLayout:
-    """Where the lanes of a channel lie.
-
-    Attributes:
-        num_readers: readers of the channel.
-        num_sources: devices of the writer; a lane goes from each of them to each reader.
-        num_slots: slots of each lane.
-    """
+    """Where the lanes of a channel lie."""
 
     num_readers: int
-    num_sources: int
-    num_slots: int
+    num_sources: int  # devices of the writer; a lane goes from each of them to each reader
+    num_slots: int  # slots of each lane
 
     @property
     def num_lanes(self) -> int:
@@ -115,12 +109,7 @@ def format_lanes(board: mmap.mmap, offset: int, layout: DeviceLayout) -> None:
 
 
 class Mailbox:
-    """A few records on their way from one process to another, in shared memory. Each end is used by one thread.
-
-    Args:
-        board: the memory.
-        offset: where the mailbox lies.
-    """
+    """A few records on their way from one process to another, in shared memory. Each end is used by one thread."""
 
     def __init__(self, board: mmap.mmap, offset: int) -> None:
         base = address_of(board, offset)
@@ -145,11 +134,7 @@ class Mailbox:
         return True
 
     def take(self) -> Record | None:
-        """The next record; None if there is none.
-
-        Raises:
-            ChannelError: what lies there is no record.
-        """
+        """The next record; None if there is none. Raises a `ChannelError` if no record lies there."""
         if not self._letters.acquire(False):
             return None
         at = self._place()

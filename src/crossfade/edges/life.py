@@ -90,11 +90,7 @@ TABLE: Final[Mapping[tuple[State, Event], tuple[State, tuple[Action, ...]]]] = {
 
 
 class Life:
-    """One life. Its owner takes care that events come one after the other.
-
-    Attributes:
-        state: where it stands.
-    """
+    """One life. Its owner takes care that events come one after the other."""
 
     def __init__(self) -> None:
         self.state = State.OPEN

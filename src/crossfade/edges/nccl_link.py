@@ -5,7 +5,7 @@ are numbered. The writer enqueues them as they are written; the reader enqueues 
 in the order in which it asks (PL-1), and the number in the message shows whether that is the writer's order. Each link has streams
 of its own: waiting for one peer holds up no other, and no computation.
 
-Nothing can let go of a transfer that only one side has enqueued, but the end of the communicator. So a reader that closes receives
+Nothing can release a transfer that only one side has enqueued, but the end of the communicator. So a reader that closes receives
 what was sent and not asked for, into memory that is dropped, until the writer has closed too. When that takes too long, or the peer
 is dead, the communicator is aborted.
 
@@ -59,7 +59,7 @@ class Group(Protocol):
         """Ends it when all has been done. May wait."""
 
     def abort(self) -> None:
-        """Ends it at once, and lets go of streams that wait for the other side. May wait."""
+        """Ends it at once, and releases streams that wait for the other side. May wait."""
 
 
 GroupFactory: TypeAlias = Callable[[Any, int, DeviceHome], Group]
@@ -67,11 +67,7 @@ GroupFactory: TypeAlias = Callable[[Any, int, DeviceHome], Group]
 
 
 def nccl_group(store: Any, rank: int, home: DeviceHome) -> Group:
-    """NCCL's own.
-
-    Raises:
-        DeviceError: there is no GPU, or torch has no NCCL.
-    """
+    """NCCL's own. Raises a `DeviceError` if there is no GPU, or torch has no NCCL."""
     if home.is_host or not dist.is_nccl_available():
         raise DeviceError(
             "the transport 'nccl' needs a GPU on both sides, and torch built with NCCL",
@@ -85,16 +81,11 @@ def nccl_group(store: Any, rank: int, home: DeviceHome) -> Group:
 
 
 class _Lane:
-    """One communicator, with the stream on which its transfers are ordered.
-
-    Attributes:
-        arrivals: memory for what comes.
-        number: of the values sent or received so far.
-    """
+    """One communicator, with the stream on which its transfers are ordered."""
 
     def __init__(self, home: DeviceHome, group: Group, stream: int) -> None:
-        self.arrivals = Arrivals(home, stream)
-        self.number = 0
+        self.arrivals = Arrivals(home, stream)  # memory for what comes
+        self.number = 0  # of the values sent or received until now
         self.group: Group | None = group
         self._driver = home.driver
         self._stream = stream
@@ -102,10 +93,8 @@ class _Lane:
         self._kept: deque[tuple[int, Any]] = deque()
 
     def greet(self, is_writer: bool) -> None:
-        """Makes the communicator, by a first transfer, and waits for that.
-
-        Raises:
-            ChannelError: the other side did not come in time.
+        """Makes the communicator, by a first transfer, and waits for that. Raises a `ChannelError` if the other side did not come
+        in time.
         """
         if self.group is None:
             return
@@ -139,10 +128,8 @@ class _Lane:
         self._kept.append((event, keep))
 
     def receive(self, arriving: Arriving, places: Sequence[tuple[int, int]], begin: Begin | None = None) -> None:
-        """Enqueues the receiving of the next value's tensors: (offset, length) of each. ``begin`` records it.
-
-        Raises:
-            DeviceError: there is no memory for it. It cannot go by, so the link cannot go on.
+        """Enqueues the receiving of the next value's tensors: (offset, length) of each. ``begin`` records it. Raises a
+        `DeviceError` if there is no memory for it: it cannot go by, so the link cannot continue.
         """
         group = self._open()
         buffer = arriving.buffer
@@ -167,7 +154,7 @@ class _Lane:
         return self.group
 
     def collect(self) -> None:
-        """Lets go of what was sent."""
+        """Releases the tensors that were sent."""
         while self._kept and self._driver.has_happened(self._kept[0][0]):
             self._driver.destroy_event(self._kept.popleft()[0])
 
@@ -185,37 +172,21 @@ class _Lane:
 
 
 class NcclLink:
-    """One party's side of a direction.
-
-    Args:
-        store: memory that both parties see, for meeting each other; stays the caller's.
-        pair: who writes, who reads.
-        me: this party; making the link waits for the other one.
-        homes: for each of the writer's devices, this process's device.
-        make_group: makes the process groups; None for `nccl_group`.
-
-    Attributes:
-        lanes: one for each of the writer's devices.
-        readers: this side's ends of channels, if it reads; whoever opens one adds it.
-        requests: for values of all of them, in the order in which programs ask.
-        reason: why it is broken; empty while it is not.
-
-    Raises:
-        DeviceError: there is no NCCL here.
-        ChannelError: the parties could not connect.
+    """One party's side of a direction. Making it waits for the other party, and raises a `DeviceError` if there is no NCCL here or
+    a `ChannelError` if the parties could not connect.
     """
 
     def __init__(
         self,
-        store: Memory,
-        pair: tuple[str, str],
+        store: Memory,  # memory that both parties see, for meeting each other; stays the caller's
+        pair: tuple[str, str],  # the writer and the reader
         me: str,
-        homes: Sequence[DeviceHome],
-        make_group: GroupFactory | None = None,
+        homes: Sequence[DeviceHome],  # for each of the writer's devices, this process's device
+        make_group: GroupFactory | None = None,  # makes the process groups; None for `nccl_group`
     ) -> None:
-        self.reason = ""
-        self.readers: list[DeviceReader] = []
-        self.requests = Requests()
+        self.reason = ""  # why it is broken; empty while it is not
+        self.readers: list[DeviceReader] = []  # this side's ends of channels, if it reads; the opener of one adds it
+        self.requests = Requests()  # for values of all of them, in the order in which programs ask
         self._is_writer = me == pair[0]
         self._label = f"{pair[0]} to {pair[1]} over NCCL"
         self._enter_thread = homes[0].driver.enter_thread
@@ -227,7 +198,7 @@ class NcclLink:
         self._store = Memory(os.dup(store.fd))  # torch opens its path again in the store's destructor
         file_store = _FileStore(f"/proc/self/fd/{self._store.fd}", -1)
         file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
-        self.lanes: list[_Lane] = []
+        self.lanes: list[_Lane] = []  # one for each of the writer's devices
         with ExitStack() as undo:
             undo.callback(self._give_up)
             try:
@@ -286,12 +257,12 @@ class NcclLink:
         return is_over
 
     def collect(self) -> None:
-        """Lets go of what was sent."""
+        """Releases the tensors that were sent."""
         for lane in self.lanes:
             lane.collect()
 
     def break_off(self, reason: str) -> None:
-        """The other side is gone, or transfers do not match any more: streams that wait for it are let go. Any thread may call
+        """The other side is gone, or transfers do not match any more: streams that wait for it are released. Any thread may call
         it.
         """
         self.reason = self.reason or reason

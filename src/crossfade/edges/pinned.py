@@ -24,22 +24,14 @@ __all__ = ["PinnedReaderSlots", "PinnedWriterSlots", "Pins", "has_come"]
 
 
 class Pins:
-    """Host memory that is pinned for the devices of this process. (What is pinned for one is for all.)
-
-    Args:
-        homes: the devices.
-    """
+    """Host memory that is pinned for the devices of this process. (What is pinned for one is for all.)"""
 
     def __init__(self, homes: Sequence[DeviceHome]) -> None:
         self._homes = homes
         self._dropped: deque[HostRange] = deque()
 
     def pin(self, memory: Memory, offset: int, size_bytes: int, label: str) -> HostRange:
-        """Pins a piece.
-
-        Raises:
-            DeviceError: there is no memory that can be pinned.
-        """
+        """Pins a piece. Raises a `DeviceError` if there is no memory that can be pinned."""
         self.collect()
         return self._homes[0].driver.map_host(memory, offset, size_bytes, label)
 
@@ -72,25 +64,18 @@ def has_come(moment: Moment) -> bool:
 
 
 class PinnedWriterSlots(WriterSlots):
-    """Slots that a device may write into.
-
-    Attributes:
-        unused: slots that were taken, and that readers will not free. Any thread may add to them.
-    """
+    """Slots that a device may write into."""
 
     def __init__(self, heap: Heap, block: RingBlock, pins: Pins, label: str) -> None:
         super().__init__(heap, address_of(block.board, block.offset), block.layout)
+        # Slots that were taken, and that readers will not free. Any thread may add to them.
         self.unused: list[int] = []
         self._pins = pins
         self._label = label
         self._pinned: dict[int, HostRange] = {}  # by slot
 
     def address(self, slot: int) -> int:
-        """Where a device sees the slot.
-
-        Raises:
-            DeviceError: it cannot be pinned.
-        """
+        """The slot's address for a device. Raises a `DeviceError` if it cannot be pinned."""
         pinned = self._pinned.get(slot)
         if pinned is None:
             offset, capacity, _ = self._pieces[slot]
@@ -122,7 +107,7 @@ class PinnedWriterSlots(WriterSlots):
             self._pins.drop(pinned)
 
     def close(self) -> None:
-        """Lets go of the memory, on which no copies may be under way."""
+        """Releases the memory, on which no copies may be under way."""
         super().close()
         for slot in list(self._pinned):
             self._unpin(slot)
@@ -134,9 +119,6 @@ class PinnedReaderSlots(ReaderSlots):
     A view may be the source of a copy that is enqueued and has not run (``tensor.to("cuda:1", non_blocking=True)``). So when the
     last view of a slot dies, the slot is *ending*, and free once each device's compute stream has done all that it was given until
     then.
-
-    Args:
-        homes: the reader's devices, with events of their streams.
     """
 
     def __init__(
@@ -164,7 +146,6 @@ class PinnedReaderSlots(ReaderSlots):
         return next((moments for moments in list(self._ending.values()) if moments is not None), ())
 
     def view(self, slot: int, offset: int, capacity: int, size: int) -> memoryview:
-        """See `ReaderSlots`."""
         view = super().view(slot, offset, capacity, size)
         self._streams[slot] = tuple([home.compute_stream() for home, _ in self._homes])
         return view
@@ -240,7 +221,7 @@ class PinnedReaderSlots(ReaderSlots):
             self._pins.drop(pinned)
 
     def close(self) -> None:
-        """See `ReaderSlots`. What is read from by a device stays pinned until that is over."""
+        """What is read from by a device stays pinned until that is over."""
         self._is_closed = True
         super().close()
         self._ending.clear()

@@ -1,16 +1,16 @@
-"""What is to be done as soon as a device is so far: telling a reader on the host, above all, that its bytes are there.
+"""Runs a callback when events of a device complete, above all to tell a reader on the host that its bytes are there.
 
-A GPU cannot post a semaphore, so somebody looks. The actor's main thread does where it can: its loop spins for a moment before
-it sleeps, and asks the oldest job's event on each turn (`Publisher.poll`, 2 us). A thread takes over where it cannot, because
-it is in a method or asleep. Why not the thread alone: it would have to get the interpreter lock from a spinning main thread,
-which takes up to 5 ms where ``sched_yield`` keeps the lock (Python 3.11), and a wake-up, some 50 us, everywhere. Why not the
-main thread alone: a method that works on the CPU or waits in ``.item()`` would hold up what is ready.
+A GPU cannot post a semaphore, so a thread has to look. The actor's main thread does where it can: its loop spins for a moment
+before it sleeps, and asks the oldest job's event on each turn (`Publisher.poll`, 2 us). A thread takes over where it cannot,
+because it is in a method or asleep. Why not the thread alone: it would have to get the interpreter lock from a spinning main
+thread, which takes up to 5 ms where ``sched_yield`` keeps the lock (Python 3.11), and a wake-up, some 50 us, everywhere. Why not
+the main thread alone: a method that works on the CPU or waits in ``.item()`` would hold up what is ready.
 
 So that the thread does not disturb the main thread's looking, it is not woken by a job but by a timer, which each job sets anew
 to a little more than the loop's spin: a system call of a microsecond, and nothing else happens while values come and go
 quickly. Once awake it waits for events in their order (without the interpreter lock, without a core) until there are none left.
 
-Jobs are done in the order in which they came, each once, by whoever gets to it first, and never two at a time.
+Jobs are done in the order in which they came, each once, by the thread that gets to it first, and never two at a time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from crossfade.host.timer import Timer
 __all__ = ["Done", "Publisher"]
 
 Done = Callable[[DeviceError | None], None]
-"""Told that the device is so far, or why it never will be. Must not block or raise."""
+"""Told that the device has come to it, or why it never will. Must not block or raise."""
 
 _GRACE_US = 20.0
 
 
 class _Job:
-    """Something to do once all of the moments have come, or never will. What it holds is let go of when it is done."""
+    """Something to do once all of the moments have come, or never will. All that it holds is released when it is done."""
 
     __slots__ = ("_keep", "done", "error", "moments")
 
@@ -68,21 +68,14 @@ class _Job:
 
 
 class Publisher:
-    """Does jobs when their moments have come, in order. One for each process that has a device.
-
-    Args:
-        bell: this process's own doorbell, rung when the thread has done something.
-        spin_us: for how long the process's loop looks for work before it sleeps; the thread takes over a little later.
-        enter: the first thing that the thread does.
-
-    Attributes:
-        jobs: what is to be done; for a quick look at whether there is anything.
+    """Does jobs when their moments have come, in order. One for each process that has a device. ``spin_us``: for how long the
+    process's loop looks for work before it sleeps; the thread takes over a little later.
     """
 
     def __init__(self, bell: Bell, spin_us: float = DEFAULT_SPIN_US, enter: Callable[[], None] = lambda: None) -> None:
-        self._bell = bell
-        self._enter = enter
-        self.jobs: deque[_Job] = deque()
+        self._bell = bell  # this process's own doorbell, rung when the thread has done something
+        self._enter = enter  # the first thing that the thread does
+        self.jobs: deque[_Job] = deque()  # what is to be done; for a quick look at whether there is anything
         self._doing = threading.Lock()
         self._timer = Timer(spin_us + _GRACE_US)
         self._is_awake = False  # the thread looks into the list by itself
@@ -96,12 +89,8 @@ class Publisher:
         return bool(self.jobs)
 
     def submit(self, moments: tuple[Moment, ...], done: Done, keep: Any = None) -> None:
-        """Adds a job.
-
-        Args:
-            moments: what it waits for; none to be done right after those before it.
-            done: what to do; by this thread or another.
-            keep: held until it is done, such as memory that the device reads or writes.
+        """Adds a job: ``done`` is called, by this thread or another, when the ``moments`` have come (none: right after the jobs
+        before it). ``keep`` is held until then, such as memory that the device reads or writes.
         """
         self.jobs.append(_Job(moments, done, keep))
         if not self._is_awake:
@@ -147,7 +136,7 @@ class Publisher:
                 return
 
     def _first(self) -> _Job | None:
-        """The oldest job; None if there is none, and then whoever adds one sets the timer."""
+        """The oldest job; None if there is none, and then the thread that adds one sets the timer."""
         while True:
             try:
                 return self.jobs[0]

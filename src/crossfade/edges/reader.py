@@ -18,10 +18,6 @@ class DeviceReader:
 
     Where the carrier has to be asked (`Incoming.requests`), a message is taken when the program has asked for its value
     (`try_start`); it lies in the inbox until everything that brings its tensors is enqueued.
-
-    Args:
-        ring: of the messages.
-        carrier: brings the tensors.
     """
 
     on_moved: Callable[[int, int], None] | None = None
@@ -100,7 +96,7 @@ class DeviceReader:
         self.carrier.mute(reason)
 
     def close(self) -> None:
-        """See the protocol. The devices may be behind: continue with `drain`."""
+        """The devices may be behind: continue with `drain`."""
         if not self.ring.is_closed:
             self.ring.is_closed = True
             self._inbox.clear()
@@ -109,7 +105,6 @@ class DeviceReader:
             self.ring.leave()
 
     def drain(self) -> bool:
-        """See `Incoming.drain`."""
         is_drained = self.carrier.drain()
         if is_drained:
             self.ring.leave()

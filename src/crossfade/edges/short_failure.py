@@ -13,7 +13,7 @@ _MOST_CHARACTERS = 240
 
 
 def short_failure(error: CrossfadeError, actor: str, node: str) -> bytes:
-    """The pickle of an error of its kind that fits into a record, for whoever waits for the value."""
+    """The pickle of an error of its kind that fits into a record, for the reader that waits for the value."""
     num = _MOST_CHARACTERS
     while True:
         failure = Failure.capture(type(error)(str(error)[:num]), actor=actor, node=node[:num])

@@ -30,30 +30,19 @@ def cannot_send(carrier: Outgoing, error: Exception) -> ChannelBroken:
 
 
 class Sources:
-    """Takes values apart whose tensors lie on some devices, and marks when these are computed.
-
-    Args:
-        homes: the devices, in order.
-        note_bytes: of what the carrier notes in the message of such a value.
-
-    Attributes:
-        ready: of each device, an event behind the computation of the value that was taken apart last.
-        splitter: takes values apart.
-        source_of: the position of a tensor's device; None if it is none of them.
+    """Takes values apart whose tensors lie on some devices, and marks when these are computed. ``homes``: the devices, in order;
+    ``note_bytes``: of the carrier's notes in the message of such a value.
     """
 
     def __init__(self, homes: Sequence[DeviceHome], note_bytes: int) -> None:
         self.homes = homes
+        # Of each device, an event behind the computation of the value that was taken apart last.
         self.ready = [home.driver.create_event() for home in homes]
-        self.source_of = source_of(homes)
+        self.source_of = source_of(homes)  # the position of a tensor's device; None if it is none of them
         self.splitter = Splitter(self.source_of, note_bytes)
 
     def split(self, value: object) -> Split:
-        """Takes a value apart; its tensors may be computed only by what is enqueued now.
-
-        Raises:
-            Exception: what pickling raised.
-        """
+        """Takes a value apart; its tensors may be computed only by what is enqueued now. Raises what pickling raised."""
         parts = self.splitter.split(value)
         for source in parts.lane_bytes:
             self.mark_ready(source)

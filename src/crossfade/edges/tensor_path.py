@@ -76,10 +76,8 @@ class Kind:
 
 
 class Kinds:
-    """The kinds of one channel, as its writer sees them.
-
-    Args:
-        source_of: the writer's device of a tensor, by position; None if it is not on one.
+    """The kinds of one channel, as its writer sees them. ``source_of`` gives the position of a tensor's device among the writer's;
+    None if it is not on one.
     """
 
     def __init__(self, source_of: Callable[[torch.Tensor], int | None]) -> None:
@@ -128,11 +126,7 @@ class KindTable:
         self._kinds: dict[int, Described] = {}
 
     def find(self, payload: memoryview) -> Described:
-        """What a record's tensor is.
-
-        Raises:
-            ValueError: the record is damaged.
-        """
+        """The kind of a record's tensor. Raises a ValueError if the record is damaged."""
         (number,) = NUMBER.unpack_from(payload)
         if number & NEW and number ^ NEW < MOST_KINDS:
             self._kinds[number ^ NEW] = Described(*pickle.loads(payload[self._description :]))

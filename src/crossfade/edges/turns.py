@@ -5,7 +5,7 @@ may have *predecessors*: lanes of another writer to the same device of the same 
 before. (`crossfade.plan.turns` says which.) Every channel of a plan carries one value an execution, so the n-th value of one
 channel belongs to the n-th of the other.
 
-A lane that is somebody's predecessor says how far it is (`Progress`), by one word on the board and one counter of the device::
+A lane that is another's predecessor says how far it is (`Progress`), by one word on the board and one counter of the device::
 
     bits 63 ... 32  how many values its channel has published, or is about to, modulo 2^32
     bits 31 ... 0   bit k: the value that came k before the last is a large one
@@ -46,15 +46,10 @@ _NUM_REMEMBERED = 32
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """Who has to wait, and for how long.
+    """Who has to wait, and for how long."""
 
-    Attributes:
-        large_bytes: shorter values neither wait nor are waited for.
-        link_gbs: a push of so many bytes is held for no longer than they take at this rate, in 10^9 bytes a second.
-    """
-
-    large_bytes: int
-    link_gbs: float
+    large_bytes: int  # shorter values neither wait nor are waited for
+    link_gbs: float  # a push of so many bytes is held for no longer than they take at this rate, in 10^9 bytes a second
 
     def longest_hold_s(self, size_bytes: int) -> float:
         """How long a push may be held."""
@@ -62,12 +57,8 @@ class TurnRules:
 
 
 class Progress:
-    """How far a lane's writer is: as it says, and as those after it see.
-
-    Args:
-        board: the memory.
-        offset: where the lane's `PROGRESS_BYTES` lie; a multiple of 8, so that the word is stored in one piece.
-        counter: of the lane's pushes, as this process's device sees it.
+    """How far a lane's writer is: as it says, and as those after it see. It lies at ``offset`` of the board, a multiple of 8, so
+    that the word is stored in one piece; ``counter`` is that of the lane's pushes, as this process's device sees it.
     """
 
     def __init__(self, board: mmap.mmap, offset: int, counter: Counter) -> None:
@@ -92,11 +83,11 @@ class Progress:
         self._word[0] = (number & _MASK) << 32 | self._large
 
     def take_wanted(self) -> bool:
-        """Whether somebody asked to be rung since the last call; after a fence that follows `tell`."""
+        """Whether a writer asked to be rung since the last call; after a fence that follows `tell`."""
         if not self._wanted[0]:
             return False
         self._wanted[0] = 0
-        self._fence()  # whoever asks again from now on is seen next time, or seen asleep
+        self._fence()  # a writer that asks again from now on is seen next time, or seen asleep
         return True
 
     # By those after it
@@ -120,26 +111,16 @@ class Progress:
 
 
 class Turns:
-    """The turns of one channel, as its writer keeps them. One thread uses it.
-
-    Args:
-        rules: who has to wait.
-        num_sources: devices of the writer, over which the channel's lanes are spread in turn.
-        own: by lane, where it says how far it is; those that are somebody's predecessors.
-        before: by lane, its predecessors; those that have any.
-        after: who comes after, to be rung.
-        wake_in: asks for another try to push, at the latest after so many seconds.
-        now_s: a clock.
-    """
+    """The turns of one channel, as its writer keeps them. One thread uses it."""
 
     def __init__(
         self,
         rules: TurnRules,
-        num_sources: int,
-        own: Mapping[int, Progress],
-        before: Mapping[int, Sequence[Progress]],
-        after: Sequence[Bell],
-        wake_in: Callable[[float], None],
+        num_sources: int,  # devices of the writer, over which the channel's lanes are spread in turn
+        own: Mapping[int, Progress],  # by lane, where it says how far it is; those that are predecessors
+        before: Mapping[int, Sequence[Progress]],  # by lane, its predecessors; those that have any
+        after: Sequence[Bell],  # of the writers that come after, to be rung
+        wake_in: Callable[[float], None],  # asks for another try to push, at the latest after so many seconds
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rules = rules
@@ -154,11 +135,8 @@ class Turns:
         self._large: set[int] = set()  # lanes that carry a large part of the value that is being written
 
     def must_hold(self, number: int, lane_bytes: Mapping[int, int]) -> bool:
-        """Whether a value may not be pushed yet; if so, whoever holds it is woken to try again.
-
-        Args:
-            number: of the value, from 1.
-            lane_bytes: by device of the writer, what each of its lanes would carry.
+        """Whether value ``number`` (from 1) may not be pushed yet; if so, the loop that holds it is woken to try again.
+        ``lane_bytes``: by device of the writer, what each of its lanes would carry.
         """
         longest = 0
         lines: list[Progress] = []
@@ -206,7 +184,7 @@ class Turns:
         self._large.clear()
 
     def ring(self) -> None:
-        """It is published: wakes whoever holds a push."""
+        """It is published: wakes the writers that hold a push."""
         if FENCE_AFTER_POST:
             self._fence()
         if any([own.take_wanted() for own in self._own.values()]):

@@ -16,26 +16,21 @@ __all__ = ["DeviceWriter"]
 
 
 class DeviceWriter:
-    """Writes values: the message into the ring, the tensors by the carrier.
-
-    Args:
-        carrier: has the ring, and carries the tensors.
-        distrust: says why values cannot be trusted, if so: a party whose tensors they may be made of is dead
-            (``crossfade.runtime.alive``). Must not wait. None if values need no such look here.
-    """
+    """Writes values: the message into the ring, which the carrier has, the tensors by the carrier."""
 
     def __init__(self, carrier: Outgoing, distrust: Callable[[], CrossfadeError | None] | None = None) -> None:
         self.carrier = carrier
         self.name = carrier.ring.name
         self.ring = carrier.ring
         self.has_room = carrier.ring.has_room
+        # Says why values cannot be trusted, if so: a party whose tensors they may be made of is dead (``crossfade.runtime.alive``).
+        # Must not wait. None if values need no such look here.
         self._distrust = distrust
         self._try_send_tensor = carrier.try_send_tensor
         self._pending: tuple[object, Split] | None = None  # a value that there was no room for yet, taken apart
 
     @property
     def on_moved(self) -> Callable[[int, int], None] | None:
-        """See `crossfade.channels.protocol.Writer`."""
         return self.ring.on_moved
 
     @on_moved.setter
@@ -43,11 +38,8 @@ class DeviceWriter:
         self.ring.on_moved = on_moved
 
     def try_write(self, value: Any) -> bool:
-        """See the protocol. On a device, the tensors of the value may be computed only by what is enqueued now.
-
-        Raises:
-            ChannelBroken: values cannot be trusted any more.
-            DeviceError: there is no memory for the value, or the device refused.
+        """On a device, the tensors of the value may be computed only by what is enqueued now. Raises a `ChannelBroken` if values
+        cannot be trusted any more, and a `DeviceError` if there is no memory for the value, or the device refused.
         """
         if self._distrust is not None and (error := self._distrust()) is not None:
             self.break_off(str(error))
@@ -85,14 +77,13 @@ class DeviceWriter:
         self.carrier.refuse(reason)
 
     def close(self) -> None:
-        """See the protocol. The devices may be behind: continue with `drain`."""
+        """The devices may be behind: continue with `drain`."""
         if not self.ring.is_closed:
             self._pending = None
             self.ring.is_closed = True
             self.carrier.leave()
 
     def drain(self) -> bool:
-        """See `Outgoing.drain`."""
         return self.carrier.drain()
 
     def statistics(self) -> ChannelStatistics:

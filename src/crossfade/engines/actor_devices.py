@@ -27,29 +27,21 @@ __all__ = ["ActorDevices"]
 
 
 class ActorDevices:
-    """What an actor's loop has to do for its devices.
+    """The devices' share of an actor's loop.
 
     The life of each plan is that of ``edges.life``. A plan is released only when the devices are idle: unpinning its memory waits
     for all their streams, and a stream might wait for another plan's host.
-
-    Args:
-        gpus: indices of its GPUs.
-        on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
-        doorbell: of this process.
-        on_fault: called when a plan, by its number, cannot go on, and why.
-
-    Attributes:
-        is_busy: whether `serve` should be called now and then, and not only when the doorbell was rung.
     """
 
     def __init__(
         self,
         gpus: Sequence[int],
+        # Called, in another thread, when a peer has died, before any stream that waits for it is released.
         on_death: Callable[[str], None],
         doorbell: Doorbell,
-        on_fault: Callable[[int, str], None],
+        on_fault: Callable[[int, str], None],  # called when a plan, by its number, cannot continue, and why
     ) -> None:
-        self.is_busy = False
+        self.is_busy = False  # whether `serve` should be called now and then, and not only when the doorbell was rung
         self._on_fault = on_fault
         self._alarm = Alarm(doorbell)
         self._gpus = gpus
@@ -62,11 +54,9 @@ class ActorDevices:
         self._copies: HostCopies | None = None
 
     def select(self) -> None:
-        """See `select_gpus`."""
         select_gpus(self._gpus)
 
     def failure(self) -> str:
-        """See `Devices.failure`."""
         return self._devices.failure()
 
     def _signals(self, peer: str) -> Sequence[Releasable]:
@@ -81,17 +71,8 @@ class ActorDevices:
     def open(
         self, number: int, plan: Plan, party: str, shared: Mapping[str, Memory], pidfds: Mapping[str, int]
     ) -> DeviceEnds:
-        """Prepares the device ends of a plan.
-
-        Args:
-            number: of the plan.
-            plan: the plan.
-            party: who this is.
-            shared: the plan's `crossfade.engines.board.device_memories`; owned by the ends from now on.
-            pidfds: of the peers that live.
-
-        Raises:
-            MissingDependency, DeviceError: see `DeviceEnds`.
+        """Prepares the device ends of a plan, which own ``shared`` (`crossfade.engines.board.device_memories`) from now on.
+        ``pidfds`` are those of the living peers. Raises as `DeviceEnds` does.
         """
         self._let_go_of_drained()
         ends = self._plans[number] = DeviceEnds(plan, party, shared, self._devices, pidfds, self._alarm.wake_in)
@@ -132,12 +113,10 @@ class ActorDevices:
         return [span for recorder in self._recorders.get(number, ()) for span in recorder.spans()]
 
     def leave(self, number: int, on_left: Callable[[], None], absent: Sequence[str] = ()) -> None:
-        """The ends of a plan are closed; ``on_left`` is called once no value of it is on its way any more.
+        """The ends of a plan are closed; ``on_left`` (in place of an earlier one) is called once no value of it is on its way any
+        more.
 
-        Args:
-            number: of the plan. It may have been left before, and nobody have known then that somebody was absent.
-            on_left: takes the place of an earlier one.
-            absent: who could not open the plan.
+        ``absent`` could not open the plan. The plan may have been left before, when that was not known yet.
         """
         for recorder in self._recorders.pop(number, ()):
             with suppress(DeviceError):

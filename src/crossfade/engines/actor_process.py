@@ -111,7 +111,7 @@ class ActorProcess:
                 self.on_room(self._wants_room)
 
     def break_off(self, error: FrameError) -> None:
-        """Somebody without the key has written to its control connection: it cannot be talked to any more, and is killed."""
+        """A process without the key has written to its control connection: it cannot be talked to any more, and is killed."""
         self.refusal = f"its control connection is broken, {error}; so it was killed"
         self.kill()
 

@@ -12,11 +12,8 @@ __all__ = ["Alarm"]
 
 
 class Alarm:
-    """Wakes whoever waits at a doorbell. To the microsecond, where a time limit of the wait is one of milliseconds, and also when
-    it is asked for in the middle of the wait. One thread uses it.
-
-    Args:
-        doorbell: the process's.
+    """Wakes the process that waits at its doorbell. To the microsecond, where a time limit of the wait is one of milliseconds, and
+    also when it is asked for in the middle of the wait. One thread uses it.
     """
 
     def __init__(self, doorbell: Doorbell) -> None:

@@ -57,22 +57,14 @@ _HAVE_LANES = (Transport.COPY, Transport.STAGED)
 
 @dataclass(frozen=True, slots=True)
 class RingPlace:
-    """A channel whose records lie on the board.
-
-    Attributes:
-        spec: the channel.
-        offset, ring: the block of its ring.
-        lanes_offset, lanes: the blocks of its lanes, for ``copy`` and ``staged``.
-        first_signal: for ``copy``, where its signals begin in the row of the plan's signals.
-        chunks_offset: for ``staged``, where its lanes' chunks begin in the memory of the plan's chunks.
-    """
+    """A channel whose records lie on the board."""
 
     spec: ChannelSpec
-    offset: int
+    offset: int  # this and the next: the block of its ring
     ring: RingLayout
-    lanes: DeviceLayout | None = None
-    first_signal: int = 0
-    chunks_offset: int = 0
+    lanes: DeviceLayout | None = None  # for ``copy`` and ``staged``
+    first_signal: int = 0  # for ``copy``, where its signals begin in the row of the plan's signals
+    chunks_offset: int = 0  # for ``staged``, where its lanes' chunks begin in the memory of the plan's chunks
 
     def block(self, board: mmap.mmap) -> RingBlock:
         """Where its ring lies on the mapped board."""
@@ -167,7 +159,7 @@ def set_aside_bytes(plan: Plan) -> int:
 
 
 def device_memories(plan: Plan) -> Mapping[str, int]:
-    """Memory beside the board that ends on devices need, by name: its length. Whoever uses devices gets all of it."""
+    """Memory beside the board that ends on devices need, by name: its length. Every party that uses devices gets all of it."""
     found = list(places(plan))
     signals = [place.lanes.signals_bytes for place in found if place.lanes and place.spec.transport is Transport.COPY]
     sizes_bytes = {SIGNALS: align(sum(signals), PAGE_BYTES), STAGING: sum(map(_chunks_bytes, found))}
@@ -247,13 +239,9 @@ def is_on_devices(spec: ChannelSpec | CollectiveSpec) -> bool:
 
 
 def peers_of(plan: Plan, party: str, before: Mapping[tuple[str, str], str] | None = None) -> set[str]:
-    """Whose deaths a party has to know of: everybody at the other end of one of its channels, in its collectives, in its gloo
-    group, those whose tensors may reach it through others' devices, and those who push to its readers in turn with it.
-
-    Args:
-        plan: the plan.
-        party: who has to know.
-        before: the plan's `predecessors`, for who asks often; None to look for them.
+    """The peers whose deaths a party has to know of: all at the other end of one of its channels, in its collectives, in its gloo
+    group, those whose tensors may reach it through others' devices, and those who push to its readers in turn with it. ``before``
+    may be given as the plan's `predecessors`, to save looking for them.
     """
     both = [*((spec.writer, *spec.readers) for spec in plan.channels), *(spec.parties for spec in plan.collectives)]
     both.append(tuple(link_parties(plan)))

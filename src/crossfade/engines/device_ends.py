@@ -54,33 +54,19 @@ _WHAT = "channels between devices"
 
 
 class DeviceEnds:
-    """The ends of channels between devices of one party in one plan.
-
-    Args:
-        plan: the plan.
-        party: who this is.
-        shared: the plan's `crossfade.engines.board.device_memories`; owned by this object from now on.
-        devices: of this process.
-        pidfds: of the plan's other parties; they stay the caller's.
-        wake_in: wakes the actor's loop after so many seconds, at the latest.
-
-    Attributes:
-        alive: those whose tensors may reach this party.
-        life: where the plan stands on this process's devices.
-
-    Raises:
-        MissingDependency: torch or cuda-bindings is not installed.
-        DeviceError: CUDA cannot start; or a copy channel goes between GPUs whose signals cannot be trusted.
+    """The ends of channels between devices of one party in one plan. Raises a `MissingDependency` if torch or cuda-bindings is not
+    installed, and a `DeviceError` if CUDA cannot start or a copy channel goes between GPUs whose signals cannot be trusted.
     """
 
     def __init__(
         self,
         plan: Plan,
         party: str,
+        # The plan's `crossfade.engines.board.device_memories`; owned by this object from now on.
         shared: Mapping[str, Memory],
         devices: Devices,
-        pidfds: Mapping[str, int],
-        wake_in: Callable[[float], None],
+        pidfds: Mapping[str, int],  # of the plan's other parties; they stay the caller's
+        wake_in: Callable[[float], None],  # wakes the actor's loop after so many seconds, at the latest
     ) -> None:
         self._plan = plan
         self._party = party
@@ -96,13 +82,14 @@ class DeviceEnds:
             self._close_memories()
             raise
         before = upstream(plan, party, is_on_devices)
+        # Those whose tensors may reach this party.
         self.alive = Alive({peer: pidfd for peer, pidfd in pidfds.items() if peer in before})
         signals = [self._boards[home.device] for home in self._homes] if self._boards else []
         self._turns = DeviceTurns(plan, signals, wake_in)
         self._writers: list[tuple[ChannelSpec, DeviceWriter]] = []
         self._readers: list[tuple[ChannelSpec, DeviceReader]] = []
         self._links: dict[tuple[str, str], NcclLink] = {}
-        self.life = Life()
+        self.life = Life()  # where the plan stands on this process's devices
         self._lock = threading.Lock()
 
     def _check_reach(self) -> None:
@@ -136,14 +123,11 @@ class DeviceEnds:
         return self._homes[0]
 
     def meet(self, store: Memory) -> None:
-        """Makes this party's links of NCCL, each with the party at its other end, for which it waits. Any thread may call it.
+        """Makes this party's links of NCCL, each with the party at its other end, for which it waits. Any thread may call it;
+        ``store`` stays the caller's.
 
-        Args:
-            store: where the parties meet; stays the caller's.
-
-        Raises:
-            DeviceError: this process has no GPU that NCCL can use.
-            ChannelError: the parties could not connect, or meanwhile the plan was given up.
+        Raises a `DeviceError` if this process has no GPU that NCCL can use, and a `ChannelError` if the parties could not connect,
+        or meanwhile the plan was given up.
         """
         for pair in nccl_links(self._plan):
             if self._party in pair:
@@ -163,14 +147,8 @@ class DeviceEnds:
     def writer(
         self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell], node: str = ""
     ) -> DeviceWriter:
-        """Opens the writing end of a channel.
-
-        Args:
-            place: where it lies.
-            board: the plan's board.
-            heap: of this party.
-            bells: those of all that this party knows.
-            node: what makes the values, for errors.
+        """Opens the writing end of a channel. ``bells`` are those of all that this party knows; ``node`` makes the values, for
+        errors.
         """
         spec, homes = place.spec, self._homes
         with torch_needed(_WHAT):
@@ -252,7 +230,7 @@ class DeviceEnds:
         """Why what was computed here cannot be trusted, if so. Any thread may ask."""
         if self._links:
             for (_, reader), link in self._links.items():
-                if link.reason and reader == self._party:  # what had been enqueued of it was let go
+                if link.reason and reader == self._party:  # the transfers that had been enqueued were released
                     return ChannelBroken(f"the value may have been made of what did not come: {link.reason}")
         dead = self.alive.check()
         if not dead:
@@ -276,10 +254,8 @@ class DeviceEnds:
     def on(self, event: Event, peer: str = "", reason: str = "") -> None:
         """Something happened to the plan on this process: every end does what its life asks for (``edges.life``).
 
-        Args:
-            event: any thread may bring `Event.PEER_DIED`.
-            peer: who died, if that is it. A process that is no party of the plan changes nothing.
-            reason: why calls raise from now on.
+        Any thread may bring `Event.PEER_DIED`, with the ``peer`` that died; a process that is no party of the plan changes nothing.
+        Calls raise errors with ``reason`` from now on.
         """
         if event is Event.PEER_DIED and peer not in self._plan.programs:
             return
@@ -328,10 +304,8 @@ class DeviceEnds:
                 reader.break_off(f"{spec.writer} could not open it")
 
     def progress(self) -> bool:
-        """Handles control records and values under way, after the doorbell rang. True if it should be called again soon.
-
-        Raises:
-            DeviceError: a device refused what a channel needs, which the message names: the program may stand at another one.
+        """Handles control records and values under way, after the doorbell rang. True if it should be called again soon. Raises a
+        `DeviceError` that names the channel if a device refused what it needs: the program may stand at another one.
         """
         has_more = False
         for spec, end in self._ends():
@@ -343,11 +317,7 @@ class DeviceEnds:
         return has_more
 
     def drain(self) -> bool:
-        """Once closed, without waiting: whether no value is on its way any more.
-
-        Raises:
-            DeviceError: the device refuses.
-        """
+        """Once closed, without waiting: whether no value is on its way any more. Raises a `DeviceError` if the device refuses."""
         ends = [end.drain() for _, end in self._ends()]
         if not (all(ends) and all([link.drain() for link in self._links.values()])):
             return False

@@ -19,17 +19,12 @@ _RULES = TurnRules(LARGE_BYTES, LINK_GBS)
 
 
 class DeviceTurns:
-    """Opens the turns of one party's copy channels.
-
-    Args:
-        plan: the plan.
-        signals: all of the plan's, as each of the party's devices sees them, in the order of its devices; none where
-            there are no copy channels.
-        wake_in: see `Turns`.
-    """
+    """Opens the turns of one party's copy channels."""
 
     def __init__(self, plan: Plan, signals: Sequence[SignalBoard], wake_in: Callable[[float], None]) -> None:
         self._plan = plan
+        # All of the plan's, as each of the party's devices sees them, in the order of its devices; none where there are no copy
+        # channels.
         self._signals = signals
         self._wake_in = wake_in
         self._before = predecessors(plan)
@@ -37,13 +32,7 @@ class DeviceTurns:
         self._awaited: dict[str, list[Counter]] = defaultdict(list)
 
     def open(self, place: RingPlace, board: mmap.mmap, bells: Mapping[str, Bell]) -> Turns | None:
-        """The turns of a channel that the party writes; None if it has none.
-
-        Args:
-            place: where the channel lies.
-            board: the plan's board.
-            bells: the doorbells of all that the party knows.
-        """
+        """The turns of a channel that the party writes; None if it has none. ``bells``: of all that the party knows."""
         spec, layout = place.spec, layout_of(place)
         own: dict[int, Progress] = {}
         before: dict[int, list[Progress]] = {}

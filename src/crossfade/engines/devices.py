@@ -59,17 +59,12 @@ class _Watched:
 
 
 class Devices:
-    """The devices of this process.
-
-    Args:
-        gpus: indices of its GPUs; empty if it has none.
-        signals: what a peer sets; any thread may call it.
-        on_death: called, in the watchdog's thread, when a peer has died and before anything that waits for it is let go.
-    """
+    """The devices of this process: its GPUs, by their indices, or the CPU if it has none."""
 
     def __init__(self, gpus: Sequence[int], signals: Signals, on_death: Callable[[str], None]) -> None:
         self._gpus = tuple(gpus)
-        self._signals = signals
+        self._signals = signals  # what a peer sets; any thread may call it
+        # Called, in the watchdog's thread, when a peer has died and before anything that waits for it is released.
         self._on_death = on_death
         self._homes: list[DeviceHome] = []
         self._watchdogs: list[Watchdog] = []
@@ -78,11 +73,8 @@ class Devices:
 
     @property
     def homes(self) -> Sequence[DeviceHome]:
-        """One for each of its GPUs, in order, or one for the CPU. Opened with the first call.
-
-        Raises:
-            MissingDependency: cuda-bindings is not installed.
-            DeviceError: CUDA cannot start.
+        """One for each of its GPUs, in order, or one for the CPU. Opened with the first call. Raises a `MissingDependency` if
+        cuda-bindings is not installed, and a `DeviceError` if CUDA cannot start.
         """
         if not self._homes:
             drivers: list[TimedDriver] = [_host_driver()] * max(1, len(self._gpus))

@@ -1,4 +1,4 @@
-"""Where in a plan a party could not go on, and why, for people."""
+"""Where in a plan a party could not continue, and why, for people."""
 
 from __future__ import annotations
 

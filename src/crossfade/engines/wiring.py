@@ -43,41 +43,26 @@ _JOIN_S = 5.0
 
 
 class Wiring:
-    """One party's channels of one plan.
-
-    Args:
-        plan: the plan.
-        party: who this is.
-        board: the mapped board, formatted.
-        heaps: the heaps that the party needs, by owner.
-        bells: the doorbells of its peers, and its own.
-        store: where parties meet, if this one has to; owned by the wiring from now on.
-        device_ends: opens its ends of channels between devices, and has its devices, if it uses any.
-        host_copies: how it brings tensors to its devices and from there, if it has any.
-        on_death: called, in another thread, when a peer has died, before any stream that waits for it is let go.
-        exchanges: is told of the groups in which it does collectives on its devices, if it has any.
-        communicators: the user-defined communicators that move tensors, by id; they stay the caller's.
-
-    Attributes:
-        ends: its ends.
-        device_ends: as above.
-
-    Raises:
-        CrossfadeError, OSError: something could not be opened; what was is closed again.
+    """One party's channels of one plan. Raises a `CrossfadeError` or an OSError if something could not be opened; what was is
+    closed again.
     """
 
     def __init__(
         self,
         plan: Plan,
         party: str,
-        board: mmap.mmap,
-        heaps: Mapping[str, Memory],
-        bells: Mapping[str, Bell],
-        store: Memory | None = None,
+        board: mmap.mmap,  # the mapped board, formatted
+        heaps: Mapping[str, Memory],  # the heaps that the party needs, by owner
+        bells: Mapping[str, Bell],  # the doorbells of its peers, and its own
+        store: Memory | None = None,  # where parties meet, if this one has to; owned by the wiring from now on
+        # Opens its ends of channels between devices, and has its devices, if it uses any.
         device_ends: DeviceEnds | None = None,
-        host_copies: HostCopies | None = None,
+        host_copies: HostCopies | None = None,  # how it brings tensors to its devices and from there, if it has any
+        # Called, in another thread, when a peer has died, before any stream that waits for it is released.
         on_death: Callable[[str], None] | None = None,
+        # Is told of the groups in which it does collectives on its devices, if it has any.
         exchanges: Exchanges | None = None,
+        # The user-defined communicators that move tensors, by id; they stay the caller's.
         communicators: Mapping[str, Any] | None = None,
     ) -> None:
         self.ends = Ends()

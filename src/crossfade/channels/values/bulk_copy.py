@@ -21,7 +21,7 @@ _SPLIT_BYTES = 16 << 20
 def copy_bytes(target: memoryview, source: memoryview) -> None:
     """Copies ``source`` to the start of ``target``; both are contiguous bytes."""
     size_bytes = source.nbytes
-    numpy = sys.modules.get("numpy")  # its copies let go of the interpreter lock; memoryview's do not
+    numpy = sys.modules.get("numpy")  # its copies release the interpreter lock; memoryview's do not
     if size_bytes < _SPLIT_BYTES or numpy is None or not _has_cores():
         target[:size_bytes] = source
         return

@@ -41,10 +41,8 @@ _by_cloudpickle: set[type] = set()
 def prepare(value: object) -> bytes | Encoded:
     """A value as a pickle, if nothing of it lies outside, else as a message.
 
-    By the C pickler where that is right, else by cloudpickle (lambdas, local classes, what is in ``__main__``).
-
-    Raises:
-        Exception: what pickling raised.
+    By the C pickler where that is right, else by cloudpickle (lambdas, local classes, what is in ``__main__``). Raises what
+    pickling raised.
     """
     kind = type(value)
     if kind in PLAIN_TYPES or is_plain(value):
@@ -166,15 +164,9 @@ def dump_in_band(value: object) -> bytes:
 def decode(
     message: memoryview, *, private: Callable[[memoryview], object] = bytearray, shared: Callable[[memoryview], object]
 ) -> Any:
-    """The value of a message.
-
-    Args:
-        message: the whole message, writable.
-        private: what to make of a buffer that only this reader may see (a writable view, or a copy).
-        shared: what to make of every other buffer (a read-only view, or a copy).
-
-    Raises:
-        Exception: what unpickling raised, or ValueError when the message is not one.
+    """The value of a message, which is writable. ``private`` makes of a buffer that only this reader may see a writable view, or a
+    copy; ``shared`` makes of every other buffer a read-only view, or a copy. Raises what unpickling raised, or a ValueError when
+    the message is not one.
     """
     is_array, is_apart, data, places = split(message)
     if is_apart:

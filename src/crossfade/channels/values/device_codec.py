@@ -12,7 +12,7 @@ The pickle asks for such a buffer like for any other, and is given what makes a 
 objects, and one tensor in two places work by pickle's own rules. Two views of one memory become two tensors, as on the CPU.
 
 For a reader on the host (`split_for_host`) they lie in the message itself, which has room for them: the reader takes it for any
-other message, and whoever splits the value copies the bytes.
+other message, and the caller that splits the value copies the bytes.
 
 Imported only where torch already is.
 """
@@ -74,17 +74,11 @@ _R = TypeVar("_R", bound=TensorReducer)
 
 
 class Placed(NamedTuple):
-    """A tensor that is not in the message, or not yet.
+    """A tensor that is not in the message, or not yet."""
 
-    Attributes:
-        lane: by which lane it goes; 0 if the message has room for it.
-        offset: where it lies in the lane's slot, or in the message, in bytes.
-        tensor: dense and contiguous; it may be computed only by work that is enqueued now.
-    """
-
-    lane: int
-    offset: int
-    tensor: torch.Tensor
+    lane: int  # by which lane it goes; 0 if the message has room for it
+    offset: int  # where it lies in the lane's slot, or in the message, in bytes
+    tensor: torch.Tensor  # dense and contiguous; it may be computed only by work that is enqueued now
 
     @property
     def size_bytes(self) -> int:
@@ -115,15 +109,11 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Reducer(TensorReducer):
-    """What the pickler does with tensors.
-
-    Attributes:
-        placed: those that go beside the message, by their place among the buffers.
-    """
+    """The pickler's treatment of tensors."""
 
     def __init__(self, lane_of: LaneOf) -> None:
         super().__init__()
-        self.placed: dict[int, Placed] = {}
+        self.placed: dict[int, Placed] = {}  # those that go beside the message, by their place among the buffers
         self.lane_bytes: dict[int, int] = {}
         self._lane_of = lane_of
 
@@ -152,12 +142,8 @@ def _rebuild(
 
 
 class Splitter:
-    """Takes values apart.
-
-    Args:
-        lane_of: which lane a tensor takes.
-        note_bytes: what the channel has to note of a value's lanes takes so much room.
-        note: makes the notes about a value's tensors; if it is given, ``note_bytes`` does not count.
+    """Takes values apart. ``lane_of`` gives the lane that a tensor takes. ``note_bytes`` is the room that the channel's notes on a
+    value's lanes take; it does not count where ``note`` makes the notes about a value's tensors.
     """
 
     def __init__(self, lane_of: LaneOf, note_bytes: int = 0, note: Note | None = None) -> None:
@@ -165,11 +151,7 @@ class Splitter:
         self._note: Note = note or (lambda _: bytearray(note_bytes))
 
     def split(self, value: object) -> Split:
-        """Takes a value apart. Tensors that are not contiguous are copied, on torch's current stream.
-
-        Raises:
-            Exception: what pickling raised.
-        """
+        """Takes a value apart. Copies tensors that are not contiguous, on torch's current stream. Raises what pickling raised."""
         data, reducer = _dump(value, lambda: _Reducer(self._lane_of))
         if not reducer.placed:
             buffers = [buffer.raw() for buffer in reducer.buffers]
@@ -212,15 +194,11 @@ class _Room(NamedTuple):
 
 
 class _HostReducer(TensorReducer):
-    """Keeps device tensors apart from what the host copies.
-
-    Attributes:
-        rooms: those that are not empty, by their place among the buffers.
-    """
+    """Keeps device tensors apart from what the host copies."""
 
     def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
         super().__init__()
-        self.rooms: dict[int, torch.Tensor] = {}
+        self.rooms: dict[int, torch.Tensor] = {}  # those that are not empty, by their place among the buffers
         self._is_on_device = is_on_device
 
     def reduce(self, tensor: torch.Tensor) -> Any:
@@ -236,14 +214,8 @@ class _HostReducer(TensorReducer):
 
 
 def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> Split:
-    """Takes a value apart whose device tensors are to lie in the message. Copies as `split` does.
-
-    Args:
-        value: the value.
-        is_on_device: whether whoever calls copies this tensor's bytes; all others are in the message already.
-
-    Raises:
-        Exception: what pickling raised.
+    """Takes a value apart whose device tensors are to lie in the message. Copies and raises as `split` does. ``is_on_device`` says
+    which tensors' bytes the caller copies; all others are in the message already.
     """
     if (
         type(value) is torch.Tensor and value.numel() and is_dense(value) and is_on_device(value)
@@ -281,17 +253,9 @@ def join(
     private: Callable[[memoryview], object] = bytearray,
     shared: Callable[[memoryview], object],
 ) -> Any:
-    """Puts a value together.
-
-    Args:
-        message: the whole message, writable.
-        open_lanes: is given what the channel noted, if tensors lie beside the message, and gives what makes them; that must be
-            right about how long each lane's slot is.
-        private: what to make of a buffer in the message that only this reader may see.
-        shared: what to make of every other one. (`crossfade.channels.values.codec.decode` has the same two.)
-
-    Raises:
-        Exception: what unpickling raised, or ValueError when the message is not one.
+    """Puts a value together from a message, which is writable. ``open_lanes`` is given what the channel noted, if tensors lie
+    beside the message, and gives what makes them; that must be right about how long each lane's slot is. ``private`` and
+    ``shared``, and what is raised: see `crossfade.channels.values.codec.decode`.
     """
     _, is_apart, data, places = take_apart(message)
     if not is_apart:
@@ -308,20 +272,16 @@ def join(
 
 
 def notes_of(message: memoryview) -> memoryview | None:
-    """What the channel noted of the lanes of a value, before it is put together; None if no tensor lies beside the message.
-
-    Raises:
-        ValueError: the message is none.
+    """The channel's notes on the lanes of a value, before it is put together; None if no tensor lies beside the message. Raises a
+    ValueError if the message is none.
     """
     _, is_apart, _, places = take_apart(message)
     return places[0][0] if is_apart and places else None
 
 
 def places_of(message: memoryview) -> list[tuple[int, int, int]]:
-    """(lane, offset, length) of each tensor that lies beside a message, in the order in which `Split` has them.
-
-    Raises:
-        ValueError: the message is none.
+    """(lane, offset, length) of each tensor that lies beside a message, in the order in which `Split` has them. Raises a ValueError
+    if the message is none.
     """
     _, is_apart, _, places = take_apart(message)
     if not is_apart or len(places) < 2 or places[1][0].nbytes % _ENTRY.size:

@@ -20,10 +20,8 @@ _HINT = "send it in parts, or make it on the actor that uses it"
 
 
 class Fitting:
-    """A context manager for pickling a value.
-
-    Raises:
-        MemoryError: its numpy arrays are larger than the memory that is available, or pickling ran out of memory.
+    """A context manager for pickling a value. Raises a MemoryError if its numpy arrays are larger than the memory that is
+    available, or pickling ran out of memory.
     """
 
     __slots__ = ("_value",)

@@ -33,34 +33,20 @@ _ALIGNMENT_BYTES = 64
 
 
 class Pickled(NamedTuple):
-    """A value as a pickle and the buffers that are not in it.
-
-    Attributes:
-        pickle: the pickle.
-        buffers: contiguous byte views, in the order in which the pickle asks for them.
-        private: which of them a reader must not share (positions).
-        is_array: the pickle is the description of a numpy array, the buffer its memory.
-        is_apart: tensors of the value lie elsewhere.
-    """
+    """A value as a pickle and the buffers that are not in it."""
 
     pickle: bytes
-    buffers: Sequence[memoryview]
-    private: frozenset[int] = frozenset()
-    is_array: bool = False
-    is_apart: bool = False
+    buffers: Sequence[memoryview]  # contiguous byte views, in the order in which the pickle asks for them
+    private: frozenset[int] = frozenset()  # which of them a reader must not share (positions)
+    is_array: bool = False  # the pickle is the description of a numpy array, the buffer its memory
+    is_apart: bool = False  # tensors of the value lie elsewhere
 
 
 class Encoded(NamedTuple):
-    """A message that is ready to be copied to where it goes.
+    """A message that is ready to be copied to where it goes."""
 
-    Attributes:
-        head: everything before the first buffer.
-        buffers: (offset, bytes) of each buffer.
-        size_bytes: length of the whole message.
-    """
-
-    head: bytes
-    buffers: tuple[tuple[int, memoryview], ...]
+    head: bytes  # everything before the first buffer
+    buffers: tuple[tuple[int, memoryview], ...]  # (offset, bytes) of each buffer
     size_bytes: int
 
     def copy_into(self, target: memoryview) -> None:
@@ -70,11 +56,7 @@ class Encoded(NamedTuple):
             copy_bytes(target[offset : offset + data.nbytes], data)
 
     def to_bytes(self) -> bytes:
-        """Returns the message in one piece.
-
-        Raises:
-            MemoryError: it is larger than the memory that is available.
-        """
+        """The message in one piece. Raises a MemoryError if it is larger than the memory that is available."""
         refuse_too_large(self.size_bytes)
         whole = bytearray(self.size_bytes)
         self.copy_into(memoryview(whole))
@@ -82,18 +64,12 @@ class Encoded(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """A message taken apart.
+    """A message taken apart."""
 
-    Attributes:
-        is_array, is_apart: see `Pickled`.
-        pickle: where the pickle lies.
-        buffers: (memory, whether it is private) of each buffer.
-    """
-
-    is_array: bool
+    is_array: bool  # this and the next: see `Pickled`
     is_apart: bool
-    pickle: memoryview
-    buffers: list[tuple[memoryview, bool]]
+    pickle: memoryview  # where the pickle lies
+    buffers: list[tuple[memoryview, bool]]  # (memory, whether it is private) of each buffer
 
 
 def encode(pickled: Pickled) -> Encoded:
@@ -112,11 +88,7 @@ def encode(pickled: Pickled) -> Encoded:
 
 
 def split(message: memoryview) -> Parts:
-    """Takes a message apart.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Takes a message apart. Raises a ValueError if it is none."""
     if message.nbytes < _HEAD.size:
         raise ValueError(f"a message of {message.nbytes} bytes has no room for its head")
     pickle_bytes, num_buffers = _HEAD.unpack_from(message)
@@ -138,11 +110,7 @@ def split(message: memoryview) -> Parts:
 
 
 def buffer_places(head: memoryview, size_bytes: int) -> list[tuple[int, int]]:
-    """(offset, length) of each buffer of a message of ``size_bytes``, from its first part.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """(offset, length) of each buffer of a message of ``size_bytes``, from its first part. Raises a ValueError if it is none."""
     num_buffers = _HEAD.unpack_from(head)[1] & ~_FLAG if head.nbytes >= _HEAD.size else 0
     if head.nbytes < _HEAD.size + _ENTRY.size * num_buffers:
         raise ValueError(f"the first {head.nbytes} bytes of a message say that it has {num_buffers} buffers")

@@ -24,10 +24,8 @@ def shapes_of(value: object) -> Shapes:
     """The shapes and dtypes of a value's tensors. Looks at no device, and waits for none.
 
     Tensors by themselves and in small tuples, lists and dicts are found without a pickler, in a microsecond each. A pickler that
-    writes nowhere looks through all else, so an object's own ``__reduce__`` is asked once more than to send it.
-
-    Raises:
-        Exception: what pickling raised.
+    writes nowhere looks through all else, so an object's own ``__reduce__`` is asked once more than to send it. Raises what
+    pickling raised.
     """
     if type(value) is torch.Tensor:
         return (_shape_of(value),)

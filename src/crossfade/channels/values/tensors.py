@@ -39,20 +39,16 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 class TensorReducer:
-    """What a pickler does with tensors: the bytes of dense tensors stay out of the pickle (torch's own way copies them three
+    """The pickler's treatment of tensors: the bytes of dense tensors stay out of the pickle (torch's own way copies them three
     times). Those on a GPU are brought to the host first, and read as CPU tensors where the reader wants nothing else.
 
-    Args:
-        keeps_devices: tensors on a GPU come back to the same GPU, and all tensors keep what attributes they were given.
-
-    Attributes:
-        buffers: the out-of-band buffers; the pickler's ``buffer_callback`` adds to them.
-        private: positions of those that back tensors, which cannot be made read-only.
+    With ``keeps_devices``, tensors on a GPU come back to the same GPU, and all tensors keep what attributes they were given.
     """
 
     def __init__(self, *, keeps_devices: bool = False) -> None:
+        # The out-of-band buffers; the pickler's ``buffer_callback`` adds to them.
         self.buffers: list[pickle.PickleBuffer] = []
-        self.private: set[int] = set()
+        self.private: set[int] = set()  # positions of those that back tensors, which cannot be made read-only
         self._keeps_devices = keeps_devices
 
     def reduce(self, tensor: torch.Tensor) -> Any:
@@ -191,11 +187,7 @@ def _rebuild_compressed(
 
 
 class TensorPickler(pickle.Pickler):
-    """A pickler that keeps the bytes of dense tensors out of the pickle.
-
-    Attributes:
-        reducer: what it kept out.
-    """
+    """A pickler that keeps the bytes of dense tensors out of the pickle."""
 
     def __init__(self, file: BytesIO, reducer: TensorReducer | None = None) -> None:
         self.reducer = reducer or TensorReducer()

@@ -20,51 +20,35 @@ def join(into: Clock, other: Clock) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One operation's touch of memory.
-
-    Attributes:
-        label: the operation, in words.
-        line, tick: its place on its timeline.
-        start, end: which bytes of the allocation.
-        is_write: whether it changes them.
-    """
+    """One operation's touch of memory."""
 
     label: str
-    line: str
+    line: str  # this and the next: its place on its timeline
     tick: int
-    start: int
+    start: int  # this and the next: which bytes of the allocation
     end: int
     is_write: bool
 
 
 def is_before(access: Access, clock: Clock) -> bool:
-    """Whether whoever has this clock knows that the access has happened."""
+    """Whether a reader with this clock knows that the access has happened."""
     return clock.get(access.line, 0) >= access.tick
 
 
 @dataclass
 class Allocation:
-    """Memory of the machine, of a device or of the host.
+    """Memory of the machine, of a device or of the host."""
 
-    Attributes:
-        label, owner: what it is for, and the process that took it.
-        address: where it begins; all processes see it at one address.
-        size_bytes: how long it is.
-        fill: what bytes are that nobody has written.
-        written: what was written, by place and length, the last one last.
-        openers: processes that have opened it.
-        names: (start, end, name) of parts of it.
-    """
-
-    label: str
+    label: str  # this and the next: what it is for, and the process that took it
     owner: str
-    address: int
+    address: int  # where it begins; all processes see it at one address
     size_bytes: int
-    fill: int
+    fill: int  # what bytes are that nobody has written
     is_freed: bool = False
+    # What was written, by place and length, the last one last.
     written: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    openers: list[str] = field(default_factory=list)
-    names: list[tuple[int, int, str]] = field(default_factory=list)
+    openers: list[str] = field(default_factory=list)  # processes that have opened it
+    names: list[tuple[int, int, str]] = field(default_factory=list)  # (start, end, name) of parts of it
     accesses: list[Access] = field(default_factory=list)
 
     def read(self, start: int, size_bytes: int) -> bytes:
@@ -99,22 +83,12 @@ class Allocation:
 
 @dataclass
 class Word:
-    """A signal's word, with what its last writer knew.
-
-    Attributes:
-        label: its name.
-        value: what it holds.
-        clock: what whoever sees this value knows.
-        writer: the last write, in words.
-        last: that write as an access; None before the first.
-        supplied: for each value, how many writes of it were enqueued.
-        num_writes: writes that were done.
-    """
+    """A signal's word, with what its last writer knew."""
 
     label: str
     value: int = 0
-    clock: Clock = field(default_factory=dict)
-    writer: str = "(nobody)"
-    last: Access | None = None
-    supplied: dict[int, int] = field(default_factory=dict)
-    num_writes: int = 0
+    clock: Clock = field(default_factory=dict)  # all that a reader of this value knows
+    writer: str = "(nobody)"  # the last write, in words
+    last: Access | None = None  # that write as an access; None before the first
+    supplied: dict[int, int] = field(default_factory=dict)  # for each value, how many writes of it were enqueued
+    num_writes: int = 0  # writes that were done

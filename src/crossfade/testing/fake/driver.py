@@ -19,13 +19,10 @@ __all__ = ["FakeDriver", "FakeHostRange", "FakeLink"]
 
 
 class FakeDriver(StandIn):
-    """One process's words for one device of the machine (see `crossfade.device.driver.Driver`).
+    """One process's driver of one device of the machine (see `crossfade.device.driver.Driver`). Several drivers may share a
+    process's name.
 
-    Args:
-        machine: the machine.
-        process: the process's name; several drivers may share one.
-        device: index of the device.
-        num_queues: hardware queues that the process's streams are spread over; 1 makes all share one, None gives each its own.
+    The process's streams are spread over ``num_queues`` hardware queues; 1 makes all share one, None gives each its own.
     """
 
     def __init__(self, machine: Machine, process: str, device: int = 0, *, num_queues: int | None = None) -> None:
@@ -229,7 +226,7 @@ class FakeDriver(StandIn):
         return clock is not None
 
     def wait_host(self, event: int) -> None:
-        """See `Driver`. A host of this machine waits by yielding; what has not happened cannot be waited for in here."""
+        """A host of this machine waits by yielding; what has not happened cannot be waited for in here."""
         if not self.has_happened(event):
             raise DeviceError("a host of the fake machine cannot block", hint="yield an Until in the program")
 
@@ -285,7 +282,7 @@ class FakeHostRange:
         self._driver.poke(self.address + offset, value)
 
     def view(self) -> memoryview:
-        """See `HostRange`. What the machine holds are values with clocks, and no bytes that a host could look at."""
+        """What the machine holds are values with clocks, and no bytes that a host could look at."""
         raise DeviceError("memory of the fake machine has no view", hint="peek and poke")
 
     def close(self) -> None:

@@ -19,17 +19,11 @@ _MOST_STEPS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found.
-
-    Attributes:
-        fault: the first fault; None if there was none.
-        num_runs: runs that were begun.
-        is_complete: every order was covered (`explore` only).
-    """
+    """What was found."""
 
     fault: Fault | None
-    num_runs: int
-    is_complete: bool
+    num_runs: int  # runs that were begun
+    is_complete: bool  # every order was covered (`explore` only)
 
     @property
     def is_ok(self) -> bool:

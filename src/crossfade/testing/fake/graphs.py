@@ -12,12 +12,7 @@ __all__ = ["Capture"]
 
 
 class Capture:
-    """What is enqueued on a stream, and on those that wait for its events, from the capture's begin on.
-
-    Args:
-        origin: the stream.
-        name: for reports.
-    """
+    """The operations that are enqueued on ``origin``, and on streams that wait for its events, from the capture's begin on."""
 
     def __init__(self, origin: int, name: str) -> None:
         self.origin = origin

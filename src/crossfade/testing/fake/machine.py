@@ -18,26 +18,17 @@ __all__ = ["Fault", "Machine", "Operation", "Program", "Range", "Until"]
 
 
 class Fault(Exception):
-    """What the machine found.
-
-    Attributes:
-        kind: ``race``, ``deadlock``, ``PL-5``, ``leak``, ``use after free``, ``capture`` (which a GPU refuses) or ``wrong value``.
-        operations: those that do not go together, as the message names them.
-    """
+    """A fault that the machine found: its ``kind`` and the names of the operations that do not go together."""
 
     def __init__(self, kind: str, message: str, *operations: str) -> None:
+        # ``race``, ``deadlock``, ``PL-5``, ``leak``, ``use after free``, ``capture`` (which a GPU refuses) or ``wrong value``.
         self.kind = kind
-        self.operations = operations
+        self.operations = operations  # those that do not go together, as the message names them
         super().__init__(f"{kind}: {message}")
 
 
 class Until(NamedTuple):
-    """What a program yields to go on only when something holds.
-
-    Attributes:
-        what: in words, for the report of a deadlock.
-        condition: is asked before the program goes on.
-    """
+    """A program yields it to continue only when ``condition`` holds; ``what`` names that in the report of a deadlock."""
 
     what: str
     condition: Callable[[], bool]
@@ -56,27 +47,19 @@ class Range(NamedTuple):
 
 @dataclass
 class Operation:
-    """Something that was enqueued.
-
-    Attributes:
-        label: in words, with its stream.
-        stream: its stream's name.
-        host: what the host knew when it enqueued it.
-        reads, writes: memory that it touches.
-        effect: what it does to the bytes.
-        word, waits_for, stores: a signal, the value that it waits for, the value that it writes then.
-        records, after: an event that it makes happen; an event, as it was recorded then, that it waits for.
-    """
+    """Something that was enqueued."""
 
     label: str
     stream: str
-    host: Clock
-    reads: tuple[Range, ...] = ()
+    host: Clock  # what the host knew when it enqueued it
+    reads: tuple[Range, ...] = ()  # this and the next: memory that it touches
     writes: tuple[Range, ...] = ()
-    effect: Callable[[], None] | None = None
+    effect: Callable[[], None] | None = None  # what it does to the bytes
+    # This and the next two: a signal, the value that it waits for, the value that it writes then.
     word: Word | None = None
     waits_for: int | None = None
     stores: int | None = None
+    # This and the next: an event that it makes happen; an event, as it was recorded then, that it waits for.
     records: Mark | None = None
     after: Mark | None = None
 
@@ -104,10 +87,8 @@ def _is_at_least(value: int, wanted: int) -> bool:
 
 
 class Machine:
-    """All devices and hosts of one run.
-
-    Args:
-        is_strict: report PL-5 when a wait is enqueued before its producer, and not only where it ends in a deadlock.
+    """All devices and hosts of one run. ``is_strict`` reports PL-5 when a wait is enqueued before its producer, and not only where
+    it ends in a deadlock.
     """
 
     def __init__(self, *, is_strict: bool = True) -> None:
@@ -289,7 +270,7 @@ class Machine:
     # reports
 
     def stuck(self, waiting: dict[str, str]) -> Fault:
-        """Who waits for what, when nothing can go on."""
+        """The waiting programs and streams and their conditions, when nothing can continue."""
         parts = [f"{name} waits for {what}" for name, what in waiting.items()]
         operations: list[str] = []
         across: list[str] = []
@@ -342,7 +323,7 @@ class Machine:
                 raise Fault("leak", f"{allocation.owner} has not freed {allocation.label}")
 
     def state(self) -> Hashable:
-        """What decides how the run can go on, apart from the hosts: two runs with equal states need not both be followed."""
+        """All that decides how the run can continue, apart from the hosts: two runs with equal states need not both be followed."""
         return (
             tuple((name, len(queue), queue[0].label if queue else "") for name, queue in sorted(self.queues.items())),
             tuple(
