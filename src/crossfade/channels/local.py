@@ -59,7 +59,6 @@ class LocalWriter:
         return max(map(len, ring.queues)) < ring.depth
 
     def try_flush(self) -> bool:
-        """Always: an accepted value has been copied."""
         return True
 
     def break_off(self, reason: str) -> None:
@@ -86,7 +85,6 @@ class LocalReader:
         self._num_bytes = 0
 
     def try_start(self) -> bool:
-        """Nothing to start: values come by themselves."""
         return True
 
     def try_read(self) -> object:
@@ -106,7 +104,6 @@ class LocalReader:
 
     @property
     def num_unread(self) -> int:
-        """Values that were written and not taken yet."""
         return len(self._queue)
 
     def is_idle(self) -> bool:

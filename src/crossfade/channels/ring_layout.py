@@ -41,25 +41,20 @@ class RingLayout:
         return self.depth * (1 + self.num_readers)
 
     def items(self, reader: int) -> int:
-        """Offset of ``items[reader]``."""
         return HEAD_BYTES + 2 * reader * SEMAPHORE_BYTES
 
     def credits(self, reader: int) -> int:
-        """Offset of ``credits[reader]``."""
         return self.items(reader) + SEMAPHORE_BYTES
 
     def freed(self, slot: int) -> int:
-        """Offset of ``freed[slot]``."""
         return self.items(self.num_readers) + slot * SEMAPHORE_BYTES
 
     @property
     def records(self) -> int:
-        """Offset of the first record."""
         return align(self.freed(self.num_slots), 64)
 
     @property
     def size_bytes(self) -> int:
-        """Length of the block."""
         return self.records + self.depth * RECORD_BYTES
 
 

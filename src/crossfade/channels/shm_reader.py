@@ -88,7 +88,6 @@ class ShmReader(RingEnd):
         self._num_copied_out = 0
 
     def try_start(self) -> bool:
-        """Nothing to start: values come by themselves."""
         return True
 
     def try_read(self) -> object:

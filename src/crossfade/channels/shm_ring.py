@@ -102,8 +102,7 @@ class RingEnd:
             bell.ring()
 
 
-Post: TypeAlias = tuple[Callable[[], Any], Sequence[int] | memoryview, Callable[[], None]]
-"""See `ShmWriter.posts`."""
+Post: TypeAlias = tuple[Callable[[], Any], Sequence[int] | memoryview, Callable[[], None]]  # see `ShmWriter.posts`
 
 
 def silent(post: Callable[[], Any]) -> Post:

@@ -40,12 +40,10 @@ class WriterSlots:
 
     @property
     def num_slots(self) -> int:
-        """Slots that exist."""
         return len(self._pieces)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all of them."""
         return sum(capacity for _, capacity, _ in self._pieces)
 
     def set_aside(self, num_slots: int, size_bytes: int) -> None:
@@ -73,7 +71,6 @@ class WriterSlots:
         self._free.appendleft(slot)
 
     def close(self) -> None:
-        """Releases the memory."""
         self._pieces, self._busy = [], {}
         self._free.clear()
 

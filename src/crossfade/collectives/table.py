@@ -54,10 +54,8 @@ class End(IntEnum):
     """Whether a party has left."""
 
     NO = 0
-    ENDED = 1
-    """Left; its earlier offers stand."""
-    GIVEN_UP = 2
-    """Left; its offers are void."""
+    ENDED = 1  # left; its earlier offers stand
+    GIVEN_UP = 2  # left; its offers are void
 
 
 class Message(NamedTuple):
@@ -113,10 +111,8 @@ class Part:
 
     num_messages = _Word(_NUM_MESSAGES)
     end = _Word(_END)
-    is_done = _Word(_IS_DONE)
-    """The party will not touch the others' memory any more."""
-    is_waiting = _Word(_IS_WAITING)
-    """A thread of the party wants to be woken by the next message."""
+    is_done = _Word(_IS_DONE)  # the party will not touch the others' memory any more
+    is_waiting = _Word(_IS_WAITING)  # a thread of the party wants to be woken by the next message
 
     def __init__(self, memory: Memory, signal_bytes: int, num_slots: int) -> None:
         size_bytes = part_bytes(signal_bytes, num_slots)

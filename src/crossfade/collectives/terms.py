@@ -41,8 +41,7 @@ __all__ = [
 ]
 
 _CPU = torch.device("cpu")
-STAGED = " on the CPU"
-"""Marks a tensor in a layout that is copied to the device first, and its result back."""
+STAGED = " on the CPU"  # marks a tensor in a layout that is copied to the device first, and its result back
 WHOLE_NUMBERS = (
     torch.uint8,
     torch.int8,

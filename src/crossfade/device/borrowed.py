@@ -42,8 +42,8 @@ def device_of(device: int) -> torch.device:
 
 
 def tensor_on(address: int, shape: tuple[int, ...], dtype: torch.dtype, device: int, keep: Any = None) -> torch.Tensor:
-    """A contiguous tensor at an address of this process, aligned for its type, on a device's index or `HOST`. ``keep`` is held
-    until its last view is gone.
+    """A contiguous tensor at an aligned address of this process, on a device (its index or `HOST`). ``keep`` is held until its last
+    view is gone.
     """
     return TensorMaker(shape, dtype, device).make(address, keep)
 

@@ -37,10 +37,8 @@ _NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1
 class Severity(StrEnum):
     """How bad a finding is."""
 
-    ERROR = "error"
-    """It would hang, or give wrong values."""
-    WARNING = "warning"
-    """It is slower than it could be."""
+    ERROR = "error"  # it would hang, or give wrong values
+    WARNING = "warning"  # it is slower than it could be
     NOTE = "note"
 
 

@@ -17,8 +17,7 @@ __all__ = ["EDGE_BYTES", "Piece", "cut", "enqueue", "in_turn", "stagger"]
 
 EDGE_BYTES = 16
 
-_WORTH_AN_EDGE_BYTES = 64 << 10
-"""Below this a separate head costs more than it saves."""
+_WORTH_AN_EDGE_BYTES = 64 << 10  # below this a separate head costs more than it saves
 
 
 class Piece(NamedTuple):
@@ -53,9 +52,7 @@ def cut(target: int, source: int, size_bytes: int, chunk_bytes: int | None = Non
 
 
 def stagger(rank: int, num_ranks: int) -> list[int]:
-    """The other ranks in the order in which ``rank`` serves them: its next neighbour first. In step k all ranks have different
-    ones.
-    """
+    """The other ranks in the order in which ``rank`` serves them, from its next neighbour on: in step k all differ."""
     return [(rank + step) % num_ranks for step in range(1, num_ranks)]
 
 

@@ -32,7 +32,6 @@ class DeviceHome:
 
     @property
     def is_host(self) -> bool:
-        """Whether it is the CPU."""
         return self.driver.device == HOST
 
     def compute_stream(self) -> int:

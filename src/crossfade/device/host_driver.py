@@ -65,9 +65,7 @@ class SharedRange:
 
 
 class HostDriver:
-    """A CPU in the place of a device (see `crossfade.device.driver.TimedDriver`). A wait that takes longer than ``timeout_s``
-    raises an error with ``hint``.
-    """
+    """A CPU in the place of a device (see `TimedDriver`). A wait beyond ``timeout_s`` raises an error with ``hint``."""
 
     def __init__(self, timeout_s: float, hint: str = _HINT) -> None:
         self.device = HOST

@@ -43,7 +43,6 @@ class Block:
 
     @property
     def users(self) -> list[str]:
-        """Who uses it now."""
         return list(self._users)
 
     def use(self, user: str) -> None:

@@ -7,8 +7,7 @@ from typing import Protocol, TypeAlias
 
 __all__ = ["Around", "Begin", "Recorded", "Site"]
 
-Begin: TypeAlias = Callable[[int], Callable[[int], None]]
-"""`Around`, where the execution is settled."""
+Begin: TypeAlias = Callable[[int], Callable[[int], None]]  # `Around`, where the execution is settled
 
 
 class Around(Protocol):

@@ -29,8 +29,7 @@ from crossfade.device.signals import Counter, SignalBoard
 
 __all__ = ["NUM_GROUPS", "RingStatistics", "num_signals", "ring_signals"]
 
-NUM_GROUPS = 8
-"""Generations of slots that can exist at once: each has signals of its own on the board."""
+NUM_GROUPS = 8  # generations of slots that can exist at once: each has signals of its own on the board
 
 
 def num_signals(num_slots: int) -> int:

@@ -290,7 +290,6 @@ class RingReceiver:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the sender's side is closed: no more values come."""
         return self._is_finished
 
     @property
@@ -299,7 +298,6 @@ class RingReceiver:
         return not self._generations and not self._last
 
     def statistics(self) -> RingStatistics:
-        """Counters."""
         slots = self._generations.get(self._num_generations - 1)
         return RingStatistics(
             num_values=self._num_values,

@@ -79,7 +79,6 @@ class RingSender:
         self._num_values = self._num_bytes = 0
 
     def on_record(self, record: Record) -> None:
-        """A record of the receiver's arrived."""
         match record:
             case FreeEnqueued(generation, slot):
                 self.credit(generation, slot)
@@ -163,9 +162,7 @@ class RingSender:
     def try_send_parts(
         self, parts: Sequence[tuple[int, int, int]], *, ready: int | None = None, keep: Any = None
     ) -> bool:
-        """`try_send` of a value that lies in several places and goes into one slot. ``parts``: (offset in the slot, address,
-        length) of each, in order, and none over another.
-        """
+        """`try_send` of several parts into one slot: (offset in the slot, address, length), in order, none overlapping."""
         size_bytes = parts[-1][0] + parts[-1][2] if parts else 0
         if not self.can_send(size_bytes):
             return False
@@ -306,7 +303,6 @@ class RingSender:
         self._ended = self._ended or ChannelClosed(f"{self.label}: closed by this side")
 
     def statistics(self) -> RingStatistics:
-        """Counters."""
         offer = self._target.offer if self._target else None
         return RingStatistics(
             num_values=self._num_values,

@@ -45,8 +45,7 @@ __all__ = [
 CLEAR, SET = 0, 1
 _MASK, _HALF = 0xFFFF_FFFF, 0x8000_0000
 
-WORD_BYTES = 64
-"""Distance from one signal to the next: signals of different writers share no cache line."""
+WORD_BYTES = 64  # distance from one signal to the next: signals of different writers share no cache line
 
 
 class Signal:
@@ -226,9 +225,7 @@ class HostBoard:
 
 
 class BoardPart:
-    """``num_signals`` of a longer row, from ``first``, as a board of their own: many rings, one piece of pinned memory. The row
-    stays its owner's.
-    """
+    """``num_signals`` of a longer row, from ``first``, as a board of their own. The row stays its owner's."""
 
     def __init__(self, board: SignalBoard, first: int, num_signals: int) -> None:
         if not 0 <= first <= first + num_signals <= board.num_signals:

@@ -69,16 +69,13 @@ class StagedSender(StagedEnd):
         self._go_on()
 
     def on_record(self, record: Record) -> None:
-        """A record of the receiver's arrived."""
         if not isinstance(record, ChunksFreeEnqueued):
             raise ChannelError(f"{self.label}: a staged sender cannot take {record}: this is a bug in crossfade")
         self._credits += record.num_chunks
         self._go_on()
 
     def _pump(self) -> None:
-        """Enqueues as many chunks as are free, and tells after 1, 2, 4, ... of them: the receiver begins early, and hears of many
-        at once.
-        """
+        """Enqueues as many chunks as are free, and tells after 1, 2, 4, ...: the receiver begins early, with few messages."""
         num_told = num_untold = 0
         while self._waiting and self._ended is None:
             value = self._waiting[0]
@@ -156,7 +153,6 @@ class StagedReceiver(StagedEnd):
         self._into: Rest | None = None  # the value that is being received
 
     def on_record(self, record: Record) -> None:
-        """A record of the sender's arrived."""
         match record:
             case Announced(size_bytes):
                 self._announced.append(size_bytes)

@@ -112,7 +112,6 @@ class StagedEnd:
             self._driver.wait_event(copies, self._waited)
 
     def _set(self, counter: Counter, value: int) -> None:
-        """Sets a counter behind the copies."""
         copies, _, sets = self._streams
         if sets != copies:
             self.join(sets)
@@ -160,9 +159,7 @@ class StagedEnd:
         return self._tail.has_passed()
 
     def break_off(self, reason: str) -> None:
-        """The other side or another party is gone: calls raise `ChannelBroken`, and no chunk is enqueued any more. Any thread
-        may call it.
-        """
+        """The other side or another party is gone: calls raise `ChannelBroken`, no chunk is enqueued. Any thread may call it."""
         self._ended = self._ended or ChannelBroken(f"{self.label}: {reason}")
 
     @property

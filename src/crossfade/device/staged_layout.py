@@ -37,19 +37,15 @@ from crossfade.host.memory import PAGE_BYTES, align
 
 __all__ = ["Cut", "StagedLayout", "pipeline_us"]
 
-_RAMP = 8
-"""How many times shorter than a full chunk the first chunk of a ramp is."""
+_RAMP = 8  # how many times shorter than a full chunk the first chunk of a ramp is
 
 
 class Cut(StrEnum):
     """How a value is cut."""
 
-    EQUAL = "equal"
-    """Into chunks of one length, as many as cost least in all."""
-    FULL = "full"
-    """Into chunks as long as they may be, and a rest."""
-    RAMP = "ramp"
-    """Into chunks that double from a short first one, and halve to a short last one."""
+    EQUAL = "equal"  # into chunks of one length, as many as cost least in all
+    FULL = "full"  # into chunks as long as they may be, and a rest
+    RAMP = "ramp"  # into chunks that double from a short first one, and halve to a short last one
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,10 @@ __all__ = ["Role", "Streams"]
 class Role(StrEnum):
     """What a stream is for."""
 
-    PUSH = "push"
-    """Copies to peers."""
-    UP = "up"
-    """Device to host: staged copies, and values for parties without a device."""
-    DOWN = "down"
-    """Host to device: staged copies, and values of parties without a device."""
-    NCCL = "nccl"
-    """NCCL's transfers, one for each link."""
+    PUSH = "push"  # copies to peers
+    UP = "up"  # device to host: staged copies, and values for parties without a device
+    DOWN = "down"  # host to device: staged copies, and values of parties without a device
+    NCCL = "nccl"  # NCCL's transfers, one for each link
 
 
 class Streams:
@@ -45,14 +41,12 @@ class Streams:
         return self._streams[key]
 
     def as_torch(self, role: Role, peer: str = "") -> torch.cuda.ExternalStream:
-        """The same stream, for torch."""
         import torch
 
         made: Any = torch.cuda.ExternalStream(self.get(role, peer), device=self._driver.device)  # type: ignore[no-untyped-call]
         return made  # type: ignore[no-any-return]
 
     def all(self) -> list[int]:
-        """Every stream that was made."""
         return list(self._streams.values())
 
     def close(self) -> None:

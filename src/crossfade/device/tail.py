@@ -22,7 +22,6 @@ class Tail:
         self._is_longer = False
 
     def grow(self) -> None:
-        """Something was enqueued."""
         self._is_longer = True
 
     def has_passed(self) -> bool:

@@ -162,9 +162,7 @@ class Watchdog:
         return None
 
     def pause(self) -> None:
-        """Waits for the end of a step that is being taken: signals that were to be set until now, and are not any more, may be
-        closed when this returns.
-        """
+        """Waits for the end of a step under way: afterwards signals that are not to be set any more may be closed."""
         with self._lock:
             pass
 

@@ -40,7 +40,6 @@ class Arriving:
 
     @property
     def address(self) -> int | None:
-        """Where the memory begins."""
         return None if self.buffer is None else self.buffer.data_ptr()
 
 
@@ -72,12 +71,10 @@ class Requests:
         self.take()
 
     def take(self) -> None:
-        """Takes the messages that have come."""
         while self._waiting and self._waiting[0]():
             self._waiting.popleft()
 
     def clear(self) -> None:
-        """Nobody wants them any more."""
         self._waiting.clear()
 
 
@@ -113,7 +110,6 @@ class Arrivals:
             return Arriving(size_bytes, None, str(error) or type(error).__name__)
 
     def filled(self, arriving: Arriving) -> None:
-        """All that fills it is enqueued."""
         if not self._spare:
             self._spare.append(self._driver.create_event())
             self._events += self._spare

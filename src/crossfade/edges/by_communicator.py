@@ -48,9 +48,7 @@ def call(communicator: Any, method: str, what: str, *args: Any) -> Any:
 
 
 class OutgoingByCommunicator(Outgoing):
-    """The writer's side, for one reader. ``device`` is the kind of device whose tensors it moves; tensors on other devices stay in
-    the message.
-    """
+    """The writer's side, for one reader. Tensors on another kind of device than ``device`` stay in the message."""
 
     def __init__(self, ring: ShmWriter, communicator: Any, peer: int, device: str) -> None:
         self.ring = ring

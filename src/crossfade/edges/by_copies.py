@@ -183,9 +183,7 @@ class OutgoingCopies(Outgoing):
         return True
 
     def _may_push(self, lane_bytes: dict[int, int]) -> bool:
-        """Whether every lane has a slot for its part, and it is this channel's turn; if not, this process is rung when that
-        changes.
-        """
+        """Whether every lane has a slot for its part, and it is this channel's turn; if not, the bell rings when it may be."""
         if not all([self._have_slots(self._lanes_from[source], size) for source, size in lane_bytes.items()]):
             return False
         return self.turns is None or not self.turns.must_hold(self.ring.num_values + 1, lane_bytes)

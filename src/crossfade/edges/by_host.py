@@ -83,7 +83,6 @@ class _Telling:
                 ring()
 
     def is_flushed(self) -> bool:
-        """Whether the readers were told of every value."""
         if self._num_taken != self._num_told:
             self._copies.publisher.poll()
         return self._num_taken == self._num_told

@@ -42,8 +42,7 @@ from crossfade.host.memory import Memory
 
 __all__ = ["Chunks", "IncomingChunks", "OutgoingChunks", "make_streams", "staged_streams"]
 
-_NOTE = struct.Struct("<Q")
-"""Of each of the writer's devices: how many bytes of the value come from there."""
+_NOTE = struct.Struct("<Q")  # of each of the writer's devices: how many bytes of the value come from there
 
 
 def staged_streams(home: DeviceHome, role: Role) -> StagedStreams:
@@ -205,7 +204,6 @@ class OutgoingChunks(Outgoing):
         return True
 
     def is_flushed(self) -> bool:
-        """Whether all copies of every accepted value are enqueued."""
         if all(lane.sender.is_flushed for lane in self.lanes):
             return True
         self.ring.raise_if_ended()

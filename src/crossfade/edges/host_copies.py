@@ -60,11 +60,9 @@ class HostCopies:
             home.driver.enter_thread()
 
     def moments(self, home: DeviceHome) -> Moments:
-        """Moments of a device's streams."""
         return self._moments[home.device]
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on one of the devices."""
         return tensor.device in self._home_of
 
     # Out of a device
@@ -180,7 +178,6 @@ class CopiesIn:
         self._size_bytes = 0
 
     def add(self, tensor: torch.Tensor, source: memoryview) -> None:
-        """Enqueues the copy of one tensor."""
         home = self._copies.home
         if self._begin is not None and self._end is None:
             self._end = self._begin(home.down_stream)

@@ -48,7 +48,6 @@ class Post:
             self.put(record)
 
     def flush(self) -> bool:
-        """Whether everything has been sent."""
         has_sent = False
         while self._unsent and self._mailbox.try_put(self._unsent[0]):
             self._unsent.popleft()

@@ -40,35 +40,23 @@ class State(StrEnum):
 class Event(StrEnum):
     """What happens to it."""
 
-    FAULT = "fault"
-    """The program of this side cannot continue."""
-    PEER_DIED = "peer died"
-    """A party of the plan died. An end that leads to it treats it as its peer."""
-    CLOSE = "close"
-    """This side closes."""
-    DRAINED = "drained"
-    """No value is on its way, and the device has done everything that it was given."""
-    DEVICE_FAILED = "device failed"
-    """The device refused what draining takes."""
-    UNREFERENCED = "unreferenced"
-    """No tensor is in use any more, and nobody looks at the signals."""
+    FAULT = "fault"  # the program of this side cannot continue
+    PEER_DIED = "peer died"  # A party of the plan died. An end that leads to it treats it as its peer.
+    CLOSE = "close"  # this side closes
+    DRAINED = "drained"  # no value is on its way, and the device has done everything that it was given
+    DEVICE_FAILED = "device failed"  # the device refused what draining takes
+    UNREFERENCED = "unreferenced"  # no tensor is in use any more, and nobody looks at the signals
 
 
 class Action(StrEnum):
     """What an end has to do."""
 
-    END = "end"
-    """Writers tell their readers that no more values come."""
-    MUTE = "mute"
-    """Ends of the dead peer tell it nothing any more, and count its side as closed."""
-    REFUSE = "refuse"
-    """Calls raise `ChannelBroken` from now on."""
-    DRAIN = "drain"
-    """From now on the owner tries, now and then, to drain."""
-    NOTIFY = "notify"
-    """The other sides need not wait for this one, whose device does nothing more."""
-    RELEASE = "release"
-    """Memory and events go back."""
+    END = "end"  # writers tell their readers that no more values come
+    MUTE = "mute"  # ends of the dead peer tell it nothing any more, and count its side as closed
+    REFUSE = "refuse"  # calls raise `ChannelBroken` from now on
+    DRAIN = "drain"  # from now on the owner tries, now and then, to drain
+    NOTIFY = "notify"  # the other sides need not wait for this one, whose device does nothing more
+    RELEASE = "release"  # memory and events go back
 
 
 _S, _E, _A = State, Event, Action

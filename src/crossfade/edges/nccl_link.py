@@ -42,8 +42,7 @@ _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _WRITER, _READER = 0, 1
 _TAG = 0
 _MEET_S = 60.0
-_GRACE_S = 2.0
-"""How long a link that closes waits for what is under way."""
+_GRACE_S = 2.0  # how long a link that closes waits for what is under way
 
 
 class Group(Protocol):
@@ -262,9 +261,7 @@ class NcclLink:
             lane.collect()
 
     def break_off(self, reason: str) -> None:
-        """The other side is gone, or transfers do not match any more: streams that wait for it are released. Any thread may call
-        it.
-        """
+        """The other side is gone, or transfers mismatch: streams that wait for it are released. Any thread may call it."""
         self.reason = self.reason or reason
         self._end("abort", self._store.close)
 

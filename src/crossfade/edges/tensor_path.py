@@ -31,21 +31,17 @@ __all__ = [
 ]
 
 NUMBER = struct.Struct("<I")
-NOTE = struct.Struct("<IIQ")
-"""Of each lane: the generation and the slot of its part of the value, and its length."""
+NOTE = struct.Struct("<IIQ")  # of each lane: the generation and the slot of its part of the value, and its length
 
-UNUSED = 0xFFFF_FFFF
-"""What stands for the generation in the note of a lane that a value does not take."""
+UNUSED = 0xFFFF_FFFF  # what stands for the generation in the note of a lane that a value does not take
 
 NEW = 1 << 31
-MOST_KINDS = 256
-"""Of one channel. Tensors of further ones are sent as other values are."""
+MOST_KINDS = 256  # Of one channel. Tensors of further ones are sent as other values are.
 
 MOST_DESCRIPTION_BYTES = 256
 """Of a kind. Tensors of so many dimensions that it would take more are sent as other values are."""
 
-_MOST_MADE = 64
-"""Records of one kind that are kept: as long as slots do not change, the same ones come again and again."""
+_MOST_MADE = 64  # records of one kind that are kept: as long as slots do not change, the same ones come again and again
 
 _Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool, torch.layout]
 
@@ -76,9 +72,7 @@ class Kind:
 
 
 class Kinds:
-    """The kinds of one channel, as its writer sees them. ``source_of`` gives the position of a tensor's device among the writer's;
-    None if it is not on one.
-    """
+    """The kinds of one channel, at its writer. ``source_of``: the position of a tensor's device; None if it is on none."""
 
     def __init__(self, source_of: Callable[[torch.Tensor], int | None]) -> None:
         self._source_of = source_of

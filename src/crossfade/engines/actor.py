@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_SERVE_S = 0.001
-"""How often to look after devices while something is to be done that no doorbell tells of."""
+_SERVE_S = 0.001  # how often to look after devices while something is to be done that no doorbell tells of
 
 _ALL_TURNS = 32
 """In every so many turns all parts are looked at, also those that seem to have nothing to do: their channels may have ended."""

@@ -137,9 +137,7 @@ class ActorDevices:
         self.leave(number, lambda: None)
 
     def serve(self) -> None:
-        """Sees to records that no step waits for, and to plans that are being left. A device that refuses ends a plan, and not
-        the actor.
-        """
+        """Handles records that no step waits for, and plans that are being left. A device that refuses ends a plan only."""
         has_more = is_closing = False
         for number, ends in list(self._plans.items()):
             match ends.life.state:

@@ -185,7 +185,6 @@ class ActorProcess:
         self.close()
 
     def close(self) -> None:
-        """Gives its descriptors back."""
         self.connection.close()
         self.side_door.close()
         self.bell.close()

@@ -67,7 +67,6 @@ class RingPlace:
     chunks_offset: int = 0  # for ``staged``, where its lanes' chunks begin in the memory of the plan's chunks
 
     def block(self, board: mmap.mmap) -> RingBlock:
-        """Where its ring lies on the mapped board."""
         return RingBlock(board, self.offset, self.ring)
 
     @property
@@ -125,7 +124,6 @@ def staged_layout() -> StagedLayout:
 
 
 def _chunks_bytes(place: RingPlace) -> int:
-    """Memory for the chunks of a channel."""
     if place.lanes is None or place.spec.transport is not Transport.STAGED:
         return 0
     return place.lanes.num_lanes * staged_layout().size_bytes

@@ -147,9 +147,7 @@ class DeviceEnds:
     def writer(
         self, place: RingPlace, board: mmap.mmap, heap: Heap, bells: Mapping[str, Bell], node: str = ""
     ) -> DeviceWriter:
-        """Opens the writing end of a channel. ``bells`` are those of all that this party knows; ``node`` makes the values, for
-        errors.
-        """
+        """Opens the writing end of a channel. ``bells`` are all that this party knows; ``node`` is for errors."""
         spec, homes = place.spec, self._homes
         with torch_needed(_WHAT):
             from crossfade.edges.writer import DeviceWriter

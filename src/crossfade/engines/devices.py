@@ -26,8 +26,7 @@ __all__ = ["Devices", "select_gpus"]
 _HOST_LIMIT_S = 60.0
 _NUM_QUEUES = "32"
 
-Signals = Callable[[str], Sequence[Releasable]]
-"""What a peer sets and streams of this process may wait for."""
+Signals = Callable[[str], Sequence[Releasable]]  # what a peer sets and streams of this process may wait for
 
 
 def select_gpus(gpus: Sequence[int]) -> None:

@@ -84,7 +84,6 @@ class DriverEnds:
         return is_written
 
     def _submit_all(self, values: Sequence[Any]) -> bool:
-        """`OpenPlan.try_submit`."""
         if self._losses:
             raise _lost()
         if self._static:
@@ -207,15 +206,12 @@ class DriverEnds:
         return recorded
 
     def spans(self) -> list[Span]:
-        """What the driver has recorded."""
         return [] if self._recorder is None else self._recorder.spans()
 
     def statistics(self) -> ActorStatistics:
-        """The driver's counters."""
         return ActorStatistics(min(self._num_read), channel_statistics(self._ends))
 
     def close(self) -> None:
-        """Closes the driver's ends."""
         ends: list[Writer | Reader] = [*self._ends.writers.values(), *self._ends.readers.values()]
         for end in ends:
             end.close()

@@ -29,7 +29,6 @@ class Exchanges:
         self._lock = threading.Lock()
 
     def add(self, group: _Group) -> None:
-        """A group was opened."""
         with self._lock:
             self._groups = (*self._groups, group)
 

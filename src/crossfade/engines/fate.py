@@ -22,11 +22,9 @@ class Fate:
 
     @property
     def is_over(self) -> bool:
-        """Whether the actor can take no more requests."""
         return bool(self.end or self.start_failure)
 
     def error(self) -> ActorError:
-        """Makes the error for a request to the actor."""
         error: ActorError
         if self.start_failure is not None:
             cause = self.start_failure.to_error()

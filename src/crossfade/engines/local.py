@@ -98,7 +98,6 @@ class LocalEngine:
 
     @property
     def doorbell(self) -> Doorbell:
-        """The driver's doorbell."""
         return self.processes.doorbell
 
     def start_actor(

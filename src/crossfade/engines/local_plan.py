@@ -165,11 +165,9 @@ class LocalPlan:
                 raise processes.error_of(actor)
 
     def _has_refused(self) -> bool:
-        """Whether an actor has answered that it could not open the plan."""
         return any(kind is control.Opened and answer.failure for (kind, _), answer in list(self._answers.items()))
 
     def receive(self, actor: str, reply: control.Opened | control.Closed | control.Reported | control.Faulted) -> None:
-        """An actor has answered, or cannot continue."""
         if isinstance(reply, control.Reported):
             if reply.query in self._reports:
                 self._reports[reply.query][actor] = reply
@@ -183,7 +181,6 @@ class LocalPlan:
             self._end_if_left()
 
     def lose(self, actor: str, error: ActorError) -> None:
-        """An actor's process has ended."""
         if actor in self._actors:
             self._lost = self._lost or error.again(self._who_waited(actor))
             self._losses.append((0, self._lost))

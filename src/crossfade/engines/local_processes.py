@@ -28,8 +28,7 @@ __all__ = ["SHUT_DOWN", "Listener", "Processes"]
 
 SHUT_DOWN = "the session was shut down"
 
-_LAST_STEPS_S = 0.2
-"""How long an actor that has closed its socket may take to exit, so that its exit status tells why."""
+_LAST_STEPS_S = 0.2  # how long an actor that has closed its socket may take to exit, so that its exit status tells why
 
 _GRACE_S = 1.0
 
@@ -277,7 +276,6 @@ class Processes:
         self.living.pop(process.name, None)
 
     def kill(self, actor: str) -> None:
-        """Ends an actor at once."""
         process = self.living.get(actor)
         if process is not None:
             process.kill()

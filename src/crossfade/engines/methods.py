@@ -6,8 +6,7 @@ from typing import Any
 
 __all__ = ["READY", "method_of"]
 
-READY = "__ray_ready__"
-"""A method of every actor, as in Ray: it gives True, once the actor is made."""
+READY = "__ray_ready__"  # a method of every actor, as in Ray: it gives True, once the actor is made
 
 
 def method_of(instance: object, name: str) -> Any:

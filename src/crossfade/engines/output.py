@@ -23,16 +23,14 @@ from crossfade.engines.writing import fd_of, has_room, num_unread, pieces, write
 
 __all__ = ["MAX_LINE_LETTERS", "Lines", "Output", "Pipes"]
 
-MAX_LINE_LETTERS = 1 << 16
-"""A longer line is shown in pieces."""
+MAX_LINE_LETTERS = 1 << 16  # a longer line is shown in pieces
 
 _CHUNK_BYTES = 1 << 16
 
 _PATIENCE_S = 1.0
 """How long `Output.close` waits for the reader of a stream to read anything. Each byte read starts the time anew."""
 
-_NUM_NAMED = 8
-"""For how many actors the closing message says how much was not shown."""
+_NUM_NAMED = 8  # for how many actors the closing message says how much was not shown
 
 
 class _GivenUp(Exception):

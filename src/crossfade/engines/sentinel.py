@@ -46,8 +46,7 @@ _LAST_LINES = (b" in <module>\n", b"  ...\n")
 
 _POLL_S = 0.005
 
-_ASK_S = 0.2
-"""How often devices are asked."""
+_ASK_S = 0.2  # how often devices are asked
 
 _GRACE_S = 0.3
 """How long a process whose device has failed continues: a method that has met it may tell in words of its own."""
@@ -72,9 +71,7 @@ class _LastWords:
 
 
 class Sentinel:
-    """The actor's side. ``driver_pidfd`` is readable once the driver has ended, which holds the other end of the pipe
-    ``lifeline_fd``.
-    """
+    """The actor's side. ``driver_pidfd`` is readable once the driver has ended, which holds the other end of ``lifeline_fd``."""
 
     def __init__(
         self,
@@ -95,9 +92,7 @@ class Sentinel:
         threading.Thread(target=self._watch, name="crossfade-sentinel", daemon=True).start()
 
     def look_after(self, failure: Callable[[], str]) -> None:
-        """Asks ``failure`` in this thread, from now on and several times a second, how the devices have failed; empty if they have
-        not.
-        """
+        """Asks ``failure`` in this thread, several times a second from now on, how devices have failed; empty if not."""
         self._failure = failure
         os.eventfd_write(self._wake_fd, 1)
 
@@ -205,7 +200,6 @@ class SideDoor:
         return text.decode(errors="replace")
 
     def close(self) -> None:
-        """Gives its descriptors back."""
         self._door.close()
         self._stacks.close()
 

@@ -12,8 +12,7 @@ from crossfade.plan.plan import NodeSpec
 
 __all__ = ["CulpritNamed", "Named", "arguments", "constants", "hint_for", "name_culprit"]
 
-Named: TypeAlias = Iterable[tuple[str, Any]]
-"""Things, each behind what an error calls it."""
+Named: TypeAlias = Iterable[tuple[str, Any]]  # things, each behind what an error calls it
 
 _HINT_FOR_CLASS = (
     "its methods use a value of the script that does not leave its process, as a lock or an open file: make that in the "

@@ -14,11 +14,9 @@ from contextlib import suppress
 
 __all__ = ["fd_of", "has_room", "num_unread", "pieces", "write", "write_beside"]
 
-_PIECE_BYTES = select.PIPE_BUF
-"""How many bytes a pipe that is ready for writing takes without blocking."""
+_PIECE_BYTES = select.PIPE_BUF  # how many bytes a pipe that is ready for writing takes without blocking
 
-_LETTER_BYTES = 4
-"""The most bytes that one character takes."""
+_LETTER_BYTES = 4  # the most bytes that one character takes
 
 _FORK_WAIT_S = 1.0
 

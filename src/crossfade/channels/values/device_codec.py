@@ -82,12 +82,10 @@ class Placed(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its length."""
         return self.tensor.numel() * self.tensor.itemsize
 
 
-Note: TypeAlias = Callable[[Sequence[Placed]], bytearray]
-"""Makes the notes about the tensors that go beside a message."""
+Note: TypeAlias = Callable[[Sequence[Placed]], bytearray]  # makes the notes about the tensors that go beside a message
 
 
 class Split(NamedTuple):

@@ -13,8 +13,7 @@ __all__ = ["Fitting", "refuse_too_large", "too_large"]
 _LARGE_BYTES = 64 << 20
 """Smaller values are not checked: reading how much memory is available takes longer than copying them."""
 
-_MOST_LOOKED_AT = 256
-"""How many objects inside one value are looked at."""
+_MOST_LOOKED_AT = 256  # how many objects inside one value are looked at
 
 _HINT = "send it in parts, or make it on the actor that uses it"
 

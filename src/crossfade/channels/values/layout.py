@@ -50,7 +50,6 @@ class Encoded(NamedTuple):
     size_bytes: int
 
     def copy_into(self, target: memoryview) -> None:
-        """Writes the message to the start of ``target``."""
         target[: len(self.head)] = self.head
         for offset, data in self.buffers:
             copy_bytes(target[offset : offset + data.nbytes], data)

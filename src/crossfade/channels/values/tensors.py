@@ -127,7 +127,6 @@ def _fills_its_memory(tensor: torch.Tensor) -> bool:
 def _rebuild_own(
     data: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str, requires_grad: bool
 ) -> torch.Tensor:
-    """A tensor on memory of its own."""
     tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
     if tensor.numel():
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -44,8 +44,7 @@ _OPS = {
     ReduceOp.MIN: dist.ReduceOp.MIN,
     ReduceOp.MAX: dist.ReduceOp.MAX,
 }
-_NARROW = (torch.int16, torch.uint16, torch.uint32)
-"""Dtypes that NCCL cannot reduce; they are reduced in a wider one."""
+_NARROW = (torch.int16, torch.uint16, torch.uint32)  # dtypes that NCCL cannot reduce; they are reduced in a wider one
 
 
 def _open_gloo(rendezvous: Rendezvous, key: bytes) -> Any:

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 __all__ = ["Access", "Allocation", "Clock", "Word", "is_before", "join"]
 
-Clock: TypeAlias = dict[str, int]
-"""For each timeline (a stream or a host) how much of it is known to have happened."""
+Clock: TypeAlias = dict[str, int]  # for each timeline (a stream or a host) how much of it is known to have happened
 
 
 def join(into: Clock, other: Clock) -> None:

@@ -34,8 +34,7 @@ class Until(NamedTuple):
     condition: Callable[[], bool]
 
 
-Program = Iterator[Until | None]
-"""A host: each ``yield`` lets devices and other hosts go ahead."""
+Program = Iterator[Until | None]  # a host: each ``yield`` lets devices and other hosts go ahead
 
 
 class Range(NamedTuple):
