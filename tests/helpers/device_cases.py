@@ -208,7 +208,7 @@ def captured_sends(peers: dict[int, Peer], device: int, other: int, num_replays:
     peer = peers[other]
     board = HostBoard(driver, peer.share(4096), 2, "captured")
     full, free = board.signal(0, "full"), board.signal(1, "free")
-    free.preset(1)
+    board.poke(1, 1)
     push = streams.get(Role.PUSH)
     main: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     source = torch.zeros(num, dtype=torch.int64, device=f"cuda:{device}")

@@ -57,7 +57,6 @@ def test_signals_and_counters_lie_on_both_kinds_of_board(driver: RunningDriver, 
         signal, counter = each.signal(3, "a signal"), each.counter(4, "a counter")
         assert isinstance(signal, Signal)
         assert isinstance(counter, Counter)
-        signal.preset(0)
         counter.reset()
         signal.set(stream)
         counter.set(stream, 2)

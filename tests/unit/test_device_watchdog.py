@@ -120,7 +120,7 @@ def test_a_watchdog_names_the_peer_that_was_killed(driver: RunningDriver) -> Non
 
 
 def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
-    driver: RunningDriver, stream: int, signal: Signal, watchdog: Watchdog, killed: int
+    driver: RunningDriver, stream: int, board: HostBoard, signal: Signal, watchdog: Watchdog, killed: int
 ) -> None:
     died = threading.Event()
     watchdog.watch("worker 7", killed, lambda: [signal], [stream], lambda report: died.set())
@@ -130,7 +130,7 @@ def test_waits_that_come_after_a_death_are_let_go_until_the_peer_is_forgotten(
     wait_until_idle(driver, stream)
     watchdog.forget(killed)
     run(driver.machine)
-    signal.preset(0)
+    board.poke(0, 0)
     signal.wait(stream)
     assert not driver.is_idle(stream)
     watchdog.close()

@@ -1,4 +1,4 @@
-"""A shared-memory writer that looks who is alive before it gives a value away (crossfade.runtime.alive says why)."""
+"""A shared-memory writer that looks whether all parties live before it gives a value away (crossfade.runtime.alive says why)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ is random and lies in the store, memory that only the parties hold. Between each
 - each sends a nonce of 32 bytes,
 - each answers with HMAC-SHA256 of the key over (its own rank, the other's rank, the other's nonce, its own nonce).
 
-The ranks keep an answer from serving for another pair, or for the one who asked. The kernel keeps a connection that was proved
+The ranks keep an answer from serving for another pair, or for the party that asked. The kernel keeps a connection that was proved
 from being taken over afterwards.
 """
 

@@ -32,13 +32,8 @@ class Decode(Protocol):
     """Makes a value of a message."""
 
     def __call__(self, ring: ShmReader, message: memoryview, slot: int | None, is_private: bool) -> object:
-        """Decodes a message.
-
-        Args:
-            ring: from which it comes.
-            message: writable; the value may keep views on it.
-            slot: the slot in which it lies; None if it was copied out.
-            is_private: whether no other reader has the same memory.
+        """The message is writable, and the value may keep views on it. It lies in ``slot``, or was copied out if that is None;
+        ``is_private`` says that no other reader has the same memory.
         """
 
 

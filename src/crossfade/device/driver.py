@@ -42,7 +42,7 @@ class HostRange(Protocol):
         """The 32-bit word at ``offset``, as it is now."""
 
     def peeker(self, offset: int) -> Callable[[], int]:
-        """`peek` of one word, for who does it often; not after `close`."""
+        """`peek` of one word, for callers that do it often; not after `close`."""
 
     def poke(self, offset: int, value: int) -> None:
         """Stores a 32-bit word; no stream is involved, so this works however many streams wait."""

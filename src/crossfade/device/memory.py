@@ -146,7 +146,7 @@ class OpenedMemory:
         self._num_users = 1
 
     def use(self) -> OpenedMemory:
-        """Adds a user, who calls `close` as well. Raises a `DeviceError` if it is closed."""
+        """Adds a user, which calls `close` as well. Raises a `DeviceError` if it is closed."""
         if not self._num_users:
             raise DeviceError(f"{self.label} is closed", hint="take it before its last user releases it")
         self._num_users += 1

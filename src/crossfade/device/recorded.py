@@ -15,25 +15,16 @@ class Around(Protocol):
 
     @property
     def execution(self) -> int:
-        """At which the party's program is. Who enqueues copies of a value later asks when the value comes."""
+        """The execution at which the party's program is. An end that enqueues copies later asks when the value comes."""
 
     def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
-        """Begins a span.
-
-        Args:
-            stream: on which the copies are enqueued.
-            execution: whose value it is; None for the one at which the party's program is.
-        """
+        """Begins a span of copies on a stream. ``execution`` is None for the one at which the party's program is."""
 
 
 class Recorded(Protocol):
-    """What enqueues copies.
+    """An object that enqueues copies."""
 
-    Attributes:
-        around: who records them; None for nobody.
-    """
-
-    around: Around | None
+    around: Around | None  # records them, if it is not None
 
 
 class Site:

@@ -1,8 +1,8 @@
 """Counters that streams write and wait for.
 
-A *signal* is a 32-bit word that is 0 or 1. Who brings something about sets it to 1 on its stream; who needs it waits for 1 and
-puts it back to 0 in the same breath. A constant that resets itself, and not a number that counts up, because a captured graph
-repeats the very values that it was captured with.
+A *signal* is a 32-bit word that is 0 or 1. The party that brings something about sets it to 1 on its stream; the one that needs it
+waits for 1 and puts it back to 0 in the same breath. A constant that resets itself, and not a number that counts up, because a
+captured graph repeats the very values that it was captured with.
 
 A signal is waited for by one stream, or by streams that are ordered behind each other: of two waits on two streams, the second
 could take the value that the first is about to put back.
@@ -93,10 +93,6 @@ class Signal:
         """Sets it from the host, past all streams: releases the streams that wait for a peer that is dead."""
         self._board.poke(self._index, self.last)
 
-    def preset(self, value: int) -> None:
-        """Stores a first value from the host, while no stream uses the signal."""
-        self._board.poke(self._index, value)
-
 
 class Counter:
     """One counter, as this process's device sees it."""
@@ -165,15 +161,10 @@ class Releasable(Protocol):
 
 
 class SignalBoard(Protocol):
-    """A row of signals that two processes share.
-
-    Attributes:
-        num_signals: length of the row.
-        is_quick: the host can look at a signal without the device's help.
-    """
+    """A row of signals that two processes share."""
 
     num_signals: int
-    is_quick: bool
+    is_quick: bool  # the host can look at a signal without the device's help
 
     def signal(self, index: int, label: str) -> Signal:
         """The signal in this place."""
@@ -185,7 +176,7 @@ class SignalBoard(Protocol):
         """Its word, read by the host."""
 
     def peeker(self, index: int) -> Callable[[], int]:
-        """`peek` of one signal, for who does it often."""
+        """`peek` of one signal, for callers that do it often."""
 
     def poke(self, index: int, value: int) -> None:
         """Stores its word from the host."""

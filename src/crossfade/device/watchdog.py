@@ -5,7 +5,8 @@ and again, until the streams have run dry: what they compute on the way is rubbi
 afterwards. The peer's signals are then kept set until it is forgotten, for waits that were enqueued before the program had heard of
 the death, or that stand behind long computations.
 
-First mark, then release: who must not take rubbish for a result is told before the first signal is set (``before_release``).
+First mark, then release: a program that must not take rubbish for a result is told before the first signal is set
+(``before_release``).
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Watchdog:
         _call(watched.before_release)
 
     def _let_go(self) -> list[tuple[_Watched, DeathReport]]:
-        """Sets what each of the dead would have set; gives those for whom nothing waits any more, with their reports."""
+        """Sets what each of the dead would have set; gives the dead for which nothing waits any more, with their reports."""
         done: list[tuple[_Watched, DeathReport]] = []
         with self._lock:
             for pidfd, watched in self._dead.items():

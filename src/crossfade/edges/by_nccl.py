@@ -79,10 +79,7 @@ class OutgoingNccl(Outgoing):
 
 
 class IncomingNccl(Incoming):
-    """The reader's side.
-
-    The ring stays open until all that was sent has been received.
-    """
+    """The reader's side. The ring stays open until all that was sent has been received."""
 
     leaves_late = True
 

@@ -45,7 +45,7 @@ class HostCopies:
     def __init__(self, homes: Sequence[DeviceHome], bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
         self.homes = homes
         self.pins = Pins(homes)  # host memory that they reach
-        self.publisher = Publisher(bell, spin_us, self._enter_thread)  # who tells readers on the host
+        self.publisher = Publisher(bell, spin_us, self._enter_thread)  # tells readers on the host
         self._home_of = {device_of(home.device): home for home in homes}
         self._moments = {home.device: Moments(home.driver) for home in homes}
         self._down: Any = None

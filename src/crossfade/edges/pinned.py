@@ -151,7 +151,7 @@ class PinnedReaderSlots(ReaderSlots):
         return view
 
     def end_at_once(self, slot: int) -> None:
-        """No view of the slot was given to anybody who enqueues copies by himself: it is free when the last view dies."""
+        """No view of the slot was given to a program that enqueues copies itself: it is free when the last view dies."""
         self._streams.pop(slot, None)
 
     def _died(self, slot: int, exporter: object) -> None:

@@ -46,7 +46,7 @@ _NUM_REMEMBERED = 32
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """Who has to wait, and for how long."""
+    """The rules by which a push has to wait, and for how long."""
 
     large_bytes: int  # shorter values neither wait nor are waited for
     link_gbs: float  # a push of so many bytes is held for no longer than they take at this rate, in 10^9 bytes a second

@@ -81,7 +81,7 @@ class RingPlace:
 
 
 def num_devices(plan: Plan, party: str) -> int:
-    """Devices of a party; the CPU is one for who has no GPU."""
+    """Devices of a party; the CPU is the one of a party without a GPU."""
     return max(1, len(plan.devices.get(party, ())))
 
 

@@ -144,7 +144,7 @@ class Faulted:
 
 @dataclass(frozen=True, slots=True)
 class ClosePlan:
-    """To the actor: leave a plan. Nothing comes from those of ``absent``, who could not open it. It may come again, with more."""
+    """To the actor: leave a plan. Nothing comes from those of ``absent``, which could not open it. It may come again, with more."""
 
     number: int
     absent: tuple[str, ...] = ()

@@ -296,7 +296,7 @@ class DeviceEnds:
         return [*self._writers, *self._readers]
 
     def go_without(self, absent: Sequence[str]) -> None:
-        """These parties could not open the plan: nobody is there who would say that nothing comes."""
+        """These parties could not open the plan: none of their processes will say that nothing comes."""
         for spec, reader in self._readers:
             if spec.writer in absent:
                 reader.break_off(f"{spec.writer} could not open it")

@@ -266,7 +266,7 @@ class Wiring:
         self._join()
 
     def give_up(self) -> None:
-        """Closes everything without waiting for the others, who have not heard of it yet."""
+        """Closes everything without waiting for the others, which have not heard of it yet."""
         self._close_ends()
         if self._groups or self._link is not None:
             threading.Thread(target=self._join, name="crossfade-give-up", daemon=True).start()

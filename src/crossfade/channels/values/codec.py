@@ -214,7 +214,7 @@ def undecodable(error: BaseException, channel: str) -> Failure:
 
 
 def hint_for_unpickling(error: BaseException) -> str | None:
-    """What to do about an error of unpickling whose own words tell nothing to who has made the value."""
+    """What to do about an error of unpickling whose own words tell nothing to the program that made the value."""
     if isinstance(error, AttributeError) and error.name == "__dict__":
         return (
             "a class with __slots__ of the script itself cannot come back: put it into a module, or give it __getstate__ and "

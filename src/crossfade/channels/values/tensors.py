@@ -74,7 +74,7 @@ class TensorReducer:
 
 
 class OwnTensorReducer(TensorReducer):
-    """For readers who have what they get to themselves: a tensor keeps its strides if it fills its memory, can be resized, and
+    """For readers that have their values to themselves: a tensor keeps its strides if it fills its memory, can be resized, and
     comes back to the GPU on which it is. Of a longer tensor's memory only its own part goes along.
     """
 
