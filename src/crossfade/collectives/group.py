@@ -48,6 +48,7 @@ from crossfade.collectives.table import RendezvousTable, Status
 from crossfade.collectives.task import Task
 from crossfade.collectives.terms import STAGED, Offer, conclude, layout_of, staged_in
 from crossfade.device.home import DeviceHome
+from crossfade.edges.life import Action, Event, Life, State
 from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError
 from crossfade.types import CollectiveKind
 
@@ -88,7 +89,8 @@ class Group:
         self._guard = threading.Lock()  # of the queue's beginning and end
         self._moved = threading.Condition()  # notified when something was enqueued, or never will be
         self._release = threading.Lock()  # of aborting and closing the mover
-        self._is_closing = self._is_ending = self._is_released = False
+        self._is_released = False  # the mover
+        self.life = Life()
         self._thread = threading.Thread(target=self._run, name="crossfade-collectives", daemon=True)
         self._thread.start()
 
@@ -98,7 +100,7 @@ class Group:
         """Offers values, and moves as much as is possible now. Raises a `ChannelBroken` if the group has ended."""
         message = task.prepare(values, self._device, are_packed=self._mover.caller is not Caller.GROUP)
         with self._guard:
-            if self._is_ending:
+            if self.life.state not in (State.OPEN, State.BROKEN):
                 raise ChannelBroken(f"{task.terms.label} is broken: {self.reason or 'another party closed it'}")
             task.compute = self._streams.context.compute_stream()
             task.ready = self._streams.mark(task.compute)
@@ -162,10 +164,10 @@ class Group:
         if self._mover.caller is Caller.PROGRAM:  # its error is the program's, which then ends the group
             self._end_with(str(error))
         elif isinstance(error, CrossfadeError):
-            self._give_up(str(error))
+            self._on(Event.FAULT, str(error))
         else:
             reason = "" if self._table.has_given_up() else f"{type(error).__name__}: {error}"
-            self._give_up(self._parties.death(_DEATH_S) or reason or _OTHER_FAILED)
+            self._on(Event.FAULT, self._parties.death(_DEATH_S) or reason or _OTHER_FAILED)
 
     def enqueue_all(self) -> None:
         """Before a method: waits until this party's part of all exchanges that are complete is enqueued.
@@ -270,8 +272,21 @@ class Group:
 
     def break_off(self, reason: str) -> None:
         """A party is gone."""
-        self._end_with(reason)
+        self._on(Event.PEER_DIED, reason)
         self._table.own.wake.post()
+
+    def _on(self, event: Event, reason: str = "") -> None:
+        """Something happened: the group does what its life asks for (``edges.life``). Any thread may call it."""
+        with self._guard:
+            actions = self.life.on(event)
+        for action in actions:
+            match action:
+                case Action.REFUSE:
+                    self._end_with(reason)
+                case Action.END:
+                    self._give_up(reason)
+                case Action.RELEASE:
+                    self._release_all()
 
     def _end_with(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -292,7 +307,7 @@ class Group:
     def look_for_faults(self) -> None:
         """Gives up if another party has: it does not do its part of an exchange that this one may be in."""
         if self._table.has_given_up() and not self.reason:
-            self._give_up(self._parties.death() or _OTHER_FAILED)
+            self._on(Event.FAULT, self._parties.death() or _OTHER_FAILED)
 
     @property
     def is_over(self) -> bool:
@@ -301,7 +316,7 @@ class Group:
 
     def ask_to_end(self) -> None:
         """Nothing more is started here, and the others learn of it."""
-        self._is_closing = True
+        self._on(Event.CLOSE)
         self._table.own.wake.post()
 
     def finish(self, deadline: float) -> None:
@@ -316,7 +331,7 @@ class Group:
 
     def _run(self) -> None:
         self._streams.enter_thread()
-        while not (self._is_closing or self.reason or self._table.has_ended()):
+        while self.life.state is State.OPEN and not (self.reason or self._table.has_ended()):
             self._table.own.wake.wait()
             self._pump_and_ring()
         self._leave()
@@ -333,8 +348,7 @@ class Group:
 
     def _leave(self) -> None:
         """The thread's last work. The program may still take results, and learns that no more follow."""
-        with self._guard:
-            self._is_ending = True
+        self._on(Event.CLOSE)
         self._table.end()
         while self._is_awaited():
             self._pump_and_ring()
@@ -343,7 +357,7 @@ class Group:
         self.look_for_faults()
         reason = self.reason or self._parties.death()
         if reason:
-            self._give_up(reason)
+            self._on(Event.FAULT, reason)
         self._end_with(self._parties.death() or "another party closed it")
         self._ring()
         with self._turn:
@@ -366,6 +380,11 @@ class Group:
         self._table.finish()
         while set(self._table.unfinished(self._parties.names)) - set(self._parties.dead()):
             self._table.own.wake.wait(_SLICE_S)
+        self._on(Event.DRAINED)
+        self._on(Event.UNREFERENCED)
+
+    def _release_all(self) -> None:
+        streams = self._streams
         with self._release:
             self._is_released = True
             self._mover.close()

@@ -40,8 +40,8 @@ class State(StrEnum):
 class Event(StrEnum):
     """What happens to it."""
 
-    FAULT = "fault"  # the program of this side cannot continue
-    PEER_DIED = "peer died"  # A party of the plan died. An end that leads to it treats it as its peer.
+    FAULT = "fault"  # this side cannot continue: its program, or what moves values
+    PEER_DIED = "peer died"  # a party of the plan died
     CLOSE = "close"  # this side closes
     DRAINED = "drained"  # no value is on its way, and the device has done everything that it was given
     DEVICE_FAILED = "device failed"  # the device refused what draining takes
@@ -51,7 +51,7 @@ class Event(StrEnum):
 class Action(StrEnum):
     """What an end has to do."""
 
-    END = "end"  # writers tell their readers that no more values come
+    END = "end"  # the other sides hear that nothing more comes from here
     MUTE = "mute"  # ends of the dead peer tell it nothing any more, and count its side as closed
     REFUSE = "refuse"  # calls raise `ChannelBroken` from now on
     DRAIN = "drain"  # from now on the owner tries, now and then, to drain
@@ -68,6 +68,7 @@ TABLE: Final[Mapping[tuple[State, Event], tuple[State, tuple[Action, ...]]]] = {
     (_S.BROKEN, _E.FAULT): (_S.BROKEN, (_A.END,)),
     (_S.BROKEN, _E.PEER_DIED): (_S.BROKEN, (_A.MUTE, _A.REFUSE)),
     (_S.BROKEN, _E.CLOSE): (_S.CLOSING, (_A.DRAIN,)),
+    (_S.CLOSING, _E.FAULT): (_S.CLOSING, (_A.END,)),
     (_S.CLOSING, _E.PEER_DIED): (_S.CLOSING, (_A.MUTE, _A.REFUSE)),
     (_S.CLOSING, _E.DRAINED): (_S.DRAINED, ()),
     (_S.CLOSING, _E.DEVICE_FAILED): (_S.LOST, (_A.NOTIFY,)),
