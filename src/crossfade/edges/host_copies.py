@@ -1,8 +1,8 @@
 """Values between a device and the host: what the channels of one process share, and where the copies are enqueued.
 
-- Out of a device, `crossfade.edges.device_writer.DeviceToHostWriter`: the copy engine writes into the slot of a ring, on
+- Out of a device, `crossfade.edges.by_host.OutgoingToHost`: the copy engine writes into the slot of a ring, on
   `Role.UP`, behind what computes the tensors; the readers are told when the bytes are there (`crossfade.edges.publisher`).
-- Onto a device, `crossfade.edges.device_reader.HostToDeviceReader`: slots are pinned, and tensors that are wanted on the
+- Onto a device, `crossfade.edges.by_host.IncomingFromHost`: slots are pinned, and tensors that are wanted on the
   device are copied there on `Role.DOWN`.
 
 No host waits. A tensor that is brought to the device lies in memory that torch allocated *for the stream* `DOWN`, so the copy
