@@ -18,7 +18,7 @@ from crossfade.collectives.parties import Parties  # noqa: E402
 from crossfade.collectives.protocol import Caller  # noqa: E402
 from crossfade.collectives.table import Message, Part, RendezvousTable, Status  # noqa: E402
 from crossfade.collectives.terms import Terms, make_offer  # noqa: E402
-from crossfade.device.home import DeviceHome  # noqa: E402
+from crossfade.device.context import DeviceContext  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402
@@ -73,7 +73,7 @@ class World:
         parts = [Part.create(name, bytes(16), 0, NUM_SLOTS) for name in "AB"]
         theirs = [Part(Memory(os.dup(part.memory.fd)), 0, NUM_SLOTS) for part in parts]
         self.driver = HostDriver(LIMIT_S)
-        home = DeviceHome(self.driver, Pool(self.driver), Streams(self.driver))
+        home = DeviceContext(self.driver, Pool(self.driver), Streams(self.driver))
         self.mover = Mover()
         self._other = RendezvousTable(theirs, 1)
         self._bells = {name: make_bell() for name in "AB"}

@@ -11,7 +11,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels.protocol import EMPTY  # noqa: E402
-from crossfade.device.moments import Moments  # noqa: E402
+from crossfade.device.events import EventPool  # noqa: E402
 from crossfade.errors import ActorDiedError, ChannelBroken, ChannelClosed, DeviceError, Failure, TaskError  # noqa: E402
 from tests.helpers.host_rings import home_on, open_ring, take, until  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
@@ -64,15 +64,15 @@ def test_of_two_devices_one_that_fails_does_not_give_up_what_the_other_still_wri
     with open_ring(late, spin_us=0.0 if is_by_thread else LONG_US) as ring:
         other = LateDriver()
         other.device = 7
-        home, moments = home_on(other), Moments(other)
+        home, events = home_on(other), EventPool(other)
         ring.copies.homes = [home, ring.home]
-        ring.copies._moments[home.device] = moments
+        ring.copies._events[home.device] = events
         up = ring.home.up_stream
         late.hold(up)
         other.hold(home.up_stream)
         assert len(ring.copies.ends_of_copies()) == 2
         told: list[DeviceError | None] = []
-        both = moments.at(home.up_stream), ring.copies.moments(ring.home).at(up)
+        both = events.at(home.up_stream), ring.copies.events(ring.home).at(up)
         ring.copies.publisher.submit(both, told.append)
         other.break_down(DeviceError("an illegal address"))
         assert len(ring.copies.ends_of_copies()) == 1

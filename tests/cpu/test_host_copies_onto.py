@@ -17,8 +17,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.channels.protocol import EMPTY  # noqa: E402
+from crossfade.device.events import EventPool  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
-from crossfade.device.moments import Moments  # noqa: E402
 from crossfade.errors import DeviceError, Failure  # noqa: E402
 from tests.helpers.host_rings import Ring, home_on, open_ring, take, until  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
@@ -85,9 +85,9 @@ def test_a_view_that_died_holds_its_slot_until_each_device_of_the_process_is_pas
     """The program may have enqueued a copy to its second GPU, which is slower than the first."""
     with open_ring(late, depth=1, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
         other = LateDriver()
-        home, moments = home_on(other), Moments(other)
+        home, events = home_on(other), EventPool(other)
         slots = ring.reader.ring._slots
-        slots._homes = [*slots._homes, (home, moments)]
+        slots._homes = [*slots._homes, (home, events)]
         other.hold(0)
         assert ring.writer.try_write(torch.full((1000,), 1))
         source: Any = ring.reader.try_read()
@@ -107,7 +107,7 @@ def test_a_view_that_died_holds_its_slot_until_each_device_of_the_process_is_pas
         assert ring.reader.statistics().num_kept == 1
         other.destroy_graph(other.end_capture(0))
         assert ring.reader.statistics().num_kept == 0
-        moments.close()
+        events.close()
         home.streams.close()
         home.pool.close()
     assert other.ledger.held() == []
@@ -117,9 +117,9 @@ def test_a_view_that_died_holds_its_slot_from_a_device_that_works_beside_one_tha
     """What is refused by one GPU of the process says nothing of what another one still reads."""
     with open_ring(late, depth=1, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
         other = LateDriver()
-        home, moments = home_on(other), Moments(other)
+        home, events = home_on(other), EventPool(other)
         slots = ring.reader.ring._slots
-        slots._homes = [(home, moments), *slots._homes]
+        slots._homes = [(home, events), *slots._homes]
         late.hold(0)
         for refuses_before in (False, True):
             assert ring.writer.try_write(torch.full((1000,), 1))
@@ -137,7 +137,7 @@ def test_a_view_that_died_holds_its_slot_from_a_device_that_works_beside_one_tha
             other.error = None
             late.hold(0)
         late.let_go(0)
-        moments.close()
+        events.close()
         home.streams.close()
         home.pool.close()
     assert other.ledger.held() == []

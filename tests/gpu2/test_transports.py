@@ -14,8 +14,8 @@ torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
 from crossfade.api import session as sessions  # noqa: E402
+from crossfade.device.context import DeviceContext  # noqa: E402
 from crossfade.device.cuda import CudaDriver  # noqa: E402
-from crossfade.device.home import DeviceHome  # noqa: E402
 from crossfade.device.memory import Pool  # noqa: E402
 from crossfade.device.streams import Streams  # noqa: E402
 from crossfade.edges.nccl_link import nccl_group  # noqa: E402
@@ -34,13 +34,13 @@ DTYPES = [
 TRANSPORTS = ["copy", "staged", crossfade.Transport.NCCL]
 
 
-def homes_on_two_gpus() -> Callable[[], DeviceHome]:
+def homes_on_two_gpus() -> Callable[[], DeviceContext]:
     """The first on one GPU, all others on the other one."""
     devices = chained([0], repeat(1))
 
-    def make() -> DeviceHome:
+    def make() -> DeviceContext:
         driver = CudaDriver(next(devices))
-        return DeviceHome(driver, Pool(driver), Streams(driver))
+        return DeviceContext(driver, Pool(driver), Streams(driver))
 
     return make
 

@@ -13,7 +13,7 @@ import torch
 from crossfade.collectives.end import GroupCollective
 from crossfade.collectives.opening import open_group
 from crossfade.collectives.terms import Offer, Terms, reference
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.errors import Failure
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
@@ -85,7 +85,7 @@ class Party:
         ring: Ring,
         rank: int,
         all_terms: Sequence[Terms],
-        home: DeviceHome | None = None,
+        home: DeviceContext | None = None,
         *,
         number: int = 0,
         transport: Transport | None = None,

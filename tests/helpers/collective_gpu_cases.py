@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from crossfade.collectives.terms import Offer, Terms, reference
+from crossfade.device.context import DeviceContext
 from crossfade.device.cuda import CudaDriver
-from crossfade.device.home import DeviceHome
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
 from crossfade.errors import ChannelBroken
@@ -27,15 +27,15 @@ SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 KINDS = list(CollectiveKind)
 
 
-def gpu_home(rank: int) -> DeviceHome:
+def gpu_home(rank: int) -> DeviceContext:
     gpu = rank % torch.cuda.device_count()
     torch.cuda.set_device(gpu)
     torch.cuda.set_stream(torch.cuda.Stream(gpu))  # type: ignore[no-untyped-call,unused-ignore]
     driver = CudaDriver(gpu)
-    return DeviceHome(driver, Pool(driver), Streams(driver))
+    return DeviceContext(driver, Pool(driver), Streams(driver))
 
 
-def held(home: DeviceHome) -> list[str]:
+def held(home: DeviceContext) -> list[str]:
     """What is left when all is given back."""
     torch.cuda.synchronize()
     home.streams.close()

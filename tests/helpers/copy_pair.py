@@ -11,7 +11,7 @@ from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.signals import WORD_BYTES, HostBoard
@@ -33,9 +33,9 @@ def make_bell() -> Bell:
     return Bell(Memory(memory_fd), event_fd)
 
 
-def host_home() -> DeviceHome:
+def host_home() -> DeviceContext:
     driver = HostDriver(10.0)
-    return DeviceHome(driver, Pool(driver), Streams(driver))
+    return DeviceContext(driver, Pool(driver), Streams(driver))
 
 
 class Served:
@@ -88,7 +88,7 @@ class Edge:
         num_readers: int,
         lanes: DeviceLayout | None = None,
         num_sources: int = 1,
-        make_home: Callable[[], DeviceHome] = host_home,
+        make_home: Callable[[], DeviceContext] = host_home,
         new_bell: Callable[[], Any] = make_bell,
     ) -> None:
         layout = RingLayout(depth, num_readers)
@@ -106,11 +106,11 @@ class Edge:
         self.num_sources = num_sources
 
     @property
-    def sources(self) -> list[DeviceHome]:
+    def sources(self) -> list[DeviceContext]:
         return self.homes[: self.num_sources]
 
     @property
-    def targets(self) -> list[list[DeviceHome]]:
+    def targets(self) -> list[list[DeviceContext]]:
         """Of each reader: its device, once for each of the writer's."""
         return [[home] * self.num_sources for home in self.homes[self.num_sources :]]
 
@@ -158,7 +158,7 @@ def open_copy_ends(
     depth: int,
     num_readers: int,
     num_slots: int = 2,
-    make_home: Callable[[], DeviceHome] = host_home,
+    make_home: Callable[[], DeviceContext] = host_home,
     *,
     num_sources: int = 1,
     new_bell: Callable[[], Any] = make_bell,

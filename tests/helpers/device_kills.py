@@ -31,7 +31,7 @@ NUM_LINKS, LINKS_PER_MARK = 800, 50  # half a second, which outlasts the end of 
 NUM_POINTS = 4
 
 
-class Moment(StrEnum):
+class PooledEvent(StrEnum):
     """What goes on when the process is killed."""
 
     WAITING = "waiting"
@@ -42,7 +42,7 @@ class Moment(StrEnum):
     @property
     def num_words(self) -> int:
         """Length of a value."""
-        return LINK_BYTES // 8 if self is Moment.COPYING else 100_000
+        return LINK_BYTES // 8 if self is PooledEvent.COPYING else 100_000
 
 
 class Chain:
@@ -155,7 +155,7 @@ def _result(driver: CudaDriver, device: int, before_bytes: int, death: _Death, *
     }
 
 
-def dies_sending(peers: dict[int, Peer], device: int, other: int, moment: Moment, point: int = 0) -> None:
+def dies_sending(peers: dict[int, Peer], device: int, other: int, moment: PooledEvent, point: int = 0) -> None:
     """Tells of a value whose copy has not begun, or stands behind a chain of copies, and is killed."""
     driver, streams = start(device)
     peer = peers[other]
@@ -165,7 +165,7 @@ def dies_sending(peers: dict[int, Peer], device: int, other: int, moment: Moment
     torch.cuda.synchronize()
     peer.meet()
     chain = None
-    if moment is Moment.COPYING:
+    if moment is PooledEvent.COPYING:
         chain = Chain(driver, stream, slot_address(ring), tensor)
     else:
         torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
@@ -177,7 +177,7 @@ def dies_sending(peers: dict[int, Peer], device: int, other: int, moment: Moment
     die()
 
 
-def survives_receiving(peers: dict[int, Peer], device: int, other: int, moment: Moment) -> dict[str, Any]:
+def survives_receiving(peers: dict[int, Peer], device: int, other: int, moment: PooledEvent) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
     _is_usable(device)
@@ -203,7 +203,7 @@ def survives_receiving(peers: dict[int, Peer], device: int, other: int, moment: 
     return _result(driver, device, before_bytes, death, usable=usable, is_left_alone=is_left_alone)
 
 
-def dies_receiving(peers: dict[int, Peer], device: int, other: int, moment: Moment) -> None:
+def dies_receiving(peers: dict[int, Peer], device: int, other: int, moment: PooledEvent) -> None:
     """Enqueues ``free`` behind something long, tells so, and is killed: while the sender waits, or copies."""
     driver, _ = start(device)
     peer = peers[other]
@@ -218,7 +218,9 @@ def dies_receiving(peers: dict[int, Peer], device: int, other: int, moment: Mome
     die()
 
 
-def survives_sending(peers: dict[int, Peer], device: int, other: int, moment: Moment, point: int = 0) -> dict[str, Any]:
+def survives_sending(
+    peers: dict[int, Peer], device: int, other: int, moment: PooledEvent, point: int = 0
+) -> dict[str, Any]:
     driver, streams = start(device)
     peer = peers[other]
     _is_usable(device)
@@ -231,7 +233,7 @@ def survives_sending(peers: dict[int, Peer], device: int, other: int, moment: Mo
         first, second = (value(index, moment.num_words, device) for index in range(2))
         torch.cuda.synchronize()
         assert sender.try_send(first)
-        chain = Chain(driver, stream, slot_address(ring), first) if moment is Moment.COPYING else None
+        chain = Chain(driver, stream, slot_address(ring), first) if moment is PooledEvent.COPYING else None
         while not sender.try_send(second):
             ring.on_record(peer.take())
         return chain

@@ -17,8 +17,8 @@ from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
 from crossfade.device.borrowed import device_of
+from crossfade.device.context import DeviceContext
 from crossfade.device.driver import HOST, Driver
-from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
 from crossfade.edges.by_host import open_from_host, open_to_host
 from crossfade.edges.host_copies import HostCopies
@@ -89,7 +89,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @contextmanager
-def device_side(device: int) -> Iterator[tuple[DeviceHome, HostCopies] | None]:
+def device_side(device: int) -> Iterator[tuple[DeviceContext, HostCopies] | None]:
     """What an actor with a device has; closed at the end, with nothing left."""
     if device == NO_DEVICE:
         yield None
@@ -105,11 +105,11 @@ def device_side(device: int) -> Iterator[tuple[DeviceHome, HostCopies] | None]:
     bell.close()
 
 
-def held(side: tuple[DeviceHome, HostCopies] | None) -> list[str]:
+def held(side: tuple[DeviceContext, HostCopies] | None) -> list[str]:
     return [] if side is None else side[0].driver.ledger.held()
 
 
-def open_writer(peer: Peer, depth: int, side: tuple[DeviceHome, HostCopies] | None) -> Writer:
+def open_writer(peer: Peer, depth: int, side: tuple[DeviceContext, HostCopies] | None) -> Writer:
     layout = RingLayout(depth, 1)
     board_memory, heap = peer.share(layout.size_bytes), peer.share(0)
     block = RingBlock(board_memory.map(layout.size_bytes), 0, layout)
@@ -119,7 +119,7 @@ def open_writer(peer: Peer, depth: int, side: tuple[DeviceHome, HostCopies] | No
     return ShmWriter(*args) if side is None else open_to_host(*args, side[1], actor="A", node="A.f")
 
 
-def open_reader(peer: Peer, depth: int, side: tuple[DeviceHome, HostCopies] | None, onto: str) -> Reader:
+def open_reader(peer: Peer, depth: int, side: tuple[DeviceContext, HostCopies] | None, onto: str) -> Reader:
     layout = RingLayout(depth, 1)
     board_memory, heap = peer.shared(), peer.shared()
     block = RingBlock(board_memory.map(layout.size_bytes), 0, layout)

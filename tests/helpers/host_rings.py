@@ -12,8 +12,8 @@ from crossfade.channels.protocol import EMPTY
 from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
+from crossfade.device.context import DeviceContext
 from crossfade.device.driver import TimedDriver
-from crossfade.device.home import DeviceHome
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
 from crossfade.edges.by_host import open_from_host, open_to_host
@@ -24,8 +24,8 @@ from crossfade.host.memory import Heap, Memory
 LIMIT_S = 20.0
 
 
-def home_on(driver: TimedDriver) -> DeviceHome:
-    return DeviceHome(driver, Pool(driver), Streams(driver))
+def home_on(driver: TimedDriver) -> DeviceContext:
+    return DeviceContext(driver, Pool(driver), Streams(driver))
 
 
 def new_bell() -> Bell:
@@ -63,7 +63,7 @@ class Ring:
     writer: Any
     readers: list[Any]
     copies: HostCopies
-    home: DeviceHome
+    home: DeviceContext
 
     @property
     def reader(self) -> Any:

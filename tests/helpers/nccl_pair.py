@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.edges.by_nccl import IncomingNccl, OutgoingNccl
 from crossfade.edges.joining import Joiner
 from crossfade.edges.nccl_link import NcclLink
@@ -34,7 +34,7 @@ class _Nothing:
 class StandIn:
     """A group of gloo's with the ways of NCCL's: what is sent goes in order in the background, and no host waits for that."""
 
-    def __init__(self, store: Any, rank: int, home: DeviceHome) -> None:
+    def __init__(self, store: Any, rank: int, home: DeviceContext) -> None:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = datetime.timedelta(seconds=LIMIT_S)
@@ -75,13 +75,13 @@ class StandIn:
 
 
 def open_links(
-    pair: tuple[str, str], homes: Sequence[Sequence[DeviceHome]], make_group: Any = StandIn
+    pair: tuple[str, str], homes: Sequence[Sequence[DeviceContext]], make_group: Any = StandIn
 ) -> list[NcclLink]:
     """Both sides of a link, each with the devices on which it sends or receives."""
     store = Memory.create("store", 0)
     made: dict[str, Any] = {}
 
-    def make(me: str, mine: Sequence[DeviceHome]) -> None:
+    def make(me: str, mine: Sequence[DeviceContext]) -> None:
         try:
             made[me] = NcclLink(store, pair, me, mine, make_group)
         except BaseException as error:
@@ -104,7 +104,7 @@ def open_nccl_channels(
     depth: int,
     num_readers: int,
     num_channels: int = 1,
-    make_home: Callable[[], DeviceHome] = host_home,
+    make_home: Callable[[], DeviceContext] = host_home,
     make_group: Any = StandIn,
     num_sources: int = 1,
 ) -> Iterator[list[tuple[DeviceWriter, list[DeviceReader]]]]:

@@ -16,7 +16,7 @@ from crossfade.plan.plan import ChannelSpec, CollectiveSpec, InputSpec, NodeSpec
 from crossfade.types import DRIVER, CollectiveKind, ReduceOp, Transport
 
 START, END = -2.0, 100.0
-"""Moments before and after all runs; node number i runs at i + 0.5."""
+"""EventPool before and after all runs; node number i runs at i + 0.5."""
 TICK = 1e-6
 """Between moments that belong together."""
 TRANSPORTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.staged_layout import Cut, StagedLayout
 from crossfade.edges.by_staging import Chunks, IncomingChunks, OutgoingChunks
 from crossfade.edges.joining import Joiner
@@ -24,7 +24,7 @@ def open_staged_ends(
     depth: int,
     num_readers: int,
     layout: StagedLayout = TINY,
-    make_home: Callable[[], DeviceHome] = host_home,
+    make_home: Callable[[], DeviceContext] = host_home,
     *,
     num_sources: int = 1,
 ) -> Iterator[tuple[DeviceWriter, list[DeviceReader]]]:

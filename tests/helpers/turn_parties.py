@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.host_driver import HostDriver
 from crossfade.edges.by_copies import OutgoingCopies
 from crossfade.edges.life import Event
@@ -85,7 +85,7 @@ class Party:
     """One party's ends."""
 
     ends: DeviceEnds
-    home: DeviceHome
+    home: DeviceContext
     bell: Bell
     writers: dict[str, DeviceWriter]
     readers: dict[str, DeviceReader]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from crossfade.device.completion import CompletionMark
 from crossfade.device.signals import HostBoard
-from crossfade.device.tail import Tail
 from tests.helpers.running_driver import RunningDriver, open_board, run, running_driver
 
 
@@ -24,7 +24,7 @@ def board(driver: RunningDriver) -> Iterator[HostBoard]:
 def test_what_others_enqueue_is_none_of_it(driver: RunningDriver, board: HostBoard) -> None:
     """Whether or not somebody asked before its own work was over."""
     own, others, stream = board.counter(0, "own"), board.counter(1, "others"), driver.create_stream("shared")
-    tail = Tail(driver, [stream])
+    tail = CompletionMark(driver, [stream])
     for number, is_asked_early in enumerate([True, False, False, True, False], 1):
         own.wait(stream, number)
         tail.grow()

@@ -47,7 +47,7 @@ from crossfade.collectives.streams import GroupStreams
 from crossfade.collectives.table import RendezvousTable, Status
 from crossfade.collectives.task import Task
 from crossfade.collectives.terms import STAGED, Offer, conclude, layout_of, staged_in
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.edges.life import Action, Event, Life, State
 from crossfade.errors import ChannelBroken, ChannelError, CrossfadeError
 from crossfade.types import CollectiveKind
@@ -72,7 +72,7 @@ class Group:
         self,
         table: RendezvousTable,
         mover: Mover,
-        context: DeviceHome,
+        context: DeviceContext,
         parties: Parties,
         give_back: Callable[[], None],
     ) -> None:

@@ -16,8 +16,8 @@ from crossfade.collectives.parties import Parties
 from crossfade.collectives.protocol import Mover
 from crossfade.collectives.rendezvous import Rendezvous
 from crossfade.collectives.terms import WHOLE_NUMBERS, Terms, finish_reduction, reduce_in_order, reduced_dtype
+from crossfade.device.context import DeviceContext
 from crossfade.device.driver import HOST
-from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
@@ -31,10 +31,10 @@ _HOST_WAIT_S = 60.0
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def host_context() -> DeviceHome:
+def host_context() -> DeviceContext:
     """The CPU in the place of a device."""
     driver = HostDriver(_HOST_WAIT_S, hint="a party of the collective is stopped, or its machine is overloaded")
-    return DeviceHome(driver, Pool(driver), Streams(driver))
+    return DeviceContext(driver, Pool(driver), Streams(driver))
 
 
 def open_group(
@@ -45,7 +45,7 @@ def open_group(
     me: str,
     bells: Mapping[str, Bell],
     terms: Sequence[Terms],
-    context: DeviceHome | None = None,
+    context: DeviceContext | None = None,
     on_death: Callable[[str], None] | None = None,
     communicator: Any = None,
     buffer_bytes: int | None = None,

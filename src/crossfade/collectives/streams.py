@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from crossfade.device.borrowed import device_of
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 
 __all__ = ["GroupStreams"]
 
@@ -17,7 +17,7 @@ __all__ = ["GroupStreams"]
 class GroupStreams:
     """The stream on which a group's tensors are moved, and one more for results that are only forwarded."""
 
-    def __init__(self, context: DeviceHome, label: str) -> None:
+    def __init__(self, context: DeviceContext, label: str) -> None:
         self.context = context
         self.device = device_of(context.device)
         self._driver = context.driver

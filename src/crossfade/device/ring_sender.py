@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
+from crossfade.device.completion import CompletionMark
 from crossfade.device.copies import EDGE_BYTES, cut, enqueue
 from crossfade.device.driver import Driver
 from crossfade.device.memory import OpenedMemory
@@ -14,7 +15,6 @@ from crossfade.device.recorded import Around
 from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Refused, Retired, Wanted
 from crossfade.device.ring import RingStatistics, ring_signals
 from crossfade.device.signals import Counter, SignalBoard
-from crossfade.device.tail import Tail
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 
 __all__ = ["RingSender"]
@@ -73,7 +73,7 @@ class RingSender:
         self._refused: Refused | None = None
         self._kept: deque[_Kept] = deque()
         self._events: list[int] = []  # spare ones
-        self._tail = Tail(driver, [stream])
+        self._tail = CompletionMark(driver, [stream])
         self._ended: ChannelError | None = None
         self._is_telling = True  # nobody listens any more when it is False
         self._num_values = self._num_bytes = 0

@@ -8,12 +8,12 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from crossfade.device.completion import CompletionMark
 from crossfade.device.driver import Driver, HostRange
 from crossfade.device.recorded import Around
 from crossfade.device.records import Record
 from crossfade.device.signals import Counter, HostBoard
 from crossfade.device.staged_layout import StagedLayout
-from crossfade.device.tail import Tail
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import Memory
 
@@ -91,7 +91,7 @@ class StagedEnd:
             place = self._chunks.address + index * layout.chunk_bytes
             driver.name_range(place, layout.chunk_bytes, f"chunk {index} of {label}")
         self._waited, self._copied = driver.create_event(), driver.create_event()
-        self._tail = Tail(driver, streams)
+        self._tail = CompletionMark(driver, streams)
         self._ended: ChannelError | None = None
         self._is_closed = False
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.values.codec import undecodable
 from crossfade.device.borrowed import device_of, torch_or_raise
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.edges.joining import Joiner
 from crossfade.errors import DeviceError, Failure
 
@@ -81,7 +81,7 @@ class Requests:
 class Arrivals:
     """Makes such memory on one device for a stream that fills it, and gives it to the compute stream."""
 
-    def __init__(self, home: DeviceHome, stream: int) -> None:
+    def __init__(self, home: DeviceContext, stream: int) -> None:
         self.stream = stream
         self.home = home
         self._driver = home.driver

@@ -25,7 +25,7 @@ import torch
 from crossfade.channels.ring_layout import INLINE_BYTES, TENSOR, TENSOR_AHEAD
 from crossfade.channels.shm_ring import ShmWriter, silent
 from crossfade.channels.values.device_codec import Split, dense
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.recorded import Recorded
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import stream_getter
@@ -50,7 +50,7 @@ class OutgoingCopies(Outgoing):
         self,
         ring: ShmWriter,
         lanes: Lanes,
-        homes: Sequence[DeviceHome],  # the devices of this process, in their order
+        homes: Sequence[DeviceContext],  # the devices of this process, in their order
         signals: Sequence[SignalBoard],  # of all lanes, as each of those devices sees them
         bells: Sequence[Bell],  # the readers' doorbells, in the order of the readers
         *,

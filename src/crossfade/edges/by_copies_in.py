@@ -13,7 +13,7 @@ from crossfade.channels.ring_layout import REPLACED, TENSOR, TENSOR_AHEAD
 from crossfade.channels.shm_reader import ReadRecord, ShmReader
 from crossfade.channels.values.device_codec import Make
 from crossfade.device.borrowed import TensorMaker, tensor_on
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.lease import Leased
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
@@ -62,7 +62,7 @@ class IncomingCopies(Incoming):
         index: int,
         lanes: Lanes,
         # For each of the writer's devices, the device of this process on which its tensors arrive.
-        homes: Sequence[DeviceHome],
+        homes: Sequence[DeviceContext],
         signals: Sequence[SignalBoard],  # of all lanes, as each of those devices sees them
         bell: Bell,
         nudge: Callable[[], None],  # wakes the writer if it waits for a slot

@@ -29,7 +29,7 @@ from crossfade.channels.values.codec import decode
 from crossfade.channels.values.device_codec import Placed, Split, split_for_host
 from crossfade.channels.values.layout import Encoded
 from crossfade.channels.values.tensors import Place, tensor_of
-from crossfade.device.moments import Moment
+from crossfade.device.events import PooledEvent
 from crossfade.device.recorded import Begin, Recorded, Site
 from crossfade.edges.carrier import Incoming, Outgoing
 from crossfade.edges.host_copies import CopiesIn, HostCopies
@@ -51,7 +51,7 @@ class _Telling:
     def __init__(self, ring: ShmWriter, copies: HostCopies) -> None:
         # What becomes of the record that is published next: (what it waits for, what is done then, what is kept until then); None
         # for a record that is whole.
-        self.job: tuple[tuple[Moment, ...], Callable[[DeviceError | None], None], Any] | None = None
+        self.job: tuple[tuple[PooledEvent, ...], Callable[[DeviceError | None], None], Any] | None = None
         self._readers, ring.posts = ring.posts, [silent(self._published)]
         self._copies = copies
         self._fence = full_fence()
@@ -65,8 +65,8 @@ class _Telling:
             self._tell()
             return
         self._num_taken += 1
-        moments, done, keep = job or ((), _ignore, None)
-        self._copies.publisher.submit(moments, partial(self._finish, done), keep=keep)
+        events, done, keep = job or ((), _ignore, None)
+        self._copies.publisher.submit(events, partial(self._finish, done), keep=keep)
 
     def _finish(self, done: Callable[[DeviceError | None], None], error: DeviceError | None) -> None:
         """By any thread, one value after the other."""
@@ -128,12 +128,12 @@ class OutgoingToHost(Outgoing):
                 hint="let fewer executions be under way, or return less: memory of the host is pinned for each of them",
             ) from error
         try:
-            moments = self._copies.copy_out(address, parts.tensors, self._begins())
+            events = self._copies.copy_out(address, parts.tensors, self._begins())
         except BaseException:
             self._abandon(slot, parts.tensors)
             raise
         start_ns = 0 if self.ring.on_moved is None else time.monotonic_ns()
-        self._telling.job = moments, partial(self._finish, self.ring.at, slot, start_ns), parts.tensors
+        self._telling.job = events, partial(self._finish, self.ring.at, slot, start_ns), parts.tensors
         self.ring.publish()
         return True
 
@@ -151,8 +151,8 @@ class OutgoingToHost(Outgoing):
 
     def _abandon(self, slot: int, tensors: tuple[Placed, ...]) -> None:
         """Some of a value's copies are enqueued and others were refused: the slot is used again when those are done."""
-        moments = self._copies.ends_of_copies()
-        self._copies.publisher.submit(moments, lambda _: self._slots.unused.append(slot), keep=tensors)
+        events = self._copies.ends_of_copies()
+        self._copies.publisher.submit(events, lambda _: self._slots.unused.append(slot), keep=tensors)
 
     def _finish(self, at: int, slot: int, start_ns: int, error: DeviceError | None) -> None:
         """The bytes of the record at ``at`` are there, or never will be; its readers are told next."""
@@ -188,7 +188,7 @@ class IncomingFromHost(Incoming):
         self._brings_all, self._brings_back = device == "cuda", device != "cpu"
         self._depth = ring.layout.depth
         self._has_no_record: Callable[[], bool] = ring.is_idle
-        self._arriving: deque[tuple[Moment, list[Any]]] = deque()  # ends of copies, and what they read from
+        self._arriving: deque[tuple[PooledEvent, list[Any]]] = deque()  # ends of copies, and what they read from
         self._is_waiting = False  # for the device, to be told when it has read from a slot
         self._is_closed = False
 
@@ -199,12 +199,12 @@ class IncomingFromHost(Incoming):
         self.collect()
         if self._is_closed or self._slots.num_kept < self._depth or self._has_no_record():
             return True
-        moments = (self._arriving[0][0],) if self._arriving else self._slots.next_end
-        if not moments:
+        events = (self._arriving[0][0],) if self._arriving else self._slots.next_end
+        if not events:
             return True
         if not self._is_waiting:
             self._is_waiting = True
-            self._copies.publisher.submit(moments, self._stop_waiting)  # so that the loop, if asleep by then, is woken
+            self._copies.publisher.submit(events, self._stop_waiting)  # so that the loop, if asleep by then, is woken
         return False
 
     def collect(self) -> None:
@@ -262,8 +262,8 @@ class IncomingFromHost(Incoming):
         """What the device still reads from stays until it has."""
         self._is_closed = True
         while self._arriving:
-            moment, sources = self._arriving.popleft()
-            self._copies.publisher.submit((moment,), _ignore, keep=sources)
+            event, sources = self._arriving.popleft()
+            self._copies.publisher.submit((event,), _ignore, keep=sources)
 
 
 def open_to_host(
@@ -296,7 +296,7 @@ def open_from_host(
     device: str = "default",
 ) -> DeviceReader:
     """A reader of a ring in a process that has devices; its writer is any. (`ShmReader`, `IncomingFromHost`: the arguments.)"""
-    homes = [(home, copies.moments(home)) for home in copies.homes]
+    homes = [(home, copies.events(home)) for home in copies.homes]
     slots = PinnedReaderSlots(heap_memory, block, homes, copies.pins, f"slots of {name}")
     ring = ShmReader(name, block, index, heap_memory, bell, slots=slots)
     return DeviceReader(ring, IncomingFromHost(ring, slots, copies, device))

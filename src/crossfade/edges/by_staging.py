@@ -23,7 +23,7 @@ from crossfade.channels.protocol import ChannelStatistics
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
 from crossfade.channels.values.device_codec import Split, notes_of
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.recorded import Recorded
 from crossfade.device.records import Announced, Finished
 from crossfade.device.signals import Counter
@@ -45,13 +45,13 @@ __all__ = ["Chunks", "IncomingChunks", "OutgoingChunks", "make_streams", "staged
 _NOTE = struct.Struct("<Q")  # of each of the writer's devices: how many bytes of the value come from there
 
 
-def staged_streams(home: DeviceHome, role: Role) -> StagedStreams:
+def staged_streams(home: DeviceContext, role: Role) -> StagedStreams:
     """The streams that all lanes of a device share, in one direction (`Role.UP` or `Role.DOWN`)."""
     copies, waits, sets = home.streams.get(role), home.streams.get(role, "waits"), home.streams.get(role, "sets")
     return StagedStreams(copies, waits, sets)
 
 
-def make_streams(home: DeviceHome) -> None:
+def make_streams(home: DeviceContext) -> None:
     """Makes them, so that a watchdog that is started afterwards knows them."""
     for role in (Role.UP, Role.DOWN):
         staged_streams(home, role)
@@ -73,7 +73,7 @@ class Chunks:
 class _LaneOut:
     """The writing end of a lane: a `StagedSender`, with its records in mailboxes."""
 
-    def __init__(self, home: DeviceHome, lanes: Lanes, lane: int, chunks: Chunks, bell: Bell, label: str) -> None:
+    def __init__(self, home: DeviceContext, lanes: Lanes, lane: int, chunks: Chunks, bell: Bell, label: str) -> None:
         board, offset, layout = lanes
         self._mail = Mailbox(board, offset + layout.to_writer(lane))
         self._post = Post(Mailbox(board, offset + layout.to_reader(lane)), bell)
@@ -109,7 +109,7 @@ class _LaneOut:
 class _LaneIn:
     """The reading end of a lane: a `StagedReceiver`, with its records in mailboxes, and the memory of what comes."""
 
-    def __init__(self, home: DeviceHome, lanes: Lanes, lane: int, chunks: Chunks, bell: Bell, label: str) -> None:
+    def __init__(self, home: DeviceContext, lanes: Lanes, lane: int, chunks: Chunks, bell: Bell, label: str) -> None:
         board, offset, layout = lanes
         self.num_bytes = 0
         self._mail = Mailbox(board, offset + layout.to_reader(lane))
@@ -175,7 +175,7 @@ class OutgoingChunks(Outgoing):
     """The writer's side. ``homes``: the devices of this process, in their order; ``bells``: the readers', in their order."""
 
     def __init__(
-        self, ring: ShmWriter, lanes: Lanes, chunks: Chunks, homes: Sequence[DeviceHome], bells: Sequence[Bell]
+        self, ring: ShmWriter, lanes: Lanes, chunks: Chunks, homes: Sequence[DeviceContext], bells: Sequence[Bell]
     ) -> None:
         self.ring = ring
         self.sources = Sources(homes, len(homes) * _NOTE.size)
@@ -252,7 +252,7 @@ class IncomingChunks(Incoming):
         lanes: Lanes,
         chunks: Chunks,
         # For each of the writer's devices, the device of this process on which its tensors arrive.
-        homes: Sequence[DeviceHome],
+        homes: Sequence[DeviceContext],
         bell: Bell,
         joiner: Joiner,
     ) -> None:

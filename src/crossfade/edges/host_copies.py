@@ -25,8 +25,8 @@ import torch
 from crossfade.channels.values.device_codec import Placed
 from crossfade.channels.values.tensors import tensor_of
 from crossfade.device.borrowed import device_of
-from crossfade.device.home import DeviceHome
-from crossfade.device.moments import Moment, Moments
+from crossfade.device.context import DeviceContext
+from crossfade.device.events import EventPool, PooledEvent
 from crossfade.device.recorded import Begin
 from crossfade.device.streams import Role
 from crossfade.edges.pinned import Pins
@@ -42,16 +42,16 @@ _NOBODY: Mapping[int, Begin] = {}
 class HostCopies:
     """The copies between the devices of one process and the host, for all of its channels."""
 
-    def __init__(self, homes: Sequence[DeviceHome], bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
+    def __init__(self, homes: Sequence[DeviceContext], bell: Bell, spin_us: float = DEFAULT_SPIN_US) -> None:
         self.homes = homes
         self.pins = Pins(homes)  # host memory that they reach
         self.publisher = Publisher(bell, spin_us, self._enter_thread)  # tells readers on the host
         self._home_of = {device_of(home.device): home for home in homes}
-        self._moments = {home.device: Moments(home.driver) for home in homes}
+        self._events = {home.device: EventPool(home.driver) for home in homes}
         self._down: Any = None
 
     @property
-    def home(self) -> DeviceHome:
+    def home(self) -> DeviceContext:
         """The device to which tensors are brought."""
         return self.homes[0]
 
@@ -59,8 +59,8 @@ class HostCopies:
         for home in self.homes:
             home.driver.enter_thread()
 
-    def moments(self, home: DeviceHome) -> Moments:
-        return self._moments[home.device]
+    def events(self, home: DeviceContext) -> EventPool:
+        return self._events[home.device]
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return tensor.device in self._home_of
@@ -69,9 +69,9 @@ class HostCopies:
 
     def copy_out(
         self, address: int, tensors: Iterable[Placed], begins: Mapping[int, Begin] = _NOBODY
-    ) -> tuple[Moment, ...]:
+    ) -> tuple[PooledEvent, ...]:
         """Enqueues copies of tensors (with their places in the message), that torch's current streams compute, to a message that
-        begins at an address. ``begins`` records them, by device. Gives the moments at which they are done. Raises a `DeviceError`
+        begins at an address. ``begins`` records them, by device. Gives the events at which they are done. Raises a `DeviceError`
         if something was refused; some copies may be enqueued (`ends_of_copies`).
         """
         groups: dict[torch.device, list[Placed]] = {}
@@ -81,23 +81,25 @@ class HostCopies:
             [self._copy_group(self._home_of[device], address, group, begins) for device, group in groups.items()]
         )
 
-    def _copy_group(self, home: DeviceHome, address: int, tensors: list[Placed], begins: Mapping[int, Begin]) -> Moment:
-        moments, up = self._moments[home.device], home.up_stream
-        moments.at(home.compute_stream()).hold(up)
+    def _copy_group(
+        self, home: DeviceContext, address: int, tensors: list[Placed], begins: Mapping[int, Begin]
+    ) -> PooledEvent:
+        events, up = self._events[home.device], home.up_stream
+        events.at(home.compute_stream()).hold(up)
         end = begins[home.device](up) if begins else None
         for _, offset, tensor in tensors:
             home.driver.copy(address + offset, tensor.data_ptr(), tensor.nbytes, up)
         if end is not None:
             end(sum(placed.size_bytes for placed in tensors))
-        return moments.at(up)
+        return events.at(up)
 
-    def ends_of_copies(self) -> tuple[Moment, ...]:
+    def ends_of_copies(self) -> tuple[PooledEvent, ...]:
         """When all copies out that are enqueued until now, on any device, are done; one that refuses does nothing any more."""
-        moments = []
+        events = []
         for home in self.homes:
             with suppress(DeviceError):
-                moments.append(self._moments[home.device].at(home.up_stream))
-        return tuple(moments)
+                events.append(self._events[home.device].at(home.up_stream))
+        return tuple(events)
 
     # Onto a device
 
@@ -120,12 +122,12 @@ class HostCopies:
         address = ctypes.addressof(ctypes.c_char.from_buffer(source))
         self.home.driver.copy(tensor.data_ptr(), address, tensor.nbytes, self.home.down_stream)
 
-    def end_copies_in(self) -> Moment:
+    def end_copies_in(self) -> PooledEvent:
         """Holds torch's current stream until all copies in that are enqueued until now are done; when that is."""
         home = self.home
-        moment = self._moments[home.device].at(home.down_stream)
-        moment.hold(home.compute_stream())
-        return moment
+        event = self._events[home.device].at(home.down_stream)
+        event.hold(home.compute_stream())
+        return event
 
     def pinned(self, data: memoryview) -> memoryview:
         """The bytes in memory from which a copy does not hold up the host."""
@@ -160,8 +162,8 @@ class HostCopies:
         if not self.publisher.close(timeout_s):
             return False
         self.pins.close()
-        for moments in self._moments.values():
-            moments.close()
+        for events in self._events.values():
+            events.close()
         return True
 
 
@@ -171,7 +173,7 @@ class CopiesIn:
     __slots__ = ("_begin", "_copies", "_end", "_size_bytes", "sources")
 
     def __init__(self, copies: HostCopies, begin: Begin | None) -> None:
-        self.sources: list[Any] = []  # what they read from, to be kept until the moment that `end` gives
+        self.sources: list[Any] = []  # what they read from, to be kept until the event that `end` gives
         self._copies = copies
         self._begin = begin
         self._end: Callable[[int], None] | None = None
@@ -186,7 +188,7 @@ class CopiesIn:
         self.sources.append((source, tensor) if home.is_host else source)
         self._copies.copy_in(tensor, source)
 
-    def end(self) -> Moment:
+    def end(self) -> PooledEvent:
         """Holds torch's current stream until all are done; when that is."""
         if self._end is not None:
             self._end(self._size_bytes)

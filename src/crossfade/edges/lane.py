@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.lease import Leased
 from crossfade.device.records import Announced, Finished, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
@@ -65,7 +65,9 @@ class Post:
 class LaneWriter:
     """The writing end of a lane."""
 
-    def __init__(self, home: DeviceHome, lanes: Lanes, lane: int, signals: SignalBoard, bell: Bell, label: str) -> None:
+    def __init__(
+        self, home: DeviceContext, lanes: Lanes, lane: int, signals: SignalBoard, bell: Bell, label: str
+    ) -> None:
         board, offset, layout = lanes
         base = address_of(board, offset)
         self._mail = Mailbox(board, offset + layout.to_writer(lane))
@@ -165,7 +167,7 @@ class LaneReader:
 
     def __init__(
         self,
-        home: DeviceHome,
+        home: DeviceContext,
         lanes: Lanes,
         lane: int,
         signals: SignalBoard,

@@ -26,10 +26,10 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 
-from crossfade.device.home import DeviceHome
+from crossfade.device.completion import CompletionMark
+from crossfade.device.context import DeviceContext
 from crossfade.device.recorded import Begin
 from crossfade.device.streams import Role
-from crossfade.device.tail import Tail
 from crossfade.edges.arrivals import Arrivals, Arriving, Requests
 from crossfade.edges.reader import DeviceReader
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
@@ -61,11 +61,11 @@ class Group(Protocol):
         """Ends it at once, and releases streams that wait for the other side. May wait."""
 
 
-GroupFactory: TypeAlias = Callable[[Any, int, DeviceHome], Group]
+GroupFactory: TypeAlias = Callable[[Any, int, DeviceContext], Group]
 """A store, this side's rank, and its device, to a process group of two."""
 
 
-def nccl_group(store: Any, rank: int, home: DeviceHome) -> Group:
+def nccl_group(store: Any, rank: int, home: DeviceContext) -> Group:
     """NCCL's own. Raises a `DeviceError` if there is no GPU, or torch has no NCCL."""
     if home.is_host or not dist.is_nccl_available():
         raise DeviceError(
@@ -82,13 +82,13 @@ def nccl_group(store: Any, rank: int, home: DeviceHome) -> Group:
 class _Lane:
     """One communicator, with the stream on which its transfers are ordered."""
 
-    def __init__(self, home: DeviceHome, group: Group, stream: int) -> None:
+    def __init__(self, home: DeviceContext, group: Group, stream: int) -> None:
         self.arrivals = Arrivals(home, stream)  # memory for what comes
         self.number = 0  # of the values sent or received until now
         self.group: Group | None = group
         self._driver = home.driver
         self._stream = stream
-        self._tail = Tail(home.driver, [stream])
+        self._tail = CompletionMark(home.driver, [stream])
         self._kept: deque[tuple[int, Any]] = deque()
 
     def greet(self, is_writer: bool) -> None:
@@ -180,7 +180,7 @@ class NcclLink:
         store: Memory,  # memory that both parties see, for meeting each other; stays the caller's
         pair: tuple[str, str],  # the writer and the reader
         me: str,
-        homes: Sequence[DeviceHome],  # for each of the writer's devices, this process's device
+        homes: Sequence[DeviceContext],  # for each of the writer's devices, this process's device
         make_group: GroupFactory | None = None,  # makes the process groups; None for `nccl_group`
     ) -> None:
         self.reason = ""  # why it is broken; empty while it is not

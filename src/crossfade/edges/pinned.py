@@ -14,9 +14,9 @@ from contextlib import suppress
 
 from crossfade.channels.ring_layout import RingBlock
 from crossfade.channels.slots import Mapped, ReaderSlots, WriterSlots
+from crossfade.device.context import DeviceContext
 from crossfade.device.driver import HostRange
-from crossfade.device.home import DeviceHome
-from crossfade.device.moments import Moment, Moments
+from crossfade.device.events import EventPool, PooledEvent
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Heap, Memory, address_of
 
@@ -26,7 +26,7 @@ __all__ = ["PinnedReaderSlots", "PinnedWriterSlots", "Pins", "has_come"]
 class Pins:
     """Host memory that is pinned for the devices of this process. (What is pinned for one is for all.)"""
 
-    def __init__(self, homes: Sequence[DeviceHome]) -> None:
+    def __init__(self, homes: Sequence[DeviceContext]) -> None:
         self._homes = homes
         self._dropped: deque[HostRange] = deque()
 
@@ -55,10 +55,10 @@ class Pins:
             self._dropped.popleft().close()
 
 
-def has_come(moment: Moment) -> bool:
+def has_come(event: PooledEvent) -> bool:
     """Whether a device reads nothing any more of what it was given until then: it is that far, or never will be."""
     try:
-        return moment.has_come()
+        return event.has_come()
     except DeviceError:
         return True
 
@@ -122,7 +122,7 @@ class PinnedReaderSlots(ReaderSlots):
     """
 
     def __init__(
-        self, memory: Memory, block: RingBlock, homes: Sequence[tuple[DeviceHome, Moments]], pins: Pins, label: str
+        self, memory: Memory, block: RingBlock, homes: Sequence[tuple[DeviceContext, EventPool]], pins: Pins, label: str
     ) -> None:
         super().__init__(memory, block.board, address_of(block.board, block.offset), block.layout)
         self._homes = homes
@@ -131,7 +131,7 @@ class PinnedReaderSlots(ReaderSlots):
         self._pinned: dict[int, HostRange] = {}  # by offset in the heap
         self._streams: dict[int, tuple[int, ...]] = {}  # slot: of each device, the stream on which its views are used
         self._ending: dict[
-            int, tuple[Moment, ...] | None
+            int, tuple[PooledEvent, ...] | None
         ] = {}  # by slot: those to come; None while a stream is captured
         self._is_closed = False
 
@@ -141,9 +141,9 @@ class PinnedReaderSlots(ReaderSlots):
         return len(self._kept) + len(self._ending)
 
     @property
-    def next_end(self) -> tuple[Moment, ...]:
+    def next_end(self) -> tuple[PooledEvent, ...]:
         """When the first of the slots that are ending will be free; empty if there is none, or if that cannot be told yet."""
-        return next((moments for moments in list(self._ending.values()) if moments is not None), ())
+        return next((events for events in list(self._ending.values()) if events is not None), ())
 
     def view(self, slot: int, offset: int, capacity: int, size: int) -> memoryview:
         view = super().view(slot, offset, capacity, size)
@@ -159,40 +159,40 @@ class PinnedReaderSlots(ReaderSlots):
         if streams is None or self._is_closed or os.getpid() != self._pid:
             super()._died(slot, exporter)
             return
-        moments = self._end_of(streams)
-        if moments == ():
+        events = self._end_of(streams)
+        if events == ():
             super()._died(slot, exporter)
             return
-        if moments is None:
+        if events is None:
             self._streams[slot] = streams
-        self._ending[slot] = moments
+        self._ending[slot] = events
         del self._kept[
             slot
-        ]  # last: it is kept or ending at any moment, whichever thread looks, and `collect` waits for this
+        ]  # last: it is kept or ending at any time, whichever thread looks, and `collect` waits for this
 
-    def _end_of(self, streams: tuple[int, ...]) -> tuple[Moment, ...] | None:
+    def _end_of(self, streams: tuple[int, ...]) -> tuple[PooledEvent, ...] | None:
         """The end of all that the streams were given; None while one is captured: in the graph that would be at each replay. A
         device that refuses will never read anything again, and the others may.
         """
-        ends: list[Moment] = []
-        for (home, moments), stream in zip(self._homes, streams, strict=True):
+        ends: list[PooledEvent] = []
+        for (home, events), stream in zip(self._homes, streams, strict=True):
             with suppress(DeviceError):
                 if home.driver.is_capturing(stream):
                     return None
-                ends.append(moments.at(stream))
+                ends.append(events.at(stream))
         return tuple(ends)
 
     def collect(self) -> None:
         """Frees the slots from which the device has read."""
-        for slot, moments in list(self._ending.items()):
+        for slot, events in list(self._ending.items()):
             if slot in self._kept:
                 continue
-            if moments is None:
-                moments = self._end_of(self._streams[slot])
-            if moments is not None:
-                moments = tuple([moment for moment in moments if not has_come(moment)])
-            self._ending[slot] = moments
-            if moments == ():
+            if events is None:
+                events = self._end_of(self._streams[slot])
+            if events is not None:
+                events = tuple([event for event in events if not has_come(event)])
+            self._ending[slot] = events
+            if events == ():
                 del self._ending[slot]
                 self._streams.pop(slot, None)
                 self._frees[slot]()

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from crossfade.device.moments import Moment
+from crossfade.device.events import PooledEvent
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 from crossfade.host.semaphore import full_fence
@@ -36,30 +36,30 @@ _GRACE_US = 20.0
 
 
 class _Job:
-    """Something to do once all of the moments have come, or never will. All that it holds is released when it is done."""
+    """Something to do once all of the events have come, or never will. All that it holds is released when it is done."""
 
-    __slots__ = ("_keep", "done", "error", "moments")
+    __slots__ = ("_keep", "done", "error", "events")
 
-    def __init__(self, moments: tuple[Moment, ...], done: Done, keep: Any) -> None:
-        self.moments = moments
+    def __init__(self, events: tuple[PooledEvent, ...], done: Done, keep: Any) -> None:
+        self.events = events
         self.done = done
         self.error: DeviceError | None = None
         self._keep = keep
 
     def is_due(self) -> bool:
-        return all(map(self._is_over, self.moments))
+        return all(map(self._is_over, self.events))
 
-    def _is_over(self, moment: Moment) -> bool:
+    def _is_over(self, event: PooledEvent) -> bool:
         try:
-            return moment.has_come()
+            return event.has_come()
         except DeviceError as error:  # of its device; another one may still be at work
             self._note(error)
             return True
 
     def wait(self) -> None:
-        for moment in self.moments:
+        for event in self.events:
             try:
-                moment.wait()
+                event.wait()
             except DeviceError as error:
                 self._note(error)
 
@@ -68,7 +68,7 @@ class _Job:
 
 
 class Publisher:
-    """Does jobs when their moments have come, in order. One for each process that has a device. ``spin_us``: for how long the
+    """Does jobs when their events have come, in order. One for each process that has a device. ``spin_us``: for how long the
     process's loop looks for work before it sleeps; the thread takes over a little later.
     """
 
@@ -88,11 +88,11 @@ class Publisher:
         """Whether there is something to do, so that the loop has to `poll`."""
         return bool(self.jobs)
 
-    def submit(self, moments: tuple[Moment, ...], done: Done, keep: Any = None) -> None:
-        """Adds a job: ``done`` is called, by this thread or another, when the ``moments`` have come (none: right after the jobs
+    def submit(self, events: tuple[PooledEvent, ...], done: Done, keep: Any = None) -> None:
+        """Adds a job: ``done`` is called, by this thread or another, when the ``events`` have come (none: right after the jobs
         before it). ``keep`` is held until then, such as memory that the device reads or writes.
         """
-        self.jobs.append(_Job(moments, done, keep))
+        self.jobs.append(_Job(events, done, keep))
         if not self._is_awake:
             self._timer.start()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crossfade.channels.values.device_codec import Split, Splitter
-from crossfade.device.home import DeviceHome, source_of
+from crossfade.device.context import DeviceContext, source_of
 from crossfade.edges.carrier import Outgoing
 from crossfade.errors import ChannelBroken
 
@@ -34,7 +34,7 @@ class Sources:
     ``note_bytes``: of the carrier's notes in the message of such a value.
     """
 
-    def __init__(self, homes: Sequence[DeviceHome], note_bytes: int) -> None:
+    def __init__(self, homes: Sequence[DeviceContext], note_bytes: int) -> None:
         self.homes = homes
         # Of each device, an event behind the computation of the value that was taken apart last.
         self.ready = [home.driver.create_event() for home in homes]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
 from crossfade.device.capabilities import check_pairs, read_facts
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
 from crossfade.edges.life import Action, Event, Life, State
 from crossfade.engines.board import (
@@ -118,7 +118,7 @@ class DeviceEnds:
             memory.close()
 
     @property
-    def home(self) -> DeviceHome:
+    def home(self) -> DeviceContext:
         """The device on which collectives are done: the first."""
         return self._homes[0]
 
@@ -209,12 +209,12 @@ class DeviceEnds:
         self._readers.append((spec, reader))
         return reader
 
-    def _targets(self, writer: str) -> list[DeviceHome]:
+    def _targets(self, writer: str) -> list[DeviceContext]:
         """For each device of a writer, the device of this process on which its tensors arrive."""
         num_sources = num_devices(self._plan, writer)
         return self._homes if num_sources == len(self._homes) else self._homes[:1] * num_sources
 
-    def _signals_of(self, place: RingPlace, homes: Sequence[DeviceHome]) -> list[SignalBoard]:
+    def _signals_of(self, place: RingPlace, homes: Sequence[DeviceContext]) -> list[SignalBoard]:
         """A channel's signals, as each of these devices sees them."""
         num_signals = layout_of(place).num_signals
         return [BoardPart(self._boards[home.device], place.first_signal, num_signals) for home in homes]

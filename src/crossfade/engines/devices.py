@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from crossfade.device.context import DeviceContext
 from crossfade.device.driver import TimedDriver
-from crossfade.device.home import DeviceHome
 from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.signals import Releasable
@@ -65,13 +65,13 @@ class Devices:
         self._signals = signals  # what a peer sets; any thread may call it
         # Called, in the watchdog's thread, when a peer has died and before anything that waits for it is released.
         self._on_death = on_death
-        self._homes: list[DeviceHome] = []
+        self._homes: list[DeviceContext] = []
         self._watchdogs: list[Watchdog] = []
         self._watched: dict[str, _Watched] = {}
         self._asked: set[int] = set()  # devices, whether they have failed
 
     @property
-    def homes(self) -> Sequence[DeviceHome]:
+    def homes(self) -> Sequence[DeviceContext]:
         """One for each of its GPUs, in order, or one for the CPU. Opened with the first call. Raises a `MissingDependency` if
         cuda-bindings is not installed, and a `DeviceError` if CUDA cannot start.
         """
@@ -81,7 +81,9 @@ class Devices:
                 from crossfade.device.cuda import CudaDriver
 
                 drivers = [CudaDriver(gpu) for gpu in self._gpus]
-            made = {id(driver): DeviceHome(driver, Pool(driver, _empty_caches), Streams(driver)) for driver in drivers}
+            made = {
+                id(driver): DeviceContext(driver, Pool(driver, _empty_caches), Streams(driver)) for driver in drivers
+            }
             self._homes = [made[id(driver)] for driver in drivers]
             self._watchdogs = [Watchdog(home.driver) for home in made.values()]
         return self._homes

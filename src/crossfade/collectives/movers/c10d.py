@@ -28,7 +28,7 @@ from crossfade.collectives.rendezvous import Rendezvous
 from crossfade.collectives.table import Part
 from crossfade.collectives.terms import Terms, finish_reduction, reduced_dtype, shard
 from crossfade.device.borrowed import device_of
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, MissingDependency
 from crossfade.types import CollectiveKind, ReduceOp
 
@@ -81,7 +81,7 @@ class C10dMover:
 
     signal_bytes = 0
 
-    def __init__(self, context: DeviceHome, *, is_gloo: bool) -> None:
+    def __init__(self, context: DeviceContext, *, is_gloo: bool) -> None:
         self.caller = Caller.GROUP if is_gloo else Caller.ANY
         self._is_gloo = is_gloo
         self._context = context

@@ -18,7 +18,7 @@ from crossfade.collectives.protocol import Caller
 from crossfade.collectives.rendezvous import Rendezvous
 from crossfade.collectives.table import Part
 from crossfade.collectives.terms import Terms, finish_reduction, reduce_in_order
-from crossfade.device.home import DeviceHome
+from crossfade.device.context import DeviceContext
 from crossfade.device.memory import Block
 from crossfade.peers.collectives import (
     SUMMABLE,
@@ -50,7 +50,7 @@ class CopyMover:
 
     def __init__(
         self,
-        context: DeviceHome,
+        context: DeviceContext,
         parties: Sequence[str],
         buffer_bytes: int | None = None,
         on_death: Callable[[str], None] | None = None,

@@ -1,4 +1,4 @@
-"""How far streams are with what they were given until now, whatever others give them afterwards.
+"""Marks one user's last operation on shared streams, and tells when it has completed.
 
 A device has few streams, so those who share one must be able to end while the others continue.
 """
@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from crossfade.device.driver import Driver
 
-__all__ = ["Tail"]
+__all__ = ["CompletionMark"]
 
 
-class Tail:
+class CompletionMark:
     """The last operation that one user gave each of its streams, which others may use as well."""
 
     def __init__(self, driver: Driver, streams: Iterable[int]) -> None:

@@ -14,11 +14,11 @@ from crossfade.device.tensors import current_stream
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceHome", "source_of"]
+__all__ = ["DeviceContext", "source_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceHome:
+class DeviceContext:
     """A device as the channels of this process use it."""
 
     driver: TimedDriver  # where it is the CPU (`HOST`), its tensors are CPU tensors
@@ -60,7 +60,7 @@ class DeviceHome:
         return self.streams.get(Role.DOWN)
 
 
-def source_of(homes: Sequence[DeviceHome]) -> Callable[[torch.Tensor], int | None]:
+def source_of(homes: Sequence[DeviceContext]) -> Callable[[torch.Tensor], int | None]:
     """From which of these devices a tensor goes to others: its own, if it is one of them."""
     sources: dict[int, int] = {}
     for source, home in enumerate(homes):
