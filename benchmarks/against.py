@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.common import Series, Table, ratio, this_machine, write_report
-from benchmarks.hop_measures import COLLECTIVES, MEASURES, Measure
+from benchmarks.hop_measures import ASYNCIO, COLLECTIVES, MEASURES, Measure
 from benchmarks.workers import ROOT, Worker, WorkerFailed
 
-ALL = (*MEASURES, *COLLECTIVES)
+ALL = (*MEASURES, ASYNCIO, *COLLECTIVES)
 LIMIT = 1.02
 LIMIT_S = 60.0
-KEYS = ("hot", "chain2", "chain4", "fan2", "fan4", "echo", "inflight")
+KEYS = ("hot", "chain2", "chain4", "fan2", "fan4", "echo", "inflight", "asyncio")
 """What is measured unless something else is asked for."""
 
 

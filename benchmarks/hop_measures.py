@@ -97,6 +97,9 @@ COLLECTIVES = (
 )
 """Of CPU tensors, by gloo; crossfade only."""
 
+ASYNCIO = Measure("asyncio", "1 byte out and back, awaited", {"measure": "awaits"}, 2_000, 200)
+"""In an event loop; crossfade only."""
+
 BLOCKING = Measure("blocking", "1 byte out and back, no spinning", _hops("chain", 1), 2_000, 200)
 BLOCKING_FUTEX_FACTOR = 1.5
 

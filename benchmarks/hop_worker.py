@@ -9,6 +9,7 @@ For each request, one line goes back with the result, and one more when everythi
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -211,6 +212,29 @@ def hops(library: Library, request: Request) -> Iterator[Result]:
         yield {"samples": samples}
 
 
+def awaits(library: Library, request: Request) -> Iterator[Result]:
+    """Round trips of 1 byte by ``execute_async`` and ``await``, one after the other; crossfade only."""
+    with compiled(library, "chain", 1) as graph:
+
+        async def trip(number: int) -> float:
+            value = bytes((number & 0xFF,))
+            start = time.perf_counter_ns()
+            got = await (await graph.execute_async(value))
+            taken_us = (time.perf_counter_ns() - start) / 1_000
+            require(got, value)
+            return taken_us
+
+        async def trips() -> list[float]:
+            end = time.monotonic() + WARM_UP_S
+            for number in itertools.count():
+                await trip(number)
+                if number >= NUM_WARM_UPS and time.monotonic() > end:
+                    return [await trip(number) for number in range(request["num"])]
+            return []
+
+        yield {"samples": asyncio.run(trips())}
+
+
 def array_round_trips(library: Library, request: Request) -> Iterator[Result]:
     """A numpy array of random bytes out and back. Both ends of each value are compared, and all elements of every
     ``check_every``-th: comparing all of each would time the caches that the comparison has filled.
@@ -340,6 +364,7 @@ def start_up(library: Library, request: Request) -> Iterator[Result]:
 
 MEASURES: Mapping[str, Callable[[Library, Request], Iterator[Result]]] = {
     "hops": hops,
+    "awaits": awaits,
     "array_round_trips": array_round_trips,
     "one_way": one_way,
     "throughput": throughput,

@@ -138,7 +138,9 @@ class OutgoingToHost(Outgoing):
         return True
 
     def _begins(self) -> dict[int, Begin]:
-        """Who records the copies, by device."""
+        """What records the copies, by device."""
+        if self._sites[0].around is None:  # all are recorded, or none
+            return {}
         return {
             home.device: site.around
             for home, site in zip(self._copies.homes, self._sites, strict=True)
