@@ -1,18 +1,17 @@
 """The executions of a graph that are under way: submitting them and taking their results in, from any thread or event loop.
 
-A call that a signal's handler or a destructor makes in the middle of a call of the same thread is refused (`_no_reentry`): half of
-a value may have been moved. Such a handler may raise; if it raised while a value was moved, the graph cannot be used any more.
+A call that a signal's handler or a destructor makes in the middle of a call of the same thread is refused: half of a value may
+have been moved. Such a handler may raise; if it raised while a value was moved, the graph cannot be used any more.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 from crossfade.api.accepted import deadline_of, left_of
 from crossfade.api.execution import Execution
@@ -29,33 +28,10 @@ from crossfade.errors import (
     GraphClosed,
     SessionError,
 )
-from crossfade.interrupted import Held, passed_through_others, raise_held, whole
+from crossfade.interrupted import passed_through_others, uninterrupted
 from crossfade.plan.plan import Plan
 
 __all__ = ["Executions"]
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def _no_reentry(function: Callable[Concatenate[Executions, _P], _T]) -> Callable[Concatenate[Executions, _P], _T]:
-    """Decorates a call of the graph: refused inside another call of the same thread; interrupts are held back until it is done."""
-
-    @whole
-    @functools.wraps(function)
-    def call(self: Executions, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        me = get_ident()
-        if me in self._inside:
-            raise _reentered()
-        try:
-            self._inside.add(me)
-            return function(self, *args, **kwargs)
-        finally:
-            self._inside.discard(me)
-            if Held.is_pending:
-                raise_held()
-
-    return call
 
 
 class Executions:
@@ -87,41 +63,48 @@ class Executions:
         self._make_locks()
 
     def _make_locks(self) -> None:
-        self._inside: set[int] = set()  # the threads that are in a call of the graph
         # Reentrant, since a handler that raises between taking and holding one must not lock its own thread out.
         self._submitting = threading.RLock()
+        self._submitter = 0  # the thread that holds it, while it does; another call of that thread is refused
         self._collecting = threading.RLock()
+        self._collector = 0  # the same
+        self._idle: set[int] = set()  # the threads that wait while another one collects
 
     # Submitting
 
     def submit(self, values: Sequence[Any]) -> Execution:
         """Starts an execution; waits for room. Raises what `CompiledGraph.execute` does."""
         me = get_ident()
-        if me in self._inside:
+        if me == self._submitter or me == self._collector or me in self._idle:
             raise _reentered()
         try:
-            self._inside.add(me)
             with self._submitting:
-                execution = Execution(self.num_submitted, self._num_outputs)
-                if len(self.inflight) >= self._max_inflight or not self._start(execution, values):
-                    self._submit_slowly(execution, values)
-                return execution
+                try:
+                    self._submitter = me
+                    execution = Execution(self.num_submitted, self._num_outputs)
+                    if len(self.inflight) >= self._max_inflight or not self._start(execution, values):
+                        self._submit_slowly(execution, values)
+                    return execution
+                finally:
+                    self._submitter = 0
         finally:
-            self._inside.discard(me)
             if self.watchers.is_missed:
                 self.watchers.notify_missed()
 
-    @_no_reentry
+    @uninterrupted
     def try_submit(self, values: Sequence[Any], num_own: int = 0) -> Execution | None:
         """Starts an execution if that needs no waiting. ``num_own``: see `take_in`."""
+        self._refuse_reentry()
         if not self.watchers.try_lock(self._submitting):
             return None
         try:
+            self._submitter = get_ident()
             if not self._has_room():
                 self._take_in(num_own)
             execution = Execution(self.num_submitted, self._num_outputs)
             return execution if self._has_room() and self._start(execution, values) else None
         finally:
+            self._submitter = 0
             self._submitting.release()
             self.watchers.notify_missed()
 
@@ -220,33 +203,29 @@ class Executions:
         caller has just looked for results.
         """
         me = get_ident()
-        if me in self._inside:
+        if me == self._submitter or me == self._collector or me in self._idle:
             raise _reentered()
         deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
-        try:
-            self._inside.add(me)
-            if self._collecting.acquire(False) or self._await_turn(
-                partial(_is_here, values, place, is_enough), deadline
-            ):
-                try:
-                    if looks_first and values[place] is EMPTY:
-                        self._collect_next()
-                    if values[place] is EMPTY:
-                        has_come = partial(self._has_come, values, place, is_enough)
-                        self.opened.wait_to_collect(has_come, place, left_of(deadline))
-                finally:
-                    self._collecting.release()
-                    if self.watchers.is_missed:
-                        self.watchers.notify_missed()
-            value = values[place]
-            if value is EMPTY and not (is_enough and is_enough()):
-                limit_s = timeout if told_timeout is None else told_timeout
-                text = f"execution {execution.number} has not finished within {limit_s} s"
-                raise GetTimeoutError(text, hint="get the same reference again")
-            return value
-        finally:
-            self._inside.discard(me)
+        if self._collecting.acquire(False) or self._await_turn(partial(_is_here, values, place, is_enough), deadline):
+            try:
+                self._collector = me
+                if looks_first and values[place] is EMPTY:
+                    self._collect_next()
+                if values[place] is EMPTY:
+                    has_come = partial(self._has_come, values, place, is_enough)
+                    self.opened.wait_to_collect(has_come, place, left_of(deadline))
+            finally:
+                self._collector = 0
+                self._collecting.release()
+                if self.watchers.is_missed:
+                    self.watchers.notify_missed()
+        value = values[place]
+        if value is EMPTY and not (is_enough and is_enough()):
+            limit_s = timeout if told_timeout is None else told_timeout
+            text = f"execution {execution.number} has not finished within {limit_s} s"
+            raise GetTimeoutError(text, hint="get the same reference again")
+        return value
 
     def _has_come(self, values: Sequence[Any], place: int, is_enough: Callable[[], bool] | None) -> bool:
         """Takes results in until the output has arrived, or until that is enough. False if more have to arrive first."""
@@ -266,15 +245,24 @@ class Executions:
             has_turn = self.watchers.try_lock(self._collecting)
             return has_turn
 
-        with self.watchers.watched():
-            self.opened.wait_beside(ready, left_of(deadline))
+        me = get_ident()
+        try:
+            self._idle.add(me)
+            with self.watchers.watched():
+                self.opened.wait_beside(ready, left_of(deadline))
+        finally:
+            self._idle.discard(me)
         return has_turn
 
-    @_no_reentry
+    @uninterrupted
     def is_over(self, execution: Execution, place: int) -> bool:
         """Whether a get of this output would return without waiting. Takes results in, unless another thread is doing so."""
-        if self.watchers.try_lock(self._collecting):
+        me = get_ident()
+        if me == self._submitter or me == self._collector or me in self._idle:
+            raise _reentered()
+        if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
             try:
+                self._collector = me
                 while execution.values[place] is EMPTY:
                     if not self._collect_next():
                         self.opened.check()
@@ -282,22 +270,27 @@ class Executions:
             except Exception:
                 return True  # get will say it
             finally:
+                self._collector = 0
                 self._collecting.release()
-                self.watchers.notify_missed()
+                if self.watchers.is_missed:
+                    self.watchers.notify_missed()
         return execution.values[place] is not EMPTY or bool(self.ended)
 
-    @_no_reentry
+    @uninterrupted
     def take_in(self, num_own: int = 0) -> None:
         """Takes in all results that are there, unless another thread does. ``num_own``: 1 if the caller is one of the watchers."""
+        self._refuse_reentry()
         self._take_in(num_own)
 
     def _take_in(self, num_own: int) -> None:
         if self.watchers.try_lock(self._collecting):
             try:
+                self._collector = get_ident()
                 while self.inflight and self._collect_next(num_own):
                     pass
                 self.opened.check()
             finally:
+                self._collector = 0
                 self._collecting.release()
                 self.watchers.notify_missed()
 
@@ -353,6 +346,11 @@ class Executions:
         if reason is not error:
             raise reason from None
 
+    def _refuse_reentry(self) -> None:
+        me = get_ident()
+        if me == self._submitter or me == self._collector or me in self._idle:
+            raise _reentered()
+
     def _refuse(self, what: str) -> NoReturn:
         if self.ended:
             raise GraphClosed(f"{what}: {self.ended}")
@@ -371,14 +369,19 @@ class Executions:
         """Ends submitting and collecting: a thread that waits for room or for a result gets a `GraphClosed`."""
         self.ended = self.ended or reason
 
-    @_no_reentry
+    @uninterrupted
     def close(self, reason: str, action: Callable[[], None]) -> None:
         """Ends submitting and collecting, and calls ``action`` when no other thread is doing either."""
+        self._refuse_reentry()
         self.end(reason)
         self.opened.nudge()
         try:
             with self._submitting, self._collecting:
-                action()
+                try:
+                    self._submitter = get_ident()
+                    action()
+                finally:
+                    self._submitter = 0
         finally:
             self.watchers.notify_missed()
 
