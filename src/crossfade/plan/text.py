@@ -29,6 +29,7 @@ each channel and of each collective between GPUs what it does on which stream. `
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 from crossfade.plan.actions import MAIN, Action, Verb
@@ -234,20 +235,14 @@ def _levels(plan: BarePlan) -> dict[str, list[int]] | None:
     for actor, actions in plan.programs.items():
         starts[actor] = num_steps
         num_steps += len(actions)
-    after: list[list[int]] = [[] for _ in range(num_steps)]
-    num_before = [0] * num_steps
+    befores: dict[int, list[int]] = {step: [] for step in range(num_steps)}
     for before, step in _waits(plan, starts):
-        after[before].append(step)
-        num_before[step] += 1
+        befores[step].append(before)
     levels = [0] * num_steps
-    ready = [step for step in range(num_steps) if not num_before[step]]
-    for step in ready:
-        for later in after[step]:
-            levels[later] = max(levels[later], levels[step] + 1)
-            num_before[later] -= 1
-            if not num_before[later]:
-                ready.append(later)
-    if len(ready) < num_steps:
+    try:
+        for step in TopologicalSorter(befores).static_order():
+            levels[step] = max((levels[before] + 1 for before in befores[step]), default=0)
+    except CycleError:
         return None
     return {actor: levels[starts[actor] : starts[actor] + len(actions)] for actor, actions in plan.programs.items()}
 

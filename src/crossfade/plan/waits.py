@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
 __all__ = ["Step", "Waits"]
 
@@ -46,20 +47,16 @@ class Waits:
         heights, last = self._heights()
         if last:
             return _walk_back(next(iter(last)), last)
-        tight = [(a, b) for a, b, lag in self.edges if heights[a] + lag == heights[b]]
-        after: list[list[int]] = [[] for _ in self.steps]
-        num_before = [0] * len(self.steps)
-        for a, b in tight:
-            after[a].append(b)
-            num_before[b] += 1
-        ready = [event for event, number in enumerate(num_before) if not number]
-        for a in ready:
-            for b in after[a]:
-                num_before[b] -= 1
-                if not num_before[b]:
-                    ready.append(b)
-        before = {b: a for a, b in tight if num_before[a] and num_before[b]}
-        return _walk_back(next(iter(before)), before) if before else []
+        sorter: TopologicalSorter[int] = TopologicalSorter()
+        for a, b, lag in self.edges:
+            if heights[a] + lag == heights[b]:
+                sorter.add(b, a)
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            cycle: list[int] = error.args[1]  # each comes before the next one, and the first is the last one too
+            return cycle[:0:-1]
+        return []
 
     def _heights(self) -> tuple[list[int], dict[int, int]]:
         """For each event a height, such that no edge climbs by more than its lag: in a cycle of lag 0, each just by it.
