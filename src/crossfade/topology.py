@@ -14,11 +14,12 @@ import tempfile
 import warnings
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "Crowd",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 _VERSION = 1
+
+_Part = TypeVar("_Part")
 
 
 def _check(name: str, figure: object, least: float = 0.0) -> None:
@@ -211,27 +214,19 @@ class Topology:
 
     def with_link(self, link: Link) -> Topology:
         """The same with one link replaced, in its place, or added."""
-        ends = (link.source, link.target)
-        links = {(each.source, each.target): each for each in self.links}
-        return replace(self, links=tuple({**links, ends: link}.values()))
+        return replace(self, links=_with(self.links, link, "source", "target"))
 
     def with_slowdown(self, slowdown: Slowdown) -> Topology:
         """The same with one pair of factors replaced or added."""
-        slowdowns = {(each.transport, each.work): each for each in self.slowdowns}
-        slowdowns[slowdown.transport, slowdown.work] = slowdown
-        return replace(self, slowdowns=tuple(slowdowns.values()))
+        return replace(self, slowdowns=_with(self.slowdowns, slowdown, "transport", "work"))
 
     def with_crowd(self, crowd: Crowd) -> Topology:
         """The same with one crowd replaced or added."""
-        crowds = {(each.transport, each.transfers, each.size_bytes): each for each in self.crowds}
-        crowds[crowd.transport, crowd.transfers, crowd.size_bytes] = crowd
-        return replace(self, crowds=tuple(crowds.values()))
+        return replace(self, crowds=_with(self.crowds, crowd, "transport", "transfers", "size_bytes"))
 
     def with_launch(self, launch: Launch) -> Topology:
         """The same with one cost replaced or added."""
-        launches = {(each.device, each.operation): each for each in self.launches}
-        launches[launch.device, launch.operation] = launch
-        return replace(self, launches=tuple(launches.values()))
+        return replace(self, launches=_with(self.launches, launch, "device", "operation"))
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""
@@ -269,6 +264,12 @@ class Topology:
         return topology
 
 
+def _with(parts: tuple[_Part, ...], new: _Part, *key: str) -> tuple[_Part, ...]:
+    """The parts with a new one in the place of that with the same key, if there is one, else behind them."""
+    key_of = attrgetter(*key)
+    return tuple({key_of(part): part for part in (*parts, new)}.values())
+
+
 def _link(data: Mapping[str, Any]) -> Link:
     link = Link(data["source"], data["target"], LinkKind(data["kind"]), signal_us=data["signal_us"])
     return link.with_rates(Rate(**each) for each in data["rates"])
@@ -281,42 +282,29 @@ def _crowd(data: Mapping[str, Any]) -> Crowd:
 
 def _check_parts(topology: Topology) -> None:
     """Refuses what the classes themselves let pass: names that are no text, or of devices that are not there."""
-    for device in topology.devices:
-        _check_text("Device.uuid", device.uuid)
-        _check_text("Device.name", device.name)
-        _check_whole("Device.num_sms", device.num_sms)
-        _check_whole("Device.memory_bytes", device.memory_bytes)
+    rates = (rate for link in topology.links for rate in link.rates)
+    measured: tuple[Any, ...] = (*topology.links, *rates, *topology.slowdowns, *topology.crowds, *topology.launches)
+    for part in (*topology.devices, *measured):
+        for item in fields(part):
+            name, value = f"{type(part).__name__}.{item.name}", getattr(part, item.name)
+            if item.type == "str":
+                _check_text(name, value)
+            elif item.type == "int":
+                _check_whole(name, value)
     uuids = {device.uuid for device in topology.devices}
     if len(uuids) < len(topology.devices):
         raise _no_topology("two devices have one UUID")
-    for link in topology.links:
-        _check_known("Link.source", link.source, uuids)
-        _check_known("Link.target", link.target, uuids)
-        for rate in link.rates:
-            _check_text("Rate.transport", rate.transport)
-            _check_whole("Rate.size_bytes", rate.size_bytes)
-    for slowdown in topology.slowdowns:
-        _check_text("Slowdown.transport", slowdown.transport)
-        _check_text("Slowdown.work", slowdown.work)
-    for crowd in topology.crowds:
-        _check_text("Crowd.transport", crowd.transport)
-        _check_whole("Crowd.size_bytes", crowd.size_bytes)
-        for end in (end for transfer in crowd.transfers for end in transfer):
-            _check_known("an end of Crowd.transfers", end, uuids)
-    for launch in topology.launches:
-        _check_known("Launch.device", launch.device, uuids)
-        _check_text("Launch.operation", launch.operation)
+    ends = [end for link in topology.links for end in (("Link.source", link.source), ("Link.target", link.target))]
+    ends += [("an end of Crowd.transfers", end) for each in topology.crowds for pair in each.transfers for end in pair]
+    for name, uuid in (*ends, *(("Launch.device", launch.device) for launch in topology.launches)):
+        _check_text(name, uuid)
+        if uuid not in uuids:
+            raise _no_topology(f"{name} is {uuid!r}, which is none of the devices")
 
 
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise _no_topology(f"{name} is {value!r}, which is no text")
-
-
-def _check_known(name: str, uuid: object, uuids: Set[str]) -> None:
-    _check_text(name, uuid)
-    if uuid not in uuids:
-        raise _no_topology(f"{name} is {uuid!r}, which is none of the devices")
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -51,24 +51,14 @@ def parts_of(context: Context, step: Step) -> Generator[Any, Told, list[Part]]:
     ]
 
 
-class _Quiet:
-    def finish(self, told: Told) -> None: ...
-
-    def settle(self, told: Told) -> None: ...
-
-    def leftover(self) -> Any:
-        return None
-
-
-class _Copy(_Quiet):
+class _Copy(Part):
     """Copies to one peer, by a stream of their own. Sources that share a target write to different places where there is room."""
 
     def __init__(self, context: Context, handle: str, lane: int) -> None:
         self._context = context
         self._source = context.buffer("source")
         self._target = context.opened(handle)
-        self.timed = context.lane(lane)
-        self.streams = (self.timed,)
+        self.timed: int = context.lane(lane)
 
     def begin(self, size_bytes: int, num: int) -> Any:
         offset = self._context.rank * size_bytes % (BUFFER_BYTES - size_bytes + 1)
@@ -76,13 +66,12 @@ class _Copy(_Quiet):
             self._context.driver.copy(self._target + offset // 256 * 256, self._source, size_bytes, self.timed)
 
 
-class _Nccl(_Quiet):
+class _Nccl(Part):
     def __init__(self, context: Context, step: Step) -> None:
         self._bench = context.bench
         self._to = [target for source, target in step.transfers if source == context.rank]
         self._of = [source for source, target in step.transfers if target == context.rank]
-        self.timed = context.lane(0)
-        self.streams = (self.timed,)
+        self.timed: int = context.lane(0)
 
     def begin(self, size_bytes: int, num: int) -> Any:
         for _ in range(num):
@@ -109,15 +98,14 @@ def _staged(context: Context, step: Step) -> Generator[Any, Told, list[Part]]:
     return parts
 
 
-class _StagedEnd:
+class _StagedEnd(Part):
     """What both ends hold. Records go with the meetings: the source's before the gate opens, the target's credits after."""
 
     def __init__(self, context: Context, source: int, lane: int) -> None:
         self.context = context
         self.source = source
         self.all_streams = StagedStreams(*(context.lane(lane + place) for place in range(len(StagedStreams._fields))))
-        self.streams: tuple[int, ...] = (self.all_streams.copies,)
-        self.timed = self.all_streams.copies
+        self.timed: int = self.all_streams.copies
         self.told: list[Record] = []
 
     def records(self) -> list[str]:
@@ -140,11 +128,6 @@ class _StagedSource(_StagedEnd):
             self.end.send(self._address, size_bytes)
         return self.records()
 
-    def finish(self, told: Told) -> None: ...
-
-    def leftover(self) -> Any:
-        return None
-
     def settle(self, told: Told) -> None:
         for records in told.values():
             for record in records or ():
@@ -159,9 +142,6 @@ class _StagedTarget(_StagedEnd):
         context.staged_ends.append(self.end)
         self._address = context.buffer("target")
 
-    def begin(self, size_bytes: int, num: int) -> Any:
-        return None
-
     def finish(self, told: Told) -> None:
         for record in told[self.source] or ():
             self.end.on_record(unpack(bytes.fromhex(record)))
@@ -170,5 +150,3 @@ class _StagedTarget(_StagedEnd):
 
     def leftover(self) -> Any:
         return self.records()
-
-    def settle(self, told: Told) -> None: ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from crossfade.profile.context import Context, Told
 
@@ -18,21 +18,14 @@ __all__ = ["IDLE", "Load", "Part", "measure_parts"]
 NUM_WARM, NUM_ROUNDS = 2, 7
 
 
-class Part(Protocol):
-    """What is enqueued for one thing to time.
+class Part:
+    """What is enqueued for one thing to time; nothing, if it is no subclass.
 
     Attributes:
-        streams: those that it uses first; they are held by the gate.
-        timed: the stream on which it begins and ends; None for no time.
+        timed: the stream on which it begins and ends, and which the gate holds; None for no time.
     """
 
-    @property
-    def streams(self) -> tuple[int, ...]:
-        """See above."""
-
-    @property
-    def timed(self) -> int | None:
-        """See above."""
+    timed: int | None = None
 
     def begin(self, size_bytes: int, num: int) -> Any:
         """Enqueues ``num`` times, as far as it goes without the others; gives what they must know."""
@@ -47,22 +40,7 @@ class Part(Protocol):
         """After `finish`: what the others must know before the next round."""
 
 
-class _Idle:
-    streams: tuple[int, ...] = ()
-    timed: int | None = None
-
-    def begin(self, size_bytes: int, num: int) -> Any:
-        return None
-
-    def finish(self, told: Told) -> None: ...
-
-    def settle(self, told: Told) -> None: ...
-
-    def leftover(self) -> Any:
-        return None
-
-
-IDLE: Part = _Idle()
+IDLE = Part()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +67,7 @@ def measure_parts(
 
 def _round(context: Context, loads: Sequence[Load], *, is_held: bool) -> Generator[Any, Told, list[float]]:
     active = [load.part if load.num else IDLE for load in loads]
-    streams = list(dict.fromkeys(stream for part in active for stream in part.streams))
+    streams = list(dict.fromkeys(part.timed for part in active if part.timed is not None))
     for stream in streams:
         context.hold(stream, 2 if is_held else 0)
     first = [_start_timer(context, part) for part in active]

@@ -32,7 +32,7 @@ def beside(context: Context, step: Step) -> Generator[Any, Told, dict[str, float
     work = _Work(context, step.work)
 
     def times_us(num_moved: int, num_worked: int) -> Generator[Any, Told, list[float]]:
-        return measure_parts(context, _loads(carrier, work, size_bytes, num_moved, num_worked))
+        return measure_parts(context, [Load(carrier, num_moved, size_bytes), Load(work, num_worked)])
 
     most = most_at_once(step.transport, size_bytes)
     one_us, _ = yield from times_us(1, 0)
@@ -53,24 +53,12 @@ def cover(covered_us: float, unit_us: float, most: int) -> int:
     return min(most, max(1, math.ceil(COVER * covered_us / unit_us)))
 
 
-def _loads(carrier: Part, work: Part, size_bytes: int, num_moved: int, num_worked: int) -> list[Load]:
-    return [Load(carrier, num_moved, size_bytes), Load(work, num_worked)]
-
-
-class _Work:
+class _Work(Part):
     def __init__(self, context: Context, kind: str) -> None:
         self._bench = context.bench
         self._kind = kind
-        self.timed = context.stream("work")
-        self.streams = (self.timed,)
+        self.timed: int = context.stream("work")
 
     def begin(self, size_bytes: int, num: int) -> Any:
         for _ in range(num):
             self._bench.work(self._kind, self.timed)
-
-    def finish(self, told: Told) -> None: ...
-
-    def settle(self, told: Told) -> None: ...
-
-    def leftover(self) -> Any:
-        return None

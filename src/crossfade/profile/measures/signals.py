@@ -7,7 +7,7 @@ from typing import Any
 
 from crossfade.profile.context import Context, Told
 from crossfade.profile.steps import Step
-from crossfade.profile.timing import Load, measure_parts
+from crossfade.profile.timing import Load, Part, measure_parts
 
 __all__ = ["signals"]
 
@@ -20,7 +20,7 @@ def signals(context: Context, step: Step) -> Generator[Any, Told, float]:
     return round_us / NUM_TRIPS / 2
 
 
-class _PingPong:
+class _PingPong(Part):
     """One rank's half: all of it is enqueued before the gate opens, so no wait needs a host (PL-5)."""
 
     def __init__(self, context: Context, step: Step) -> None:
@@ -29,8 +29,7 @@ class _PingPong:
         other = second if self._is_first else first
         self._tell = context.counter(context.rank, other)
         self._hear = context.counter(other, context.rank)
-        self.timed = context.lane(0)
-        self.streams = (self.timed,)
+        self.timed: int = context.lane(0)
 
     def begin(self, size_bytes: int, num: int) -> Any:
         for count in range(self._hear.awaited + 1, self._hear.awaited + num + 1):
@@ -40,10 +39,3 @@ class _PingPong:
             else:
                 self._hear.wait(self.timed, count)
                 self._tell.set(self.timed, count)
-
-    def finish(self, told: Told) -> None: ...
-
-    def settle(self, told: Told) -> None: ...
-
-    def leftover(self) -> Any:
-        return None
