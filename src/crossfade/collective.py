@@ -5,8 +5,6 @@ Each ``bind`` takes one node of each of one or more actors and returns one node 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from crossfade.api.collectives import AllGather, AllReduce, Broadcast, ReduceScatter
 from crossfade.not_here import refuse_others
 from crossfade.types import ReduceOp
@@ -18,5 +16,4 @@ allreduce = AllReduce()
 broadcast = Broadcast()
 reducescatter = ReduceScatter()
 
-if not TYPE_CHECKING:
-    __getattr__ = refuse_others(__name__)
+refuse_others(__name__)

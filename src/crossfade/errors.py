@@ -41,7 +41,7 @@ from typing import Any, Self
 from crossfade.types import DRIVER
 from crossfade.whole_errors import ByParts, fill, members_of, new_of, whole
 
-__all__ = [
+__all__ = [  # what `crossfade.exceptions` has too; `Failure` is for the rooms
     "ActorDiedError",
     "ActorError",
     "ActorStartError",
@@ -52,7 +52,6 @@ __all__ = [
     "ChannelTimeout",
     "CrossfadeError",
     "DeviceError",
-    "Failure",
     "GetTimeoutError",
     "GraphClosed",
     "GraphError",

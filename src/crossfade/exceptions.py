@@ -6,56 +6,12 @@ catches a ``get`` and an ``execute`` that took too long.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from crossfade.errors import (
-    ActorDiedError,
-    ActorError,
-    ActorStartError,
-    CapacityExceeded,
-    ChannelBroken,
-    ChannelClosed,
-    ChannelError,
-    ChannelTimeout,
-    CrossfadeError,
-    DeviceError,
-    GetTimeoutError,
-    GraphClosed,
-    GraphError,
-    MissingDependency,
-    MutatedValueError,
-    PlanError,
-    PlanSyntaxError,
-    SessionError,
-    StaticShapeError,
-    SystemFault,
-    TaskError,
-    TeardownTimeout,
-    TimedOut,
-    UnknownActor,
-    UnknownTransport,
-)
+from crossfade import errors
+from crossfade.errors import *  # noqa: F403
 from crossfade.not_here import refuse_others
 
 __all__ = [
-    "ActorDiedError",
-    "ActorError",
-    "ActorStartError",
     "ActorUnavailableError",
-    "CapacityExceeded",
-    "ChannelBroken",
-    "ChannelClosed",
-    "ChannelError",
-    "ChannelTimeout",
-    "CrossfadeError",
-    "DeviceError",
-    "GetTimeoutError",
-    "GraphClosed",
-    "GraphError",
-    "MissingDependency",
-    "MutatedValueError",
-    "PlanError",
-    "PlanSyntaxError",
     "RayActorError",
     "RayCgraphCapacityExceeded",
     "RayChannelError",
@@ -63,23 +19,16 @@ __all__ = [
     "RayError",
     "RaySystemError",
     "RayTaskError",
-    "SessionError",
-    "StaticShapeError",
-    "TaskError",
-    "TeardownTimeout",
-    "TimedOut",
-    "UnknownActor",
-    "UnknownTransport",
 ]
+__all__ += errors.__all__
 
-RayError = CrossfadeError
-RayTaskError = TaskError
-RayActorError = ActorError
-ActorUnavailableError = ActorDiedError
-RayChannelError = ChannelError
-RayChannelTimeoutError = TimedOut
-RayCgraphCapacityExceeded = CapacityExceeded
-RaySystemError = SystemFault
+RayError = errors.CrossfadeError
+RayTaskError = errors.TaskError
+RayActorError = errors.ActorError
+ActorUnavailableError = errors.ActorDiedError
+RayChannelError = errors.ChannelError
+RayChannelTimeoutError = errors.TimedOut
+RayCgraphCapacityExceeded = errors.CapacityExceeded
+RaySystemError = errors.SystemFault
 
-if not TYPE_CHECKING:
-    __getattr__ = refuse_others(__name__)
+refuse_others(__name__)

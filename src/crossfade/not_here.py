@@ -8,7 +8,7 @@ The modules at Ray's import paths are listed here. A name that one of them does 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -147,16 +147,19 @@ def error_of(module: str, name: str) -> AttributeError:
     return AttributeError(_message(module, name))
 
 
-def refuse_others(module: str) -> Callable[[str], Any]:
-    """Returns the ``__getattr__`` for one of these modules, for names that it lacks. Imports from it are watched from now on."""
-    vars(sys.modules[module]).setdefault("__path__", [])  # without it, `from module import name` would not ask `_Watch`
+def refuse_others(module: str) -> None:
+    """Gives one of these modules a ``__getattr__`` for names that it lacks. Imports from it are watched from now on. (Where a
+    ``__getattr__`` is written in the module, type checkers accept any name.)
+    """
 
     def refuse(name: str) -> Any:
         if f"{module}.{name}" in _NAMES:  # submodules are attributes too, as in Ray
             return import_module(f"{module}.{name}")
         raise error_of(module, name)
 
-    return refuse
+    names = vars(sys.modules[module])
+    names.setdefault("__path__", [])  # without it, `from module import name` would not ask `_Watch`
+    names["__getattr__"] = refuse
 
 
 def watch_imports() -> None:

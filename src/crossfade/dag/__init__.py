@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from crossfade.api import CompiledGraph  # the import also installs the compiler
 from crossfade.api.context import DAGContext
 from crossfade.graph.nodes import InputNode, InputPart, MethodNode, MultiOutputNode, Node
@@ -24,5 +22,4 @@ CompiledDAG = CompiledGraph
 DAGNode = Node
 InputAttributeNode = InputPart
 
-if not TYPE_CHECKING:
-    __getattr__ = refuse_others(__name__)
+refuse_others(__name__)

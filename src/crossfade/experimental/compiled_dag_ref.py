@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from crossfade.api import CompiledRef
 from crossfade.not_here import refuse_others
 
@@ -11,5 +9,4 @@ __all__ = ["CompiledDAGRef"]
 
 CompiledDAGRef = CompiledRef
 
-if not TYPE_CHECKING:
-    __getattr__ = refuse_others(__name__)
+refuse_others(__name__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossfade.not_here import refuse_others
 
@@ -68,5 +68,4 @@ class NodeLabelSchedulingStrategy:
         self.soft = dict(soft or {})
 
 
-if not TYPE_CHECKING:
-    __getattr__ = refuse_others(__name__)
+refuse_others(__name__)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from crossfade.graph.communicators import Communicator, CPUCommunicator
 from crossfade.graph.type_hints import TorchTensorType
 from crossfade.not_here import refuse_others
 
 __all__ = ["CPUCommunicator", "Communicator", "TorchTensorType"]
 
-if not TYPE_CHECKING:
-    __getattr__ = refuse_others(__name__)
+refuse_others(__name__)

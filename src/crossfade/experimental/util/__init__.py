@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from crossfade.not_here import refuse_others
 
 __all__: list[str] = []
 
-if not TYPE_CHECKING:
-    __getattr__ = refuse_others(__name__)
+refuse_others(__name__)

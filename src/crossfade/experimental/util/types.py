@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from crossfade.not_here import refuse_others
 from crossfade.types import ReduceOp
 from crossfade.types import TargetDevice as Device
 
 __all__ = ["Device", "ReduceOp"]
 
-if not TYPE_CHECKING:
-    __getattr__ = refuse_others(__name__)
+refuse_others(__name__)
