@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from crossfade.errors import GraphError, UnknownTransport
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputNode, Node, OutputNode, bind
-from crossfade.graph.walk import parts_of
 
 TRANSPORTS = ("auto", "shm", "gloo")
 METHODS = {"forward": 1, "backward": 1, "split": 2}
@@ -339,8 +338,8 @@ def connected_downwards(calls: list[MethodNode], outputs: list[Node], inp: Input
     for node in reversed(calls):
         if node in reached or any(value in reached for value in node.outputs):
             reached |= {node, *node.inputs, *node.outputs}
-    if any(part in reached for part in (inp, *parts_of(inp))):
-        reached |= {inp, *parts_of(inp)}
+    if any(part in reached for part in (inp, *inp._parts.values())):
+        reached |= {inp, *inp._parts.values()}
     for node in calls:
         if any(source in reached for source in node.inputs):
             reached |= {node, *node.outputs}

@@ -17,7 +17,6 @@ from crossfade.errors import GraphError, UnknownTransport
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.collectives import bind_collective
 from crossfade.graph.nodes import InputNode, MethodNode, MultiOutputNode, Node, OutputNode, bind
-from crossfade.graph.walk import inputs_of, parts_of
 from crossfade.types import CollectiveKind
 from tests.helpers.bound_nodes import ACTOR, OTHER, call
 from tests.unit.test_graph_check import connected_downwards, ends_of
@@ -246,7 +245,7 @@ def random_graph(random: Random) -> tuple[list[MethodNode], InputNode]:
         few = random.choices([*values, inp, inp[random.randint(0, 2)], 0], k=random.randint(0, 3))
         values += split(few) if random.random() < 0.3 else (call(few),)
         calls.append(getattr(values[-1], "parent", values[-1]))
-    return [*calls, call(*parts_of(inp))], inp
+    return [*calls, call(*inp._parts.values())], inp
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -257,7 +256,7 @@ def test_a_dropped_end_is_missed_if_it_hangs_on_the_rest(seed: int) -> None:
     left_out = kept.pop(random.randrange(len(kept)))
     if not kept:
         return
-    maker = inputs_of(left_out)[0] if isinstance(left_out, OutputNode) else left_out
+    maker = left_out._sources()[0] if isinstance(left_out, OutputNode) else left_out
     is_reached = maker in connected_downwards(calls, kept, inp)
     ghost = weakref.ref(maker)
     del left_out, maker, calls

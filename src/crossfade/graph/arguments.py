@@ -26,20 +26,20 @@ Naming = Callable[[Any], str | None]
 """Gives the name of a leaf that has one."""
 
 
-def snapshot(template: Any, around: tuple[int, ...] = ()) -> Any:
+def snapshot(template: Any, of_leaf: Callable[[Any], Any] = lambda leaf: leaf, around: tuple[int, ...] = ()) -> Any:
     """``template`` with its containers copied, so that a later change of the caller's lists does not reach it.
 
-    Leaves, and the keys of dicts, stay the same objects. ``around`` has the ids of the containers around it. Raises a `GraphError`
-    for a container that contains itself, or is nested deeper than `MAX_DEPTH`.
+    Leaves become what ``of_leaf`` gives for them; the keys of dicts stay the same objects. ``around`` has the ids of the containers
+    around it. Raises a `GraphError` for a container that contains itself, or is nested deeper than `MAX_DEPTH`.
     """
     kind = type(template)
     if kind is dict:
         inside = _enter(template, around)
-        return {key: snapshot(value, inside) for key, value in template.items()}
+        return {key: snapshot(value, of_leaf, inside) for key, value in template.items()}
     if kind is list or kind is tuple:
         inside = _enter(template, around)
-        return kind([snapshot(item, inside) for item in template])
-    return template
+        return kind([snapshot(item, of_leaf, inside) for item in template])
+    return of_leaf(template)
 
 
 def leaves(template: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:

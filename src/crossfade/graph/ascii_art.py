@@ -82,7 +82,7 @@ class _Drawing:
 
     def __init__(self, picture: Picture, layout: Layout) -> None:
         self._layout = layout
-        self._labels = {box.id: _text_of(box.id, box.label) for box in picture.boxes}
+        self._labels = {box.id: box.text for box in picture.boxes}
         middle = place(layout, self._width, GAP)
         self._left = {name: round(x - self._width(name) / 2) for name, x in middle.items()}
         self._sends: dict[str, int] = {}
@@ -186,10 +186,6 @@ class _Drawing:
             for column in self._receives[name].values():
                 grid[-1][column] = "|" if name in self._layout.bends else "v"
         return ("".join(row) for row in grid)
-
-
-def _text_of(box_id: str, label: str) -> str:
-    return label if box_id == "out" else f"{box_id} {label}"
 
 
 def _receiving_columns(senders: Sequence[int], left: int, right: int) -> list[int]:

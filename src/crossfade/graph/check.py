@@ -10,6 +10,7 @@ import gc
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from crossfade.errors import GraphError, UnknownTransport
@@ -28,9 +29,9 @@ from crossfade.graph.nodes import (
     describe,
     label_of,
     nodes_in,
+    walk,
 )
 from crossfade.graph.unread import Trace, next_order
-from crossfade.graph.walk import inputs_of, parts_of, walk
 from crossfade.hints import nearest
 from crossfade.types import DRIVER
 
@@ -69,7 +70,8 @@ def check(output: Node | MultiOutputNode, *, session: str, transports: Collectio
     outputs = _outputs_of(output)
     for node in outputs:
         node._is_compiled = True  # even if compiling fails: the user meant it as a graph
-    nodes = _sorted(walk(outputs))
+    nodes = walk(outputs)
+    _check_order(nodes)
     for node in nodes:
         if isinstance(node, MethodNode):
             _check_arguments(node)
@@ -150,45 +152,30 @@ def _article(value: Any) -> str:
 # The nodes that the outputs are made from
 
 
-def _sorted(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes so that each comes after those that it uses; where there is a choice, in the order of their creation.
-
-    Nodes use what was there before them, so this changes nothing, unless a node was tampered with.
-    """
-    uses = {node: dict.fromkeys([*inputs_of(node), *_in_arguments(node)]) for node in nodes}
-    users: dict[Node, list[Node]] = {node: [] for node in nodes}
-    for node, sources in uses.items():
-        for source in sources:
-            if source not in users:
-                raise _tampered(node)
-            users[source].append(node)
-    num_awaited = {node: len(sources) for node, sources in uses.items()}
-    ready = [(node._order, node) for node in nodes if not num_awaited[node]]
-    heapq.heapify(ready)
-    done: list[Node] = []
-    while ready:
-        done.append(heapq.heappop(ready)[1])
-        for user in users[done[-1]]:
-            num_awaited[user] -= 1
-            if not num_awaited[user]:
-                heapq.heappush(ready, (user._order, user))
-    if len(done) < len(nodes):
-        raise _cycle(uses, {node for node in nodes if num_awaited[node]})
-    return done
+def _check_order(nodes: Sequence[Node]) -> None:
+    """Nodes use what was there before them, unless a node was tampered with."""
+    uses = {node: (*node._sources(), *_in_arguments(node)) for node in nodes}
+    changed = [
+        node
+        for node, sources in uses.items()
+        if any(source not in uses or source._order >= node._order for source in sources)
+    ]
+    if changed:
+        try:
+            TopologicalSorter(uses).prepare()
+        except CycleError as error:
+            raise _cycle(error.args[1][1:]) from None
+        raise _tampered(changed[0])
 
 
 def _in_arguments(node: Node) -> tuple[Node, ...]:
     return nodes_in(node.args, node.kwargs) if isinstance(node, MethodNode) else ()
 
 
-def _cycle(uses: dict[Node, dict[Node, None]], stuck: set[Node]) -> GraphError:
-    """Each stuck node uses another stuck one: the way back from any of them ends in a cycle."""
-    node = min(stuck, key=lambda each: each._order)
-    places: dict[Node, int] = {}
-    while node not in places:
-        places[node] = len(places)
-        node = next(source for source in uses[node] if source in stuck)
-    cycle = list(places)[places[node] :][::-1]
+def _cycle(nodes: Sequence[Node]) -> GraphError:
+    """Nodes of which each is used by the next one, and the last one by the first. The one that was there first is named last."""
+    first = min(range(len(nodes)), key=lambda place: nodes[place]._order) + 1
+    cycle = [*nodes[first:], *nodes[:first]]
     names = [label_of(each) for each in cycle if isinstance(each, MethodNode)]
     actors = {each.actor.id for each in cycle if isinstance(each, MethodNode)}
     through = f"one actor, {min(actors)}" if len(actors) == 1 else f"{len(actors)} actors"
@@ -356,5 +343,5 @@ def _values(node: Node) -> tuple[OutputNode | CollectiveOutput, ...]:
 
 def _followers(node: Node) -> list[Node]:
     """What is made from the node directly: calls that take it, its parts, its values."""
-    parts = parts_of(node) if isinstance(node, InputNode) else ()
+    parts = node._parts.values() if isinstance(node, InputNode) else ()
     return [*node._users, *_values(node), *parts]

@@ -147,37 +147,13 @@ class CPUCommunicator(Communicator):
         """Returns the number of actors as it was passed."""
         return self._world_size
 
-    def send(self, value: Any, peer_rank: int) -> None:
-        """Refused."""
-        raise self._by_gloo()
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            "a CPUCommunicator moves nothing itself\nhint: pass it as a transport, which means 'gloo'"
+        )
 
-    def recv(
-        self, shape: tuple[int, ...], dtype: Any, peer_rank: int, allocator: TorchTensorAllocator | None = None
-    ) -> Any:
-        """Refused."""
-        raise self._by_gloo()
-
-    @property
-    def recv_stream(self) -> Any:
-        """Refused."""
-        raise self._by_gloo()
-
-    @property
-    def send_stream(self) -> Any:
-        """Refused."""
-        raise self._by_gloo()
-
-    def allgather(self, send_buf: Any, recv_buf: Any) -> None:
-        """Refused."""
-        raise self._by_gloo()
-
-    def allreduce(self, send_buf: Any, recv_buf: Any, op: Any = None) -> None:
-        """Refused."""
-        raise self._by_gloo()
-
-    def reducescatter(self, send_buf: Any, recv_buf: Any, op: Any = None) -> None:
-        """Refused."""
-        raise self._by_gloo()
+    send = recv = allgather = allreduce = reducescatter = _refuse
+    recv_stream = send_stream = property(_refuse)
 
     def destroy(self) -> None:
         """Nothing to do."""
@@ -190,9 +166,3 @@ class CPUCommunicator(Communicator):
     def generate_communicator_id(cls) -> str:
         """Returns a random id."""
         return str(uuid.uuid4())
-
-    @staticmethod
-    def _by_gloo() -> NotImplementedError:
-        return NotImplementedError(
-            "a CPUCommunicator moves nothing itself\nhint: pass it as a transport, which means 'gloo'"
-        )

@@ -29,9 +29,8 @@ def to_dot(graph: CheckedGraph) -> str:
         '  edge [fontname="monospace", fontsize=9];',
     ]
     for box in picture.boxes:
-        label = box.label if box.id == "out" else f"{box.id} {box.label}"
         shape = "" if box.id.startswith("n") else ", shape=ellipse, style=filled"
-        lines.append(f'  {box.id} [label={_quote(label)}, fillcolor="{colours[box.actor]}"{shape}];')
+        lines.append(f'  {box.id} [label={_quote(box.text)}, fillcolor="{colours[box.actor]}"{shape}];')
     for edge in picture.edges:
         looks = [f"label={_quote(edge.label)}"] if edge.label else []
         looks += ['style=dashed, color="#8a9099"'] if edge.is_local else []

@@ -35,6 +35,11 @@ class Box:
     actor: str  # whose it is; the driver's are the input and the output
     detail: str = ""
 
+    @property
+    def text(self) -> str:
+        """What stands in it."""
+        return self.label if self.id == "out" else f"{self.id} {self.label}"
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:

@@ -46,6 +46,7 @@ __all__ = [
     "nodes_in",
     "settle",
     "unknown_method",
+    "walk",
 ]
 
 _MOST_PARTS = 10**18
@@ -233,6 +234,18 @@ def bind(
 def nodes_in(*arguments: Any) -> tuple[Node, ...]:
     """The nodes in the arguments, at any depth, each once, in order of appearance."""
     return tuple(dict.fromkeys(leaf for each in arguments for leaf in leaves(each) if isinstance(leaf, Node)))
+
+
+def walk(outputs: Iterable[Node]) -> list[Node]:
+    """The outputs and all nodes that they are made from, directly or not, in the order of their creation."""
+    found = dict.fromkeys(outputs)
+    pending = list(found)
+    while pending:
+        for source in pending.pop()._sources():
+            if source not in found:
+                found[source] = None
+                pending.append(source)
+    return sorted(found, key=lambda node: node._order)
 
 
 def settle(*arguments: Any) -> None:

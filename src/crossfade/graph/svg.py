@@ -55,7 +55,7 @@ def to_svg(graph: CheckedGraph) -> str:
     """The graph as an SVG document; the sizes in it are in pixels."""
     picture = picture_of(graph)
     layout = lay_out(picture)
-    labels = {box.id: _shorten(f"{box.id} {box.label}" if box.id != "out" else box.label) for box in picture.boxes}
+    labels = {box.id: _shorten(box.text) for box in picture.boxes}
     widths = {name: len(label) * LETTER_WIDTH + 20 for name, label in labels.items()}
     middle = place(layout, lambda name: widths.get(name, BEND_WIDTH), GAP)
     colours = colours_of(picture)

@@ -6,9 +6,9 @@ can deadlock: execution and position in this order, compared first by execution,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from crossfade.graph.arguments import snapshot
 from crossfade.graph.check import CheckedGraph
 from crossfade.graph.collectives import CollectiveNode
 from crossfade.graph.communicators import Communicator
@@ -57,8 +57,12 @@ def _add_node(draft: Draft, value_of: dict[Node, str], node_id: str, node: Metho
         _add_wishes(draft, value, node, output)
     inputs = tuple(value_of[source] for source in node.inputs)
     holes = {source: Hole(index) for index, source in enumerate(node.inputs)}
+
+    def of_leaf(leaf: Any) -> Any:
+        return holes[leaf] if isinstance(leaf, Node) else leaf
+
     draft.nodes.append(NodeSpec(node_id, actor, node.method, inputs, tuple(value for value, _ in outputs)))
-    draft.calls[node_id] = Call(_with_holes(node.args, holes), _with_holes(node.kwargs, holes))
+    draft.calls[node_id] = Call(snapshot(node.args, of_leaf), snapshot(node.kwargs, of_leaf))
     draft.programs.setdefault(actor, []).append(Action(Verb.RUN, node_id))
 
 
@@ -108,17 +112,3 @@ def _wish(draft: Draft, node: Node, asked: str | Communicator, device: TargetDev
     if isinstance(asked, Communicator):
         return Wish(node, Transport.COMMUNICATOR, device, draft.enter(asked))
     return Wish(node, asked, device)
-
-
-def _with_holes(template: Any, holes: Mapping[Node, Hole]) -> Any:
-    """Arguments with each node replaced by its hole."""
-    if isinstance(template, Node):
-        return holes[template]
-    kind = type(template)
-    if kind is list:
-        return [_with_holes(item, holes) for item in template]
-    if kind is tuple:
-        return tuple(_with_holes(item, holes) for item in template)
-    if kind is dict:
-        return {key: _with_holes(item, holes) for key, item in template.items()}
-    return template
