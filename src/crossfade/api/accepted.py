@@ -83,28 +83,22 @@ def check_names(given: Iterable[str], known: Sequence[str], ignored: Iterable[st
         raise TypeError(f"unknown {what} {name!r}\nhint: {meant}")
 
 
-def check_timeout(timeout: object, name: str = "timeout") -> None:
-    """Refuses what is no time limit: neither a number nor None (TypeError), below 0, or NaN (ValueError)."""
-    if timeout is None:
-        return
-    if not isinstance(timeout, Real):
-        raise TypeError(f"{name} is {timeout!r}\n{_TIMEOUT_HINT}")
-    if math.isnan(timeout) or timeout < 0:
+def check_timeout(timeout: object, name: str = "timeout") -> float | None:
+    """A time limit as a float. Refuses what is none: neither a number nor None (TypeError), below 0, or NaN (ValueError)."""
+    seconds = seconds_of(timeout, name)
+    if seconds is not None and seconds < 0:
         raise ValueError(f"{name} is {timeout}\n{_TIMEOUT_HINT}")
+    return seconds
 
 
 def limit_of(timeout: object) -> float | None:
     """The time limit of a ``get`` in seconds, checked as by `check_timeout`. None is for ever, and so is -1, as in Ray."""
-    if timeout is None or (isinstance(timeout, Real) and timeout == -1):
-        return None
-    check_timeout(timeout)
-    return seconds_of(timeout)
+    return None if isinstance(timeout, Real) and timeout == -1 else check_timeout(timeout)
 
 
 def deadline_of(timeout: float | None) -> float | None:
     """When a time limit that begins now is over, by the monotonic clock; one below 0 is over already."""
-    seconds = seconds_of(timeout)
-    return None if seconds is None else time.monotonic() + seconds
+    return None if timeout is None else time.monotonic() + timeout
 
 
 def left_of(deadline: float | None) -> float | None:
@@ -112,12 +106,12 @@ def left_of(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def seconds_of(timeout: object) -> float | None:
-    """A time limit as a float. Refuses what is neither a number nor None (TypeError), and NaN (ValueError)."""
+def seconds_of(timeout: object, name: str = "timeout") -> float | None:
+    """A time limit, also one below 0, as a float. Refuses what is neither a number nor None (TypeError), and NaN (ValueError)."""
     if timeout is None:
         return None
     if not isinstance(timeout, Real):
-        raise TypeError(f"timeout is {timeout!r}\n{_TIMEOUT_HINT}")
+        raise TypeError(f"{name} is {timeout!r}\n{_TIMEOUT_HINT}")
     if math.isnan(timeout):
-        raise ValueError(f"timeout is {timeout}\n{_TIMEOUT_HINT}")
+        raise ValueError(f"{name} is {timeout}\n{_TIMEOUT_HINT}")
     return float(timeout)

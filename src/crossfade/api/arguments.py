@@ -35,7 +35,7 @@ class Splitter:
         """One value for each input; references among the arguments are waited for. A TypeError says what the graph takes."""
         for value in (*args, *kwargs.values()):
             if isinstance(value, Ref):
-                args, kwargs = resolve(args), resolve(kwargs)
+                args, kwargs = resolve(args, kwargs)
                 break
         if self.takes_whole and len(args) == 1 and not kwargs:
             return args

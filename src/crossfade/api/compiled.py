@@ -19,11 +19,7 @@ from crossfade.api.refs import CompiledRef, Keeper, Ref
 from crossfade.api.session import Session, current
 from crossfade.api.signals import take_signals
 from crossfade.engines.protocol import GraphStatistics, OpenPlan
-from crossfade.errors import (
-    GraphError,
-    SessionError,
-    TeardownTimeout,
-)
+from crossfade.errors import GraphError, SessionError, TeardownTimeout
 from crossfade.graph.check import CheckedGraph, check
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.hints import add_note, check_flag
@@ -40,6 +36,7 @@ __all__ = ["CompiledGraph", "compile_graph"]
 
 _GRACE_S = 1.0
 _TORN_DOWN = "the graph was torn down"
+_TRANSPORTS = [transport.value for transport in Transport if transport is not Transport.COMMUNICATOR]
 _DRAWING_OPTIONS = ("filename", "format", "view", "channel_details")
 
 
@@ -228,7 +225,9 @@ class CompiledGraph:
             TeardownTimeout: an actor was busy for longer; the message says with what. Call this method again to continue waiting.
             TypeError: ``kill_actors`` is no bool, for example a time limit that was passed without its name.
         """
-        kill_actors = check_flag("kill_actors", kill_actors, _limit_meant(kill_actors))
+        given: Any = kill_actors
+        meant = f"teardown(timeout={given})" if isinstance(given, Real) else ""
+        kill_actors = check_flag("kill_actors", given, meant)
         timeout = seconds_of(timeout)
         if (
             current() is not self._session
@@ -284,7 +283,7 @@ def compile_graph(output: Node | MultiOutputNode, **options: Any) -> CompiledGra
     session = current()
     if session is None:
         raise SessionError("there is no session, so the graph's actors are gone", hint="make them anew")
-    checked = check(output, session=session.id, transports=_transports())
+    checked = check(output, session=session.id, transports=_TRANSPORTS)
     topology, uuids = known_links(session, checked.devices)
     plan, calls = compile_plan(
         checked,
@@ -314,12 +313,3 @@ def _open(
     if session.is_over:  # another thread has ended it meanwhile, and may not have seen this graph
         graph._executions.abandon()
     return graph
-
-
-def _limit_meant(kill_actors: object) -> str:
-    """A hint for a time limit that was not given by name."""
-    return f"teardown(timeout={kill_actors})" if isinstance(kill_actors, Real) else ""
-
-
-def _transports() -> Mapping[str, Transport]:
-    return {transport.value: transport for transport in Transport if transport is not Transport.COMMUNICATOR}

@@ -48,7 +48,7 @@ class Ref:
             ActorError: one that lives cannot go on with the graph.
             TypeError, ValueError: ``timeout`` is no number, or below 0 and not -1.
         """
-        raise NotImplementedError
+        return self.get_within(limit_of(timeout), timeout)
 
     def get_within(self, left_s: float | None, timeout: float | None) -> Any:
         """`get`, where ``left_s`` seconds are left of a time limit that several have together; None if there is none."""
@@ -88,9 +88,6 @@ class CallRef(Ref):
         self._label = label
         self._index = index
 
-    def get(self, timeout: float | None = None) -> Any:
-        return self.get_within(limit_of(timeout), timeout)
-
     def get_within(self, left_s: float | None, timeout: float | None) -> Any:
         if self._session.pid != os.getpid():
             raise SessionError(f"{self._label} was called in the process that this one was forked from")
@@ -121,17 +118,12 @@ class CallRef(Ref):
 
 
 class StoredRef(Ref):
-    """A value that was put aside."""
+    """A value that was put aside. It is there at once, and each `get` gives a new one."""
 
     __slots__ = ("_stored",)
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
-
-    def get(self, timeout: float | None = None) -> Any:
-        """The value is there at once, and is a new one each time."""
-        limit_of(timeout)
-        return self._stored.load()
 
     def get_within(self, left_s: float | None, timeout: float | None) -> Any:
         return self._stored.load()
@@ -242,10 +234,9 @@ def put(value: Any) -> Ref:
     return StoredRef(Stored(value))
 
 
-def resolve(template: Any) -> Any:
+def resolve(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments with references (at the top level, as in Ray) replaced by their values; waits for them."""
-    if isinstance(template, tuple):
-        return tuple(item.get() if isinstance(item, Ref) else item for item in template)
-    if isinstance(template, dict):
-        return {key: item.get() if isinstance(item, Ref) else item for key, item in template.items()}
-    raise SessionError("arguments come as a tuple or a dict")
+    return (
+        tuple([item.get() if isinstance(item, Ref) else item for item in args]),
+        {key: item.get() if isinstance(item, Ref) else item for key, item in kwargs.items()},
+    )

@@ -161,7 +161,7 @@ class ActorClass:
         if (takes := self._signatures.of_constructor()) is not None:
             takes.check(self._cls.__name__, args, kwargs)
         booked = amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
-        return self._start(session, name, booked, resolve(args), resolve(kwargs))
+        return self._start(session, name, booked, *resolve(args, kwargs))
 
     @uninterrupted
     def _start(
@@ -285,7 +285,7 @@ class ActorMethod:
             raise AttributeError(
                 f"{READY} is no method for graphs\nhint: {READY}.remote() says when {self._info.id} is made"
             )
-        return bind(self._info, self._name, resolve(args), resolve(kwargs), self._num_returns)
+        return bind(self._info, self._name, *resolve(args, kwargs), self._num_returns)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the method now, outside any graph. References among the arguments are waited for.
@@ -299,7 +299,7 @@ class ActorMethod:
         session = require_same(self._info.session, f"actor {self._info.id}")
         self._info.check_arguments(self._name, args, kwargs)
         num_returns = self._num_returns or self._info.methods[self._name]
-        pending = session.engine.call(self._info.id, self._name, resolve(args), resolve(kwargs), num_returns)
+        pending = session.engine.call(self._info.id, self._name, *resolve(args, kwargs), num_returns)
         label = f"{self._info.id}.{self._name}"
         if num_returns == 1:
             return CallRef(session, pending, label, None)

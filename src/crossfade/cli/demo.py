@@ -18,7 +18,7 @@ from rich.table import Table
 
 import crossfade
 from crossfade.api import CompiledGraph
-from crossfade.cli.exits import UsersMistake
+from crossfade.cli.exits import told
 from crossfade.cli.fan_in import NUM_IN_BURST, ON_CPU, FanIn, Measured, Parts, measure
 from crossfade.cli.measure import alone_us, median, p99, show_us
 from crossfade.engines.machine import num_visible_gpus
@@ -31,6 +31,8 @@ __all__ = ["fold_grid", "run_demo"]
 REWRITTEN = ("plan.txt", "timeline.svg", "overlap.svg")
 REPLACED = ("predicted.json", "measured.json")
 """The files: written where they are, and replaced by new ones."""
+
+_OTHER_FOLDER = "name another folder with --output"
 
 NUM_BURSTS = 10
 NUM_ROUND_TRIPS = 2000
@@ -100,28 +102,22 @@ def _piece(row: Sequence[str], widths: Sequence[int], columns: Sequence[int]) ->
 
 
 def _make_folder(output: Path) -> None:
-    try:
+    with told(f"cannot write into {output}", hint=_OTHER_FOLDER):
         output.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=output):
             pass
-    except OSError as error:
-        raise UsersMistake(
-            f"cannot write into {output}: {error.strerror}", hint="name another folder with --output"
-        ) from None
     for name in (*REWRITTEN, *REPLACED):
         _probe(output / name)
 
 
 def _probe(path: Path) -> None:
     """Tells now, not after all was measured, that a file cannot be written."""
-    try:
+    with told(f"cannot write {path}", hint=_OTHER_FOLDER):
         if path.name in REPLACED:
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         elif os.path.lexists(path):
             path.open("ab").close()
-    except OSError as error:
-        raise UsersMistake(f"cannot write {path}: {error.strerror}", hint="name another folder with --output") from None
 
 
 def _print_head(console: Console, engine: str, parts: Parts) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["INTERRUPTED", "PROBLEM", "USERS_MISTAKE", "UsersMistake", "WrongResult"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["INTERRUPTED", "PROBLEM", "USERS_MISTAKE", "UsersMistake", "WrongResult", "told"]
 
 PROBLEM = 1
 USERS_MISTAKE = 2
@@ -15,6 +18,15 @@ class UsersMistake(Exception):
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(f"{message}\nhint: {hint}")
+
+
+@contextmanager
+def told(problem: str, *, hint: str) -> Iterator[None]:
+    """An error of the operating system inside of this is the user's mistake: ``problem``, and what the system calls it."""
+    try:
+        yield
+    except OSError as error:
+        raise UsersMistake(f"{problem}: {error.strerror}", hint=hint) from None
 
 
 class WrongResult(Exception):

@@ -6,13 +6,14 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import crossfade
 from crossfade.api import CompiledGraph
-from crossfade.cli.exits import UsersMistake
+from crossfade.cli.exits import UsersMistake, told
 from crossfade.errors import ActorStartError, GraphError, MissingDependency
 from crossfade.graph.nodes import MultiOutputNode, Node
 from crossfade.plan.picture import draw_timelines
@@ -50,7 +51,8 @@ def show_plan(target: str, *, max_inflight: int, overlap: bool, svg: Path | None
         for note in timeline.notes:
             print(f"note: {note}")
         if svg is not None:
-            _write(svg, draw_timelines([timeline], f"{target}: methods take no time"))
+            with told(f"cannot write {svg}", hint="name a file in a folder that exists"):
+                svg.write_text(draw_timelines([timeline], f"{target}: methods take no time"), encoding="utf-8")
             print(f"picture of the predicted timeline: {svg}")
 
 
@@ -65,7 +67,7 @@ def load_graph(target: str) -> Node | MultiOutputNode:
         dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise UsersMistake(f"{module_name!r} is a file, not a module", hint=f"write {dotted}:{function_name}")
     function = _find_function(_import(module_name), module_name, function_name)
-    with _UsersCode(f"{target}()"):
+    with _users_code(f"{target}()"):
         made = function()
     if isinstance(made, Node | MultiOutputNode):
         return made
@@ -79,15 +81,11 @@ def load_graph(target: str) -> Node | MultiOutputNode:
 
 
 def _import(name: str) -> Any:
-    try:
+    with told("the current folder cannot be found", hint="run the command in a folder that exists"):
         sys.path.insert(0, str(Path.cwd()))
-    except OSError as error:
-        raise UsersMistake(
-            f"the current folder cannot be found: {error.strerror}", hint="run the command in a folder that exists"
-        ) from None
     importlib.invalidate_caches()
     try:
-        with _UsersCode(f"importing {name}", is_import=True):
+        with _users_code(f"importing {name}", is_import=True):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
@@ -125,27 +123,20 @@ def _find_function(module: Any, module_name: str, name: str) -> Callable[[], Any
     return function  # type: ignore[no-any-return]
 
 
-class _UsersCode:
+@contextmanager
+def _users_code(what: str, *, is_import: bool = False) -> Iterator[None]:
     """Around code of the user's: what it raises is told in one line, with the place.
 
     A module that an import does not find is left to the import's caller.
     """
-
-    def __init__(self, what: str, *, is_import: bool = False) -> None:
-        self._what = what
-        self._is_import = is_import
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None or isinstance(error, MissingDependency | KeyboardInterrupt | UsersMistake):
-            return
+    try:
+        yield
+    except (MissingDependency, UsersMistake):
+        raise
+    except (Exception, SystemExit) as error:
         is_missing = isinstance(error, ModuleNotFoundError)
-        if is_missing and self._is_import:
-            return
-        if not isinstance(error, Exception | SystemExit):
-            return
+        if is_missing and is_import:
+            raise
         name = type(error).__name__
         message, _, hint = str(error).partition("\nhint: ")
         if isinstance(error, crossfade.SessionError) and "initialised already" in message:
@@ -153,7 +144,7 @@ class _UsersCode:
         if not hint and is_missing:
             hint = MISSING_HINT
         raise UsersMistake(
-            f"{self._what} raised {name}: {message}{_place(error)}",
+            f"{what} raised {name}: {message}{_place(error)}",
             hint=hint or "see whether the function works in a Python shell",
         ) from None
 
@@ -193,12 +184,3 @@ def _hint_for(made: object) -> str:
     if isinstance(made, tuple | list) and made and all(isinstance(each, Node) for each in made):
         return "return crossfade.MultiOutputNode([...]) of them"
     return "return what the last method.bind(...) returned, or a MultiOutputNode"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsersMistake(
-            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that exists"
-        ) from None

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from crossfade.cli.exits import UsersMistake
+from crossfade.cli.exits import UsersMistake, told
 from crossfade.cli.measure import show_us
 from crossfade.errors import DeviceError, MissingDependency
 from crossfade.profile.calibrate import calibrate, start_from
@@ -75,11 +75,8 @@ def run_steps(console: Console, found: Topology, crew: Crew, path: Path | None, 
 
 def _save(topology: Topology, path: Path | None) -> None:
     try:
-        save_topology(topology, path)
-    except OSError as error:
-        raise UsersMistake(
-            f"cannot write {path or topology_path()}: {error.strerror}", hint="name another file with --json"
-        ) from None
+        with told(f"cannot write {path or topology_path()}", hint="name another file with --json"):
+            save_topology(topology, path)
     except RuntimeError as error:
         raise UsersMistake(
             f"there is no folder to keep the topology in: {error}",
@@ -90,11 +87,8 @@ def _save(topology: Topology, path: Path | None) -> None:
 def show_file(path: Path) -> None:
     """Prints a topology that was written."""
     try:
-        topology = Topology.from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsersMistake(
-            f"cannot read {path}: {error.strerror}", hint="`crossfade topology --json FILE` writes one"
-        ) from None
+        with told(f"cannot read {path}", hint="`crossfade topology --json FILE` writes one"):
+            topology = Topology.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         message = str(error).partition("\n")[0]
         raise UsersMistake(f"{path}: {message}", hint="`crossfade topology --json FILE` writes a new one") from None

@@ -4,7 +4,6 @@
 
     calibrate.py    steps one after another; what they give goes into the topology as it comes
     steps.py        what is measured, as data; pure
-    fold.py         what a step gave becomes part of a topology; pure
     crew.py         the processes, from the side of who started them: meetings, time limits, the end of all
     worker.py       a process, from its own side
     context.py      what a measure works with: a device, memory, signals, the gate; meetings

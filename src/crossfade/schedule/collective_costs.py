@@ -124,11 +124,13 @@ class _Way:
         raise NotImplementedError
 
     def _measured_us(self, source: int, target: int, size_bytes: int) -> float | None:
+        return self._link_us(self._uuids[source], self._uuids[target], size_bytes)
+
+    def _link_us(self, source: str, target: str, size_bytes: int) -> float | None:
         try:
-            link = self.costs.topology.link(self._uuids[source], self._uuids[target])
+            return self.costs.topology.link(source, target).duration_us(self.transport, size_bytes)
         except KeyError:
             return None
-        return link.duration_us(self.transport, size_bytes)
 
     def alone_us(self, source: int, target: int, size_bytes: int) -> float:
         """One transfer between two ranks, when nothing else runs."""
@@ -211,14 +213,8 @@ class _Copies(_Way):
             self._tell("no crowd of neighbours in the model's topology: copies of all at once count as those of one")
             return 1.0
         nearest = min(crowds, key=lambda crowd: (abs(len(crowd.transfers) - num_gpus), -crowd.size_bytes))
-        alone_us = [self._link_us(*pair, nearest.size_bytes) for pair in nearest.transfers]
+        alone_us = [self._link_us(*pair, nearest.size_bytes) or 0.0 for pair in nearest.transfers]
         return max(1.0, nearest.duration_us / max(alone_us, default=nearest.duration_us))
-
-    def _link_us(self, source: str, target: str, size_bytes: int) -> float:
-        try:
-            return self.costs.topology.link(source, target).duration_us(self.transport, size_bytes) or 0.0
-        except KeyError:
-            return 0.0
 
     def _is_of_neighbours(self, crowd: Crowd) -> bool:
         is_one_each = crowd.most_out == crowd.most_in == 1 and len(crowd.transfers) > 1

@@ -38,10 +38,9 @@ from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.device_steps import is_pushed, push_of
 from crossfade.schedule.gpus import GpuClock
 from crossfade.schedule.meetings import Meetings
-from crossfade.schedule.progress import Cursor, Process
+from crossfade.schedule.progress import Cursor, Inbox, Process, Transfer
 from crossfade.schedule.steps import strands_of
 from crossfade.schedule.strands import Need
-from crossfade.schedule.transfers import Inbox, Transfer
 from crossfade.types import Transport
 
 __all__ = ["Simulation", "simulate"]
