@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -151,23 +152,13 @@ def _interrupt_again() -> None:
 
 def came_while_waiting(error: BaseException) -> bool:
     """Whether an error was raised inside a `pause`, by any handler: no operation was left half done then."""
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is cast(Any, pause).__code__:
-            return True
-        trace = trace.tb_next
-    return False
+    return any(frame.f_code is cast(Any, pause).__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
 def passed_through_others(error: BaseException) -> bool:
     """Whether an error came through code that is neither ours nor Python's own. Its type does not tell: handlers raise ours."""
-    trace = error.__traceback__
-    while trace is not None:
-        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _OWN_PACKAGES:
-            return True
-        trace = trace.tb_next
-    return False
+    modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__))
+    return any(module.partition(".")[0] not in _OWN_PACKAGES for module in modules)
 
 
 def _is_marked(frame: FrameType | None, marked: set[CodeType]) -> bool:

@@ -10,11 +10,11 @@ import json
 import math
 import os
 import platform
-import tempfile
 import warnings
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -32,6 +32,7 @@ __all__ = [
     "Topology",
     "cache_folder",
     "load_topology",
+    "replace_file",
     "save_topology",
     "topology_path",
 ]
@@ -347,10 +348,9 @@ def load_topology(path: Path | None = None) -> Topology | None:
 
 
 def save_topology(topology: Topology, path: Path | None = None) -> Path:
-    """Writes a topology whole or not at all, and returns the path: who reads the file meanwhile gets the old one or the new one.
+    """Writes a topology by `replace_file`, and returns the path.
 
-    Without a path it is `topology_path`, whose folder is made. Where the path is a symlink, the file behind it is replaced. What is
-    no regular file, such as a device, is written to.
+    Without a path it is `topology_path`, whose folder is made. What is no regular file, such as a device, is written to.
     """
     if path is None:
         path = topology_path()
@@ -358,17 +358,25 @@ def save_topology(topology: Topology, path: Path | None = None) -> Path:
     text = f"{topology.to_json()}\n"
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
-        return path
+    else:
+        replace_file(path, text)
+    return path
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: who reads it meanwhile gets the old one or the new one. Where the path is a symlink, the
+    file behind it is replaced.
+    """
     target = Path(os.path.realpath(path))
-    fd, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    beside = target.with_name(f".{os.urandom(8).hex()}")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
+        with beside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(new, 0o644)
-        os.replace(new, target)
-    except BaseException:
-        Path(new).unlink(missing_ok=True)
-        raise
-    return path
+        beside.replace(target)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None  # of the file that was asked for
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import crossfade
 from crossfade.api import ActorHandle, CompiledGraph, remote
 from crossfade.cli.actors import Echo
 from crossfade.cli.exits import WrongResult
 from crossfade.cli.measure import alone_us, in_flight_us, median, p99, show_us
+from crossfade.cli.shown import new_table
 
 __all__ = ["bench_hops"]
 
@@ -36,10 +36,8 @@ def bench_hops(num: int, spin_us: float) -> None:
     )
     crossfade.init(engine="local", spin_us=spin_us)
     actors = [remote(Echo).remote() for _ in range(NUM_ACTORS)]
-    table = Table(title=f"From execute to the result (spin {spin_us:g} us)", title_justify="left")
-    table.add_column("what")
-    for heading in ("executions", "median us", "p99 us"):
-        table.add_column(heading, justify="right")
+    title = f"From execute to the result (spin {spin_us:g} us)"
+    table = new_table(title, ("what",), ("executions", "median us", "p99 us"))
     with console.status("measuring"):
         for what, times_us in _rows(actors, num):
             table.add_row(what, f"{len(times_us):,}", show_us(median(times_us)), show_us(p99(times_us)))

@@ -14,13 +14,13 @@ from tempfile import NamedTemporaryFile
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import crossfade
 from crossfade.api import CompiledGraph
 from crossfade.cli.exits import told
 from crossfade.cli.fan_in import NUM_IN_BURST, ON_CPU, FanIn, Measured, Parts, measure
 from crossfade.cli.measure import alone_us, median, p99, show_us
+from crossfade.cli.shown import new_table
 from crossfade.engines.machine import num_visible_gpus
 from crossfade.plan.picture import draw_timelines
 from crossfade.plan.plan import Plan
@@ -156,10 +156,7 @@ def _round_trips_us(program: FanIn) -> list[float]:
 
 
 def _print_times(console: Console, measured: Measured, round_trips_us: Sequence[float]) -> None:
-    table = Table()
-    table.add_column("what")
-    for heading in ("median us", "p99 us", "MB/s"):
-        table.add_column(heading, justify="right")
+    table = new_table("", ("what",), ("median us", "p99 us", "MB/s"))
     first, last = measured.plan.nodes[0], measured.plan.nodes[-1]
     writes_us = measured.took_us(f"write {first.outputs[0]}")
     parts, size_mb = measured.parts, measured.parts.value_bytes / 1e6
@@ -179,10 +176,8 @@ def _print_times(console: Console, measured: Measured, round_trips_us: Sequence[
 
 
 def _print_shares(console: Console, measured: Measured) -> None:
-    table = Table(title="Shares of the time, from the measured timeline", title_justify="left")
-    table.add_column("who")
-    for heading in ("busy", "computes", "exposed comm.", "hidden comm.", "waits"):
-        table.add_column(heading, justify="right")
+    headings = ("busy", "computes", "exposed comm.", "hidden comm.", "waits")
+    table = new_table("Shares of the time, from the measured timeline", ("who",), headings)
     for actor, shares in measured.shares().items():
         figures = (shares.compute + shares.exposed, shares.compute, shares.exposed, shares.hidden, shares.wait)
         table.add_row(actor, *(f"{figure:.1%}" for figure in figures))
@@ -262,10 +257,7 @@ def _named(measured: Measured, name: str) -> Timeline:
 
 def _print_gain(console: Console, gain: _Gain, parts: Parts) -> None:
     title = f"The same program over {_edges(parts)}, which copy in the background"
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for heading in ("ms per execution", "receiver's comm. exposed", "hidden"):
-        table.add_column(heading, justify="right")
+    table = new_table(title, ("",), ("ms per execution", "receiver's comm. exposed", "hidden"))
     for name, measured in (("without overlap", gain.plain), ("with overlap", gain.overlapped)):
         shares = measured.shares()["Receiver"]
         per_execution_ms = median(burst.length_us for burst in measured.bursts) / NUM_IN_BURST / 1e3

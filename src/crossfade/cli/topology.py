@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from crossfade.cli.exits import UsersMistake, told
 from crossfade.cli.measure import show_us
+from crossfade.cli.shown import new_progress, new_table
 from crossfade.errors import DeviceError, MissingDependency
 from crossfade.profile.calibrate import calibrate, start_from
 from crossfade.profile.crew import Crew, Processes
@@ -45,14 +45,7 @@ def run_steps(console: Console, found: Topology, crew: Crew, path: Path | None, 
     is_device = path is not None and path.exists() and not path.is_file()  # reading from a pipe or terminal may not end
     topology, steps = start_from(found, None if is_device else load_topology(path)), steps_for(found)
     problems: list[str] = []
-    columns = (
-        TextColumn("measuring"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with new_progress(console, "measuring") as bars:
         task = bars.add_task("starting", total=len(steps))
         running = calibrate(
             topology, steps, crew, limit_s=limit_s, before=lambda step: bars.update(task, description=str(step))
@@ -118,17 +111,8 @@ def show_topology(console: Console, topology: Topology) -> None:
         console.print("One GPU: there are no links to measure.")
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in left:
-        table.add_column(escape(name), no_wrap=True)
-    for name in right:
-        table.add_column(escape(name), justify="right")
-    return table
-
-
 def _devices(topology: Topology) -> Table:
-    table = _table("Devices", ("GPU", "name", "UUID"), ("SMs", "memory GB"))
+    table = new_table("Devices", ("GPU", "name", "UUID"), ("SMs", "memory GB"))
     for index, device in enumerate(topology.devices):
         name, uuid, memory = escape(device.name), escape(device.uuid), f"{device.memory_bytes / 1e9:.0f}"
         table.add_row(str(index), name, uuid, str(device.num_sms), memory)
@@ -146,7 +130,7 @@ def _best_gbs(link: Link, transport: str) -> float:
 
 def _links(topology: Topology) -> Table:
     transports = _measured(topology)
-    table = _table("Links: GB/s at the best size", ("link", "kind", *transports), ("signal us",))
+    table = new_table("Links: GB/s at the best size", ("link", "kind", *transports), ("signal us",))
     most_gbs = max((_best_gbs(link, each) for link in topology.links for each in transports), default=0.0)
     for link in topology.links:
         name = f"{topology.index(link.source)} → {topology.index(link.target)}"
@@ -161,7 +145,7 @@ def _rate(rate_gbs: float, most_gbs: float) -> str:
 
 def _sizes(topology: Topology) -> Table:
     transports = _measured(topology)
-    table = _table("One transfer, median of the links: us (GB/s)", ("size",), transports)
+    table = new_table("One transfer, median of the links: us (GB/s)", ("size",), transports)
     sizes = sorted({rate.size_bytes for link in topology.links for rate in link.rates})
     for size_bytes in sizes:
         table.add_row(_size(size_bytes), *(_typical(topology.links, each, size_bytes) for each in transports))
@@ -183,7 +167,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _crowds(topology: Topology) -> Table:
-    table = _table("Several at once", ("transfers", "by", "size", "GB/s of each"), ("of one alone",))
+    table = new_table("Several at once", ("transfers", "by", "size", "GB/s of each"), ("of one alone",))
     most_gbs = max((crowd.rate_gbs for crowd in topology.crowds), default=0.0)
     links = {(link.source, link.target): link for link in topology.links}
     for crowd in topology.crowds:
@@ -208,7 +192,7 @@ def _shape(topology: Topology, crowd: Crowd) -> str:
 
 
 def _beside(topology: Topology) -> Table:
-    table = _table("Side by side: times as long as alone", ("by", "beside"), ("transfer", "work"))
+    table = new_table("Side by side: times as long as alone", ("by", "beside"), ("transfer", "work"))
     for each in topology.slowdowns:
         table.add_row(escape(each.transport), escape(each.work), f"{each.communication:.2f}", f"{each.computation:.2f}")
     return table
@@ -216,7 +200,7 @@ def _beside(topology: Topology) -> Table:
 
 def _launches(topology: Topology) -> Table:
     operations = list(dict.fromkeys(launch.operation for launch in topology.launches))
-    table = _table("To enqueue one: us of the host", ("GPU",), operations)
+    table = new_table("To enqueue one: us of the host", ("GPU",), operations)
     for index, device in enumerate(topology.devices):
         costs = {each.operation: each.duration_us for each in topology.launches if each.device == device.uuid}
         if costs:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from crossfade.cli.exits import UsersMistake
 from crossfade.cli.measure import show_us
+from crossfade.cli.shown import new_progress, new_table
 from crossfade.errors import DeviceError, MissingDependency
 from crossfade.ops.calls.shape import Layout, Operator, Shape
 from crossfade.ops.choice.cache import Decision
@@ -111,16 +111,9 @@ def local_rank_of(environment: Mapping[str, str]) -> int | None:
 
 def fill(console: Console, tuner: Tuner, shapes: Sequence[Shape], *, again: bool = False) -> None:
     """Tunes shapes, with a progress bar, and prints what was decided. What is done is kept at once, so it outlives Ctrl-C."""
-    columns = (
-        TextColumn("tuning"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
     decided: list[tuple[Shape, Decision]] = []
     problems: list[str] = []
-    with Progress(*columns, console=console, transient=True) as bars:
+    with new_progress(console, "tuning") as bars:
         task = bars.add_task("starting", total=len(shapes))
         for shape in shapes:
             bars.update(task, description=str(shape))
@@ -140,11 +133,8 @@ def fill(console: Console, tuner: Tuner, shapes: Sequence[Shape], *, again: bool
 
 
 def _table(decided: Sequence[tuple[Shape, Decision]], tuner: Tuner) -> Table:
-    table = Table(title="Choices: us, median, the slowest rank", title_justify="left")
-    for name in ("shape", "by"):
-        table.add_column(name, no_wrap=True)
-    for name in ("measured", "predicted", "plain", "x"):
-        table.add_column(name, justify="right")
+    headings = ("measured", "predicted", "plain", "x")
+    table = new_table("Choices: us, median, the slowest rank", ("shape", "by"), headings)
     for shape, decision in decided:
         chosen = decision.order[0]
         predicted = tuner.predict(shape, chosen)

@@ -88,9 +88,6 @@ class CollectiveNode(Node):
         more = ["..."] if len(self.parties) > MAX_SHOWN_ACTORS else []
         return f"{self.kind}({', '.join([*shown, *more])})"
 
-    def __repr__(self) -> str:
-        return f"CollectiveNode({label_of(self)})"
-
 
 class CollectiveOutput(Node):
     """What one actor gets from a collective."""
@@ -112,9 +109,6 @@ class CollectiveOutput(Node):
     def _label(self) -> str:
         which = f"[{self.index}]" if len(self.parent.members[self.parent.root]) > 1 else ""
         return f"{label_of(self.parent)}[{self.actor.id}]{which}"
-
-    def __repr__(self) -> str:
-        return f"CollectiveOutput({label_of(self)})"
 
 
 def bind_collective(

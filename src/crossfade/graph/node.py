@@ -148,6 +148,9 @@ class Node:
         """Returns the node's name in messages and drawings."""
         return type(self).__name__
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._label()})"
+
     if not TYPE_CHECKING:  # type checkers would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:

@@ -115,9 +115,6 @@ class InputPart(Node):
     def _label(self) -> str:
         return f"inp{self._key}"
 
-    def __repr__(self) -> str:
-        return f"InputPart({label_of(self)})"
-
 
 class MethodNode(Node):
     """A method call. It is a value itself if the method returns one value, else its ``outputs`` are."""
@@ -174,9 +171,6 @@ class OutputNode(Node):
 
     def _label(self) -> str:
         return f"{self.parent.label}[{self.index}]"
-
-    def __repr__(self) -> str:
-        return f"OutputNode({label_of(self)})"
 
 
 class MultiOutputNode(Node):

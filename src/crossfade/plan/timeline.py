@@ -7,9 +7,7 @@ are lengths of unions of spans, so they are exact however spans overlap.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,6 +17,7 @@ from statistics import median
 from crossfade.plan.chrome import ChromeTrace, chrome_json, chrome_trace
 from crossfade.plan.picture import draw_timelines
 from crossfade.plan.spans import Overlap, Span, actor_order
+from crossfade.topology import replace_file
 
 __all__ = ["Span", "Timeline"]
 
@@ -118,9 +117,9 @@ class Timeline:
         path = Path(path)
         name = path.name.lower()
         if name.endswith(".json"):
-            _replace_file(path, chrome_json([self]))
+            replace_file(path, chrome_json([self]))
         elif name.endswith(".svg"):
-            _replace_file(path, draw_timelines([self]))
+            replace_file(path, draw_timelines([self]))
         else:
             raise ValueError(
                 f"a timeline cannot be saved as {path.name!r}: unknown suffix {path.suffix.lower()!r}\n"
@@ -133,17 +132,3 @@ class Timeline:
         for span in self.spans:
             spans.setdefault(span.actor, []).append(span)
         return {actor: Overlap.of(spans[actor]) for actor in sorted(spans, key=actor_order)}
-
-
-def _replace_file(path: Path, text: str) -> None:
-    """Writes beside the file, then moves it over: on one file system this is atomic."""
-    beside = path.with_name(f".{secrets.token_hex(8)}")
-    try:
-        with beside.open("x", encoding="utf-8") as file:
-            file.write(text)
-        beside.replace(path)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from None  # of the file that was asked for
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)

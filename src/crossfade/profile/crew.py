@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from mmap import mmap
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,7 +114,7 @@ class Processes:
 
     def _perform(self, step: Step) -> Any:
         for rank in step.ranks:
-            self._send(rank, step=step.to_data(), num_meetings=self._num_meetings)
+            self._send(rank, step=asdict(step), num_meetings=self._num_meetings)
         return self._collect(list(step.ranks), step.limit_s, str(step))
 
     def _send(self, rank: int, **message: Any) -> None:
@@ -130,14 +131,11 @@ class Processes:
             if not all("say" in answer for answer in answers.values()):
                 raise StepFailed(f"{what}: some ranks are done and others are not: this is a bug in crossfade")
             self._num_meetings += 1
-            self._open_gate()
+            if self._gate is not None:
+                memoryview(self._gate).cast("I")[0] = self._num_meetings
             told = {rank: answer["say"] for rank, answer in answers.items()}
             for rank in ranks:
                 self._send(rank, told=told)
-
-    def _open_gate(self) -> None:
-        if self._gate is not None:
-            memoryview(self._gate).cast("I")[0] = self._num_meetings
 
     def _answers(self, ranks: list[int], deadline: float, too_late: str) -> dict[int, dict[str, Any]]:
         """One message of each rank."""
@@ -186,7 +184,7 @@ class Processes:
 
     def _end(self) -> None:
         for process in self._ranks:
-            process.kill()
+            process.popen.kill()
         for process in self._ranks:
             process.close()
         self._ranks.clear()
@@ -235,9 +233,6 @@ class _Process:
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         return "; ".join([describe_exit(self.popen.returncode), *last])
-
-    def kill(self) -> None:
-        self.popen.kill()
 
     def close(self) -> None:
         """Waits for its end, and gives its descriptors back."""

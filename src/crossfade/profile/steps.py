@@ -6,7 +6,7 @@ Rank r is the process of the r-th device of the topology.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from crossfade.topology import LinkKind, Topology
@@ -44,13 +44,9 @@ class Step:
         """What steps have in common that fail for the same reason."""
         return self.measure, self.transport
 
-    def to_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Step:
-        """Out of JSON, where tuples are lists."""
+        """Out of JSON, where tuples are lists; ``asdict`` makes what goes into it."""
         transfers = tuple((source, target) for source, target in data["transfers"])
         return cls(**{**data, "ranks": tuple(data["ranks"]), "sizes": tuple(data["sizes"]), "transfers": transfers})
 
