@@ -84,14 +84,8 @@ _ROOMS = {
     "crossfade.schedule.cost": "CostModel Workload",
     "crossfade.types": "Transport",
 }
-_FACADES = {
-    "actor",
-    "collective",
-    "dag",
-    "exceptions",
-    "experimental",
-    "util",
-}  # Ray's import paths, also reached as attributes, as in Ray
+# Ray's import paths, also reached as attributes, as in Ray.
+_FACADES = ["actor", "collective", "dag", "exceptions", "experimental", "util"]
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 
 __all__ = sorted(_ROOM_OF)
@@ -111,4 +105,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, *sorted(_FACADES), "__version__"]
+    return [*__all__, *_FACADES, "__version__"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import crossfade
-from crossfade.graph.actors import ActorInfo, Signatures
+from crossfade.graph.actors import CONSTRUCTOR, ActorInfo, Signatures
 from crossfade.graph.nodes import InputNode, bind
 
 
@@ -141,7 +141,7 @@ def test_arguments_that_do_not_fit(method: str, args: tuple[Any, ...], kwargs: d
 
 @pytest.mark.parametrize(("cls", "fits", "wrong"), [(Base, (1, 2), ()), (Awkward, (), (1,)), (dict, (1, 2, 3), None)])
 def test_arguments_of_constructors(cls: type, fits: tuple[Any, ...], wrong: tuple[Any, ...] | None) -> None:
-    takes = Signatures(cls).of_constructor()
+    takes = Signatures(cls).of(CONSTRUCTOR)
     assert (takes is None) == (wrong is None)
     if takes is not None and wrong is not None:
         takes.check(cls.__name__, fits, {})

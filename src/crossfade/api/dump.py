@@ -14,7 +14,7 @@ from typing import TextIO
 
 from crossfade.api.executions import Executions
 from crossfade.api.session import Session, current
-from crossfade.engines.state import ActorState, PartState, RingState, State
+from crossfade.engines.state import ActorState, RingState, State
 from crossfade.interrupted import uninterrupted
 from crossfade.plan.plan import Plan
 from crossfade.types import DRIVER
@@ -107,13 +107,8 @@ def _where(plan: Plan, actor: ActorState, number: int, rings: Sequence[RingState
     part = next((part for part in actor.parts if part.plan == number), None)
     if part is None:
         return f" {actor.doing}"
-    return f", round {part.num_rounds}: {_doing(plan, actor, part, rings)}"
-
-
-def _doing(plan: Plan, actor: ActorState, part: PartState, rings: Sequence[RingState]) -> str:
-    if part.fault:
-        return f"has left: {part.fault}"
-    return _why(plan, actor.actor, part.action, rings)
+    doing = f"has left: {part.fault}" if part.fault else _why(plan, actor.actor, part.action, rings)
+    return f", round {part.num_rounds}: {doing}"
 
 
 def _why(plan: Plan, party: str, action: str, rings: Sequence[RingState]) -> str:
@@ -146,7 +141,7 @@ def _unread(rings: Sequence[RingState], channel: str) -> Mapping[str, int]:
 
 
 def _maker(plan: Plan, value: str) -> str:
-    node = next((node for node in plan.nodes if value in node.outputs), None)
+    node = plan.maker.get(value)
     return "" if node is None else f", which {node.actor}.{node.method} returns"
 
 

@@ -15,7 +15,7 @@ from crossfade.api.refs import CallRef, resolve
 from crossfade.api.session import current, require, require_same
 from crossfade.engines.methods import READY
 from crossfade.errors import SessionError, UnknownActor
-from crossfade.graph.actors import ActorInfo, Signatures
+from crossfade.graph.actors import CONSTRUCTOR, ActorInfo, Signatures
 from crossfade.graph.nodes import bind
 from crossfade.interrupted import uninterrupted
 from crossfade.not_here import NAMES_OF_ACTORS
@@ -158,7 +158,7 @@ class ActorClass:
         name: str | None = options.get("name")
         if name is not None and options.get("get_if_exists") and (found := session.find_actor(name)) is not None:
             return ActorHandle(found)
-        if (takes := self._signatures.of_constructor()) is not None:
+        if (takes := self._signatures.of(CONSTRUCTOR)) is not None:
             takes.check(self._cls.__name__, args, kwargs)
         booked = amounts(options.get("num_cpus"), options.get("num_gpus"), options.get("resources"))
         return self._start(session, name, booked, *resolve(args, kwargs))

@@ -13,8 +13,9 @@ from typing import Any
 from crossfade.graph.arguments import brief
 from crossfade.hints import nearest
 
-__all__ = ["ActorInfo", "Signatures", "Takes", "unknown_method"]
+__all__ = ["CONSTRUCTOR", "ActorInfo", "Signatures", "Takes", "unknown_method"]
 
+CONSTRUCTOR = ""
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _ANYTHING = [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]
 
@@ -48,16 +49,10 @@ class Signatures:
         self._known: dict[str, Takes | None] = {}
 
     def of(self, method: str) -> Takes | None:
-        """Returns what a method takes. None if Python does not tell (for a builtin), or if it is another kind of callable."""
+        """Returns what a method, or the `CONSTRUCTOR`, takes. None where Python does not tell: for builtins, or other callables."""
         if method not in self._known:
-            self._known[method] = _takes(_bound(self._cls, method))
+            self._known[method] = _takes(_bound(self._cls, method) if method else self._cls)
         return self._known[method]
-
-    def of_constructor(self) -> Takes | None:
-        """Returns what the constructor takes; None in the same cases."""
-        if "" not in self._known:
-            self._known[""] = _takes(self._cls)
-        return self._known[""]
 
 
 def _bound(cls: type, method: str) -> Any:

@@ -52,12 +52,10 @@ class Load:
     size_bytes: int = 0  # of each transfer
 
 
-def measure_parts(
-    context: Context, loads: Sequence[Load], num_rounds: int = NUM_ROUNDS
-) -> Generator[Any, Told, list[float]]:
+def measure_parts(context: Context, loads: Sequence[Load]) -> Generator[Any, Told, list[float]]:
     """Times parts side by side, after rounds that warm up. All ranks get the same medians, in us; 0 for what was left out."""
     rounds = []
-    for number in range(NUM_WARM + num_rounds):
+    for number in range(NUM_WARM + NUM_ROUNDS):
         times_us = yield from _round(context, loads, is_held=number >= NUM_WARM)
         rounds.append(times_us)
     mine = [median(column) for column in zip(*rounds[NUM_WARM:], strict=True)]

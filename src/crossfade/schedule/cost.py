@@ -224,7 +224,10 @@ class CostModel:
 
     def device_slowdown(self, transport: str, work: str | None) -> Slowdown:
         """How much work on a GPU and a transfer of its own slow each other down; 1 and 1 where that was not measured."""
-        return Slowdown(*links.slowdown(self.topology, transport, work))
+        for each in self.topology.slowdowns:
+            if (each.transport, each.work) == (transport, work):
+                return Slowdown(max(1.0, each.computation), max(1.0, each.communication))
+        return Slowdown()
 
     def to_json(self) -> str:
         """The figures as text, one JSON object; ``from_json`` gives an equal model back."""

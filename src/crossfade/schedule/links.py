@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from crossfade.topology import Topology
 
-__all__ = ["alone_us", "crowding", "slowdown"]
+__all__ = ["alone_us", "crowding"]
 
 Pair = tuple[str, str]
 
@@ -46,11 +46,3 @@ def crowding(topology: Topology, transport: str, pair: Pair, others: Sequence[Pa
     alone = [topology.link(*each).duration_us(transport, crowd.size_bytes) for each in crowd.transfers]
     slowest_us = max((time_us for time_us in alone if time_us is not None), default=crowd.duration_us)
     return max(1.0, crowd.duration_us / slowest_us)
-
-
-def slowdown(topology: Topology, transport: str, work: str | None) -> tuple[float, float]:
-    """(Factor on the work, factor on the transfer), at least 1 each; 1 where that was not measured."""
-    for each in topology.slowdowns:
-        if (each.transport, each.work) == (transport, work):
-            return max(1.0, each.computation), max(1.0, each.communication)
-    return 1.0, 1.0
