@@ -7,7 +7,6 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -208,20 +207,6 @@ def _write_files(output: Path, measured: Measured) -> list[tuple[Path, str]]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Gain:
-    """What overlap gained: the program with gloo edges, without and with it."""
-
-    plain: Measured
-    overlapped: Measured
-
-    @property
-    def share(self) -> float:
-        """Time saved, as a share: the median over bursts that ran one after the other."""
-        pairs = zip(self.plain.bursts, self.overlapped.bursts, strict=True)
-        return 1 - median(after.length_us / before.length_us for before, after in pairs)
-
-
 def _show_overlap(console: Console, program: FanIn, output: Path, engine: str) -> list[tuple[Path, str]]:
     """Runs the program over edges on which a transfer takes time that can be hidden; says what is missing if it cannot."""
     if engine != "local":
@@ -239,9 +224,9 @@ def _show_overlap(console: Console, program: FanIn, output: Path, engine: str) -
         program.compile(transport=transport, overlap=False) as plain,
         program.compile(transport=transport, overlap=True) as overlapped,
     ):
-        gain = _Gain(*measure(program, [plain, overlapped], NUM_GLOO_BURSTS))
-    _print_gain(console, gain, program.parts)
-    timelines = [_named(gain.plain, "without overlap"), _named(gain.overlapped, "with overlap")]
+        without, with_it = measure(program, [plain, overlapped], NUM_GLOO_BURSTS)
+    _print_gain(console, without, with_it)
+    timelines = [_named(without, "without overlap"), _named(with_it, "with overlap")]
     path = output / "overlap.svg"
     path.write_text(draw_timelines(timelines, f"Fan-in over {_edges(program.parts)}, measured"), encoding="utf-8")
     return [(path, f"over {_edges(program.parts)}: without overlap above with overlap, bursts of median length")]
@@ -255,17 +240,20 @@ def _named(measured: Measured, name: str) -> Timeline:
     return Timeline(name, measured.typical().timeline.spans)
 
 
-def _print_gain(console: Console, gain: _Gain, parts: Parts) -> None:
-    title = f"The same program over {_edges(parts)}, which copy in the background"
+def _print_gain(console: Console, without: Measured, with_it: Measured) -> None:
+    """What overlap gained. The share of time saved is the median over bursts that ran one after the other."""
+    title = f"The same program over {_edges(without.parts)}, which copy in the background"
     table = new_table(title, ("",), ("ms per execution", "receiver's comm. exposed", "hidden"))
-    for name, measured in (("without overlap", gain.plain), ("with overlap", gain.overlapped)):
+    for name, measured in (("without overlap", without), ("with overlap", with_it)):
         shares = measured.shares()["Receiver"]
         per_execution_ms = median(burst.length_us for burst in measured.bursts) / NUM_IN_BURST / 1e3
         table.add_row(name, f"{per_execution_ms:.2f}", f"{shares.exposed:.1%}", f"{shares.hidden:.1%}")
     console.print()
     console.print(table)
-    share = f"{abs(gain.share):.0%}"
-    takes = "as long" if share == "0%" else f"{share} {'less' if gain.share > 0 else 'more'} time"
+    pairs = zip(without.bursts, with_it.bursts, strict=True)
+    gain = 1 - median(after.length_us / before.length_us for before, after in pairs)
+    share = f"{abs(gain):.0%}"
+    takes = "as long" if share == "0%" else f"{share} {'less' if gain > 0 else 'more'} time"
     console.print(f"With overlap an execution takes {takes} (median of {NUM_GLOO_BURSTS} pairs of bursts in turn).")
-    if gain.share < 0 and share != "0%":
+    if gain < 0 and share != "0%":
         console.print("There may be other work on this machine, which takes the cores that overlap would use.")
