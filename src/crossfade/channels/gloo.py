@@ -361,7 +361,7 @@ class GlooReader(_End):
         self._num_values += 1
         self._num_bytes += message.nbytes
         try:
-            return decode(message, private=_itself, shared=memoryview.toreadonly)
+            return decode(message, private=memoryview)
         except Exception as error:
             return undecodable(error, self.name)
 
@@ -370,7 +370,3 @@ class GlooReader(_End):
 
     def release(self) -> None:
         self._num_held -= 1
-
-
-def _itself(view: memoryview) -> memoryview:
-    return view

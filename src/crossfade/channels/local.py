@@ -98,7 +98,7 @@ class LocalReader:
         self._num_values += 1
         self._num_bytes += len(message)
         try:
-            return decode(memoryview(message), private=bytearray, shared=memoryview.toreadonly)
+            return decode(memoryview(message))
         except Exception as error:
             return undecodable(error, self._ring.name)
 

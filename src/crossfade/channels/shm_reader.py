@@ -45,11 +45,7 @@ class ReadRecord(Protocol):
 
 
 def _decode(ring: ShmReader, message: memoryview, slot: int | None, is_private: bool) -> object:
-    return decode(message, private=_itself if is_private else bytearray, shared=memoryview.toreadonly)
-
-
-def _itself(view: memoryview) -> memoryview:
-    return view
+    return decode(message, private=memoryview if is_private else bytearray)
 
 
 class ShmReader(RingEnd):

@@ -16,7 +16,6 @@ from enum import Enum, auto
 from typing import Any
 
 from crossfade.channels.local import LocalReader, open_local
-from crossfade.channels.values.codec import decode, message_of
 from crossfade.engines.communicators import refuse_entangled
 from crossfade.engines.control import Constants, dump_user
 from crossfade.engines.driver import DriverEnds, channel_statistics
@@ -39,13 +38,6 @@ from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
 __all__ = ["InlineEngine"]
-
-
-def _copied(value: Any) -> Any:
-    """What arrives at the other side of a channel."""
-    return decode(
-        memoryview(message_of(value, keeps_devices=True).to_bytes()), private=bytearray, shared=memoryview.toreadonly
-    )
 
 
 def _own_copy(value: Any) -> Any:

@@ -17,4 +17,4 @@ class Stored:
 
     def load(self) -> Any:
         """The value anew, as a reader of a channel gets it: arrays are read-only views on the message."""
-        return decode(memoryview(self._message), private=bytearray, shared=memoryview.toreadonly)
+        return decode(memoryview(self._message))

@@ -64,10 +64,8 @@ def is_plain(value: object) -> bool:
     return False
 
 
-def message_of(value: object, *, keeps_devices: bool = False) -> Encoded:
-    """A value as a message; with ``keeps_devices``, tensors come back to the GPU on which they are."""
-    if keeps_devices and _has_torch() and type(value) not in PLAIN_TYPES:
-        return encode(_dump(value, type(value), keeps_devices=True))
+def message_of(value: object) -> Encoded:
+    """A value as a message."""
     prepared = prepare(value)
     return encode(Pickled(prepared, ())) if isinstance(prepared, bytes) else prepared
 
@@ -77,27 +75,27 @@ def _has_torch() -> bool:
     return sys.modules.get("torch") is not None
 
 
-def _dump(value: object, kind: type, *, keeps_devices: bool = False) -> Pickled:
+def _dump(value: object, kind: type) -> Pickled:
     if kind.__module__ == "numpy":
         refuse_too_large(getattr(value, "nbytes", 0))
     try:
-        return _dumped(value, kind, keeps_devices=keeps_devices)
+        return _dumped(value, kind)
     except MemoryError as error:
         raise too_large(value) from error
 
 
-def _dumped(value: object, kind: type, *, keeps_devices: bool) -> Pickled:
+def _dumped(value: object, kind: type) -> Pickled:
     if kind in _by_cloudpickle:
-        return _dump_by_cloudpickle(value, keeps_devices=keeps_devices)
+        return _dump_by_cloudpickle(value)
     try:
-        pickled = _dump_with_tensors(value, keeps_devices) if _has_torch() else _dump_plain(value)
+        pickled = _dump_with_tensors(value) if _has_torch() else _dump_plain(value)
     except (pickle.PicklingError, AttributeError, TypeError):
-        pickled = _dump_by_cloudpickle(value, keeps_devices=keeps_devices)
+        pickled = _dump_by_cloudpickle(value)
         if kind.__module__ != "builtins":  # containers are judged each time by what is in them
             _by_cloudpickle.add(kind)
         return pickled
     if b"__main__" in pickled.pickle:  # a class or function that only this process's main module has
-        return _dump_by_cloudpickle(value, keeps_devices=keeps_devices)
+        return _dump_by_cloudpickle(value)
     return pickled
 
 
@@ -112,7 +110,7 @@ def _arrays() -> Any:
 def _dump_plain(value: object) -> Pickled:
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, 5, buffer_callback=buffers.append)
-    return Pickled(data, [buffer.raw() for buffer in buffers]) if buffers else Pickled(data, ())
+    return Pickled(data, [buffer.raw() for buffer in buffers])
 
 
 def dump_constants(value: object) -> Pickled:
@@ -122,26 +120,24 @@ def dump_constants(value: object) -> Pickled:
             from crossfade.channels.values import tensors
 
             kept = tensors.OwnTensorReducer()
-            data = tensors.dump_by_cloudpickle(value, kept)
-            return Pickled(data, [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
+            return kept.pickled(tensors.dump_by_cloudpickle(value, kept))
         return _dump_by_cloudpickle(value)
 
 
-def _dump_with_tensors(value: object, keeps_devices: bool) -> Pickled:
+def _dump_with_tensors(value: object) -> Pickled:
     from crossfade.channels.values.tensors import TensorPickler, TensorReducer
 
-    file, kept = BytesIO(), TensorReducer(keeps_devices=keeps_devices)
+    file, kept = BytesIO(), TensorReducer()
     TensorPickler(file, kept).dump(value)
-    return Pickled(file.getvalue(), [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
+    return kept.pickled(file.getvalue())
 
 
-def _dump_by_cloudpickle(value: object, *, keeps_devices: bool = False) -> Pickled:
+def _dump_by_cloudpickle(value: object) -> Pickled:
     if _has_torch():
         from crossfade.channels.values import tensors
 
-        kept = tensors.TensorReducer(keeps_devices=keeps_devices)
-        data = tensors.dump_by_cloudpickle(value, kept)
-        return Pickled(data, [buffer.raw() for buffer in kept.buffers], frozenset(kept.private))
+        kept = tensors.TensorReducer()
+        return kept.pickled(tensors.dump_by_cloudpickle(value, kept))
     import cloudpickle
 
     buffers: list[pickle.PickleBuffer] = []
@@ -162,7 +158,10 @@ def dump_in_band(value: object) -> bytes:
 
 
 def decode(
-    message: memoryview, *, private: Callable[[memoryview], object] = bytearray, shared: Callable[[memoryview], object]
+    message: memoryview,
+    *,
+    private: Callable[[memoryview], object] = bytearray,
+    shared: Callable[[memoryview], object] = memoryview.toreadonly,
 ) -> Any:
     """The value of a message, which is writable. ``private`` makes of a buffer that only this reader may see a writable view, or a
     copy; ``shared`` makes of every other buffer a read-only view, or a copy. Raises what unpickling raised, or a ValueError when

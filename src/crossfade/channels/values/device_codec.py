@@ -152,8 +152,7 @@ class Splitter:
         """Takes a value apart. Copies tensors that are not contiguous, on torch's current stream. Raises what pickling raised."""
         data, reducer = _dump(value, lambda: _Reducer(self._lane_of))
         if not reducer.placed:
-            buffers = [buffer.raw() for buffer in reducer.buffers]
-            return Split(encode(Pickled(data, buffers, frozenset(reducer.private))), bytearray(), (), {})
+            return Split(encode(reducer.pickled(data)), bytearray(), (), {})
         table = b"".join(
             _ENTRY.pack(placed.lane, place, placed.offset, placed.size_bytes)
             for place, placed in reducer.placed.items()
@@ -249,7 +248,7 @@ def join(
     open_lanes: OpenLanes,
     *,
     private: Callable[[memoryview], object] = bytearray,
-    shared: Callable[[memoryview], object],
+    shared: Callable[[memoryview], object] = memoryview.toreadonly,
 ) -> Any:
     """Puts a value together from a message, which is writable. ``open_lanes`` is given what the channel noted, if tensors lie
     beside the message, and gives what makes them; that must be right about how long each lane's slot is. ``private`` and
@@ -258,12 +257,10 @@ def join(
     _, is_apart, data, places = take_apart(message)
     if not is_apart:
         return decode(message, private=private, shared=shared)
-    if len(places) < 2 or places[1][0].nbytes % _ENTRY.size:
-        raise ValueError("a message has no table of tensors")
-    (notes, _), (table, _) = places[:2]
+    entries, (notes, _) = _entries(places), places[0]
     del places[:2]
     make = open_lanes(notes)
-    beside = {place: _maker(make, *where) for place, *where in _entries(table)}
+    beside = {place: _maker(make, lane, offset, size_bytes) for lane, place, offset, size_bytes in entries}
     here = iter([private(place) if is_private else shared(place) for place, is_private in places])
     buffers = (beside[n] if n in beside else next(here) for n in range(len(places) + len(beside)))
     return pickle.loads(data, buffers=buffers)
@@ -282,15 +279,14 @@ def places_of(message: memoryview) -> list[tuple[int, int, int]]:
     if the message is none.
     """
     _, is_apart, _, places = take_apart(message)
-    if not is_apart or len(places) < 2 or places[1][0].nbytes % _ENTRY.size:
+    return [(lane, offset, size_bytes) for lane, _, offset, size_bytes in _entries(places if is_apart else ())]
+
+
+def _entries(places: Sequence[tuple[memoryview, bool]]) -> Iterator[tuple[int, int, int, int]]:
+    """(lane, place, offset, length) of each tensor that lies beside a message with these buffers."""
+    if len(places) < 2 or places[1][0].nbytes % _ENTRY.size:
         raise ValueError("a message has no table of tensors")
-    return [(lane, offset, size_bytes) for _, lane, offset, size_bytes in _entries(places[1][0])]
-
-
-def _entries(table: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """(place, lane, offset, length) of each tensor."""
-    for lane, place, offset, size_bytes in _ENTRY.iter_unpack(table):
-        yield place, lane, offset, size_bytes
+    return _ENTRY.iter_unpack(places[1][0])
 
 
 def _maker(

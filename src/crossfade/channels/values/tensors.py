@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from crossfade.channels.values.layout import Pickled
+
 __all__ = [
     "OwnTensorReducer",
     "Place",
@@ -41,24 +43,19 @@ def is_dense(tensor: torch.Tensor) -> bool:
 class TensorReducer:
     """The pickler's treatment of tensors: the bytes of dense tensors stay out of the pickle (torch's own way copies them three
     times). Those on a GPU are brought to the host first, and read as CPU tensors where the reader wants nothing else.
-
-    With ``keeps_devices``, tensors on a GPU come back to the same GPU, and all tensors keep what attributes they were given.
     """
 
-    def __init__(self, *, keeps_devices: bool = False) -> None:
+    def __init__(self) -> None:
         # The out-of-band buffers; the pickler's ``buffer_callback`` adds to them.
         self.buffers: list[pickle.PickleBuffer] = []
         self.private: set[int] = set()  # positions of those that back tensors, which cannot be made read-only
-        self._keeps_devices = keeps_devices
+
+    def pickled(self, data: bytes) -> Pickled:
+        """The pickle that was made with this, and its buffers."""
+        return Pickled(data, [buffer.raw() for buffer in self.buffers], frozenset(self.private))
 
     def reduce(self, tensor: torch.Tensor) -> Any:
         """For a dispatch table."""
-        reduced = self._reduce(tensor)
-        if self._keeps_devices and (attributes := vars(tensor)):
-            return _rebuild_with_attributes, (*reduced[:2], attributes)
-        return reduced
-
-    def _reduce(self, tensor: torch.Tensor) -> Any:
         kind = tensor.device.type
         if not is_dense(tensor) or kind not in ("cpu", "cuda"):
             return reduce_as_torch(tensor)
@@ -68,18 +65,18 @@ class TensorReducer:
         data: Any = flat.view(torch.uint8).numpy() if flat.numel() else flat.new_empty(0, dtype=torch.uint8).numpy()
         self.private.add(len(self.buffers))
         parts = pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape), tensor.requires_grad
-        if is_far and self._keeps_devices:
-            return _rebuild_on_device, (*parts, str(tensor.device))
         return rebuild_device_tensor if is_far else _rebuild_tensor, parts
 
 
 class OwnTensorReducer(TensorReducer):
     """For readers that have their values to themselves: a tensor keeps its strides if it fills its memory, can be resized, and
-    comes back to the GPU on which it is. Of a longer tensor's memory only its own part goes along.
+    comes back to the GPU on which it is. Of a longer tensor's memory only its own part goes along. Attributes that a program has
+    given it are kept.
     """
 
-    def __init__(self) -> None:
-        super().__init__(keeps_devices=True)
+    def reduce(self, tensor: torch.Tensor) -> Any:
+        reduced, attributes = self._reduce(tensor), vars(tensor)
+        return (_rebuild_with_attributes, (*reduced[:2], attributes)) if attributes else reduced
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
         if not is_dense(tensor) or tensor.device.type not in ("cpu", "cuda"):
@@ -237,13 +234,6 @@ def rebuild_device_tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...],
     """A tensor that lay on a device, in its `Place` or, on the CPU, on the memory of ``data``."""
     tensor = data(dtype, shape, True) if callable(data) else tensor_of(data, dtype, shape)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
-
-
-def _rebuild_on_device(
-    data: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool, device: str
-) -> torch.Tensor:
-    """A tensor on the device on which it lay."""
-    return tensor_of(data, dtype, shape).to(device).requires_grad_(requires_grad)
 
 
 def _rebuild_with_attributes(
