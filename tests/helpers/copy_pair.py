@@ -18,7 +18,7 @@ from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.streams import Streams
 from crossfade.edges.by_copies import OutgoingCopies
 from crossfade.edges.by_copies_in import IncomingCopies
-from crossfade.edges.joining import Joiner
+from crossfade.edges.host_copies import Joiner
 from crossfade.edges.layout import DeviceLayout, Lanes, format_lanes
 from crossfade.edges.reader import DeviceReader
 from crossfade.edges.writer import DeviceWriter

@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from crossfade.device.host_driver import HostDriver
-from crossfade.device.lease import Lease
 from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued
 from crossfade.device.ring import num_signals
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.device.staged import StagedReceiver, StagedSender, StagedStreams

@@ -11,9 +11,8 @@ import torch
 from crossfade.channels.values.device_codec import Make, OpenLanes, join, split
 from crossfade.device.borrowed import tensor_on
 from crossfade.device.driver import HOST
-from crossfade.device.lease import Leased
 from crossfade.device.records import Enqueued
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.tensors import TensorReceiver, TensorSender, current_stream
 from tests.helpers.device_pair import Peer
 from tests.helpers.host_cases import PAUSE_S, close_down, open_receiver, open_sender, until

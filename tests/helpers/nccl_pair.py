@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from crossfade.device.context import DeviceContext
 from crossfade.edges.by_nccl import IncomingNccl, OutgoingNccl
-from crossfade.edges.joining import Joiner
+from crossfade.edges.host_copies import Joiner
 from crossfade.edges.nccl_link import NcclLink
 from crossfade.edges.reader import DeviceReader
 from crossfade.edges.writer import DeviceWriter

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from crossfade.device.lease import Lease
 from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued, Record
 from crossfade.device.ring import num_signals
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
 from crossfade.host.memory import Memory

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from crossfade.device.context import DeviceContext
 from crossfade.device.staged_layout import Cut, StagedLayout
 from crossfade.edges.by_staging import Chunks, IncomingChunks, OutgoingChunks
-from crossfade.edges.joining import Joiner
+from crossfade.edges.host_copies import Joiner
 from crossfade.edges.layout import DeviceLayout
 from crossfade.edges.reader import DeviceReader
 from crossfade.edges.writer import DeviceWriter

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from crossfade.device.lease import Leased
 from crossfade.device.records import Enqueued, FreeEnqueued, Record, Retired
+from crossfade.device.ring_receiver import Leased
 from crossfade.errors import ChannelBroken, DeviceError
 from tests.helpers.ring_ends import Ends
 from tests.helpers.worlds.kit import assert_sound

@@ -27,7 +27,7 @@ def test_what_others_enqueue_is_none_of_it(driver: RunningDriver, board: HostBoa
     tail = CompletionMark(driver, [stream])
     for number, is_asked_early in enumerate([True, False, False, True, False], 1):
         own.wait(stream, number)
-        tail.grow()
+        tail.is_longer = True
         if is_asked_early:  # then the end of its work is marked, and the others' comes behind that
             assert not tail.has_passed()
         board.poke(0, number)

@@ -22,7 +22,7 @@ PICKLE, BYTES, MESSAGE, SLOT_BYTES, SLOT_MESSAGE, TENSOR, TENSOR_AHEAD, REPLACED
 """What a record holds; it starts with the word (size << 8 | kind).
 
 - ``SLOT_BYTES``, ``SLOT_MESSAGE``: bytes, or a message, in a slot. Three more words are its number, offset in the heap, capacity.
-- ``TENSOR``: a tensor by itself (`crossfade.edges.tensor_path`). ``TENSOR_AHEAD``: the same, published before its copies are
+- ``TENSOR``: a tensor by itself (`crossfade.edges.by_copies`). ``TENSOR_AHEAD``: the same, published before its copies are
   enqueued; a semaphore tells when they are, and the reader then looks at the record once more.
 - ``REPLACED``: an error is being written into a record that readers may have seen. They look again.
 """

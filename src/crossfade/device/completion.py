@@ -19,18 +19,15 @@ class CompletionMark:
         self._driver = driver
         self._streams = tuple(dict.fromkeys(streams))
         self._events: list[int] = []
-        self._is_longer = False
-
-    def grow(self) -> None:
-        self._is_longer = True
+        self.is_longer = False  # set by the user behind each operation that it has enqueued
 
     def has_passed(self) -> bool:
         """Whether the device has done all of it. Ask again where it has not."""
         if all(map(self._driver.is_idle, self._streams)):
-            self._is_longer = False  # what others enqueue from now on is none of it
+            self.is_longer = False  # what others enqueue from now on is none of it
             return True
-        if self._is_longer:
-            self._is_longer = False
+        if self.is_longer:
+            self.is_longer = False
             while len(self._events) < len(self._streams):
                 self._events.append(self._driver.create_event())
             for event, stream in zip(self._events, self._streams, strict=True):

@@ -1,7 +1,8 @@
-"""The receiving end of a ring (ring.py tells the whole)."""
+"""The receiving end of a ring, and the leases on its slots (ring.py tells the whole)."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -9,18 +10,115 @@ from copy import copy
 from typing import TypeVar
 
 from crossfade.device.driver import Driver
-from crossfade.device.lease import Lease, LeasedSlots
-from crossfade.device.memory import Pool
+from crossfade.device.memory import Block, Pool
 from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Offer, Record, Refused, Retired, Wanted
-from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals
+from crossfade.device.ring import NUM_GROUPS, RingStatistics, num_signals, ring_signals
 from crossfade.device.signals import Counter, SignalBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError
 from crossfade.host.memory import align
+from crossfade.interrupted import brief
 
-__all__ = ["RingReceiver"]
+__all__ = ["Lease", "Leased", "RingReceiver"]
+
+_getpid = os.getpid
 
 _SLOT_ALIGN_BYTES = 512
-_L = TypeVar("_L", bound=Lease)
+_L = TypeVar("_L", bound="Lease")
+
+
+class _LeasedSlots:
+    """A generation, as the receiver sees it."""
+
+    def __init__(self, offer: Offer, block: Block, board: SignalBoard, label: str) -> None:
+        self.offer = offer
+        self.block = block
+        self.full, self.free = ring_signals(board, offer, label)
+        self.addresses = [block.address + slot * offer.slot_bytes for slot in range(offer.num_slots)]
+        self.leased: set[int] = set()
+        self.num_uses = [0] * offer.num_slots
+        self.num_sent: int | None = None  # values in all; known once the sender has closed its side
+
+    def is_unused(self, has_ended: Callable[[], bool]) -> bool:
+        """Whether no operation on the slots can still come or run.
+
+        As long as values are accepted, each of them ends in a ``free`` that happens. Afterwards some may never be taken: then it is
+        enough that this side's streams have done what they were given for this ring, which ``has_ended`` says. (It is asked after
+        the leases: a lease is noted there before it is gone here.)
+        """
+        if self.leased or self.num_sent is None:
+            return False
+        if has_ended():
+            return True
+        if sum(self.num_uses) < self.num_sent:
+            return False
+        return all(free.is_at_least(number) for free, number in zip(self.free, self.num_uses, strict=True))
+
+
+class Lease:
+    """A value in its slot. It ends by `release`, once."""
+
+    __slots__ = (
+        "__weakref__",
+        "_pid",
+        "_ring",
+        "address",
+        "generation",
+        "is_short",
+        "number",
+        "size_bytes",
+        "slot",
+        "slots",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        ring: RingReceiver,
+        slots: _LeasedSlots,
+        generation: int,
+        slot: int,
+        size_bytes: int,
+        stream: int,
+        is_short: bool,
+    ) -> None:
+        self.number = -1  # in the ledger, once it is there
+        self._pid = _getpid()
+        self._ring = ring
+        self.generation = generation
+        self.slot = slot
+        self.size_bytes = size_bytes
+        self.address = slots.addresses[slot]  # where the value lies
+        # Whether the value should be copied out, and the lease ended at once, so that the ring never stops. So it is where all
+        # slots of the newest generation but one were leased before; and where only one more generation could be offered: what is
+        # accepted then must not keep its own, or the ring could not grow any more.
+        self.is_short = is_short
+        self.slots = slots
+        self.stream = stream  # it waits for the value, and uses it
+
+    def move_to(self, stream: int) -> None:
+        """Another stream is going to wait for the value: before `RingReceiver.expect`."""
+        if stream != self.stream:
+            self.stream = stream
+            self._ring.streams.add(stream)
+
+    def release(self) -> None:
+        """Enqueues ``free`` behind the last use and gives the credit back. Any thread may call it, once or more.
+
+        While its stream is captured it is left to the next `RingReceiver.collect`: in the graph it would happen at each
+        replay, and not now.
+        """
+        self._ring.end_lease(self)
+
+
+class Leased(Lease):
+    """A lease that ends when it dies itself: what the tensors of a value hold."""
+
+    __slots__ = ()
+
+    @brief
+    def __del__(self) -> None:
+        if _getpid() == self._pid:  # a forked child drops copies of tensors: the slot is still its parent's
+            self._ring.end_lease(self)
 
 
 class RingReceiver:
@@ -31,9 +129,8 @@ class RingReceiver:
         driver: Driver,
         pool: Pool,
         board: SignalBoard,  # the ring's signals, at least `num_signals` of them
-        tell: Callable[
-            [Record], None
-        ],  # takes records to the sender, in order; called by the thread that ends a lease, too
+        # Takes records to the sender, in order; called by the thread that ends a lease, too.
+        tell: Callable[[Record], None],
         label: str,
         *,
         num_slots: int = 2,  # how many values can be on their way or leased
@@ -42,10 +139,8 @@ class RingReceiver:
         # it as `FreeEnqueued`.
         on_free: Callable[[int, int], None] | None = None,
     ) -> None:
-        if board.num_signals < num_signals(num_slots):
-            raise ValueError(
-                f"{board.num_signals} signals for a ring of {num_slots} slots: it needs {num_signals(num_slots)}"
-            )
+        if board.num_signals < (needed := num_signals(num_slots)):
+            raise ValueError(f"{board.num_signals} signals for a ring of {num_slots} slots: it needs {needed}")
         self.driver = driver
         self.label = label
         self._ledger = driver.ledger
@@ -55,10 +150,10 @@ class RingReceiver:
         self._tell = tell
         self._on_free = on_free or (lambda generation, slot: self._tell(FreeEnqueued(generation, slot)))
         self._num_slots = num_slots
-        self._generations: dict[int, LeasedSlots] = {}
+        self._generations: dict[int, _LeasedSlots] = {}
         self._num_generations = 0
         self._wanted_bytes = 0
-        self._is_finished = False  # the sender's side is closed
+        self.is_finished = False  # the sender's side is closed
         self._ended: ChannelError | None = None
         self._num_values = self._num_bytes = 0
         self._last: dict[int, int] = {}  # once ended: for each stream, the event of the last thing it was given
@@ -81,7 +176,7 @@ class RingReceiver:
         block = self._pool.take(size_bytes, f"slots of {self.label}", user, gives_back=gives_back)
         try:
             offer = Offer(generation, group, self._num_slots, slot_bytes, block.handle)
-            slots = LeasedSlots(offer, block, self._board, self.label)
+            slots = _LeasedSlots(offer, block, self._board, self.label)
             for counter in (*slots.full, *slots.free):
                 counter.reset()
             for k, address in enumerate(slots.addresses):
@@ -115,7 +210,7 @@ class RingReceiver:
 
     def _finish(self, num_values: int | None) -> None:
         """No more values come: of each generation that is not retired ``num_values`` did; None for those that were accepted."""
-        self._is_finished = True
+        self.is_finished = True
         for slots in list(self._generations.values()):
             if slots.num_sent is None:
                 slots.num_sent = sum(slots.num_uses) if num_values is None else num_values
@@ -126,8 +221,7 @@ class RingReceiver:
 
     def accept_at(self, generation: int, slot: int, size_bytes: int, stream: int, of: type[_L]) -> _L:
         """`accept` of a value that was announced in another form than `Enqueued`; ``of`` says which kind of lease it gives."""
-        lease = self.lease_ahead(generation, slot, size_bytes, stream, of)
-        self.expect(lease)
+        self.expect(lease := self.lease_ahead(generation, slot, size_bytes, stream, of))
         return lease
 
     def lease_ahead(self, generation: int, slot: int, size_bytes: int, stream: int, of: type[_L]) -> _L:
@@ -141,9 +235,8 @@ class RingReceiver:
         generations = self._generations
         slots = generations[generation]
         newest = generations.get(self._num_generations - 1)
-        is_short = len(generations) >= NUM_GROUPS - 1 or (
-            newest is not None and len(newest.leased) >= self._num_slots - 1
-        )
+        is_nearly_full = newest is not None and len(newest.leased) >= self._num_slots - 1
+        is_short = is_nearly_full or len(generations) >= NUM_GROUPS - 1
         lease = of(self, slots, generation, slot, size_bytes, stream, is_short)
         self.streams.add(stream)
         slots.num_uses[slot] += 1
@@ -222,7 +315,7 @@ class RingReceiver:
                     del self._generations[generation]
             if is_unused:
                 slots.block.drop(self._user(generation))
-        if self._wanted_bytes and self._ended is None and not self._is_finished:
+        if self._wanted_bytes and self._ended is None and not self.is_finished:
             self._offer_wanted(self._wanted_bytes)
         if self._ended is not None and not self._generations:
             while self._last:
@@ -264,7 +357,7 @@ class RingReceiver:
         Nothing writes into the slots any more: the driver takes a process's copies away before its end can be seen. Any thread may
         call it.
         """
-        self._end_with(ChannelBroken(f"{self.label}: {reason}"))
+        self.give_up(reason)
         self._finish(None)
 
     def give_up(self, reason: str) -> None:
@@ -287,10 +380,6 @@ class RingReceiver:
             for stream in list(self.streams):
                 self._mark(stream)
             self._is_marked = True
-
-    @property
-    def is_finished(self) -> bool:
-        return self._is_finished
 
     @property
     def is_empty(self) -> bool:

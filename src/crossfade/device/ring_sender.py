@@ -204,7 +204,7 @@ class RingSender:
 
     def _enqueue(self, target: _Target, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
         stream, driver = self._stream, self._driver
-        self._tail.grow()
+        self._tail.is_longer = True
         if ready is not None:
             driver.wait_event(stream, ready)
         number = target.num_uses[slot] = target.num_uses[slot] + 1

@@ -95,7 +95,7 @@ class StagedSender(StagedEnd):
 
     def _enqueue(self, pieces: list[tuple[int, int, int]], execution: int | None) -> None:
         self._credits -= 1
-        self._tail.grow()
+        self._tail.is_longer = True
         chunk = self._next_chunk()
         if self._number > self._layout.num_chunks:
             self._wait(self._free, self._number - self._layout.num_chunks)
@@ -205,7 +205,7 @@ class StagedReceiver(StagedEnd):
                 self._num_unfreed = 0
 
     def _enqueue(self, pieces: list[tuple[int, int, int]], execution: int | None) -> None:
-        self._tail.grow()
+        self._tail.is_longer = True
         chunk = self._next_chunk()
         self._wait(self._full, self._number)
         self._copy([(address, chunk + offset, size_bytes) for offset, address, size_bytes in pieces], execution)

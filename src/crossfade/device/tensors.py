@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import tensor_on, torch_or_raise
 from crossfade.device.driver import HOST, Driver
-from crossfade.device.lease import Leased
 from crossfade.device.records import Enqueued
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from crossfade.channels.values.codec import undecodable
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.device.context import DeviceContext
-from crossfade.edges.joining import Joiner
+from crossfade.edges.host_copies import Joiner
 from crossfade.errors import DeviceError, Failure
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def put_together(name: str, coming: Coming, arrivals: Sequence[Arrivals], joiner
     buffers = {source: part.buffer for source, part in coming.parts.items() if part.buffer is not None}
     make = _tensors_in(buffers, [each.home.device for each in arrivals])
     try:
-        return joiner.join(coming.message, lambda _: make, coming.is_private)
+        return joiner.join(coming.message, coming.is_private, lambda _: make)
     except Exception as error:
         return undecodable(error, name)
 

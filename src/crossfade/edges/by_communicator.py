@@ -27,7 +27,7 @@ from crossfade.channels.values.codec import undecodable
 from crossfade.channels.values.device_codec import Placed, Split, Splitter, notes_of, places_of
 from crossfade.edges.arrivals import Coming
 from crossfade.edges.carrier import Incoming, Outgoing
-from crossfade.edges.joining import Joiner, no_lanes
+from crossfade.edges.host_copies import Joiner
 from crossfade.errors import ChannelBroken, Failure
 from crossfade.host.semaphore import open_semaphore
 
@@ -112,7 +112,7 @@ class IncomingByCommunicator(Incoming):
 
     def decode(self, ring: ShmReader, message: memoryview, slot: int | None, is_private: bool) -> object:
         if notes_of(message) is None:
-            return self._joiner.join(message, no_lanes, is_private)
+            return self._joiner.join(message, is_private)
         return Coming(message, is_private, {})
 
     def finish(self, coming: Coming) -> object:
@@ -132,7 +132,7 @@ class IncomingByCommunicator(Incoming):
             return tensors[offset] if torch.Size(shape).numel() else self._allocate(shape, dtype)
 
         try:
-            return self._joiner.join(coming.message, lambda _: make, coming.is_private)
+            return self._joiner.join(coming.message, coming.is_private, lambda _: make)
         except Exception as error:
             return undecodable(error, self._name)
 

@@ -11,20 +11,30 @@ The record of a tensor by itself goes *ahead*: it is published before the copies
 and a semaphore tells when they are. The reader makes the tensor meanwhile, and enqueues its wait when it has been told, so PL-5
 holds. Where a copy could not be enqueued, the record says so by then.
 
+Such a record, which most values have, is no pickle. Tensors of one type, shape and device are of one *kind*. The first of a kind
+tells the reader what the kind is; the others name it by its number. The payload is::
+
+    u32 number of the kind, with NEW for its first tensor | for each reader: u32 generation | u32 slot | u64 length
+    | for its first tensor: the pickle of (the writer's device, by position, dtype, shape, requires_grad)
+
 Where the device is the CPU (`crossfade.device.driver.HOST`), CPU tensors go the same way.
 """
 
 from __future__ import annotations
 
+import pickle
+import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from crossfade.channels.ring_layout import INLINE_BYTES, TENSOR, TENSOR_AHEAD
 from crossfade.channels.shm_ring import ShmWriter, silent
 from crossfade.channels.values.device_codec import Split, dense
+from crossfade.channels.values.tensors import is_dense
 from crossfade.device.context import DeviceContext
 from crossfade.device.recorded import Recorded
 from crossfade.device.signals import Releasable, SignalBoard
@@ -32,15 +42,85 @@ from crossfade.device.tensors import stream_getter
 from crossfade.edges.carrier import Outgoing
 from crossfade.edges.lane import LaneWriter
 from crossfade.edges.layout import Lanes
-from crossfade.edges.short_failure import short_failure
-from crossfade.edges.sources import Sources
-from crossfade.edges.tensor_path import MOST_DESCRIPTION_BYTES, NOTE, NUMBER, UNUSED, Kind, Kinds
+from crossfade.edges.sources import Sources, short_failure
 from crossfade.edges.turns import Turns
 from crossfade.errors import CrossfadeError, DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence
 
-__all__ = ["OutgoingCopies"]
+__all__ = ["MOST_KINDS", "NEW", "NOTE", "NUMBER", "UNUSED", "OutgoingCopies"]
+
+NUMBER = struct.Struct("<I")
+NOTE = struct.Struct("<IIQ")  # of each lane: the generation and the slot of its part of the value, and its length
+
+UNUSED = 0xFFFF_FFFF  # what stands for the generation in the note of a lane that a value does not take
+
+NEW = 1 << 31
+MOST_KINDS = 256  # Of one channel. Tensors of further ones are sent as other values are.
+
+_MOST_DESCRIPTION_BYTES = 256
+"""Of a kind. Tensors of so many dimensions that it would take more are sent as other values are."""
+
+_MOST_MADE = 64  # records of one kind that are kept: as long as slots do not change, the same ones come again and again
+
+_Key: TypeAlias = tuple[torch.device, torch.dtype, torch.Size, bool, torch.layout]
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What tensors have in common."""
+
+    number: int  # by which the record names it
+    source: int  # the writer's device, by position
+    size_bytes: int
+    description: bytes  # what the first tensor tells
+    is_known: bool = False  # to the readers: a tensor of the kind was published
+    _made: dict[tuple[tuple[int, int], ...], bytes] = field(default_factory=dict)
+
+    def record_for(self, places: Sequence[tuple[int, int]]) -> bytes:
+        """The payload of a tensor's record, with the (generation, slot) that it takes in the lane to each reader."""
+        key = tuple(places)
+        if self.is_known and (made := self._made.get(key)):
+            return made
+        notes = b"".join([NOTE.pack(*place, self.size_bytes) for place in places])
+        if not self.is_known:
+            return NUMBER.pack(self.number | NEW) + notes + self.description
+        if len(self._made) >= _MOST_MADE:
+            self._made.clear()
+        record = self._made[key] = NUMBER.pack(self.number) + notes
+        return record
+
+
+class _Kinds:
+    """The kinds of one channel, at its writer. ``source_of``: the position of a tensor's device; None if it is on none."""
+
+    def __init__(self, source_of: Callable[[torch.Tensor], int | None]) -> None:
+        self._source_of = source_of
+        self._kinds: dict[_Key, _Kind | None] = {}
+
+    def of(self, value: object) -> _Kind | None:
+        """The kind of a value, if it is a tensor that goes beside its record."""
+        if type(value) is not torch.Tensor or value.is_nested:  # which has no shape
+            return None
+        key = (value.device, value.dtype, value.shape, value.requires_grad, value.layout)
+        try:
+            return self._kinds[key]
+        except KeyError:
+            return self._new(key, value)
+
+    def _new(self, key: _Key, tensor: torch.Tensor) -> _Kind | None:
+        if len(self._kinds) >= MOST_KINDS:
+            return None
+        source = self._source_of(tensor) if is_dense(tensor) else None
+        if source is None:
+            return None
+        _, dtype, shape, requires_grad, _ = key
+        description = pickle.dumps((source, dtype, tuple(shape), requires_grad), 5)
+        if len(description) > _MOST_DESCRIPTION_BYTES:
+            return None
+        kind = _Kind(len(self._kinds), source, tensor.numel() * tensor.itemsize, description)
+        self._kinds[key] = kind
+        return kind
 
 
 class OutgoingCopies(Outgoing):
@@ -79,7 +159,7 @@ class OutgoingCopies(Outgoing):
         self.sources = Sources(homes, num_lanes * NOTE.size)
         self._unused = NOTE.pack(UNUSED, 0, 0)
         self._pending: tuple[object, torch.Tensor] | None = None  # a tensor that there was no room for yet
-        self.kinds = Kinds(self.sources.source_of)
+        self.kinds = _Kinds(self.sources.source_of)
         self._lanes_from = [self.lanes[source::num_sources] for source in range(num_sources)]
         self._rings_from = [[lane.ring for lane in each] for each in self._lanes_from]
         self._compute = [stream_getter(home.device) for home in homes]
@@ -88,7 +168,7 @@ class OutgoingCopies(Outgoing):
             [(lane.tell_enqueued, bell.flags, bell.ring) for lane, bell in zip(each, bells, strict=True)]
             for each in self._lanes_from
         ]
-        self._are_records_short = NUMBER.size + len(bells) * NOTE.size + MOST_DESCRIPTION_BYTES <= INLINE_BYTES
+        self._are_records_short = NUMBER.size + len(bells) * NOTE.size + _MOST_DESCRIPTION_BYTES <= INLINE_BYTES
         if turns is not None:  # those after this channel hear of each value, with tensors or without
             numbers = count(1)
             ring.posts = [silent(lambda: turns.tell(next(numbers))), *ring.posts, silent(turns.ring)]
@@ -106,18 +186,22 @@ class OutgoingCopies(Outgoing):
             return True
         return self._try_send_behind(value, kind)
 
-    def _is_ready_for(self, kind: Kind) -> bool:
+    def _is_ready_for(self, kind: _Kind) -> bool:
         """A quick look: whether there is room for a tensor by itself."""
         is_ready = self.ring.has_room()
         for ring in self._rings_from[kind.source]:
             is_ready = is_ready and ring.has_slot(kind.size_bytes)
         return is_ready
 
-    def _send_ahead(self, tensor: Any, kind: Kind) -> None:
+    def _send_ahead(self, tensor: Any, kind: _Kind) -> None:
         """Writes a tensor by itself where there is room; what else there is to do comes when it is on its way."""
         ring, source, size_bytes = self.ring, kind.source, kind.size_bytes
         rings, at = self._rings_from[source], ring.at
-        whole, ready = dense(tensor), self.sources.ready[source]
+        is_whole = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        whole = (
+            tensor if is_whole else dense(tensor)
+        )  # which looks at the same, with a call more on the way of each tensor
+        ready = self.sources.ready[source]
         ring.stage_record(TENSOR_AHEAD, kind.record_for([each.place_of_next() for each in rings]))
         kind.is_known = True
         try:
@@ -140,7 +224,7 @@ class OutgoingCopies(Outgoing):
         for lane in self._lanes_from[source]:
             lane.tidy()
 
-    def _try_send_behind(self, tensor: Any, kind: Kind) -> bool:
+    def _try_send_behind(self, tensor: Any, kind: _Kind) -> bool:
         """Writes a tensor by itself; its record is published behind the copies."""
         source, size_bytes = kind.source, kind.size_bytes
         if self._pending is not None and self._pending[0] is tensor:

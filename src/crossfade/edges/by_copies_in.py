@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -14,15 +15,14 @@ from crossfade.channels.shm_reader import ReadRecord, ShmReader
 from crossfade.channels.values.device_codec import Make
 from crossfade.device.borrowed import TensorMaker, tensor_on
 from crossfade.device.context import DeviceContext
-from crossfade.device.lease import Leased
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.signals import Releasable, SignalBoard
 from crossfade.device.tensors import stream_getter
+from crossfade.edges.by_copies import MOST_KINDS, NEW, NOTE, NUMBER, UNUSED
 from crossfade.edges.carrier import Incoming
-from crossfade.edges.joining import Joiner
+from crossfade.edges.host_copies import Joiner
 from crossfade.edges.lane import LaneReader
 from crossfade.edges.layout import Lanes
-from crossfade.edges.tensor_path import NOTE, NUMBER, UNUSED, KindTable
 from crossfade.errors import ChannelBroken, ChannelError
 from crossfade.host.doorbell import Bell
 
@@ -51,6 +51,33 @@ because a tensor without elements does not hold it.
 """
 
 
+class _Described(NamedTuple):
+    """What a reader knows of a kind; ``source`` is the writer's device, by position."""
+
+    source: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    requires_grad: bool
+
+
+class _KindTable:
+    """The kinds of one channel, as one of its ``num_readers`` sees them."""
+
+    def __init__(self, num_readers: int) -> None:
+        self._description = NUMBER.size + num_readers * NOTE.size  # where it begins
+        self._kinds: dict[int, _Described] = {}
+
+    def find(self, payload: memoryview) -> _Described:
+        """The kind of a record's tensor. Raises a ValueError if the record is damaged."""
+        (number,) = NUMBER.unpack_from(payload)
+        if number & NEW and number ^ NEW < MOST_KINDS:
+            self._kinds[number ^ NEW] = _Described(*pickle.loads(payload[self._description :]))
+        try:
+            return self._kinds[number & ~NEW]
+        except KeyError:
+            raise ValueError(f"a damaged record names kind {number} of tensors") from None
+
+
 class IncomingCopies(Incoming):
     """The reader's side."""
 
@@ -73,7 +100,7 @@ class IncomingCopies(Incoming):
         self._index = index
         self.joiner = joiner
         self.brought = joiner.brought
-        self._kinds = KindTable(lanes.layout.num_readers)
+        self._kinds = _KindTable(lanes.layout.num_readers)
         self.records: dict[bytes, _Record] = {}
         self._prepared: _Prepared | None = None
         self._first_lane = index * lanes.layout.num_sources
@@ -93,7 +120,7 @@ class IncomingCopies(Incoming):
         self._num_tensors_copied_out = 0
 
     def decode(self, ring: ShmReader, message: memoryview, slot: int | None, is_private: bool) -> object:
-        return self.joiner.join(message, self._open_lanes, is_private)
+        return self.joiner.join(message, is_private, self._open_lanes)
 
     def _open_lanes(self, notes: memoryview) -> Make:
         """Lets the compute stream wait for the parts of a value, and leases their slots."""

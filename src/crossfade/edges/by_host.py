@@ -34,8 +34,9 @@ from crossfade.device.recorded import Begin, Recorded, Site
 from crossfade.edges.carrier import Incoming, Outgoing
 from crossfade.edges.host_copies import CopiesIn, HostCopies
 from crossfade.edges.pinned import PinnedReaderSlots, PinnedWriterSlots, has_come
+from crossfade.edges.publisher import Done
 from crossfade.edges.reader import DeviceReader
-from crossfade.edges.short_failure import short_failure
+from crossfade.edges.sources import short_failure
 from crossfade.edges.writer import DeviceWriter
 from crossfade.errors import CrossfadeError, DeviceError
 from crossfade.host.doorbell import Bell
@@ -51,7 +52,7 @@ class _Telling:
     def __init__(self, ring: ShmWriter, copies: HostCopies) -> None:
         # What becomes of the record that is published next: (what it waits for, what is done then, what is kept until then); None
         # for a record that is whole.
-        self.job: tuple[tuple[PooledEvent, ...], Callable[[DeviceError | None], None], Any] | None = None
+        self.job: tuple[tuple[PooledEvent, ...], Done, Any] | None = None
         self._readers, ring.posts = ring.posts, [silent(self._published)]
         self._copies = copies
         self._fence = full_fence()
@@ -65,12 +66,13 @@ class _Telling:
             self._tell()
             return
         self._num_taken += 1
-        events, done, keep = job or ((), _ignore, None)
+        events, done, keep = job or ((), None, None)
         self._copies.publisher.submit(events, partial(self._finish, done), keep=keep)
 
-    def _finish(self, done: Callable[[DeviceError | None], None], error: DeviceError | None) -> None:
+    def _finish(self, done: Done | None, error: DeviceError | None) -> None:
         """By any thread, one value after the other."""
-        done(error)
+        if done is not None:
+            done(error)
         self._tell()
         self._num_told += 1
 
@@ -226,7 +228,7 @@ class IncomingFromHost(Incoming):
             def make(dtype: torch.dtype, shape: tuple[int, ...], was_on_device: bool) -> torch.Tensor:
                 nonlocal num_views
                 if self._brings_all or (was_on_device and self._brings_back):
-                    return self._bring(copies_in, data, dtype, shape, is_pinned=slot is not None)
+                    return copies_in.bring(data, dtype, shape, is_pinned=slot is not None)
                 num_views += 1
                 return tensor_of(data if is_private else bytearray(data), dtype, shape)
 
@@ -245,16 +247,6 @@ class IncomingFromHost(Incoming):
             if slot is not None and not num_views:
                 self._slots.end_at_once(slot)
 
-    def _bring(
-        self, copies_in: CopiesIn, data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], *, is_pinned: bool
-    ) -> torch.Tensor:
-        tensor = self._copies.empty(dtype, shape)
-        if tensor.nbytes != data.nbytes:
-            raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {data.nbytes} bytes")
-        if data.nbytes:
-            copies_in.add(tensor, data if is_pinned else self._copies.pinned(data))
-        return tensor
-
     def statistics(self, ring: ShmReader) -> ChannelStatistics:
         if not self._is_closed:
             self.collect()
@@ -265,7 +257,7 @@ class IncomingFromHost(Incoming):
         self._is_closed = True
         while self._arriving:
             event, sources = self._arriving.popleft()
-            self._copies.publisher.submit((event,), _ignore, keep=sources)
+            self._copies.publisher.submit((event,), keep=sources)
 
 
 def open_to_host(
@@ -302,7 +294,3 @@ def open_from_host(
     slots = PinnedReaderSlots(heap_memory, block, homes, copies.pins, f"slots of {name}")
     ring = ShmReader(name, block, index, heap_memory, bell, slots=slots)
     return DeviceReader(ring, IncomingFromHost(ring, slots, copies, device))
-
-
-def _ignore(error: DeviceError | None) -> None:
-    """What the job keeps is released."""

@@ -19,7 +19,7 @@ from crossfade.device.context import DeviceContext
 from crossfade.device.recorded import Begin, Recorded, Site
 from crossfade.edges.arrivals import Arriving, Coming, put_together
 from crossfade.edges.carrier import Incoming, Outgoing
-from crossfade.edges.joining import Joiner, no_lanes
+from crossfade.edges.host_copies import Joiner
 from crossfade.edges.nccl_link import NcclLink
 from crossfade.edges.sources import Sources, cannot_send
 from crossfade.errors import ChannelBroken, DeviceError
@@ -96,7 +96,7 @@ class IncomingNccl(Incoming):
     def decode(self, ring: ShmReader, message: memoryview, slot: int | None, is_private: bool) -> object:
         notes = notes_of(message)
         if notes is None and self.joiner.copies is None:
-            return self.joiner.join(message, no_lanes, is_private)
+            return self.joiner.join(message, is_private)
         parts: dict[int, Arriving] = {}
         if notes is not None:
             places: dict[int, list[tuple[int, int]]] = {}

@@ -32,7 +32,7 @@ from crossfade.device.staged_layout import StagedLayout
 from crossfade.device.streams import Role
 from crossfade.edges.arrivals import Arrivals, Arriving, Coming, Requests, put_together
 from crossfade.edges.carrier import Incoming, Outgoing
-from crossfade.edges.joining import Joiner, no_lanes
+from crossfade.edges.host_copies import Joiner
 from crossfade.edges.lane import Post
 from crossfade.edges.layout import Lanes, Mailbox
 from crossfade.edges.sources import Sources, cannot_send, places_from
@@ -268,7 +268,7 @@ class IncomingChunks(Incoming):
     def decode(self, ring: ShmReader, message: memoryview, slot: int | None, is_private: bool) -> object:
         notes = notes_of(message)
         if notes is None and self.joiner.copies is None:
-            return self.joiner.join(message, no_lanes, is_private)
+            return self.joiner.join(message, is_private)
         parts: dict[int, Arriving] = {}
         for source, lane in enumerate(self.lanes):
             size_bytes = 0 if notes is None else _NOTE.unpack_from(notes, source * _NOTE.size)[0]

@@ -22,19 +22,19 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.values.device_codec import Placed
-from crossfade.channels.values.tensors import tensor_of
+from crossfade.channels.values.device_codec import Make, OpenLanes, Placed, join
+from crossfade.channels.values.tensors import Place, tensor_of
 from crossfade.device.borrowed import device_of
 from crossfade.device.context import DeviceContext
 from crossfade.device.events import EventPool, PooledEvent
-from crossfade.device.recorded import Begin
+from crossfade.device.recorded import Begin, Site
 from crossfade.device.streams import Role
 from crossfade.edges.pinned import Pins
 from crossfade.edges.publisher import Publisher
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import DEFAULT_SPIN_US, Bell
 
-__all__ = ["CopiesIn", "HostCopies"]
+__all__ = ["CopiesIn", "HostCopies", "Joiner"]
 
 _NOBODY: Mapping[int, Begin] = {}
 
@@ -117,18 +117,6 @@ class HostCopies:
             self._down = self.home.streams.as_torch(Role.DOWN)
         return self._down
 
-    def copy_in(self, tensor: torch.Tensor, source: memoryview) -> None:
-        """Enqueues a copy of as many bytes as the tensor has. The source must stay until it is done."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(source))
-        self.home.driver.copy(tensor.data_ptr(), address, tensor.nbytes, self.home.down_stream)
-
-    def end_copies_in(self) -> PooledEvent:
-        """Holds torch's current stream until all copies in that are enqueued until now are done; when that is."""
-        home = self.home
-        event = self._events[home.device].at(home.down_stream)
-        event.hold(home.compute_stream())
-        return event
-
     def pinned(self, data: memoryview) -> memoryview:
         """The bytes in memory from which a copy does not hold up the host."""
         if self.home.is_host:
@@ -145,7 +133,7 @@ class HostCopies:
     @property
     def is_pending(self) -> bool:
         """Whether the loop has to `poll`."""
-        return self.publisher.is_pending
+        return bool(self.publisher.jobs)
 
     def poll(self) -> bool:
         """Does what can be done now, without waiting; whether that was anything."""
@@ -179,17 +167,59 @@ class CopiesIn:
         self._end: Callable[[int], None] | None = None
         self._size_bytes = 0
 
-    def add(self, tensor: torch.Tensor, source: memoryview) -> None:
-        home = self._copies.home
-        if self._begin is not None and self._end is None:
-            self._end = self._begin(home.down_stream)
-        self._size_bytes += tensor.nbytes
-        # Before the copy, so that what is enqueued is kept. The CPU's memory knows no streams: there the tensor is, too.
-        self.sources.append((source, tensor) if home.is_host else source)
-        self._copies.copy_in(tensor, source)
+    def bring(self, data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], *, is_pinned: bool) -> torch.Tensor:
+        """The tensor of these bytes, on the device. Bytes that are not pinned are copied to memory that is, and from there."""
+        copies, home = self._copies, self._copies.home
+        tensor = copies.empty(dtype, shape)
+        if tensor.nbytes != data.nbytes:
+            raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {data.nbytes} bytes")
+        if data.nbytes:
+            source = data if is_pinned else copies.pinned(data)
+            if self._begin is not None and self._end is None:
+                self._end = self._begin(home.down_stream)
+            self._size_bytes += tensor.nbytes
+            # Before the copy, so that what is enqueued is kept. The CPU's memory knows no streams: there the tensor is, too.
+            self.sources.append((source, tensor) if home.is_host else source)
+            address = ctypes.addressof(ctypes.c_char.from_buffer(source))
+            home.driver.copy(tensor.data_ptr(), address, tensor.nbytes, home.down_stream)
+        return tensor
 
     def end(self) -> PooledEvent:
-        """Holds torch's current stream until all are done; when that is."""
+        """Holds torch's current stream until all copies in are done; when that is."""
         if self._end is not None:
             self._end(self._size_bytes)
-        return self._copies.end_copies_in()
+        home = self._copies.home
+        event = self._copies.events(home).at(home.down_stream)
+        event.hold(home.compute_stream())
+        return event
+
+
+def _no_lanes(notes: memoryview) -> Make:
+    raise ValueError("a value has no lanes")
+
+
+class Joiner:
+    """Puts the values of one reader together, of a message and the tensors that came apart from it. ``copies`` brings CPU tensors,
+    which lie in the message, to the reader's device; None where they are wanted on the CPU.
+    """
+
+    def __init__(self, copies: HostCopies | None) -> None:
+        self.copies = copies
+        self.brought = Site()  # what ``copies`` enqueued, for its recorder
+
+    def join(self, message: memoryview, is_private: bool, open_lanes: OpenLanes = _no_lanes) -> object:
+        """The value of a message; the tensors apart are made by what ``open_lanes`` gives. Raises what unpickling raised, or a
+        ValueError when the message is damaged.
+        """
+        if self.copies is None:
+            return join(message, open_lanes, private=memoryview if is_private else bytearray)
+        copies_in = CopiesIn(self.copies, self.brought.around)
+
+        def place(data: memoryview) -> Place:
+            return lambda dtype, shape, was_on_device: copies_in.bring(data, dtype, shape, is_pinned=False)
+
+        try:
+            return join(message, open_lanes, private=place)
+        finally:
+            if copies_in.sources:  # torch's current stream waits, and what they read from is kept until they are done
+                self.copies.publisher.submit((copies_in.end(),), keep=copies_in.sources)

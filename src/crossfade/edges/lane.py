@@ -14,10 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from crossfade.device.context import DeviceContext
-from crossfade.device.lease import Leased
 from crossfade.device.records import Announced, Finished, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import BoardPart, SignalBoard
 from crossfade.edges.layout import Lanes, Mailbox

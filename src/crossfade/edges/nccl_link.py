@@ -113,7 +113,7 @@ class _Lane:
         """Enqueues the next value's tensors, behind an event; ``keep`` is held until they are gone, ``begin`` records it."""
         group = self._open()
         self.number += 1
-        self._tail.grow()
+        self._tail.is_longer = True
         self._driver.wait_event(self._stream, ready)
         end = begin(self._stream) if begin is not None else None
         with self.arrivals.on_stream():
@@ -138,7 +138,7 @@ class _Lane:
                 hint="'staged' and 'copy' go on in such a case; NCCL cannot",
             )
         self.number += 1
-        self._tail.grow()
+        self._tail.is_longer = True
         end = begin(self._stream) if begin is not None else None
         with self.arrivals.on_stream():
             for offset, size_bytes in places:

@@ -67,6 +67,10 @@ class _Job:
         self.error = self.error or error.with_traceback(None)  # which would hold a frame, and so this job, in a circle
 
 
+def _release(error: DeviceError | None) -> None:
+    """What the job keeps is released."""
+
+
 class Publisher:
     """Does jobs when their events have come, in order. One for each process that has a device. ``spin_us``: for how long the
     process's loop looks for work before it sleeps; the thread takes over a little later.
@@ -83,12 +87,7 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="crossfade-publish", daemon=True)
         self._thread.start()
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether there is something to do, so that the loop has to `poll`."""
-        return bool(self.jobs)
-
-    def submit(self, events: tuple[PooledEvent, ...], done: Done, keep: Any = None) -> None:
+    def submit(self, events: tuple[PooledEvent, ...], done: Done = _release, keep: Any = None) -> None:
         """Adds a job: ``done`` is called, by this thread or another, when the ``events`` have come (none: right after the jobs
         before it). ``keep`` is held until then, such as memory that the device reads or writes.
         """

@@ -1,15 +1,19 @@
-"""A writer's devices, as the carriers of its tensors use them."""
+"""A writer's devices, as the carriers of its tensors use them, and what its readers hear where a tensor cannot be sent."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
+from crossfade.channels.ring_layout import INLINE_BYTES
 from crossfade.channels.values.device_codec import Split, Splitter
 from crossfade.device.context import DeviceContext, source_of
 from crossfade.edges.carrier import Outgoing
-from crossfade.errors import ChannelBroken
+from crossfade.errors import ChannelBroken, CrossfadeError, Failure
 
-__all__ = ["Sources", "cannot_send", "places_from"]
+__all__ = ["Sources", "cannot_send", "places_from", "short_failure"]
+
+_MOST_CHARACTERS = 240
 
 
 def places_from(parts: Split) -> dict[int, list[tuple[int, int, int]]]:
@@ -27,6 +31,17 @@ def cannot_send(carrier: Outgoing, error: Exception) -> ChannelBroken:
     carrier.ring.break_off(reason)
     carrier.refuse(reason)
     return ChannelBroken(f"channel {carrier.ring.name} is broken: {error}")
+
+
+def short_failure(error: CrossfadeError, actor: str, node: str) -> bytes:
+    """The pickle of an error of its kind that fits into a record, for the reader that waits for the value."""
+    num = _MOST_CHARACTERS
+    while True:
+        failure = Failure.capture(type(error)(str(error)[:num]), actor=actor, node=node[:num])
+        data = pickle.dumps(failure, 5)
+        if len(data) <= INLINE_BYTES:
+            return data
+        num //= 2
 
 
 class Sources:

@@ -71,10 +71,6 @@ class Progress:
 
     # By the writer
 
-    def mark(self, stream: int, number: int) -> None:
-        """Enqueues, behind the copy of a large value: say that it is there."""
-        self.counter.set(stream, number)
-
     def tell(self, number: int, *, is_large: bool) -> None:
         """Says that a value is enqueued; each value in order, before it is published."""
         self._large = (self._large << 1 | is_large) & _MASK
@@ -174,7 +170,7 @@ class Turns:
         """Enqueues, behind a lane's copy: say that it is there."""
         own = self._own.get(lane)
         if own is not None and size_bytes >= self._rules.large_bytes:
-            own.mark(stream, number)
+            own.counter.set(stream, number)
             self._large.add(lane)
 
     def tell(self, number: int) -> None:

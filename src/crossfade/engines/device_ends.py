@@ -181,7 +181,7 @@ class DeviceEnds:
         spec, homes = place.spec, self._targets(place.spec.writer)
         index = spec.readers.index(self._party)
         with torch_needed(_WHAT):
-            from crossfade.edges.joining import Joiner
+            from crossfade.edges.host_copies import Joiner
             from crossfade.edges.reader import DeviceReader
         joiner = Joiner(copies if spec.device is TargetDevice.CUDA else None)
         ring = ShmReader(spec.id, place.block(board), index, heap, bell)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfade.device.capture import capture
-from crossfade.device.lease import Lease
 from crossfade.device.memory import Pool
 from crossfade.device.records import Enqueued, Finished, FreeEnqueued, Retired
 from crossfade.device.ring import num_signals
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
 from crossfade.testing.fake import FakeDriver, Machine, Until
