@@ -81,7 +81,7 @@ class World:
 
         def give_back() -> None:
             table.close()
-            parties.close()
+            parties.alive.close()
 
         self.group = Group(table, self.mover, home, parties, give_back)
         self.end = GroupCollective(self.group, TERMS, 0, 0, 1)
@@ -207,7 +207,7 @@ def test_a_collective_is_one_span_where_somebody_asks_and_else_nothing_is_enqueu
         world.offer()  # of three elements: the first is no fit, and becomes an error
         world.group.enqueue_all()
         assert world.end.try_finish() is not None
-    stream = world.group._streams.exchange
+    stream = world.group.streams.exchange
     assert counted.spans == ([(stream, 1, 12), (stream, 2, 12)] if is_recorded else [])
     assert counted.num_events == (3 + 2 + 4 if is_recorded else 3 + 2)
     assert len(hosts) == (0 if is_recorded else 3)  # the host's share is told where the device's is not

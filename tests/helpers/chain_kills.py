@@ -14,8 +14,7 @@ from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken
-from crossfade.host.processes import open_pidfd
-from crossfade.runtime.alive import Alive
+from crossfade.host.processes import Alive, open_pidfd
 from tests.helpers.calm import calm_s
 from tests.helpers.device_pair import Peer
 from tests.helpers.footprint import footprint

@@ -21,8 +21,7 @@ from crossfade.device.signals import HostBoard
 from crossfade.device.streams import Streams
 from crossfade.device.tensors import TensorReceiver, TensorSender
 from crossfade.device.watchdog import DeathReport, Watchdog
-from crossfade.host.processes import open_pidfd
-from crossfade.runtime.alive import Alive
+from crossfade.host.processes import Alive, open_pidfd
 from tests.helpers.device_cases import open_receiver, open_sender, start, value, wait_idle
 from tests.helpers.device_pair import Peer, die, run_workers
 

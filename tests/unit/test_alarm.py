@@ -29,7 +29,6 @@ def test_it_wakes_again_and_again_for_who_asks_while_it_waits(doorbell: Doorbell
         assert doorbell.wait_until(ready, LIMIT_S)
         assert time.monotonic() < due_s + LIMIT_S / 2
     assert num_looks < 10 * NUM_ROUNDS  # it slept
-    alarm.close()
 
 
 def test_the_first_of_several_times_counts(doorbell: Doorbell) -> None:
@@ -38,5 +37,3 @@ def test_the_first_of_several_times_counts(doorbell: Doorbell) -> None:
         alarm.wake_in(delay_s)
     assert doorbell.wait_until(lambda: time.monotonic() > begin_s + 0.001, LIMIT_S)
     assert time.monotonic() < begin_s + LIMIT_S / 2
-    alarm.close()
-    alarm.close()

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from crossfade.host.processes import await_end, open_pidfd
+from crossfade.host.processes import Alive, await_end, open_pidfd
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.upstream import upstream
-from crossfade.runtime.alive import Alive
 from crossfade.types import DRIVER, CollectiveKind, ReduceOp, Transport
 
 DEVICE, HOST = Transport.GLOO, Transport.SHM

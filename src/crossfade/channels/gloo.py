@@ -18,7 +18,6 @@ a receive that nobody answers.
 
 from __future__ import annotations
 
-import datetime
 import threading
 import time
 from collections import deque
@@ -29,9 +28,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from crossfade.channels.gloo_proof import prove_all, shared_key
+from crossfade.channels.gloo_proof import file_store, open_gloo, shared_key
 from crossfade.channels.protocol import EMPTY, ChannelStatistics
 from crossfade.channels.receive_buffers import ReceiveBuffers
 from crossfade.channels.values.codec import decode, message_of, undecodable
@@ -42,12 +40,10 @@ from crossfade.host.memory import Memory
 
 __all__ = ["GlooLink", "GlooReader", "GlooWriter"]
 
-_FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 _END = -1
 _ONE_PART_BYTES = 1 << 16
 _TAG = 0xC0FA
 _JOIN_S = 5.0
-_MEET_S = 60.0
 
 
 class GlooLink:
@@ -61,19 +57,13 @@ class GlooLink:
         self._bell = bell  # this process's own doorbell, rung when a value has come or left
         self._outgoing: dict[str, _SendLane] = {}
         self._incoming: _ReceiveLane | None = None
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = datetime.timedelta(days=365)
-        # torch opens the path again in the store's destructor: the memory must outlive the group (see close).
         self._store = store  # memory that all parties see, for meeting each other; owned by this object from now on
-        file_store = _FileStore(f"/proc/self/fd/{store.fd}", len(parties))
-        file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
+        meeting = file_store(store, len(parties))
         try:
-            key = shared_key(file_store)
-            self._group: Any = dist.ProcessGroupGloo(file_store, self._rank[me], len(parties), options)
-            prove_all(self._group, key, parties, self._rank[me])
+            key = shared_key(meeting)
         except RuntimeError as error:
             raise ChannelError(f"{me} could not join the gloo group of {', '.join(parties)}: {error}") from error
+        self._group: Any = open_gloo(meeting, key, parties, self._rank[me])
 
     def writer(self, name: str, index: int, depth: int, readers: Sequence[str]) -> GlooWriter:
         """The writing end of channel number ``index``."""

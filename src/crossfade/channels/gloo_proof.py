@@ -21,16 +21,44 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from crossfade.errors import ChannelError
+from crossfade.host.memory import Memory
 
-__all__ = ["KEY_BYTES", "answer", "prove_all", "shared_key"]
+__all__ = ["KEY_BYTES", "MEET_S", "answer", "file_store", "open_gloo", "prove_all", "shared_key"]
+
+_FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 
 KEY_BYTES = 32
 NONCE_BYTES = 32
 ANSWER_BYTES = 32
 PROOF_TAG = 0xC0FB
 TIME_LIMIT_S = 20.0
+MEET_S = 60.0
+"""How long parties wait for each other in a store."""
+
+
+def file_store(memory: Memory, num_parties: int = -1) -> Any:
+    """torch's store in memory that all parties see. It opens a path once more in its destructor: the memory has to outlive it."""
+    store = _FileStore(f"/proc/self/fd/{memory.fd}", num_parties)
+    store.set_timeout(datetime.timedelta(seconds=MEET_S))
+    return store
+
+
+def open_gloo(store: Any, key: bytes, parties: Sequence[str], me: int) -> Any:
+    """A process group of gloo, on loopback, whose members have proved to each other that they hold the key. Raises a
+    `ChannelError` if they could not connect.
+    """
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = datetime.timedelta(days=365)
+    try:
+        group: Any = dist.ProcessGroupGloo(store, me, len(parties), options)
+        prove_all(group, key, parties, me)
+    except RuntimeError as error:
+        raise ChannelError(f"{parties[me]} could not join the gloo group of {', '.join(parties)}: {error}") from error
+    return group
 
 
 def shared_key(store: Any) -> bytes:

@@ -45,12 +45,12 @@ from crossfade.channels.ring_layout import (
 from crossfade.channels.slots import WriterSlots
 from crossfade.channels.values.codec import PLAIN_TYPES, prepare
 from crossfade.channels.values.layout import Encoded, Pickled, encode
-from crossfade.errors import ChannelBroken, ChannelClosed
+from crossfade.errors import ChannelBroken, ChannelClosed, CrossfadeError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, address_of
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, open_semaphore
 
-__all__ = ["READER_GONE", "WANTED", "WRITER_GONE", "Post", "RingEnd", "ShmWriter", "silent"]
+__all__ = ["READER_GONE", "WANTED", "WRITER_GONE", "CheckedWriter", "Post", "RingEnd", "ShmWriter", "silent"]
 
 WRITER_GONE, READER_GONE, WANTED = 0, 1, 2  # bytes at the start of the block; each is set by one side only
 
@@ -271,3 +271,21 @@ class ShmWriter(RingEnd):
         return ChannelStatistics(
             self.num_values, self._num_bytes, num_slots=self._slots.num_slots, slot_bytes=self._slots.size_bytes
         )
+
+
+class CheckedWriter(ShmWriter):
+    """A `ShmWriter` whose values may come from tensors that others put into this process's devices: it looks whether all of those
+    live before it gives a value away (`crossfade.engines.device_ends.DeviceEnds.distrust` says why).
+
+    ``distrust`` says why values cannot be trusted, if so; it must not wait.
+    """
+
+    def __init__(self, *args: Any, distrust: Callable[[], CrossfadeError | None], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._distrust = distrust
+
+    def try_write(self, value: object) -> bool:
+        """Raises a `ChannelBroken` if a party is dead whose tensors may be in the value, so that it may be made of rubbish."""
+        if (error := self._distrust()) is not None:
+            self.break_off(str(error))
+        return super().try_write(value)

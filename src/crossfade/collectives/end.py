@@ -52,7 +52,7 @@ class GroupCollective:
         return self.around(stream, self._num_values)
 
     def pass_on(self) -> Callable[[], AbstractContextManager[None]] | None:
-        forwarding = self._group.forwarding()
+        forwarding = self._group.streams.forwarding()
         if forwarding is None:
             return None
         self._forwarding, current = forwarding

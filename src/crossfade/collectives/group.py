@@ -37,7 +37,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 
@@ -81,8 +80,8 @@ class Group:
         self._mover = mover
         self._parties = parties
         self._give_back = give_back
-        self._streams = GroupStreams(context, parties.label)
-        self._device = None if mover.caller is Caller.PROGRAM else self._streams.device
+        self.streams = GroupStreams(context, parties.label)
+        self._device = None if mover.caller is Caller.PROGRAM else self.streams.device
         self._queue: deque[Task] = deque()
         self._kept: deque[Task] = deque()
         self._turn = threading.Lock()  # of calling the mover
@@ -102,8 +101,8 @@ class Group:
         with self._guard:
             if self.life.state not in (State.OPEN, State.BROKEN):
                 raise ChannelBroken(f"{task.terms.label} is broken: {self.reason or 'another party closed it'}")
-            task.compute = self._streams.context.compute_stream()
-            task.ready = self._streams.mark(task.compute)
+            task.compute = self.streams.context.compute_stream()
+            task.ready = self.streams.mark(task.compute)
             task.message = self._table.publish(message)
             self._queue.append(task)
             self._table.await_some(True)
@@ -212,7 +211,7 @@ class Group:
         layout, start_ns = by_rank[terms.root].text, time.monotonic_ns()
         result: Sequence[object]
         if failure is not None:
-            self._streams.give_back(task.ready)
+            self.streams.give_back(task.ready)
             task.ready, result = 0, [failure] * task.num_outputs
         elif _STAGED in layout and threading.current_thread() is not self._thread:
             return False
@@ -225,13 +224,13 @@ class Group:
         return True
 
     def _enqueue(self, task: Task) -> Sequence[torch.Tensor]:
-        streams = self._streams
+        streams = self.streams
         with streams.current():
-            streams.wait(streams.exchange, task.ready)
+            streams.driver.wait_event(streams.exchange, task.ready)
             tensors = [tensor.contiguous() for tensor in task.offer.tensors]
             outs, is_new = task.results(self._device)
             if is_new:
-                self._streams.uses(outs[0], task.compute)
+                self.streams.uses(outs[0], task.compute)
             end_span = None if task.begin is None else task.begin(streams.exchange)
             try:
                 self._mover.move(task.terms, task.rank, tensors, outs)
@@ -245,26 +244,25 @@ class Group:
 
     def _stage(self, task: Task, layout: bytes) -> Sequence[torch.Tensor]:
         """Copies CPU tensors to the device and their results back, for which this thread waits."""
-        with self._streams.current():
-            task.offer = Offer(tuple(tensor.to(self._streams.device) for tensor in task.offer.tensors))
+        with self.streams.current():
+            task.offer = Offer(tuple(tensor.to(self.streams.device) for tensor in task.offer.tensors))
             outs = self._enqueue(task)
-            torch.cuda.current_stream(self._streams.device).synchronize()
+            torch.cuda.current_stream(self.streams.device).synchronize()
             return [o.cpu() if is_staged else o for o, is_staged in zip(outs, staged_in(layout), strict=True)]
 
     def _collect(self) -> None:
         """Drops the tensors of exchanges that are done and taken; the caller holds the guard."""
-        while self._kept and self._kept[0].is_taken and self._streams.has_happened(self._kept[0].done):
+        while self._kept and self._kept[0].is_taken and self.streams.driver.has_happened(self._kept[0].done):
             task = self._kept.popleft()
-            self._streams.give_back(task.ready, task.done)
-
-    def forwarding(self) -> tuple[int, Callable[[], AbstractContextManager[None]]] | None:
-        return self._streams.forwarding()
+            self.streams.give_back(task.ready, task.done)
 
     def take(self, task: Task, stream: int | None) -> None:
         """The program takes a result: the compute stream waits for it, or the given one."""
         with self._guard:
             if task.done:
-                self._streams.wait(self._streams.context.compute_stream() if stream is None else stream, task.done)
+                self.streams.driver.wait_event(
+                    self.streams.context.compute_stream() if stream is None else stream, task.done
+                )
             task.is_taken = True
             self._collect()
 
@@ -330,7 +328,7 @@ class Group:
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        self._streams.enter_thread()
+        self.streams.enter_thread()
         while self.life.state is State.OPEN and not (self.reason or self._table.has_ended()):
             self._table.own.wake.wait()
             self._pump_and_ring()
@@ -365,26 +363,26 @@ class Group:
 
     def _is_awaited(self) -> bool:
         """Whether all others may still come to what was started first."""
-        if self.reason or self._table.has_given_up() or self._parties.dead():
+        if self.reason or self._table.has_given_up() or self._parties.alive.check():
             return False
         with self._guard:
             return bool(self._queue) and not self._table.is_over(self._queue[0].message)
 
     def _finish(self) -> None:
         """Waits for this party's stream, then for the others'; gives everything back."""
-        streams = self._streams
+        streams = self.streams
         with self._guard:  # the program may take results meanwhile
             kept = list(self._kept)
-        while not all(streams.has_happened(task.done) for task in kept):
+        while not all(streams.driver.has_happened(task.done) for task in kept):
             time.sleep(_PAUSE_S)
         self._table.finish()
-        while set(self._table.unfinished(self._parties.names)) - set(self._parties.dead()):
+        while set(self._table.unfinished(self._parties.names)) - set(self._parties.alive.check()):
             self._table.own.wake.wait(_SLICE_S)
         self._on(Event.DRAINED)
         self._on(Event.UNREFERENCED)
 
     def _release_all(self) -> None:
-        streams = self._streams
+        streams = self.streams
         with self._release:
             self._is_released = True
             self._mover.close()

@@ -89,7 +89,7 @@ def open_group(
             opened.callback(table.close)
             pids = {party: pid for party, (pid, *_) in zip(parties, addresses, strict=True)}
             others = Parties(parties, me, bells, {party: pid for party, pid in pids.items() if party != me})
-            opened.callback(others.close)
+            opened.callback(others.alive.close)
             _load_reductions(terms, device.device)
             opened.callback(mover.close)  # before its table
             descriptions = [(pids[party], text) for party, (_, text) in zip(parties, published, strict=True)]

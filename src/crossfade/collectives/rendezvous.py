@@ -7,7 +7,6 @@ none has.
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import secrets
@@ -18,15 +17,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from crossfade.channels.gloo_proof import MEET_S, file_store
 from crossfade.collectives.table import Part, RendezvousTable, part_bytes
 from crossfade.errors import ChannelError
 from crossfade.host.memory import Memory
 
 __all__ = ["Rendezvous"]
 
-_FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
-_MEET_S = 60.0
 _LOOK_S = 0.001
 
 
@@ -42,9 +40,7 @@ class Rendezvous:
         self.me = me
         self.rank = self.parties.index(me)
         self._memory = memory
-        file_store = _FileStore(f"/proc/self/fd/{memory.fd}", -1)
-        file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
-        self.store: Any = _PrefixStore(f"group {number}", file_store)
+        self.store: Any = _PrefixStore(f"group {number}", file_store(memory))
 
     @contextmanager
     def reporting(self, step: str) -> Iterator[None]:
@@ -65,11 +61,11 @@ class Rendezvous:
         """
         values = []
         for rank, party in enumerate(self.parties):
-            key, deadline = f"{step} {rank}", time.monotonic() + _MEET_S
+            key, deadline = f"{step} {rank}", time.monotonic() + MEET_S
             while not self.store.check([key]):  # its own wait looks every 10 ms only
                 if time.monotonic() > deadline:
                     raise ChannelError(
-                        f"{party} did not come to the group of {', '.join(self.parties)} within {_MEET_S:.0f} s"
+                        f"{party} did not come to the group of {', '.join(self.parties)} within {MEET_S:.0f} s"
                     )
                 time.sleep(_LOOK_S)
             error, value = json.loads(self.store.get(key))

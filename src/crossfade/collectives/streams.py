@@ -20,9 +20,9 @@ class GroupStreams:
     def __init__(self, context: DeviceContext, label: str) -> None:
         self.context = context
         self.device = device_of(context.device)
-        self._driver = context.driver
+        self.driver = context.driver
         self._label = label
-        self.exchange = self._driver.create_stream(f"collectives of {label}", is_urgent=True)
+        self.exchange = self.driver.create_stream(f"collectives of {label}", is_urgent=True)
         self._torch: Any = None if context.is_host else _as_torch(self.exchange, context.device)
         self._forwarding: int | None = None
         self._spare_events: list[int] = []
@@ -34,14 +34,14 @@ class GroupStreams:
     def enter_thread(self) -> None:
         """Called first in a thread that is to use the device."""
         torch.cuda.set_device(self.context.device)  # does nothing for the CPU
-        self._driver.enter_thread()
+        self.driver.enter_thread()
 
     def forwarding(self) -> tuple[int, Callable[[], AbstractContextManager[None]]] | None:
         """The stream of forwarded results, and what makes it torch's current one; None where there are no streams."""
         if self._torch is None:
             return None
         if self._forwarding is None:
-            self._forwarding = self._driver.create_stream(f"what leaves collectives of {self._label}")
+            self._forwarding = self.driver.create_stream(f"what leaves collectives of {self._label}")
         stream = _as_torch(self._forwarding, self.context.device)
         return self._forwarding, lambda: torch.cuda.stream(stream)
 
@@ -50,17 +50,9 @@ class GroupStreams:
         try:
             event = self._spare_events.pop()
         except IndexError:
-            event = self._driver.create_event()
-        self._driver.record_event(event, stream)
+            event = self.driver.create_event()
+        self.driver.record_event(event, stream)
         return event
-
-    def wait(self, stream: int, event: int) -> None:
-        """The stream waits for an event."""
-        self._driver.wait_event(stream, event)
-
-    def has_happened(self, event: int) -> bool:
-        """Whether all in front of an event is done."""
-        return self._driver.has_happened(event)
 
     def give_back(self, *events: int) -> None:
         """These events are not used any more; 0 stands for none."""
@@ -74,10 +66,10 @@ class GroupStreams:
     def close(self) -> None:
         """Destroys all of them; every event was given back."""
         while self._spare_events:
-            self._driver.destroy_event(self._spare_events.pop())
+            self.driver.destroy_event(self._spare_events.pop())
         for stream in (self.exchange, self._forwarding):
             if stream is not None:
-                self._driver.destroy_stream(stream)
+                self.driver.destroy_stream(stream)
 
 
 def _as_torch(stream: int, device: int) -> Any:

@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 
+from crossfade.channels.gloo_proof import MEET_S, file_store
 from crossfade.device.completion import CompletionMark
 from crossfade.device.context import DeviceContext
 from crossfade.device.recorded import Begin
@@ -37,11 +38,9 @@ from crossfade.host.memory import Memory
 
 __all__ = ["Group", "GroupFactory", "NcclLink", "nccl_group"]
 
-_FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _WRITER, _READER = 0, 1
 _TAG = 0
-_MEET_S = 60.0
 _GRACE_S = 2.0  # how long a link that closes waits for what is under way
 
 
@@ -103,7 +102,7 @@ class _Lane:
                 self.group.send([hello], _READER, _TAG).wait()
             else:
                 self.group.recv([hello], _WRITER, _TAG).wait()
-        deadline = time.monotonic() + _MEET_S
+        deadline = time.monotonic() + MEET_S
         while not self._driver.is_idle(self._stream):
             if time.monotonic() > deadline:
                 raise ChannelError("the other side did not take part in a first transfer over NCCL")
@@ -195,15 +194,14 @@ class NcclLink:
             tuple[int, int], list[tuple[int, int]]
         ] = {}  # sent and not asked for: (lane, number) to its places
         self._store = Memory(os.dup(store.fd))  # torch opens its path again in the store's destructor
-        file_store = _FileStore(f"/proc/self/fd/{self._store.fd}", -1)
-        file_store.set_timeout(datetime.timedelta(seconds=_MEET_S))
+        meeting = file_store(self._store)
         self.lanes: list[_Lane] = []  # one for each of the writer's devices
         with ExitStack() as undo:
             undo.callback(self._give_up)
             try:
                 for source, home in enumerate(homes):
                     with torch.cuda.device(home.device):  # for this thread, which may be a new one; nothing on the host
-                        store_of_lane = _PrefixStore(f"nccl/{pair[0]}/{pair[1]}/{source}", file_store)
+                        store_of_lane = _PrefixStore(f"nccl/{pair[0]}/{pair[1]}/{source}", meeting)
                         stream = home.streams.get(Role.NCCL, f"{pair[0]} to {pair[1]} {source}")
                         group = (make_group or nccl_group)(store_of_lane, _WRITER if self._is_writer else _READER, home)
                         self.lanes.append(_Lane(home, group, stream))

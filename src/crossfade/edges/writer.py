@@ -23,7 +23,7 @@ class DeviceWriter:
         self.name = carrier.ring.name
         self.ring = carrier.ring
         self.has_room = carrier.ring.has_room
-        # Says why values cannot be trusted, if so: a party whose tensors they may be made of is dead (``crossfade.runtime.alive``).
+        # Says why values cannot be trusted, if so: a party whose tensors they may be made of is dead (`DeviceEnds.distrust`).
         # Must not wait. None if values need no such look here.
         self._distrust = distrust
         self._try_send_tensor = carrier.try_send_tensor

@@ -31,13 +31,6 @@ class Alarm:
             self._timer.start_in(delay_s * 1e6)
             self._due_s = now_s + delay_s
 
-    def close(self) -> None:
-        """Gives the timer back. Idempotent."""
-        if self._timer is not None:
-            self._doorbell.unwatch(self._timer.fd)
-            self._timer.close()
-            self._timer = None
-
     def _came(self) -> None:
         if self._timer is not None:
             self._timer.wait()  # it is due: this takes the notice away

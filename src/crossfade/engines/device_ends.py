@@ -32,12 +32,12 @@ from crossfade.engines.fault_place import fault_text
 from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
+from crossfade.host.processes import Alive
 from crossfade.plan.actions import Action as PlanAction
 from crossfade.plan.actions import Verb
 from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
-from crossfade.runtime.alive import Alive
 from crossfade.runtime.device_record import DeviceRecorder
 from crossfade.types import TargetDevice, Transport
 
@@ -225,7 +225,14 @@ class DeviceEnds:
         return Chunks(self._shared[STAGING], place.chunks_offset, staged_layout())
 
     def distrust(self) -> ChannelBroken | None:
-        """Why what was computed here cannot be trusted, if so. Any thread may ask."""
+        """Why what was computed here cannot be trusted, if so. Any thread may ask, before it gives a value to a host.
+
+        A peer that has died leaves streams waiting. Its neighbours' watchdogs let them go, and what these streams then send to
+        others is rubbish that looks right. A neighbour releases them only after it saw the death in the descriptor of the dead
+        process, and that is the system's word, the same for all. So a party that looks at the descriptors of all parties upstream
+        (`crossfade.plan.upstream`) *after* its value has come (a look before proves nothing), and *before* it publishes it, finds a
+        death that can have spoilt the value.
+        """
         if self._links:
             for (_, reader), link in self._links.items():
                 if link.reason and reader == self._party:  # the transfers that had been enqueued were released

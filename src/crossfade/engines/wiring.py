@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from crossfade.channels.checked_writer import CheckedWriter
 from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.shm_reader import ShmReader
-from crossfade.channels.shm_ring import ShmWriter
+from crossfade.channels.shm_ring import CheckedWriter, ShmWriter
 from crossfade.collectives.protocol import Collective
 from crossfade.edges.life import Event
 from crossfade.engines.board import RingPlace, is_on_devices, link_parties, places

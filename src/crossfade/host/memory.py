@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
-__all__ = ["PAGE_BYTES", "Heap", "Memory", "address_of", "align", "available_bytes"]
+__all__ = ["PAGE_BYTES", "Heap", "Memory", "address_of", "align", "available_bytes", "libc", "libc_error"]
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -36,10 +36,11 @@ def address_of(mapping: mmap.mmap, offset: int = 0) -> int:
 
 
 @cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    libc.mmap.argtypes = (
+def libc() -> ctypes.CDLL:
+    """The C library, for what the interpreter does not offer."""
+    found = ctypes.CDLL(None, use_errno=True)
+    found.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    found.mmap.argtypes = (
         ctypes.c_void_p,
         ctypes.c_size_t,
         ctypes.c_int,
@@ -47,12 +48,14 @@ def _libc() -> ctypes.CDLL:
         ctypes.c_int,
         ctypes.c_int64,
     )
-    libc.mmap.restype = ctypes.c_void_p
-    return libc
+    found.mmap.restype = ctypes.c_void_p
+    found.sem_init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
+    found.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    return found
 
 
-def _os_error() -> OSError:
-    """What the last call of libc failed of."""
+def libc_error() -> OSError:
+    """What the last call of `libc` failed of."""
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code))
 
@@ -152,8 +155,8 @@ class Memory:
         flags = mmap.MAP_SHARED | _MAP_FIXED | (mmap.MAP_POPULATE if populate else 0)
         address = address_of(place)
         access = mmap.PROT_READ | mmap.PROT_WRITE
-        if _libc().mmap(address, size_bytes, access, flags, self.fd, offset) != address:
-            raise _os_error()
+        if libc().mmap(address, size_bytes, access, flags, self.fd, offset) != address:
+            raise libc_error()
         return place
 
     def close(self) -> None:
@@ -193,5 +196,5 @@ class Heap:
     def discard(self, offset: int, size_bytes: int) -> None:
         """Gives a piece's pages back. Nobody may use it any more."""
         mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
-        if _libc().fallocate(self.memory.fd, mode, offset, size_bytes) != 0:
-            raise _os_error()
+        if libc().fallocate(self.memory.fd, mode, offset, size_bytes) != 0:
+            raise libc_error()

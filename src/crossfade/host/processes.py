@@ -6,10 +6,13 @@ import fcntl
 import os
 import select
 import signal
-from contextlib import suppress
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 
 __all__ = [
     "KILLED",
+    "Alive",
     "await_end",
     "count_oom_kills",
     "describe_exit",
@@ -23,9 +26,45 @@ KILLED = "it was killed"
 _EXITING = 0x4  # PF_EXITING among the flags in /proc/PID/stat
 
 
-def open_pidfd(pid: int) -> int:
-    """A descriptor that is readable once process ``pid`` has ended."""
-    return os.pidfd_open(pid)
+def open_pidfd(pid: int, undo: ExitStack | None = None) -> int:
+    """A descriptor that is readable once process ``pid`` has ended. ``undo`` closes it."""
+    pidfd = os.pidfd_open(pid)
+    if undo is not None:
+        undo.callback(os.close, pidfd)
+    return pidfd
+
+
+class Alive:
+    """Asks the system which of some processes are dead, by the names of their parties. Any thread may ask.
+
+    It copies the pidfds: the caller may close its own at any time, and a number that is used again would hide a death.
+    """
+
+    def __init__(self, pidfds: Mapping[str, int]) -> None:
+        self._parties: dict[int, str] = {os.dup(pidfd): party for party, pidfd in pidfds.items()}
+        poller = select.poll()
+        for own in self._parties:
+            poller.register(own, select.POLLIN)
+        self._poll = poller.poll
+        self._lock = threading.Lock()  # a poll object is one thread's at a time
+
+    def check(self, wait_s: float = 0.0) -> list[str]:
+        """Who is dead; nobody, as a rule. One system call, which waits for the first death for up to ``wait_s``; none where nobody
+        is asked about.
+        """
+        if not self._parties:
+            return []
+        with self._lock:
+            parties = self._parties  # none if it was closed meanwhile: then the descriptors are others'
+            ended = self._poll(1000 * wait_s) if parties else []
+        return sorted(parties[fd] for fd, _ in ended) if ended else []
+
+    def close(self) -> None:
+        """Nobody is asked about any more. Idempotent."""
+        with self._lock:
+            parties, self._parties = self._parties, {}
+        for own in parties:
+            os.close(own)
 
 
 def await_end(pidfd: int, timeout_s: float) -> bool:

@@ -11,15 +11,13 @@ aarch64, where plain stores have no order.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 import platform
 from _multiprocessing import SemLock  # type: ignore[import-not-found]
 from functools import cache
 from typing import Protocol, cast
 
-from crossfade.host.memory import PAGE_BYTES, address_of
+from crossfade.host.memory import PAGE_BYTES, address_of, libc, libc_error
 
 __all__ = ["FENCE_AFTER_POST", "SEMAPHORE_BYTES", "Semaphore", "full_fence", "init_semaphore", "open_semaphore"]
 
@@ -49,18 +47,10 @@ class Semaphore(Protocol):
         """How many there are to take; takes nothing."""
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.sem_init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
-    return libc
-
-
 def init_semaphore(address: int, value: int) -> None:
     """Makes the 32 bytes at ``address`` a semaphore that processes share, with ``value`` posts in it."""
-    if _libc().sem_init(address, 1, value) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    if libc().sem_init(address, 1, value) != 0:
+        raise libc_error()
 
 
 def open_semaphore(address: int) -> Semaphore:

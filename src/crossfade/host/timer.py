@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import cache
+
+from crossfade.host.memory import libc, libc_error
 
 __all__ = ["Timer"]
 
@@ -23,22 +24,14 @@ class _Spec(ctypes.Structure):
     )
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    return libc
-
-
 class Timer:
     """A ``timerfd`` (which Python's own library has from 3.13 on), due ``delay_us`` after `start`."""
 
     def __init__(self, delay_us: float) -> None:
-        self._set_time = _libc().timerfd_settime
-        self.fd = _libc().timerfd_create(_CLOCK_MONOTONIC, _TFD_CLOEXEC)
+        self._set_time = libc().timerfd_settime
+        self.fd = libc().timerfd_create(_CLOCK_MONOTONIC, _TFD_CLOEXEC)
         if self.fd < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+            raise libc_error()
         self._delay, self._at_once = _spec(max(1, round(delay_us * 1000))), _spec(1)
         self._delay_at, self._at_once_at = ctypes.addressof(self._delay), ctypes.addressof(self._at_once)
 

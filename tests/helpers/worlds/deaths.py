@@ -19,9 +19,9 @@ from crossfade.device.records import Enqueued
 from crossfade.device.ring import num_signals
 from crossfade.device.signals import Counter
 from crossfade.errors import ChannelBroken
+from crossfade.host.processes import Alive
 from crossfade.peers import sums
 from crossfade.peers.lane import Lane
-from crossfade.runtime.alive import Alive
 from crossfade.testing.fake import FakeDriver, Fault, Machine, Until
 from crossfade.testing.fake.explore import _Run
 from crossfade.testing.fake.machine import Program, Range

@@ -22,19 +22,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossfade.channels.gloo_proof import KEY_BYTES, prove_all
+from crossfade.channels.gloo_proof import KEY_BYTES, open_gloo
 from crossfade.collectives.protocol import Caller
 from crossfade.collectives.rendezvous import Rendezvous
 from crossfade.collectives.table import Part
 from crossfade.collectives.terms import Terms, finish_reduction, reduced_dtype, shard
 from crossfade.device.borrowed import device_of
 from crossfade.device.context import DeviceContext
-from crossfade.errors import ChannelBroken, ChannelError, DeviceError, MissingDependency
+from crossfade.errors import ChannelBroken, DeviceError, MissingDependency
 from crossfade.types import CollectiveKind, ReduceOp
 
 __all__ = ["C10dMover"]
 
-_FOREVER = timedelta(days=365)
 _PACKED_BYTES = 256 << 10
 """CPU tensors up to this size that are reduced in one dtype are copied together, and reduced as one."""
 _OPS = {
@@ -47,25 +46,12 @@ _OPS = {
 _NARROW = (torch.int16, torch.uint16, torch.uint32)  # dtypes that NCCL cannot reduce; they are reduced in a wider one
 
 
-def _open_gloo(rendezvous: Rendezvous, key: bytes) -> Any:
-    parties, rank = rendezvous.parties, rendezvous.rank
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = _FOREVER
-    try:
-        group: Any = dist.ProcessGroupGloo(rendezvous.store, rank, len(parties), options)
-        prove_all(group, key, parties, rank)
-    except RuntimeError as error:
-        raise ChannelError(f"{rendezvous.me} could not join the group of {', '.join(parties)}: {error}") from error
-    return group
-
-
 def _open_nccl(rendezvous: Rendezvous, device: torch.device) -> Any:
     if not dist.is_nccl_available():
         raise MissingDependency("torch with NCCL", extra="gpu", needed_for="the transport 'nccl'")
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # its own set-up listens
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)  # type: ignore[attr-defined,unused-ignore]
-    options._timeout = _FOREVER
+    options._timeout = timedelta(days=365)
     group: Any = dist.ProcessGroupNCCL(  # type: ignore[attr-defined,unused-ignore]
         rendezvous.store, rendezvous.rank, len(rendezvous.parties), options
     )
@@ -100,7 +86,8 @@ class C10dMover:
     def connect(self, rendezvous: Rendezvous, parts: Sequence[Part], published: Sequence[tuple[int, str]]) -> None:
         self._parties = rendezvous.parties
         if self._is_gloo:
-            self._group = _open_gloo(rendezvous, key=bytes.fromhex(published[0][1]))
+            key = bytes.fromhex(published[0][1])
+            self._group = open_gloo(rendezvous.store, key, rendezvous.parties, rendezvous.rank)
         else:
             self._group = _open_nccl(rendezvous, device_of(self._context.device))
 
