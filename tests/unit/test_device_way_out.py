@@ -56,7 +56,7 @@ def group(lines: list[tuple[Any, ...]]) -> Group:
     context: Any = SimpleNamespace(driver=driver, device=0, is_host=False, compute_stream=lambda: COMPUTE)
     streams = GroupStreams(context, "A, B")
     lines.clear()
-    vars(made).update(reason="", _streams=streams, _guard=threading.Lock(), _kept=deque())
+    vars(made).update(reason="", streams=streams, _guard=threading.Lock(), _kept=deque())
     return made
 
 
