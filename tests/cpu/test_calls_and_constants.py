@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import crossfade
-from crossfade.channels.values.codec import hint_for_pickling
-from crossfade.engines.control import dump_user
+from crossfade.channels.values.codec import dump_in_band, hint_for_pickling
 from crossfade.host.memory import PAGE_BYTES
 
 LOCK = threading.Lock()
@@ -190,7 +189,7 @@ def test_tensors_can_be_resized_where_they_arrive(engine: str) -> None:
 
 def test_an_expanded_tensor_stays_small(engine: str) -> None:
     torch: Any = pytest.importorskip("torch")
-    assert len(dump_user(torch.zeros(1).expand(1000, 1000))) < 2000
+    assert len(dump_in_band(torch.zeros(1).expand(1000, 1000))) < 2000
     keeper = crossfade.remote(Keeper).remote()
     came = keeper.one.remote(torch.ones(1).expand(1000, 1000)).get()
     assert (came.stride(), came.sum().item()) == ((0, 0), 1e6)

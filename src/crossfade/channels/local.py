@@ -29,8 +29,8 @@ def open_local(name: str, depth: int, num_readers: int) -> tuple[LocalWriter, li
     return LocalWriter(ring), [LocalReader(ring, index) for index in range(num_readers)]
 
 
-class LocalWriter:
-    """The writing end."""
+class _End:
+    """What both ends share."""
 
     on_moved: Callable[[int, int], None] | None = None
 
@@ -39,6 +39,19 @@ class LocalWriter:
         self._is_closed = False
         self._num_values = 0
         self._num_bytes = 0
+
+    def _raise_if_ended(self, gone: str) -> None:
+        if self._is_closed:
+            raise ChannelClosed(f"channel {self._ring.name} was closed by this side")
+        if gone:
+            raise ChannelBroken(f"channel {self._ring.name} is broken: {gone}")
+
+    def statistics(self) -> ChannelStatistics:
+        return ChannelStatistics(self._num_values, self._num_bytes)
+
+
+class LocalWriter(_End):
+    """The writing end."""
 
     def try_write(self, value: object) -> bool:
         if not self.has_room():
@@ -51,12 +64,8 @@ class LocalWriter:
         return True
 
     def has_room(self) -> bool:
-        ring = self._ring
-        if self._is_closed:
-            raise ChannelClosed(f"channel {ring.name} was closed by this side")
-        if ring.reader_gone:
-            raise ChannelBroken(f"channel {ring.name} is broken: {ring.reader_gone}")
-        return max(map(len, ring.queues)) < ring.depth
+        self._raise_if_ended(self._ring.reader_gone)
+        return max(map(len, self._ring.queues)) < self._ring.depth
 
     def try_flush(self) -> bool:
         return True
@@ -68,31 +77,20 @@ class LocalWriter:
         self._is_closed = True
         self._ring.writer_gone = self._ring.writer_gone or "the other side closed it"
 
-    def statistics(self) -> ChannelStatistics:
-        return ChannelStatistics(self._num_values, self._num_bytes)
 
-
-class LocalReader:
+class LocalReader(_End):
     """One reading end."""
 
-    on_moved: Callable[[int, int], None] | None = None
-
     def __init__(self, ring: _Ring, index: int) -> None:
-        self._ring = ring
+        super().__init__(ring)
         self._queue = ring.queues[index]
-        self._is_closed = False
-        self._num_values = 0
-        self._num_bytes = 0
 
     def try_start(self) -> bool:
         return True
 
     def try_read(self) -> object:
-        if self._is_closed:
-            raise ChannelClosed(f"channel {self._ring.name} was closed by this side")
-        if not self._queue:
-            if self._ring.writer_gone:
-                raise ChannelBroken(f"channel {self._ring.name} is broken: {self._ring.writer_gone}")
+        if self._is_closed or not self._queue:
+            self._raise_if_ended(self._ring.writer_gone)
             return EMPTY
         message = self._queue.popleft()
         self._num_values += 1
@@ -118,6 +116,3 @@ class LocalReader:
     def close(self) -> None:
         self._is_closed = True
         self._ring.reader_gone = self._ring.reader_gone or "the other side closed it"
-
-    def statistics(self) -> ChannelStatistics:
-        return ChannelStatistics(self._num_values, self._num_bytes)

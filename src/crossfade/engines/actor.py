@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from crossfade.channels.values.codec import dump_in_band
 from crossfade.edges.life import Event
 from crossfade.engines import control
 from crossfade.engines.actor_part import NotUnpickled, Part, PartOpener
-from crossfade.engines.control import dump_user, send
+from crossfade.engines.control import send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.exchanges import Exchanges
-from crossfade.engines.explained import explained
-from crossfade.engines.fault_place import fault_text
+from crossfade.engines.explained import explained, fault_text
 from crossfade.engines.methods import method_of
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.engines.sentinel import Sentinel, all_stacks
@@ -202,7 +202,7 @@ class _Actor:
         try:
             args, kwargs = pickle.loads(message.payload)
             result = method_of(self._instance, message.method)(*args, **kwargs)
-            payload = dump_user(result if message.num_returns == 1 else returns(result, message.num_returns))
+            payload = dump_in_band(result if message.num_returns == 1 else returns(result, message.num_returns))
         except SystemExit:
             raise
         except BaseException as error:
@@ -218,7 +218,7 @@ class _Actor:
         try:
             from crossfade.device.capabilities import read_topology
 
-            payload = dump_user(read_topology())
+            payload = dump_in_band(read_topology())
         except Exception as error:
             failure = Failure.capture(error, actor=self._name, node="asking for the GPUs")
         send(self._connection, control.Returned(message.number, payload, failure))

@@ -11,7 +11,7 @@ from crossfade.edges.life import Event, State
 from crossfade.engines.alarm import Alarm
 from crossfade.engines.board import peers_of
 from crossfade.engines.device_ends import DeviceEnds
-from crossfade.engines.devices import Devices, select_gpus
+from crossfade.engines.devices import Devices, distinct, select_gpus
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
@@ -86,9 +86,7 @@ class ActorDevices:
             with suppress(ImportError):
                 from crossfade.edges.host_copies import HostCopies
 
-                self._copies = HostCopies(
-                    list({id(home): home for home in self._devices.homes}.values()), bell, spin_us
-                )
+                self._copies = HostCopies(distinct(self._devices.homes), bell, spin_us)
         return self._copies
 
     @property
@@ -102,7 +100,7 @@ class ActorDevices:
 
     def record(self, number: int, recorder: Recorder) -> list[tuple[DeviceRecorder, int]]:
         """Begins to record what a plan does on this actor's GPUs: for each, with the stream on which its methods compute."""
-        homes = list({id(home): home for home in self._devices.homes}.values())
+        homes = distinct(self._devices.homes)
         made = self._recorders[number] = [DeviceRecorder(home.driver, recorder) for home in homes]
         if number in self._plans:
             self._plans[number].record(made)

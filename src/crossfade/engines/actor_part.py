@@ -138,8 +138,7 @@ class PartOpener:
         gpus = self.own_devices() if recorder is not None and plan.devices.get(self.name) else None
         recorded = gpus.record(message.number, recorder) if gpus is not None and recorder is not None else []
         if recorded:
-            wiring.record_host_copies([device for device, _ in recorded])
-            wiring.record_collectives([device for device, _ in recorded])
+            wiring.record([device for device, _ in recorded])
         before_run = [self.exchanges.enqueue_all] if plan.devices.get(self.name) else []
         # A KeyboardInterrupt is the method's own: the driver's Ctrl-C does not come here.
         fatal = (SystemExit,)

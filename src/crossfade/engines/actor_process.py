@@ -12,10 +12,9 @@ from typing import Any
 
 from crossfade.engines import control
 from crossfade.engines.control import post, send
-from crossfade.engines.fate import Fate
 from crossfade.engines.output import Pipes
 from crossfade.engines.sentinel import SideDoor
-from crossfade.engines.state import ActorState
+from crossfade.engines.state import ActorState, Fate
 from crossfade.errors import ActorStartError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError, new_key

@@ -14,6 +14,7 @@ from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.engines.state import RingState
 from crossfade.host.memory import PAGE_BYTES, address_of, align
 from crossfade.host.semaphore import open_semaphore
+from crossfade.plan.actions import Action, Verb
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
 from crossfade.plan.turns import predecessors, turn_peers
 from crossfade.plan.upstream import upstream
@@ -27,6 +28,7 @@ __all__ = [
     "SIGNALS",
     "STAGING",
     "RingPlace",
+    "action_of",
     "board_size_bytes",
     "device_memories",
     "format_board",
@@ -248,3 +250,9 @@ def peers_of(plan: Plan, party: str, before: Mapping[tuple[str, str], str] | Non
         | upstream(plan, party, is_on_devices)
         | turn_peers(plan, party, predecessors(plan) if before is None else before)
     ) - {party}
+
+
+def action_of(spec: ChannelSpec, *, writer: bool) -> Action:
+    """What of a program an end is there for."""
+    verbs = (Verb.SEND, Verb.WRITE) if writer else (Verb.RECV, Verb.READ)
+    return Action(verbs[0] if spec.is_ordered else verbs[1], spec.id)

@@ -10,7 +10,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-from crossfade.channels.values.codec import dump_constants, dump_in_band
+from crossfade.channels.values.codec import dump_constants
 from crossfade.engines.protocol import ActorStatistics
 from crossfade.errors import Failure
 from crossfade.host.sockets import Connection
@@ -32,7 +32,6 @@ __all__ = [
     "Reported",
     "Returned",
     "Stop",
-    "dump_user",
     "post",
     "send",
 ]
@@ -43,7 +42,6 @@ class Create:
     """To the actor, first of all: become this. ``payload`` holds (class, args, kwargs), ``gpus`` the indices of its GPUs."""
 
     actor: str
-    spin_us: float
     payload: bytes
     gpus: tuple[int, ...] = ()
 
@@ -188,8 +186,3 @@ def post(connection: Connection, message: Any, fds: tuple[int, ...] = ()) -> Non
     """Queues one message without blocking; `Connection.flush` sends what has no room now."""
     connection.post(pickle.dumps(message, 5), fds)
     connection.flush()
-
-
-def dump_user(value: Any) -> bytes:
-    """Pickles what the user gave. Where it arrives, it may be changed."""
-    return dump_in_band(value)

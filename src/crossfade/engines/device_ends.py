@@ -17,6 +17,7 @@ from crossfade.engines.board import (
     SIGNALS,
     STAGING,
     RingPlace,
+    action_of,
     is_on_devices,
     lanes_of,
     layout_of,
@@ -26,15 +27,12 @@ from crossfade.engines.board import (
     staged_layout,
 )
 from crossfade.engines.device_turns import DeviceTurns
-from crossfade.engines.devices import Devices
-from crossfade.engines.explained import torch_needed
-from crossfade.engines.fault_place import fault_text
+from crossfade.engines.devices import Devices, distinct
+from crossfade.engines.explained import fault_text, torch_needed
 from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.host.doorbell import Bell
 from crossfade.host.memory import Heap, Memory
 from crossfade.host.processes import Alive
-from crossfade.plan.actions import Action as PlanAction
-from crossfade.plan.actions import Verb
 from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, Plan
 from crossfade.plan.upstream import upstream
@@ -244,14 +242,14 @@ class DeviceEnds:
 
     def record(self, devices: Sequence[DeviceRecorder]) -> None:
         """Records every copy from now on; ``devices`` are the recorders of this party's devices."""
-        device_of = dict(zip({id(home): home for home in self._homes}, devices, strict=True))
+        device_of = dict(zip(map(id, distinct(self._homes)), devices, strict=True))
         for spec, writer in self._writers:
-            action = _action_of(spec, writer=True)
+            action = action_of(spec, writer=True)
             for number, end in enumerate(writer.carrier.recorded):
                 device = device_of[id(self._homes[number % len(self._homes)])]
                 end.around = device.around(stream_out(spec.transport), action, spec.id)
         for spec, reader in self._readers:
-            action = _action_of(spec, writer=False)
+            action = action_of(spec, writer=False)
             for home, arriving in zip(self._targets(spec.writer), reader.carrier.recorded, strict=False):
                 arriving.around = device_of[id(home)].around(stream_in(spec.transport), action, spec.id)
             reader.carrier.brought.around = devices[0].around(DeviceStream.DOWN, action, spec.id)
@@ -317,7 +315,7 @@ class DeviceEnds:
             try:
                 has_more = end.carrier.progress() or has_more
             except DeviceError as error:
-                action = _action_of(spec, writer=spec.writer == self._party)
+                action = action_of(spec, writer=spec.writer == self._party)
                 raise DeviceError(fault_text(error, self._plan, action)) from error
         return has_more
 
@@ -353,9 +351,3 @@ class DeviceEnds:
             if spec.writer == peer:
                 found += reader.carrier.signals()
         return found
-
-
-def _action_of(spec: ChannelSpec, *, writer: bool) -> PlanAction:
-    """What of a program an end is there for."""
-    verbs = (Verb.SEND, Verb.WRITE) if writer else (Verb.RECV, Verb.READ)
-    return PlanAction(verbs[0] if spec.is_ordered else verbs[1], spec.id)

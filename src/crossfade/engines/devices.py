@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from crossfade.device.context import DeviceContext
@@ -18,10 +19,10 @@ from crossfade.device.host_driver import HostDriver
 from crossfade.device.memory import Pool
 from crossfade.device.signals import Releasable
 from crossfade.device.streams import Streams
-from crossfade.device.watchdog import DeathReport, Watchdog
+from crossfade.device.watchdog import Watchdog
 from crossfade.engines.machine import num_visible_gpus
 
-__all__ = ["Devices", "select_gpus"]
+__all__ = ["Devices", "distinct", "select_gpus"]
 
 _HOST_LIMIT_S = 60.0
 _NUM_QUEUES = "32"
@@ -55,6 +56,11 @@ class _Watched:
     pidfd: int
     streams: list[list[int]]  # of each device, those that may wait for it
     users: set[int] = field(default_factory=set)  # plans, by number
+
+
+def distinct(homes: Sequence[DeviceContext]) -> list[DeviceContext]:
+    """Each once: where the CPU stands for several GPUs, all are one."""
+    return list({id(home): home for home in homes}.values())
 
 
 class Devices:
@@ -93,7 +99,7 @@ class Devices:
 
         All streams count that have been made until now, so a plan makes those of its channels before.
         """
-        homes = list({id(home): home for home in self._homes}.values())
+        homes = distinct(self._homes)
         is_new = peer not in self._watched
         if is_new:
             self._watched[peer] = _Watched(os.dup(pidfd), [[] for _ in homes])
@@ -102,21 +108,13 @@ class Devices:
             streams[:] = dict.fromkeys([home.compute_stream(), home.push_stream, *home.streams.all()])
         if is_new:
             for watchdog, streams in zip(self._watchdogs, watched.streams, strict=True):
-                self._watch_on(watchdog, peer, watched.pidfd, streams)
+                signals, on_death = partial(self._signals, peer), partial(self._on_death, peer)
+                watchdog.watch(peer, watched.pidfd, signals, streams, lambda report: None, before_release=on_death)
         watched.users.add(plan)
-
-    def _watch_on(self, watchdog: Watchdog, peer: str, pidfd: int, streams: list[int]) -> None:
-        def signals() -> Sequence[Releasable]:
-            return self._signals(peer)
-
-        def done(report: DeathReport) -> None:
-            pass
-
-        watchdog.watch(peer, pidfd, signals, streams, done, before_release=lambda: self._on_death(peer))
 
     def failure(self) -> str:
         """Which of them does nothing any more, and why; empty as long as all do, or none is open. One thread asks."""
-        for driver in {id(home.driver): home.driver for home in self._homes}.values():
+        for driver in [home.driver for home in distinct(self._homes)]:
             if driver.device not in self._asked:
                 self._asked.add(driver.device)
                 driver.enter_thread()
@@ -141,7 +139,7 @@ class Devices:
 
     def trim(self) -> None:
         """Gives memory that no channel uses back to the devices. They may wait for their streams."""
-        for home in {id(home): home for home in self._homes}.values():
+        for home in distinct(self._homes):
             home.pool.trim()
 
 

@@ -7,28 +7,22 @@ behind a look at the groups of all plans (`crossfade.collectives.group.Group.enq
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from crossfade.collectives.group import Group
 
 __all__ = ["Exchanges"]
-
-
-class _Group(Protocol):
-    @property
-    def is_over(self) -> bool:
-        """Whether it does nothing any more."""
-
-    def enqueue_all(self) -> None:
-        """Waits until this party's part of all exchanges that are complete is enqueued."""
 
 
 class Exchanges:
     """Any thread adds groups; one thread asks them, and drops those that are over."""
 
     def __init__(self) -> None:
-        self._groups: tuple[_Group, ...] = ()
+        self._groups: tuple[Group, ...] = ()
         self._lock = threading.Lock()
 
-    def add(self, group: _Group) -> None:
+    def add(self, group: Group) -> None:
         with self._lock:
             self._groups = (*self._groups, group)
 

@@ -1,4 +1,4 @@
-"""Context managers that turn errors of the system and of imports into errors that say what failed and what to do."""
+"""Errors that say what failed, where, and what to do: of the system, of imports, and of a party that cannot continue a plan."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from contextlib import contextmanager
 
 from crossfade.errors import CrossfadeError, MissingDependency
 from crossfade.host.limits import limit_met
+from crossfade.plan.actions import Action
+from crossfade.plan.plan import Plan
 
-__all__ = ["explained", "torch_needed"]
+__all__ = ["explained", "fault_text", "torch_needed"]
 
 
 @contextmanager
@@ -31,3 +33,22 @@ def torch_needed(needed_for: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingDependency("torch", extra="torch", needed_for=needed_for) from error
+
+
+def fault_text(error: Exception, plan: Plan, action: Action | None) -> str:
+    """What went wrong, and at which action; a hint stays behind both."""
+    place = _fault_place(plan, action)
+    message, hint, more = str(error).partition("\nhint: ")
+    return f"{message} (at {place}){hint}{more}" if place else str(error)
+
+
+def _fault_place(plan: Plan, action: Action | None) -> str:
+    """``write n0, the value of a.make (node n0) on its way to b``; empty where it stood between two rounds."""
+    if action is None:
+        return ""
+    spec = plan.channel.get(action.target)
+    value = action.target if spec is None else spec.value
+    node = plan.node.get(value) or plan.maker.get(value)
+    made = "" if node is None else f", the value of {node.actor}.{node.method} (node {node.id})"
+    way = "" if spec is None else f" on its way to {', '.join(spec.readers)}"
+    return f"{action}{made}{way}"

@@ -16,8 +16,9 @@ from enum import Enum, auto
 from typing import Any
 
 from crossfade.channels.local import LocalReader, open_local
+from crossfade.channels.values.codec import dump_in_band
 from crossfade.engines.communicators import refuse_entangled
-from crossfade.engines.control import Constants, dump_user
+from crossfade.engines.control import Constants
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.explained import torch_needed
 from crossfade.engines.methods import method_of
@@ -38,11 +39,6 @@ from crossfade.topology import Topology
 from crossfade.types import DRIVER
 
 __all__ = ["InlineEngine"]
-
-
-def _own_copy(value: Any) -> Any:
-    """What arrives at the other side of an ordinary call, which may be changed there."""
-    return pickle.loads(dump_user(value))
 
 
 class _DoneCall:
@@ -82,7 +78,7 @@ class InlineEngine:
         self, actor: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any], gpus: tuple[int, ...] = ()
     ) -> None:
         with CulpritNamed(arguments(f"the constructor of {cls.__name__}", args, kwargs)):
-            payload = dump_user((tuple(args), dict(kwargs)))
+            payload = dump_in_band((tuple(args), dict(kwargs)))
         try:
             copied_args, copied_kwargs = pickle.loads(payload)
             with self._lock:
@@ -104,12 +100,13 @@ class InlineEngine:
     ) -> _DoneCall:
         instance = self._instance(actor)
         with CulpritNamed(arguments(f"{actor}.{method}", args, kwargs)):
-            payload = dump_user((tuple(args), dict(kwargs)))
+            payload = dump_in_band((tuple(args), dict(kwargs)))
         try:
             copied_args, copied_kwargs = pickle.loads(payload)
             with self._lock:
                 result = method_of(instance, method)(*copied_args, **copied_kwargs)
-                return _DoneCall(_own_copy(result if num_returns == 1 else returns(result, num_returns)))
+                given = result if num_returns == 1 else returns(result, num_returns)
+                return _DoneCall(pickle.loads(dump_in_band(given)))  # as from a process: it may be changed
         except KeyboardInterrupt:
             raise
         except SystemExit as error:

@@ -13,11 +13,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from crossfade.channels.values.codec import hint_for_unpickling
+from crossfade.channels.values.codec import dump_in_band, hint_for_unpickling
 from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.communicators import entangled, refuse_entangled
-from crossfade.engines.control import dump_user
 from crossfade.engines.explained import explained
 from crossfade.engines.local_plan import LocalPlan
 from crossfade.engines.local_processes import SHUT_DOWN, Processes
@@ -106,7 +105,9 @@ class LocalEngine:
         with explained(ActorStartError, f"actor {actor} could not be started"):
             things = ((f"class {cls.__name__}", cls), *arguments(f"the constructor of {cls.__name__}", args, kwargs))
             with CulpritNamed(things):
-                payload = dump_user((cls, tuple(args), dict(kwargs)))  # before the process starts, since it may raise
+                payload = dump_in_band(
+                    (cls, tuple(args), dict(kwargs))
+                )  # before the process starts, since it may raise
             self.processes.start(actor, payload, gpus)
 
     def call(
@@ -115,7 +116,7 @@ class LocalEngine:
         process = self.processes.process(actor)
         number = next(self._numbers)
         with CulpritNamed(arguments(f"{actor}.{method}", args, kwargs)):
-            payload = dump_user((tuple(args), dict(kwargs)))
+            payload = dump_in_band((tuple(args), dict(kwargs)))
         return self._ask(process, control.Call(number, method, payload, num_returns))
 
     def ask_topology(self, actor: str) -> _LocalCall:

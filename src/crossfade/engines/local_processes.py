@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from crossfade.engines import control
 from crossfade.engines.actor_process import ActorProcess
 from crossfade.engines.explained import explained
-from crossfade.engines.fate import Fate
 from crossfade.engines.output import Output, Pipes
-from crossfade.engines.state import ActorState
+from crossfade.engines.state import ActorState, Fate
 from crossfade.errors import ActorError, SessionError
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError
@@ -82,7 +81,7 @@ class Processes:
             process = ActorProcess(actor, self._spin_us, self.pidfd, pipes)
             try:
                 self._take_on(process, pipes)
-                process.send(control.Create(actor, self._spin_us, payload, gpus))
+                process.send(control.Create(actor, payload, gpus))
                 checkpoint()
             except BaseException:
                 self.living.pop(actor, None)

@@ -1,10 +1,12 @@
-"""What actors, plans and rings are doing at this moment, as data: what ``crossfade.dump`` prints."""
+"""What actors, plans and rings are doing at this moment, as data: what ``crossfade.dump`` prints; and what became of actors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ActorState", "PartState", "RingState", "State"]
+from crossfade.errors import ActorDiedError, ActorError, ActorStartError, Failure
+
+__all__ = ["ActorState", "Fate", "PartState", "RingState", "State"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +48,35 @@ class State:
 
     actors: tuple[ActorState, ...]
     rings: dict[int, tuple[RingState, ...]]  # the shared-memory rings of each open plan, by the plan's number
+
+
+@dataclass(slots=True)
+class Fate:
+    """All that the driver keeps of an actor that has ended, to answer later requests with an error."""
+
+    name: str
+    pid: int
+    is_created: bool = False  # whether its constructor has returned
+    start_failure: Failure | None = None  # the error that the constructor raised
+    end: str = ""  # how its process ended; empty as long as it has not ended
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.end or self.start_failure)
+
+    def error(self) -> ActorError:
+        error: ActorError
+        if self.start_failure is not None:
+            cause = self.start_failure.to_error()
+            error = ActorStartError(f"actor {self.name} could not be started: {cause}")
+            error.__cause__ = cause
+        elif not self.is_created:
+            error = ActorStartError(f"actor {self.name} is dead: {self.end} before its constructor had returned")
+        else:
+            error = ActorDiedError(f"actor {self.name} is dead: {self.end}")
+        error.actor = self.name
+        return error
+
+    def obituary(self) -> ActorState:
+        """Describes the dead actor for a report of what actors are doing."""
+        return ActorState(self.name, self.pid, f"is dead: {self.end}")

@@ -7,14 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import CheckedWriter, ShmWriter
 from crossfade.collectives.protocol import Collective
 from crossfade.edges.life import Event
-from crossfade.engines.board import RingPlace, is_on_devices, link_parties, places
+from crossfade.engines.board import RingPlace, action_of, is_on_devices, link_parties, places
 from crossfade.engines.explained import torch_needed
 from crossfade.errors import MissingDependency
 from crossfade.host.doorbell import Bell
@@ -225,25 +225,20 @@ class Wiring:
             self._exchanges.add(group)
         return group
 
-    def record_host_copies(self, devices: Sequence[DeviceRecorder]) -> None:
-        """Records, from now on, what goes between hosts and this party's devices, whose recorders these are."""
-        if self._host_copies is None:
-            return
+    def record(self, devices: Sequence[DeviceRecorder]) -> None:
+        """Records, from now on, what goes between hosts and this party's devices, whose recorders these are, and what they do of
+        collectives.
+        """
         for spec, carrier in self._from_devices:
-            action = Action(Verb.SEND if spec.is_ordered else Verb.WRITE, spec.id)
             for site, device in zip(carrier.recorded, devices, strict=True):
-                site.around = device.around(stream_out(spec.transport), action, spec.id)
+                site.around = device.around(stream_out(spec.transport), action_of(spec, writer=True), spec.id)
         for spec, reader in self._onto_devices:
-            action = Action(Verb.RECV if spec.is_ordered else Verb.READ, spec.id)
+            action = action_of(spec, writer=False)
             reader.carrier.brought.around = devices[0].around(stream_in(spec.transport), action, spec.id)
-
-    def record_collectives(self, devices: Sequence[DeviceRecorder]) -> None:
-        """Records, from now on, what this party's devices, whose recorders these are, do of collectives."""
         for name, end in self.ends.collectives.items():
-            spec = self._plan.collective[name]
-            if spec.transport.moves_device_memory:
-                recorded: Any = end
-                recorded.around = devices[0].around(DeviceStream.COLL, Action(Verb.COLL, name), str(spec.kind))
+            collective, recorded = self._plan.collective[name], cast(Any, end)
+            if collective.transport.moves_device_memory:
+                recorded.around = devices[0].around(DeviceStream.COLL, Action(Verb.COLL, name), str(collective.kind))
 
     def break_off(self, peer: str, reason: str) -> None:
         """A peer is gone: the ends of all channels with it say so from now on."""

@@ -15,7 +15,7 @@ from crossfade.plan.actions import MAIN, Action, Verb
 from crossfade.plan.call import Call
 from crossfade.plan.plan import NodeSpec, Plan
 from crossfade.plan.text import values_used
-from crossfade.runtime.cursor import Cursor, Round, Step
+from crossfade.runtime.cursor import Cursor, Round, Step, behind, inside, unless
 from crossfade.runtime.guard import Guard
 from crossfade.runtime.intake import Intake, Registers, settler
 from crossfade.runtime.nvtx import find_ranges
@@ -23,7 +23,6 @@ from crossfade.runtime.record import Recorder
 from crossfade.runtime.run import Runner
 from crossfade.runtime.static_shape import StaticShape
 from crossfade.runtime.waiting import Bound, Waiting
-from crossfade.runtime.wrapped import behind, inside, unless
 
 if TYPE_CHECKING:
     from crossfade.runtime.device_record import DeviceRecorder

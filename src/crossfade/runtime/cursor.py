@@ -1,13 +1,14 @@
-"""A cursor: how far one plan has come on one actor."""
+"""A cursor: how far one plan has come on one actor; and the steps that it takes, with something around them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import reduce
 
 from crossfade.plan.actions import Action
 
-__all__ = ["Cursor", "Idle", "Round", "Step", "idle_of"]
+__all__ = ["Cursor", "Idle", "Round", "Step", "behind", "idle_of", "inside", "unless"]
 
 Step = Callable[[], bool]
 """One bound call: True when it has done its work, False when it cannot yet (and has then done nothing)."""
@@ -124,3 +125,31 @@ def _both(one: Idle, other: Idle) -> Idle:
 
 def _leave() -> bool:
     raise SystemExit(1)
+
+
+def behind(before: Sequence[Callable[[], None]], step: Step) -> Step:
+    """A step before which something is to be done."""
+    if not before:
+        return step
+
+    def after_them() -> bool:
+        for each in before:
+            each()
+        return step()
+
+    return after_them
+
+
+def unless(is_skipped: Callable[[], bool], step: Step, recorded: Step) -> Step:
+    """A step that is recorded unless it passes a method by, which is no time in which an actor computes."""
+    return lambda: step() if is_skipped() else recorded()
+
+
+def inside(around: Callable[[], AbstractContextManager[None]], step: Step) -> Step:
+    """A step that is done inside of something."""
+
+    def within() -> bool:
+        with around():
+            return step()
+
+    return within
