@@ -72,21 +72,6 @@ def test_ch1_what_is_written_behind_a_pending_value_waits_for_it(late: LateDrive
         assert ring.reader.try_read() == "at once"
 
 
-def test_a_recorder_is_told_when_a_value_was_under_way(late: LateDriver) -> None:
-    with open_ring(late, spin_us=LONG_US) as ring:
-        spans: list[tuple[int, int]] = []
-        ring.writer.on_moved = lambda start_ns, end_ns: spans.append((start_ns, end_ns))
-        late.hold(ring.home.up_stream)
-        begin_ns = time.monotonic_ns()
-        assert ring.writer.try_write(torch.arange(10))
-        assert ring.writer.try_write("moved by nobody")
-        let_go_ns = time.monotonic_ns()
-        late.let_go(ring.home.up_stream)
-        assert ring.copies.poll()
-        ((start_ns, end_ns),) = spans
-        assert begin_ns <= start_ns <= let_go_ns <= end_ns
-
-
 def test_a_thread_tells_where_the_main_thread_does_not_look(late: LateDriver) -> None:
     """And only then is a bell rung for a process that sleeps."""
     with open_ring(late, spin_us=100.0) as ring:

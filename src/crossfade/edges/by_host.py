@@ -13,7 +13,6 @@ Such a tensor's bytes lie in its message, as those of a CPU tensor do, so the ot
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -134,8 +133,7 @@ class OutgoingToHost(Outgoing):
         except BaseException:
             self._abandon(slot, parts.tensors)
             raise
-        start_ns = 0 if self.ring.on_moved is None else time.monotonic_ns()
-        self._telling.job = events, partial(self._finish, self.ring.at, slot, start_ns), parts.tensors
+        self._telling.job = events, partial(self._finish, self.ring.at, slot), parts.tensors
         self.ring.publish()
         return True
 
@@ -158,7 +156,7 @@ class OutgoingToHost(Outgoing):
         events = self._copies.ends_of_copies()
         self._copies.publisher.submit(events, lambda _: self._slots.unused.append(slot), keep=tensors)
 
-    def _finish(self, at: int, slot: int, start_ns: int, error: DeviceError | None) -> None:
+    def _finish(self, at: int, slot: int, error: DeviceError | None) -> None:
         """The bytes of the record at ``at`` are there, or never will be; its readers are told next."""
         reason: CrossfadeError | None = error
         if reason is None and self._distrust is not None:
@@ -166,8 +164,6 @@ class OutgoingToHost(Outgoing):
         if reason is not None:
             self.ring.replace(at, short_failure(reason, *self._where))
             self._slots.unused.append(slot)
-        if start_ns and self.ring.on_moved is not None:
-            self.ring.on_moved(start_ns, time.monotonic_ns())
 
     def is_flushed(self) -> bool:
         return self._telling.is_flushed()

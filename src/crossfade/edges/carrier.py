@@ -102,10 +102,6 @@ class Outgoing:
     def release(self) -> None:
         """Once drained, and once nobody looks at `signals` any more: gives memory back."""
 
-    def statistics(self) -> ChannelStatistics:
-        """Counters of the channel."""
-        return self.ring.statistics()
-
 
 class Incoming:
     """Brings the tensors of values to one reader.

@@ -18,6 +18,8 @@ __all__ = ["DeviceWriter"]
 class DeviceWriter:
     """Writes values: the message into the ring, which the carrier has, the tensors by the carrier."""
 
+    on_moved: Callable[[int, int], None] | None = None  # the carriers' `recorded` tell more
+
     def __init__(self, carrier: Outgoing, distrust: Callable[[], CrossfadeError | None] | None = None) -> None:
         self.carrier = carrier
         self.name = carrier.ring.name
@@ -28,14 +30,6 @@ class DeviceWriter:
         self._distrust = distrust
         self._try_send_tensor = carrier.try_send_tensor
         self._pending: tuple[object, Split] | None = None  # a value that there was no room for yet, taken apart
-
-    @property
-    def on_moved(self) -> Callable[[int, int], None] | None:
-        return self.ring.on_moved
-
-    @on_moved.setter
-    def on_moved(self, on_moved: Callable[[int, int], None] | None) -> None:
-        self.ring.on_moved = on_moved
 
     def try_write(self, value: Any) -> bool:
         """On a device, the tensors of the value may be computed only by what is enqueued now. Raises a `ChannelBroken` if values
@@ -87,7 +81,7 @@ class DeviceWriter:
         return self.carrier.drain()
 
     def statistics(self) -> ChannelStatistics:
-        return self.carrier.statistics()
+        return self.ring.statistics()
 
 
 def _has_no_tensor(value: object) -> bool:

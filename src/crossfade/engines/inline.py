@@ -229,7 +229,8 @@ class _InlinePlan:
         origin_ns = time.monotonic_ns()
         self._recorders = {party: Recorder(party, origin_ns) if record else None for party in plan.programs}
         self._ends = ends
-        self._driver = DriverEnds(plan, ends[DRIVER], self._recorders[DRIVER])
+        driver = self._driver = DriverEnds(plan, ends[DRIVER], self._recorders[DRIVER])
+        self.is_submitted, self.awaited = driver.is_submitted, driver.awaited
         self._guards = {actor: Guard(plan, actor) for actor in instances} if debug else {}
         methods = {node.id: getattr(instances[node.actor], node.method) for node in plan.nodes}
         self._cursors = {
@@ -281,9 +282,6 @@ class _InlinePlan:
         if self._lost is not None:
             raise _dead(*self._lost)
 
-    def is_submitted(self, number: int, error: BaseException) -> bool | None:
-        return self._driver.is_submitted(number, error)
-
     def explained(self, error: ChannelError) -> Exception:
         return error
 
@@ -334,9 +332,6 @@ class _InlinePlan:
         """Where an actor stands in this plan."""
         cursor = self._cursors.get(actor)
         return [] if cursor is None else [PartState(self.number, cursor.position[0], str(cursor.action or ""))]
-
-    def awaited(self) -> str:
-        return self._driver.awaited()
 
     def wait_beside(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

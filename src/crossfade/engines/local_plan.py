@@ -139,6 +139,7 @@ class LocalPlan:
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None
         driver = self._driver = DriverEnds(plan, wiring.ends, recorder, self._losses)
         self.try_submit, self.try_take, self.try_collect = driver.try_submit, driver.try_take, driver.try_collect
+        self.is_submitted, self.awaited = driver.is_submitted, driver.awaited
 
     def _missing(self, kind: type) -> list[str]:
         is_alive = self._processes.is_alive
@@ -209,9 +210,6 @@ class LocalPlan:
             self._processes.bury_ending(self._actors)
         return self._lost
 
-    def is_submitted(self, number: int, error: BaseException) -> bool | None:
-        return self._driver.is_submitted(number, error)
-
     def explained(self, error: ChannelError) -> Exception:
         return self._why_lost().again() if self._death() is not None or self._losses else error
 
@@ -265,9 +263,6 @@ class LocalPlan:
     def rings(self) -> tuple[RingState, ...]:
         """What lies in the shared-memory rings."""
         return () if self._board is None else ring_states(self.plan, self._board)
-
-    def awaited(self) -> str:
-        return self._driver.awaited()
 
     def nudge(self) -> None:
         self._processes.doorbell.nudge()

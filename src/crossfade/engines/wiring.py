@@ -22,7 +22,7 @@ from crossfade.host.memory import Heap, Memory
 from crossfade.plan.actions import Action, Verb
 from crossfade.plan.device_streams import DeviceStream, stream_in, stream_out
 from crossfade.plan.plan import ChannelSpec, CollectiveSpec, Plan
-from crossfade.runtime.bind import Ends
+from crossfade.runtime.bind import Ends, maker_of
 from crossfade.types import TargetDevice, Transport
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Wiring:
     def _ring_writer(self, place: RingPlace, board: mmap.mmap, heap: Heap) -> Writer:
         spec = place.spec
         if is_on_devices(spec) and self.device_ends is not None:
-            return self.device_ends.writer(place, board, heap, self._bells, self._maker_of(spec.value))
+            return self.device_ends.writer(place, board, heap, self._bells, maker_of(self._plan, spec.value))
         bells = [self._bells[reader] for reader in spec.readers]
         block = place.block(board)
         distrust = self.device_ends.distrust if self.device_ends is not None else None
@@ -126,7 +126,7 @@ class Wiring:
                 self._host_copies,
                 buffer_bytes=spec.buffer_bytes,
                 actor=self._party,
-                node=self._maker_of(spec.value),
+                node=maker_of(self._plan, spec.value),
                 distrust=distrust,
             )
             self._from_devices.append((spec, writer.carrier))
@@ -134,11 +134,6 @@ class Wiring:
         if distrust is not None:
             return CheckedWriter(spec.id, block, heap, bells, distrust=distrust, buffer_bytes=spec.buffer_bytes)
         return ShmWriter(spec.id, block, heap, bells, buffer_bytes=spec.buffer_bytes)
-
-    def _maker_of(self, value: str) -> str:
-        """How an error calls what makes a value."""
-        node = next((node for node in self._plan.nodes if value in node.outputs), None)
-        return f"the collective that makes {value}" if node is None else f"{node.actor}.{node.method} (node {node.id})"
 
     def _ring_reader(self, place: RingPlace, board: mmap.mmap) -> Reader:
         spec = place.spec

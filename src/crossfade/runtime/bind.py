@@ -27,7 +27,7 @@ from crossfade.runtime.waiting import Bound, Waiting
 if TYPE_CHECKING:
     from crossfade.runtime.device_record import DeviceRecorder
 
-__all__ = ["Ends", "bind"]
+__all__ = ["Ends", "bind", "maker_of"]
 
 
 @dataclass(slots=True)
@@ -89,6 +89,17 @@ def bind(
     actions = [bound.action for bound in body]
     prologue = [wrapped(bounds) for bounds in ahead]
     return Cursor(prologue, wrapped(body), round_, idles, actions, binder.owing, settler(binder.owing))
+
+
+def maker_of(plan: Plan, value: str) -> str:
+    """How an error calls what makes a value."""
+    node = plan.maker.get(value)
+    return f"the collective that makes {value}" if node is None else label_of(node)
+
+
+def label_of(node: NodeSpec) -> str:
+    """How an error calls a node."""
+    return f"{node.actor}.{node.method} (node {node.id})"
 
 
 def _what(plan: Plan, action: Action) -> str:
@@ -235,7 +246,8 @@ class _Binder:
 
     def _write(self, channel: str) -> Step:
         registers, register = self._registers, self._register(self._plan.channel[channel].value)
-        try_write, actor, label = self._ends.writers[channel].try_write, self._actor, self._label_of(channel)
+        try_write, actor = self._ends.writers[channel].try_write, self._actor
+        label = f"{maker_of(self._plan, self._plan.channel[channel].value)}, pickling what it returned,"
 
         def write_here() -> bool:
             try:
@@ -252,17 +264,10 @@ class _Binder:
         writer, is_ordered = self._ends.writers[channel], self._plan.channel[channel].is_ordered
         return self._guard.leave(write, registers, register, channel, writer if is_ordered else None)
 
-    def _label_of(self, channel: str) -> str:
-        return f"{self._maker_of(self._plan.channel[channel].value)}, pickling what it returned,"
-
-    def _maker_of(self, value: str) -> str:
-        node = self._plan.maker.get(value)
-        return f"the collective that makes {value}" if node is None else f"{self._actor}.{node.method} (node {node.id})"
-
     def _checked(self, step: Step, values: Sequence[str]) -> Step:
         """A step whose values of static shape are compared, and become errors where they do not fit."""
         watched = [
-            (self._register(value), StaticShape(self._plan, value), self._maker_of(value))
+            (self._register(value), StaticShape(self._plan, value), maker_of(self._plan, value))
             for value in values
             if value in self._plan.static
         ]
@@ -353,7 +358,7 @@ class _Binder:
         method, call = self._methods[node.id], self._calls[node.id]
         inputs = [self._register(value) for value in node.inputs]
         outputs = [self._register(value) for value in node.outputs]
-        label = self._label(node)
+        label = label_of(node)
         runner = Runner(self._registers, self._actor, label, self._fatal)
         step = self._checked(runner.step(method, call, inputs, outputs), node.outputs)
         if self._ranges is not None:
@@ -365,11 +370,8 @@ class _Binder:
     def _looks(self, node: NodeSpec) -> Sequence[Callable[[], None]]:
         """What a guard does before a method: whether it runs at all hangs on it."""
         guard = self._guard
-        return () if guard is None else (guard.look(self._registers, self._given(node), self._label(node)),)
+        return () if guard is None else (guard.look(self._registers, self._given(node), label_of(node)),)
 
     def _given(self, node: NodeSpec) -> list[tuple[int, str]]:
         """(register, value id) of a method's inputs."""
         return [(self._register(value), value) for value in node.inputs]
-
-    def _label(self, node: NodeSpec) -> str:
-        return f"{self._actor}.{node.method} (node {node.id})"
