@@ -12,7 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.values.device_codec import ALIGN_BYTES, Split, join, split  # noqa: E402
+from crossfade.channels.values.device_codec import ALIGN_BYTES, Split, Splitter, join  # noqa: E402
 from crossfade.device.borrowed import tensor_on  # noqa: E402
 from crossfade.device.driver import HOST  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
@@ -43,9 +43,9 @@ class Slots:
 
 
 def there_and_back(value: object, lane_of: Callable[[Any], int | None] = all_in_one) -> Any:
-    parts = split(value, lane_of)
+    parts = Splitter(lane_of).split(value)
     message = memoryview(bytearray(parts.message.to_bytes()))
-    return join(message, Slots(parts).opened, shared=memoryview.toreadonly)
+    return join(message, Slots(parts).opened)
 
 
 @dataclass
@@ -68,7 +68,7 @@ def test_tensors_of_all_types_and_shapes(dtype: Any, shape: tuple[int, ...]) -> 
 
 
 def test_no_byte_of_a_tensor_is_in_the_message() -> None:
-    parts = split({"a": torch.full((1000,), 7, dtype=torch.uint8)}, all_in_one)
+    parts = Splitter(all_in_one).split({"a": torch.full((1000,), 7, dtype=torch.uint8)})
     assert parts.message.size_bytes < 400
     assert parts.lane_bytes == {0: 1000}
 
@@ -88,7 +88,7 @@ def test_containers_and_objects() -> None:
 def test_one_tensor_in_two_places_goes_once() -> None:
     tensor = torch.arange(10)
     value = [tensor, {"again": tensor}]
-    assert len(split(value, all_in_one).tensors) == 1
+    assert len(Splitter(all_in_one).split(value).tensors) == 1
     got = there_and_back(value)
     assert got[0] is got[1]["again"]
 
@@ -122,7 +122,7 @@ def test_lanes_have_layouts_of_their_own() -> None:
         torch.arange(20),
         b"x" * 10,
     ]
-    parts = split(value, lane_of)
+    parts = Splitter(lane_of).split(value)
     assert [(placed.lane, placed.offset, placed.size_bytes) for placed in parts.tensors] == [
         (1, 0, 80),
         (0, 0, 8000),
@@ -138,7 +138,7 @@ def test_lanes_have_layouts_of_their_own() -> None:
 
 def test_without_device_tensors_nothing_lies_beside() -> None:
     value = {"n": 3, "array": np.arange(10), "tensor": torch.ones(2)}
-    parts = split(value, lambda tensor: None)
+    parts = Splitter(lambda tensor: None).split(value)
     assert parts.tensors == ()
     assert parts.lane_bytes == {}
     got = there_and_back(value, lambda tensor: None)
@@ -149,7 +149,7 @@ def test_without_device_tensors_nothing_lies_beside() -> None:
 def test_modules_and_parameters() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     got = there_and_back(module)
-    assert len(split(module, all_in_one).tensors) == 4
+    assert len(Splitter(all_in_one).split(module).tensors) == 4
     assert all(type(each) is torch.nn.Parameter and each.requires_grad for each in got.parameters())
     x = torch.rand(5, 3)
     assert torch.equal(got(x), module(x))
@@ -163,7 +163,7 @@ def test_requires_grad_goes_along() -> None:
 
 def test_sparse_tensors_are_sent_as_their_parts() -> None:
     sparse = torch.eye(4).to_sparse()
-    assert len(split(sparse, all_in_one).tensors) == 2
+    assert len(Splitter(all_in_one).split(sparse).tensors) == 2
     assert torch.equal(there_and_back(sparse).to_dense(), torch.eye(4))
 
 
@@ -184,19 +184,19 @@ def test_sparse_tensors_of_all_layouts_are_kept_by_nobody(layout: Any) -> None:
 def test_what_only_cloudpickle_takes() -> None:
     tensor = torch.arange(6)
     value = {"call": lambda x: x + 1, "tensor": tensor}
-    assert len(split(value, all_in_one).tensors) == 1
+    assert len(Splitter(all_in_one).split(value).tensors) == 1
     got = there_and_back(value)
     assert torch.equal(got["call"](got["tensor"]), tensor + 1)
 
 
 def test_what_cannot_be_pickled_says_so() -> None:
     with pytest.raises(TypeError, match="pickle"):
-        split([torch.ones(1), (n for n in range(3))], all_in_one)
+        Splitter(all_in_one).split([torch.ones(1), (n for n in range(3))])
 
 
 def test_views_keep_what_makes_them() -> None:
     """A slot is let go of when the last view of any of a value's tensors dies."""
-    parts = split([torch.arange(5), torch.arange(7)], all_in_one)
+    parts = Splitter(all_in_one).split([torch.arange(5), torch.arange(7)])
     slots = Slots(parts)
     held: list[str] = []
 
@@ -213,7 +213,6 @@ def test_views_keep_what_makes_them() -> None:
                 slots.addresses[lane] + offset, shape, dtype, HOST, keep=lease
             )
         ),
-        shared=memoryview.toreadonly,
     )
     del lease
     view = second[3:]
@@ -226,13 +225,13 @@ def test_views_keep_what_makes_them() -> None:
 
 
 def test_a_damaged_message_is_refused() -> None:
-    parts = split([torch.arange(5)], all_in_one)
+    parts = Splitter(all_in_one).split([torch.arange(5)])
     slots = Slots(parts)
     whole = bytearray(parts.message.to_bytes())
     at = parts.message.buffers[1][0]
     whole[at + 16] += 8  # the length in the table
     with pytest.raises(ValueError, match="does not have 48 bytes"):
-        join(memoryview(whole), slots.opened, shared=memoryview.toreadonly)
+        join(memoryview(whole), slots.opened)
     for broken in (b"", b"\0" * 16, whole[:40]):
         with pytest.raises((ValueError, EOFError)):
-            join(memoryview(bytearray(broken)), slots.opened, shared=memoryview.toreadonly)
+            join(memoryview(bytearray(broken)), slots.opened)

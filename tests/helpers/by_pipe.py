@@ -123,7 +123,7 @@ class IncomingPipe(Incoming):
             return torch.frombuffer(part, dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
 
         try:
-            return join(coming.message, lambda _: make, shared=memoryview.toreadonly)
+            return join(coming.message, lambda _: make)
         except Exception as error:
             return undecodable(error, self._name)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from crossfade.channels.values.device_codec import Make, OpenLanes, join, split
+from crossfade.channels.values.device_codec import Make, OpenLanes, Splitter, join
 from crossfade.device.borrowed import tensor_on
 from crossfade.device.driver import HOST
 from crossfade.device.records import Enqueued
@@ -118,7 +118,7 @@ def sends_values(peers: dict[int, Peer], other: int, num: int, num_slots: int) -
             ring.on_record(peer.take())
 
     for index in range(num):
-        parts = split(random_value(index), lane_of)
+        parts = Splitter(lane_of).split(random_value(index))
         places = [(each.offset, each.tensor.data_ptr(), each.size_bytes) for each in parts.tensors]
         if places:
             until(
@@ -143,7 +143,7 @@ def receives_values(peers: dict[int, Peer], other: int, num: int, num_slots: int
     for index in range(num):
         is_beside, message = _message(peer, ring)
         short: list[bool] = []
-        value = join(memoryview(bytearray(message)), _opener(peer, ring, short), shared=memoryview.toreadonly)
+        value = join(memoryview(bytearray(message)), _opener(peer, ring, short))
         if is_beside and short == [True]:
             num_copied_out += 1
             value = copy.deepcopy(value)

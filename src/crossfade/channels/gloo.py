@@ -53,7 +53,6 @@ class GlooLink:
 
     def __init__(self, store: Memory, parties: Sequence[str], me: str, bell: Bell) -> None:
         self._rank = {name: rank for rank, name in enumerate(parties)}
-        self._me = me
         self._bell = bell  # this process's own doorbell, rung when a value has come or left
         self._outgoing: dict[str, _SendLane] = {}
         self._incoming: _ReceiveLane | None = None

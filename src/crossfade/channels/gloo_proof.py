@@ -32,7 +32,6 @@ _FileStore: Any = dist.FileStore  # type: ignore[attr-defined]
 
 KEY_BYTES = 32
 NONCE_BYTES = 32
-ANSWER_BYTES = 32
 PROOF_TAG = 0xC0FB
 TIME_LIMIT_S = 20.0
 MEET_S = 60.0

@@ -53,7 +53,6 @@ __all__ = [
     "join",
     "notes_of",
     "places_of",
-    "split",
     "split_for_host",
 ]
 
@@ -165,11 +164,6 @@ class Splitter:
         return Split(message, notes, tuple(reducer.placed.values()), reducer.lane_bytes)
 
 
-def split(value: object, lane_of: LaneOf) -> Split:
-    """`Splitter.split`, once."""
-    return Splitter(lane_of).split(value)
-
-
 def _dump(value: object, new_reducer: Callable[[], _R]) -> tuple[bytes, _R]:
     """A value's pickle, and what was kept out of it."""
     file, reducer = BytesIO(), new_reducer()
@@ -211,8 +205,8 @@ class _HostReducer(TensorReducer):
 
 
 def split_for_host(value: object, is_on_device: Callable[[torch.Tensor], bool]) -> Split:
-    """Takes a value apart whose device tensors are to lie in the message. Copies and raises as `split` does. ``is_on_device`` says
-    which tensors' bytes the caller copies; all others are in the message already.
+    """Takes a value apart whose device tensors are to lie in the message. Copies and raises as `Splitter.split`
+    does. ``is_on_device`` says which tensors' bytes the caller copies; all others are in the message already.
     """
     if (
         type(value) is torch.Tensor and value.numel() and is_dense(value) and is_on_device(value)
@@ -248,20 +242,19 @@ def join(
     open_lanes: OpenLanes,
     *,
     private: Callable[[memoryview], object] = bytearray,
-    shared: Callable[[memoryview], object] = memoryview.toreadonly,
 ) -> Any:
     """Puts a value together from a message, which is writable. ``open_lanes`` is given what the channel noted, if tensors lie
-    beside the message, and gives what makes them; that must be right about how long each lane's slot is. ``private`` and
-    ``shared``, and what is raised: see `crossfade.channels.values.codec.decode`.
+    beside the message, and gives what makes them; that must be right about how long each lane's slot is. ``private``
+    and what is raised: see `crossfade.channels.values.codec.decode`.
     """
     _, is_apart, data, places = take_apart(message)
     if not is_apart:
-        return decode(message, private=private, shared=shared)
+        return decode(message, private=private)
     entries, (notes, _) = _entries(places), places[0]
     del places[:2]
     make = open_lanes(notes)
     beside = {place: _maker(make, lane, offset, size_bytes) for lane, place, offset, size_bytes in entries}
-    here = iter([private(place) if is_private else shared(place) for place, is_private in places])
+    here = iter([private(place) if is_private else place.toreadonly() for place, is_private in places])
     buffers = (beside[n] if n in beside else next(here) for n in range(len(places) + len(beside)))
     return pickle.loads(data, buffers=buffers)
 
