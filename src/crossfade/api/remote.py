@@ -13,7 +13,7 @@ from crossfade.api.accepted import RAY_ACTOR_OPTIONS, RAY_METHOD_OPTIONS, check_
 from crossfade.api.booking import amounts
 from crossfade.api.refs import CallRef, resolve
 from crossfade.api.session import current, require, require_same
-from crossfade.engines.methods import READY
+from crossfade.engines.protocol import READY
 from crossfade.errors import SessionError, UnknownActor
 from crossfade.graph.actors import CONSTRUCTOR, ActorInfo, Signatures
 from crossfade.graph.nodes import bind

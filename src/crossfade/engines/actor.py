@@ -22,8 +22,7 @@ from crossfade.engines.control import send
 from crossfade.engines.driver import channel_statistics
 from crossfade.engines.exchanges import Exchanges
 from crossfade.engines.explained import explained, fault_text
-from crossfade.engines.methods import method_of
-from crossfade.engines.protocol import ActorStatistics
+from crossfade.engines.protocol import ActorStatistics, method_of
 from crossfade.engines.sentinel import Sentinel, all_stacks
 from crossfade.engines.state import ActorState, PartState
 from crossfade.errors import ChannelError, DeviceError, Failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from crossfade.engines.board import device_memories, peers_of, uses_devices
 from crossfade.engines.communicators import Communicators
 from crossfade.engines.exchanges import Exchanges
 from crossfade.engines.machine import spin_us_for
-from crossfade.engines.meeting import meet
 from crossfade.engines.wiring import Wiring
+from crossfade.errors import ChannelBroken
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Memory
 from crossfade.plan.call import Call
@@ -114,7 +115,7 @@ class PartOpener:
         with ExitStack() as undo:
             undo.callback(communicators.destroy)
             is_alone = store is None
-            wiring = make() if is_alone else meet(make, self.doorbell, lambda: min(peers & self.gone, default=""))
+            wiring = make() if is_alone else _meet(make, self.doorbell, lambda: min(peers & self.gone, default=""))
             undo.callback(wiring.give_up)
             part = self._bound(message, wiring, calls, communicators)
             undo.pop_all()
@@ -145,3 +146,36 @@ class PartOpener:
         cursor = bind(plan, self.name, methods, calls, wiring.ends, recorder, guard, recorded, before_run, fatal)
         num_parties, spin_us = len(plan.programs), spin_us_for(plan)
         return Part(message.number, plan, cursor, wiring, recorder, num_parties, spin_us, guard, communicators)
+
+
+def _meet(make: Callable[[], Wiring], doorbell: Doorbell, who_is_gone: Callable[[], str]) -> Wiring:
+    """Makes a wiring in a thread: joining a gloo group waits for all of its parties, and cannot be interrupted.
+
+    Raises a `ChannelBroken` once ``who_is_gone`` names a party that has died; what is made afterwards is closed.
+    """
+    lock = threading.Lock()
+    made: list[Wiring] = []
+    errors: list[BaseException] = []
+    is_given_up = False
+
+    def work() -> None:
+        try:
+            wiring = make()
+        except BaseException as error:
+            errors.append(error)
+        else:
+            with lock:
+                made.append(wiring)
+            if is_given_up:
+                wiring.close()
+        doorbell.nudge()
+
+    threading.Thread(target=work, name="crossfade-meet", daemon=True).start()
+    doorbell.wait_until(lambda: made or errors or who_is_gone())
+    if errors:
+        raise errors[0]
+    with lock:
+        is_given_up = not made
+    if is_given_up:
+        raise ChannelBroken(f"the process of {who_is_gone()} is gone, and the others cannot meet without it")
+    return made[0]

@@ -21,8 +21,7 @@ from crossfade.engines.communicators import refuse_entangled
 from crossfade.engines.control import Constants
 from crossfade.engines.driver import DriverEnds, channel_statistics
 from crossfade.engines.explained import torch_needed
-from crossfade.engines.methods import method_of
-from crossfade.engines.protocol import ActorStatistics, Arrival
+from crossfade.engines.protocol import ActorStatistics, Arrival, method_of
 from crossfade.engines.state import ActorState, PartState, RingState, State
 from crossfade.engines.unpicklable import CulpritNamed, arguments, constants
 from crossfade.errors import ActorDiedError, ActorStartError, ChannelError, Failure, PlanError

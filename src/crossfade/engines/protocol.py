@@ -18,6 +18,7 @@ from crossfade.plan.spans import Span
 __all__ = [
     "DEFAULT_SPIN_US",
     "EMPTY",
+    "READY",
     "ActorStatistics",
     "Arrival",
     "Engine",
@@ -25,7 +26,10 @@ __all__ = [
     "LoopBell",
     "OpenPlan",
     "PendingCall",
+    "method_of",
 ]
+
+READY = "__ray_ready__"  # a method of every actor, as in Ray: it gives True, once the actor is made
 
 
 Arrival: TypeAlias = tuple[int, tuple[int, ...], Any]
@@ -162,7 +166,7 @@ class Engine(Protocol):
     def call(
         self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], num_returns: int = 1
     ) -> PendingCall:
-        """Calls a method (`engines.methods` has one of every actor), after the calls that were made before. With several returns
+        """Calls a method (`method_of`), after the calls that were made before. With several returns
         the result is a tuple of so many.
         """
 
@@ -206,3 +210,12 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Ends everything. Idempotent."""
+
+
+def method_of(instance: object, name: str) -> Any:
+    """The method of that name, of an actor's instance."""
+    return _ready if name == READY else getattr(instance, name)
+
+
+def _ready() -> bool:
+    return True
