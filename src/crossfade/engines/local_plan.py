@@ -133,7 +133,7 @@ class LocalPlan:
             )
             processes.post(actor, message, fds)
         self._board = board
-        bells = {actor: processes.bell(actor) for actor in self._actors}
+        bells = {actor: processes.process(actor).bell for actor in self._actors}
         wiring = self._wiring = Wiring(plan, DRIVER, board, {owner: heaps[owner] for owner in kept}, bells)
         own.pop_all()
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None
@@ -163,7 +163,7 @@ class LocalPlan:
                 if failure is not None:
                     raise self._death() or failure.to_error()
             elif not self._has_refused():  # the actor died before the engine knew of this plan
-                raise processes.error_of(actor)
+                processes.process(actor)  # raises what became of it
 
     def _has_refused(self) -> bool:
         return any(kind is control.Opened and answer.failure for (kind, _), answer in list(self._answers.items()))

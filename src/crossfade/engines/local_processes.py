@@ -16,7 +16,7 @@ from crossfade.engines.explained import explained
 from crossfade.engines.output import Output, Pipes
 from crossfade.engines.state import ActorState, Fate
 from crossfade.errors import ActorError, SessionError
-from crossfade.host.doorbell import Bell, Doorbell
+from crossfade.host.doorbell import Doorbell
 from crossfade.host.frames import FrameError
 from crossfade.host.limits import allow_many_descriptors
 from crossfade.host.processes import await_end, open_pidfd
@@ -148,10 +148,6 @@ class Processes:
             if process is not None and self.is_alive(actor):
                 process.connection.refuse_to_wait()
 
-    def bell(self, actor: str) -> Bell:
-        """An actor's doorbell. Raises an `ActorError` if the actor has ended."""
-        return self.process(actor).bell
-
     # Receiving
 
     def _converse(self, process: ActorProcess) -> None:
@@ -236,10 +232,6 @@ class Processes:
         self.doorbell.pump()
         fate = self._fates.get(actor)
         return fate is None or fate.is_over
-
-    def error_of(self, actor: str) -> ActorError:
-        """What became of an actor that is not alive."""
-        return self._fates[actor].error()
 
     def hear(self) -> None:
         """Takes in what has come until now: when this returns, plans know of deaths and faults that were to be known before."""
