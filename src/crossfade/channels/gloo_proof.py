@@ -1,4 +1,4 @@
-"""Who is at the other end of a gloo pair: both sides show that they hold the group's key before a value is read.
+"""How parties meet, in a store of torch's and a group of gloo: each shows the others that it holds the key before a value is read.
 
 torch's gloo accepts any process that connects to its port and says the right small number, and values are pickles. The group's key
 is random and lies in the store, memory that only the parties hold. Between each two parties, over messages of fixed size:
