@@ -76,7 +76,7 @@ class Executions:
         """Starts an execution; waits for room. Raises what `CompiledGraph.execute` does."""
         me = get_ident()
         if me == self._submitter or me == self._collector or me in self._idle:
-            raise _reentered()
+            self._refuse_reentry()
         try:
             with self._submitting:
                 try:
@@ -204,7 +204,7 @@ class Executions:
         """
         me = get_ident()
         if me == self._submitter or me == self._collector or me in self._idle:
-            raise _reentered()
+            self._refuse_reentry()
         deadline = None if timeout is None else deadline_of(timeout)
         values = execution.values
         if self._collecting.acquire(False) or self._await_turn(partial(_is_here, values, place, is_enough), deadline):
@@ -259,7 +259,7 @@ class Executions:
         """Whether a get of this output would return without waiting. Takes results in, unless another thread is doing so."""
         me = get_ident()
         if me == self._submitter or me == self._collector or me in self._idle:
-            raise _reentered()
+            self._refuse_reentry()
         if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
             try:
                 self._collector = me
@@ -347,9 +347,12 @@ class Executions:
             raise reason from None
 
     def _refuse_reentry(self) -> None:
-        me = get_ident()
-        if me == self._submitter or me == self._collector or me in self._idle:
-            raise _reentered()
+        if get_ident() in (self._submitter, self._collector, *self._idle):
+            raise SessionError(
+                "the graph cannot be used in the middle of its own call",
+                hint="a signal's handler or a destructor came in between: let it set a flag and act after the call, or use another "
+                "thread",
+            )
 
     def _refuse(self, what: str) -> NoReturn:
         if self.ended:
@@ -393,10 +396,3 @@ class Executions:
 
 def _is_here(values: Sequence[Any], place: int, is_enough: Callable[[], bool] | None) -> bool:
     return values[place] is not EMPTY or bool(is_enough and is_enough())
-
-
-def _reentered() -> SessionError:
-    return SessionError(
-        "the graph cannot be used in the middle of its own call",
-        hint="a signal's handler or a destructor came in between: let it set a flag and act after the call, or use another thread",
-    )
