@@ -16,8 +16,7 @@ torch: Any = pytest.importorskip("torch")
 
 from crossfade.edges.host_copies import HostCopies  # noqa: E402
 from crossfade.errors import Failure  # noqa: E402
-from tests.cpu.test_copy_engine import Unpicklable, same  # noqa: E402
-from tests.cpu.test_staged_engine import Pair  # noqa: E402
+from tests.helpers.channel_pairs import Pair, Unpicklable, same  # noqa: E402
 from tests.helpers.copy_pair import make_bell, open_copy_ends  # noqa: E402
 from tests.helpers.nccl_pair import open_nccl_ends  # noqa: E402
 from tests.helpers.staged_pair import open_staged_ends  # noqa: E402

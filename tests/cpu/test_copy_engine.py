@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,97 +9,28 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.edges.host_copies import HostCopies  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
+from tests.helpers.channel_pairs import check_values_stay_whole, in_turns  # noqa: E402
 from tests.helpers.copy_pair import lose, make_bell, open_copy_ends, open_copy_pair, settle  # noqa: E402
 
 torch.set_num_threads(1)
 
-open_copy: Any = open_copy_ends
+open_copy = in_turns(open_copy_ends)
 TestCopyEngine = conformance.suite(open_copy_pair)
-
-
-class Pair:
-    """Writes and reads as two loops do that take turns."""
-
-    def __init__(self, writer: Any, readers: list[Any]) -> None:
-        self.writer = writer
-        self.readers = readers
-
-    def write(self, value: object, limit: int = 20) -> bool:
-        for _ in range(limit):
-            for end in (self.writer, *self.readers):
-                end.carrier.progress()
-            if self.writer.try_write(value):
-                return True
-        return False
-
-    def read(self) -> list[Any]:
-        values = [reader.try_read() for reader in self.readers]
-        assert EMPTY not in values
-        return values
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(other, torch.Tensor):
-        return one.dtype is other.dtype and torch.equal(one, other)
-    if isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in other)
-    if isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
-def draw_value(random: Random) -> Any:
-    """A number, a tensor, or a container of several, now and then much longer than those before."""
-    kind = random.randrange(5)
-    if kind == 0:
-        return random.random()
-    tensors = [
-        torch.randint(0, 100, (random.choice((0, 1, 7, 1000, 40_000)),)).to(
-            random.choice((torch.int64, torch.bfloat16))
-        )
-        for _ in range(random.randrange(1, 4))
-    ]
-    return tensors[0] if kind < 3 else {"tensors": tensors, "number": random.random(), "again": (tensors[0],)}
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 4])
 @pytest.mark.parametrize("num_readers", [1, 3])
 @pytest.mark.parametrize("seed", range(2))
 def test_values_arrive_whole_and_stay_so_while_they_are_kept(num_slots: int, num_readers: int, seed: int) -> None:
-    random = Random(seed)
-    torch.manual_seed(seed)
-    with open_copy_ends(4, num_readers, num_slots) as (writer, readers):
-        pair = Pair(writer, readers)
-        sent: list[Any] = []
-        kept: list[tuple[Any, Any]] = []
-        for _ in range(150):
-            value = draw_value(random)
-            if len(sent) < 4 and pair.write(value):
-                sent.append(value)
-            while sent and (len(sent) == 4 or random.random() < 0.5):
-                expected = sent.pop(0)
-                for got in pair.read():
-                    assert same(got, expected)
-                    kept.append((got, expected))
-                    del got
-            random.shuffle(kept)
-            while len(kept) > random.choice((0, 2, 10)):
-                got, expected = kept.pop()
-                assert same(got, expected)
-                del got
-        for expected in sent:
-            assert all(same(got, expected) for got in pair.read())
-        kept.clear()
-        gc.collect()
+    with open_copy(4, num_readers, num_slots) as (pair, _, _):
+        check_values_stay_whole(pair, 4, 150, seed)
 
 
 def test_a_tensor_goes_beside_the_message_and_its_slot_is_free_when_the_last_view_dies() -> None:
-    with open_copy(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_copy(2, 1) as (pair, writer, (reader,)):
         tensor = torch.arange(1000)
         assert pair.write({"a": tensor, "b": tensor[:3]})
         (value,) = pair.read()
@@ -116,8 +45,7 @@ def test_a_tensor_goes_beside_the_message_and_its_slot_is_free_when_the_last_vie
 
 
 def test_a_slow_reader_stops_the_writer_and_nobody_else_and_wakes_it() -> None:
-    with open_copy(8, 2) as (writer, readers):
-        pair = Pair(writer, readers)
+    with open_copy(8, 2) as (pair, _, readers):
         for number in range(2):
             assert pair.write(torch.full((10,), number))
         waiting = torch.full((10,), 2)
@@ -135,8 +63,7 @@ def test_a_slow_reader_stops_the_writer_and_nobody_else_and_wakes_it() -> None:
 
 
 def test_who_has_no_memory_refuses_the_value_and_the_channel_goes_on() -> None:
-    with open_copy(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_copy(2, 1) as (pair, _, (reader,)):
         assert pair.write(torch.arange(10))
         assert pair.read()[0].sum() == 45
         driver = reader.carrier.lanes[0]._home.driver
@@ -159,8 +86,7 @@ def test_who_has_no_memory_refuses_the_value_and_the_channel_goes_on() -> None:
 @pytest.mark.parametrize("num_before", [0, 1])
 def test_slots_that_cannot_be_opened_are_told_of_and_end_the_channel(num_before: int) -> None:
     """Also where there are others that were opened before: they stay what they are until the ends are closed."""
-    with open_copy(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_copy(2, 1) as (pair, writer, _):
         for _ in range(num_before):
             assert pair.write(torch.ones(10))
             assert pair.read()[0].sum() == 10
@@ -179,8 +105,7 @@ def test_slots_that_cannot_be_opened_are_told_of_and_end_the_channel(num_before:
 
 @pytest.mark.parametrize("is_bare", [True, False])
 def test_a_copy_that_cannot_be_enqueued_is_an_error_in_the_value_s_place(is_bare: bool) -> None:
-    with open_copy(4, 2) as (writer, readers):
-        pair = Pair(writer, readers)
+    with open_copy(4, 2) as (pair, writer, readers):
         assert pair.write(torch.arange(10))
         assert [value.sum() for value in pair.read()] == [45, 45]
         driver = writer.carrier.homes[0].driver
@@ -206,26 +131,8 @@ def test_a_copy_that_cannot_be_enqueued_is_an_error_in_the_value_s_place(is_bare
             readers[0].try_read()
 
 
-def test_a_value_that_does_not_unpickle_holds_no_slot() -> None:
-    with open_copy(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
-        for _ in range(5):
-            assert pair.write([torch.arange(10), Unpicklable()])
-            (failure,) = pair.read()
-            assert type(failure) is Failure
-            assert reader.statistics().num_kept == 0
-        assert pair.write(torch.arange(3))
-        assert pair.read()[0].tolist() == [0, 1, 2]
-
-
-class Unpicklable:
-    def __reduce__(self) -> Any:
-        return int, ("this is no number",)
-
-
 def test_tensors_outlive_their_channel() -> None:
-    with open_copy(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_copy(2, 1) as (pair, writer, (reader,)):
         assert pair.write(torch.arange(1000))
         (tensor,) = pair.read()
         writer.close()
@@ -240,8 +147,7 @@ def test_tensors_outlive_their_channel() -> None:
 
 def test_the_tensors_of_a_dead_writer_are_not_given_out_and_its_slots_come_back() -> None:
     """Its copies may have been cut off, so only what lies in the message can be trusted."""
-    with open_copy(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_copy(2, 1) as (pair, writer, (reader,)):
         assert pair.write("a message")
         assert pair.write(torch.arange(4))
         reader.break_off("the writer died")
@@ -257,8 +163,7 @@ def test_the_tensors_of_a_dead_writer_are_not_given_out_and_its_slots_come_back(
 
 def test_a_death_may_be_heard_of_in_the_middle_of_telling() -> None:
     """By the watchdog's thread, while the main thread tells the dead: what was still to be told is dropped behind that."""
-    with open_copy(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_copy(2, 1) as (pair, writer, (reader,)):
         assert pair.write(torch.arange(4))
         (tensor,) = pair.read()
         mailbox = reader.carrier.lanes[0]._post._mailbox
@@ -278,8 +183,7 @@ def test_a_death_may_be_heard_of_in_the_middle_of_telling() -> None:
 
 
 def test_a_dead_reader_does_not_keep_the_others_from_ending() -> None:
-    with open_copy(2, 2) as (writer, (first, second)):
-        pair = Pair(writer, [first, second])
+    with open_copy(2, 2) as (pair, writer, (first, second)):
         assert pair.write(torch.arange(4))
         assert [value.sum() for value in pair.read()] == [6, 6]
         lose(writer, 0, "the first reader died")
@@ -296,8 +200,7 @@ def test_a_dead_reader_does_not_keep_the_others_from_ending() -> None:
 @pytest.mark.parametrize("around", [lambda tensor: tensor, lambda tensor: {"a": [tensor, 1]}], ids=["alone", "inside"])
 def test_a_nested_tensor_comes_whole(around: Any) -> None:
     """It says of its layout that it is strided, and has no shape."""
-    with open_copy(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_copy(2, 1) as (pair, _, _):
         for number in range(3):
             assert pair.write(around(torch.nested.nested_tensor([torch.ones(2), torch.full((3,), number)])))
             (got,) = pair.read()
@@ -307,8 +210,7 @@ def test_a_nested_tensor_comes_whole(around: Any) -> None:
 
 
 def test_a_sparse_tensor_is_not_of_the_kind_of_a_dense_one() -> None:
-    with open_copy(4, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_copy(4, 1) as (pair, _, _):
         for tensor in (torch.eye(4), torch.eye(4).to_sparse(), torch.eye(4)):
             assert pair.write(tensor)
             assert torch.equal(pair.read()[0].to_dense(), torch.eye(4))
@@ -317,11 +219,10 @@ def test_a_sparse_tensor_is_not_of_the_kind_of_a_dense_one() -> None:
 def test_cpu_tensors_are_brought_to_the_device_where_they_are_wanted_there() -> None:
     """Here the device is the CPU as well: what is brought lies in memory of its own."""
     bell = make_bell()
-    with open_copy(4, 1) as (writer, (reader,)):
+    with open_copy(4, 1) as (pair, writer, (reader,)):
         home = reader.carrier.homes[0]
         copies = HostCopies([home], bell)
         reader.carrier.joiner.copies = copies
-        pair = Pair(writer, [reader])
         mask = np.arange(3)
         value = {"mask": mask, "tensors": [torch.arange(7), torch.zeros(0)]}
         writer.carrier.sources.splitter._lane_of = lambda tensor: None

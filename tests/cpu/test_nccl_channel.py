@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,14 +14,14 @@ from crossfade.edges import nccl_link  # noqa: E402
 from crossfade.edges.nccl_link import nccl_group  # noqa: E402
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, DeviceError, Failure  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
-from tests.cpu.test_copy_engine import Unpicklable, draw_value, same  # noqa: E402
-from tests.cpu.test_staged_engine import Pair, Summed  # noqa: E402
+from tests.cpu.test_staged_engine import Summed  # noqa: E402
+from tests.helpers.channel_pairs import check_values_stay_whole, in_turns, same  # noqa: E402
 from tests.helpers.copy_pair import host_home, lose, settle  # noqa: E402
 from tests.helpers.nccl_pair import StandIn, open_links, open_nccl_channels, open_nccl_ends, open_nccl_pair  # noqa: E402
 
 torch.set_num_threads(1)
 
-open_nccl: Any = open_nccl_ends
+open_nccl = in_turns(open_nccl_ends)
 open_channels: Any = open_nccl_channels
 TestNcclChannel = conformance.suite(open_nccl_pair)
 
@@ -30,29 +29,12 @@ TestNcclChannel = conformance.suite(open_nccl_pair)
 @pytest.mark.parametrize("num_readers", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_values_arrive_whole_and_stay_so_while_they_are_kept(num_readers: int, seed: int) -> None:
-    random = Random(seed)
-    torch.manual_seed(seed)
-    with open_nccl(4, num_readers) as (writer, readers):
-        pair = Pair(writer, readers)
-        sent: list[Any] = []
-        kept: list[tuple[Any, Any]] = []
-        for _ in range(60):
-            value = draw_value(random)
-            if len(sent) < 4 and pair.write(value):
-                sent.append(value)
-            while sent and (len(sent) == 4 or random.random() < 0.5):
-                expected = sent.pop(0)
-                kept += [(got, expected) for got in pair.read()]
-            random.shuffle(kept)
-            while len(kept) > random.choice((0, 2, 10)):
-                assert same(*kept.pop())
-        for expected in sent:
-            assert all(same(got, expected) for got in pair.read())
+    with open_nccl(4, num_readers) as (pair, _, _):
+        check_values_stay_whole(pair, 4, 60, seed)
 
 
 def test_values_without_device_tensors_enqueue_nothing() -> None:
-    with open_nccl(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_nccl(2, 1) as (pair, writer, (reader,)):
         groups = [writer.carrier.links[0].lanes[0].group, reader.carrier.link.lanes[0].group]
         failure = Failure.capture(KeyError(1), actor="a", node="n")
         for value in (3, failure, ["text"], torch.empty(0, 3)):
@@ -115,7 +97,7 @@ def test_what_was_sent_and_not_asked_for_is_received_when_the_channels_close() -
 
 def test_a_reader_that_waits_for_a_writer_in_vain_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_link, "_GRACE_S", 0.05)
-    with open_nccl(2, 1) as (_, (reader,)):
+    with open_nccl(2, 1) as (_, _, (reader,)):
         group = reader.carrier.link.lanes[0].group
         reader.close()
         settle([reader])
@@ -123,32 +105,21 @@ def test_a_reader_that_waits_for_a_writer_in_vain_ends_the_link(monkeypatch: pyt
 
 
 def test_who_has_no_memory_breaks_the_link() -> None:
-    with open_nccl(2, 1) as (writer, (reader,)):
+    with open_nccl(2, 1) as (pair, _, (reader,)):
 
         def refuse(size_bytes: int) -> Any:
             raise RuntimeError("out of memory")
 
         reader.carrier.link.lanes[0].arrivals.allocate = refuse
-        assert Pair(writer, [reader]).write(torch.ones(1000))
+        assert pair.write(torch.ones(1000))
         assert reader.try_start()
         with pytest.raises(ChannelBroken, match="no memory for 4000 bytes that NCCL brings: out of memory"):
             reader.try_read()
 
 
-def test_a_value_that_does_not_unpickle_leaves_the_next_ones_whole() -> None:
-    with open_nccl(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
-        for _ in range(5):
-            assert pair.write([torch.arange(10_000), Unpicklable()])
-            assert type(pair.read()[0]) is Failure
-        assert pair.write(torch.arange(3))
-        assert pair.read()[0].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_the_tensors_of_a_dead_party_are_not_given_out(is_direct: bool) -> None:
-    with open_nccl(3, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_nccl(3, 1) as (pair, writer, (reader,)):
         assert pair.write("a message")
         assert pair.write(torch.arange(4))
         assert reader.try_start()
@@ -213,8 +184,7 @@ def test_transfers_are_recorded_where_somebody_asks_and_else_nothing_is_enqueued
 
         return begin
 
-    with open_nccl(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_nccl(2, 1) as (pair, writer, (reader,)):
         ends = (("send", writer), ("recv", reader))
         assert pair.write(torch.ones(3))
         assert same(pair.read()[0], torch.ones(3))

@@ -16,76 +16,24 @@ from crossfade.device.staged_layout import Cut, StagedLayout  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from crossfade.host.memory import PAGE_BYTES  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
-from tests.cpu.test_copy_engine import Unpicklable, draw_value, same  # noqa: E402
+from tests.helpers.channel_pairs import Pair, check_values_stay_whole, draw_value, in_turns, same  # noqa: E402
 from tests.helpers.copy_pair import lose, settle  # noqa: E402
 from tests.helpers.staged_pair import TINY, open_staged_ends, open_staged_pair  # noqa: E402
 
 torch.set_num_threads(1)
 
-open_staged: Any = open_staged_ends
+open_staged = in_turns(open_staged_ends)
 TestStagedEngine = conformance.suite(open_staged_pair)
 
 LAYOUTS = [TINY, StagedLayout(3, PAGE_BYTES, Cut.FULL, chunks_per_free=3), StagedLayout(8, 16 * PAGE_BYTES)]
-
-
-class Pair:
-    """Writes and reads as two loops do that take turns."""
-
-    def __init__(self, writer: Any, readers: list[Any]) -> None:
-        self.writer = writer
-        self.readers = readers
-
-    def turn(self) -> None:
-        for end in (self.writer, *self.readers):
-            end.carrier.progress()
-
-    def write(self, value: object, limit: int = 20) -> bool:
-        for _ in range(limit):
-            self.turn()
-            if self.writer.try_write(value):
-                return True
-        return False
-
-    def read(self, limit: int = 2000) -> list[Any]:
-        for reader in self.readers:
-            assert reader.try_start()
-        return [self.take(reader, limit) for reader in self.readers]
-
-    def take(self, reader: Any, limit: int = 2000) -> Any:
-        for _ in range(limit):
-            self.turn()
-            value = reader.try_read()
-            if value is not EMPTY:
-                reader.release()
-                return value
-        raise AssertionError("the value did not come")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("num_readers", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_values_arrive_whole_and_stay_so_while_they_are_kept(layout: StagedLayout, num_readers: int, seed: int) -> None:
-    random = Random(seed)
-    torch.manual_seed(seed)
-    with open_staged(4, num_readers, layout) as (writer, readers):
-        pair = Pair(writer, readers)
-        sent: list[Any] = []
-        kept: list[tuple[Any, Any]] = []
-        for _ in range(100):
-            value = draw_value(random)
-            if len(sent) < 4 and pair.write(value):
-                sent.append(value)
-            while sent and (len(sent) == 4 or random.random() < 0.5):
-                expected = sent.pop(0)
-                for got in pair.read():
-                    assert same(got, expected)
-                    kept.append((got, expected))
-            random.shuffle(kept)
-            while len(kept) > random.choice((0, 2, 10)):
-                got, expected = kept.pop()
-                assert same(got, expected)
-        for expected in sent:
-            assert all(same(got, expected) for got in pair.read())
+    with open_staged(4, num_readers, layout) as (pair, _, _):
+        check_values_stay_whole(pair, 4, 100, seed)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -93,7 +41,7 @@ def test_readers_ask_ahead_and_any_end_is_served_at_any_time(seed: int) -> None:
     random = Random(seed)
     torch.manual_seed(seed)
     values = [draw_value(random) for _ in range(40)]
-    with open_staged(3, 2) as (writer, readers):
+    with open_staged(3, 2) as (_, writer, readers):
         num_written, waiting = 0, [0, 0]
         got: list[list[Any]] = [[], []]
         for _ in range(200_000):
@@ -116,8 +64,7 @@ def test_readers_ask_ahead_and_any_end_is_served_at_any_time(seed: int) -> None:
 
 
 def test_nothing_moves_before_the_reader_asks_and_no_more_than_the_ring_holds() -> None:
-    with open_staged(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(2, 1) as (pair, writer, (reader,)):
         tensor = torch.arange(100_000)
         assert pair.write(tensor)
         assert pair.write(tensor + 1)
@@ -136,9 +83,9 @@ def test_nothing_moves_before_the_reader_asks_and_no_more_than_the_ring_holds() 
 
 
 def test_a_value_is_put_together_when_its_tensors_are_there() -> None:
-    with open_staged(2, 1) as (writer, (reader,)):
-        assert Pair(writer, [reader]).write(Summed(torch.arange(10_000)))
-        (value,) = Pair(writer, [reader]).read()
+    with open_staged(2, 1) as (pair, _, _):
+        assert pair.write(Summed(torch.arange(10_000)))
+        (value,) = pair.read()
         assert value.total == 49_995_000
 
 
@@ -164,8 +111,7 @@ def test_empty_tensors_and_tensors_of_all_kinds() -> None:
         "scalar": torch.tensor(3.5),
         "grad": torch.ones(3, requires_grad=True),
     }
-    with open_staged(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(2, 1) as (pair, _, _):
         for sent in (value, torch.empty(0, 4), [torch.arange(3, dtype=torch.int8), torch.empty(0)]):
             assert pair.write(sent)
             (got,) = pair.read()
@@ -186,8 +132,7 @@ def test_copies_onto_the_device_are_recorded_as_of_the_execution_that_brings_the
         def __call__(self, stream: int, execution: int | None = None) -> Callable[[int], None]:
             return lambda size_bytes: spans.append((execution, size_bytes))
 
-    with open_staged(4, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(4, 1) as (pair, _, (reader,)):
         reader.carrier.recorded[0].around = Recorded()
         for _ in range(3):
             assert reader.try_start()
@@ -199,8 +144,7 @@ def test_copies_onto_the_device_are_recorded_as_of_the_execution_that_brings_the
 
 
 def test_tensors_of_one_value_know_nothing_of_each_other() -> None:
-    with open_staged(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(2, 1) as (pair, _, _):
         assert pair.write([torch.zeros(4), torch.ones(4, requires_grad=True)])
         ((first, second),) = pair.read()
         product = (second * second).sum()
@@ -210,8 +154,7 @@ def test_tensors_of_one_value_know_nothing_of_each_other() -> None:
 
 
 def test_who_has_no_memory_gets_a_failure_and_the_channel_goes_on() -> None:
-    with open_staged(2, 2) as (writer, (first, second)):
-        pair = Pair(writer, [first, second])
+    with open_staged(2, 2) as (pair, _, (first, _)):
         arrivals = first.carrier.lanes[0].arrivals
         allocate = arrivals.allocate
 
@@ -232,20 +175,8 @@ def test_who_has_no_memory_gets_a_failure_and_the_channel_goes_on() -> None:
         assert [value.sum() for value in pair.read()] == [10, 10]
 
 
-def test_a_value_that_does_not_unpickle_leaves_the_next_ones_whole() -> None:
-    with open_staged(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
-        for _ in range(5):
-            assert pair.write([torch.arange(10_000), Unpicklable()])
-            (failure,) = pair.read()
-            assert type(failure) is Failure
-        assert pair.write(torch.arange(3))
-        assert pair.read()[0].tolist() == [0, 1, 2]
-
-
 def test_tensors_outlive_their_channel_and_what_is_under_way_is_dropped_when_it_closes() -> None:
-    with open_staged(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(2, 1) as (pair, _, (reader,)):
         assert pair.write(torch.arange(10_000))
         (tensor,) = pair.read()
         assert pair.write(torch.arange(100_000))
@@ -257,8 +188,7 @@ def test_tensors_outlive_their_channel_and_what_is_under_way_is_dropped_when_it_
 @pytest.mark.parametrize("is_enqueued", [False, True])
 def test_the_tensors_of_a_dead_writer_are_not_given_out(is_enqueued: bool) -> None:
     """What its streams were to bring may be rubbish, so only what lies in the message can be trusted."""
-    with open_staged(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(2, 1) as (pair, writer, (reader,)):
         assert pair.write("a message")
         assert pair.write(torch.arange(4 if is_enqueued else 100_000))
         assert reader.try_start()
@@ -275,8 +205,7 @@ def test_the_tensors_of_a_dead_writer_are_not_given_out(is_enqueued: bool) -> No
 
 
 def test_a_writer_that_closes_breaks_what_it_has_not_enqueued() -> None:
-    with open_staged(2, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(2, 1) as (pair, writer, (reader,)):
         assert pair.write(torch.arange(4))
         assert pair.write(torch.arange(100_000))
         writer.close()
@@ -289,8 +218,7 @@ def test_a_writer_that_closes_breaks_what_it_has_not_enqueued() -> None:
 
 
 def test_a_dead_reader_ends_it_for_all() -> None:
-    with open_staged(2, 2) as (writer, (first, second)):
-        pair = Pair(writer, [first, second])
+    with open_staged(2, 2) as (pair, writer, (_, second)):
         assert pair.write(torch.arange(4))
         assert [value.sum() for value in pair.read()] == [6, 6]
         assert pair.write(torch.arange(100_000))
@@ -310,8 +238,7 @@ def test_a_dead_reader_ends_it_for_all() -> None:
 @pytest.mark.parametrize("refused", ["copy", "write_value"])
 def test_a_device_that_refuses_once_ends_the_channel_and_nothing_false_arrives(refused: str, num_before: int) -> None:
     """While a value is written, or later. What comes behind a chunk that is missing does not take its place."""
-    with open_staged(4, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(4, 1) as (pair, writer, (reader,)):
         assert pair.write(torch.arange(10))
         assert pair.read()[0].sum() == 45
         refuse_once(writer.carrier.sources.homes[0].driver, refused, num_before)
@@ -325,8 +252,7 @@ def test_a_device_that_refuses_once_ends_the_channel_and_nothing_false_arrives(r
 
 @pytest.mark.parametrize("num_before", [0, 5])
 def test_a_reader_whose_device_refuses_once_gets_nothing_false(num_before: int) -> None:
-    with open_staged(4, 1) as (writer, (reader,)):
-        pair = Pair(writer, [reader])
+    with open_staged(4, 1) as (pair, _, (reader,)):
         refuse_once(reader.carrier.lanes[0].arrivals.home.driver, "copy", num_before)
         assert reader.try_start()
         assert [str(fault) for fault in write_two(pair, torch.arange(10_000))] == ["an illegal address"]
