@@ -11,6 +11,7 @@ import pytest
 
 import crossfade
 from crossfade.api.session import require
+from tests.helpers.late_driver import LateDriver
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,6 +52,11 @@ def pipe(tmp_path: Path) -> Path:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path
+
+
+@pytest.fixture
+def late() -> LateDriver:
+    return LateDriver()
 
 
 @pytest.fixture(scope="module")

@@ -118,8 +118,7 @@ def test_an_exception_arrives_as_its_own_type(actors: Any) -> None:
 @pytest.mark.parametrize("max_inflight", [1, 10])
 def test_a_thousand_awaited_at_once(actors: Any, max_inflight: int) -> None:
     actor, other = actors
-    with crossfade.InputNode() as inp:
-        graph = other.echo.bind(actor.echo.bind(inp)).compile(max_inflight=max_inflight)
+    graph = other.echo.bind(actor.echo.bind(crossfade.InputNode())).compile(max_inflight=max_inflight)
 
     async def work() -> None:
         assert await asyncio.gather(*[call(graph, n) for n in range(1000)]) == list(range(1000))
@@ -140,8 +139,7 @@ def test_a_thousand_started_and_awaited_afterwards(actors: Any) -> None:
 
 def test_room_is_given_in_the_order_of_asking(processes: Any, pipe: Path) -> None:
     actor = processes[0]
-    with crossfade.InputNode() as inp:
-        graph = actor.read.bind(inp).compile(max_inflight=1)
+    graph = actor.read.bind(crossfade.InputNode()).compile(max_inflight=1)
 
     async def work() -> None:
         order: list[int] = []

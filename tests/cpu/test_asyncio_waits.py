@@ -20,6 +20,7 @@ from tests.helpers.awaiting import SESSIONS, call, result_of, run, write
 from tests.helpers.calm import calm_s
 from tests.helpers.doers import Actor, graph_of
 from tests.helpers.kept_actors import Kept, crew_of, open_crews
+from tests.helpers.threads import together
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -107,7 +108,6 @@ def test_a_storm_of_cancellations(processes: Any) -> None:
 def test_loops_in_threads_and_threads_that_block_share_a_graph(processes: Any) -> None:
     """Nobody takes a wake-up, or a result, away from another."""
     graph = graph_of(processes[0], "echo", max_inflight=64)
-    failures: list[BaseException] = []
 
     async def awaiting(base: int) -> None:
         for number in range(base, base + 300, 3):
@@ -117,22 +117,7 @@ def test_loops_in_threads_and_threads_that_block_share_a_graph(processes: Any) -
         for number in range(base, base + 300):
             assert graph.execute(number).get(timeout=60) == number
 
-    def guarded(work: Any, base: int) -> None:
-        try:
-            if work is awaiting:
-                run(work(base))
-            else:
-                work(base)
-        except BaseException as error:
-            failures.append(error)
-
-    kinds = [awaiting, blocking, awaiting, blocking]
-    threads = [threading.Thread(target=guarded, args=(kind, 1000 * n)) for n, kind in enumerate(kinds)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    together(lambda n: blocking(1000 * n) if n % 2 else run(awaiting(1000 * n)), range(4))
 
 
 def test_a_loop_is_told_what_another_thread_took_in(processes: Any, pipe: Path) -> None:

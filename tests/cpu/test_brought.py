@@ -16,8 +16,9 @@ torch: Any = pytest.importorskip("torch")
 
 from crossfade.edges.host_copies import HostCopies  # noqa: E402
 from crossfade.errors import Failure  # noqa: E402
+from tests.helpers.bells import new_bell  # noqa: E402
 from tests.helpers.channel_pairs import Pair, Unpicklable, same  # noqa: E402
-from tests.helpers.copy_pair import make_bell, open_copy_ends  # noqa: E402
+from tests.helpers.copy_pair import open_copy_ends  # noqa: E402
 from tests.helpers.nccl_pair import open_nccl_ends  # noqa: E402
 from tests.helpers.staged_pair import open_staged_ends  # noqa: E402
 
@@ -51,7 +52,7 @@ class Opened:
 def opened(open_ends: Any, num_readers: int = 1) -> Iterator[Opened]:
     with open_ends(2, num_readers) as (writer, readers):
         writer.carrier.sources.splitter._lane_of = lambda tensor: 0 if tensor.is_floating_point() else None
-        found, bell = Opened(writer, readers), make_bell()
+        found, bell = Opened(writer, readers), new_bell()
         copies = [HostCopies([HOME_OF[open_ends](reader)], bell, 0.0) for reader in readers]
         for reader, each in zip(readers, copies, strict=True):
             reader.carrier.joiner.copies = each

@@ -158,8 +158,7 @@ def test_tensors_of_every_kind_arrive_in_one_way(engine: str) -> None:
     assert keeper.given_facts.remote().get() == wanted
     assert keeper.facts.remote(None, *tensors).get() == wanted
     assert [_facts(tensor) for tensor in keeper.same.remote(*tensors).get()] == wanted
-    with crossfade.InputNode() as inp:
-        graph = keeper.facts.bind(inp, *tensors).compile()
+    graph = keeper.facts.bind(crossfade.InputNode(), *tensors).compile()
     assert graph.execute(None).get() == wanted
 
 
@@ -182,8 +181,7 @@ def test_tensors_can_be_resized_where_they_arrive(engine: str) -> None:
     tensors = [*_tensors(), *_slices()]
     wanted = [tensor.numel() + 5 for tensor in tensors]
     assert keeper.resized.remote(None, *tensors).get() == wanted
-    with crossfade.InputNode() as inp:
-        graph = keeper.resized.bind(inp, *tensors).compile()
+    graph = keeper.resized.bind(crossfade.InputNode(), *tensors).compile()
     assert graph.execute(None).get() == wanted
 
 
@@ -202,8 +200,7 @@ def test_modules_can_be_trained_where_they_arrive_and_stay_tied(engine: str) -> 
     keeper = crossfade.remote(Keeper).remote(module)
     assert keeper.trained.remote().get() == (True, True, True)
     assert keeper.trained.remote(module).get() == (True, True, True)
-    with crossfade.InputNode() as inp:
-        graph = keeper.facts.bind(inp, module[0].weight, module[1].weight).compile()
+    graph = keeper.facts.bind(crossfade.InputNode(), module[0].weight, module[1].weight).compile()
     first, second = graph.execute(None).get()
     assert first == second
     assert first[0] == "Parameter"
@@ -325,8 +322,7 @@ def test_an_error_that_has_a_hint_gets_no_other(engine: str) -> None:
 
 def test_classes_with_slots_that_cannot_come_back_say_what_to_do(local: None) -> None:
     maker = crossfade.remote(Maker).remote()
-    with crossfade.InputNode() as inp:
-        graph = maker.slotted.bind(inp).compile()
+    graph = maker.slotted.bind(crossfade.InputNode()).compile()
     with pytest.raises(AttributeError, match="__dict__") as call:
         maker.slotted.remote(1).get()
     with pytest.raises(AttributeError, match="__dict__") as value:
@@ -347,8 +343,7 @@ def test_classes_with_slots_that_cannot_come_back_say_what_to_do(local: None) ->
 @pytest.mark.parametrize("options", [{"buffer_bytes": 10**13}, {"buffer_bytes": 10**9, "max_inflight": 2000}])
 def test_rings_for_which_there_is_no_memory_are_refused(local: None, options: dict[str, int]) -> None:
     first, second = (crossfade.remote(Keeper).remote() for _ in range(2))
-    with crossfade.InputNode() as inp:
-        node = second.one.bind(first.one.bind(inp))
+    node = second.one.bind(first.one.bind(crossfade.InputNode()))
     with pytest.raises(
         crossfade.GraphError, match=r"rings of the graph take \d+ bytes [^\n]*\nhint: lower max_inflight"
     ) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -16,14 +15,10 @@ from crossfade.channels.protocol import EMPTY, Reader, Writer
 from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
-from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Heap, Memory
 from crossfade.testing import conformance
-
-
-def _bell() -> Bell:
-    memory_fd, event_fd = Doorbell.create_fds("test")
-    return Bell(Memory(memory_fd), event_fd)
+from tests.helpers.bells import new_bell
+from tests.helpers.threads import together
 
 
 @contextmanager
@@ -33,7 +28,7 @@ def open_shm_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequen
     board = board_memory.map(layout.size_bytes)
     block = RingBlock(board, 0, layout)
     format_ring(*block)
-    bells = [_bell() for _ in range(num_readers + 1)]
+    bells = [new_bell() for _ in range(num_readers + 1)]
     writer = ShmWriter("c", block, Heap(heap), bells[1:])
     readers = [ShmReader("c", block, index, heap, bells[0]) for index in range(num_readers)]
     try:
@@ -59,25 +54,17 @@ def open_gloo_pair(depth: int, num_readers: int) -> Iterator[tuple[Writer, Seque
     store = os.memfd_create("store")
     parties = ["writer", *(f"reader{index}" for index in range(num_readers))]
     links = {}
-    bells = {party: _bell() for party in parties}
+    bells = {party: new_bell() for party in parties}
 
     def join(party: str) -> None:
         links[party] = gloo.GlooLink(Memory(os.dup(store)), parties, party, bells[party])
 
-    threads = [threading.Thread(target=join, args=(party,)) for party in parties]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(join, parties)
     try:
         writer = links["writer"].writer("c", 0, depth, parties[1:])
         yield writer, [links[party].reader("c", 0, depth, "writer") for party in parties[1:]]
     finally:
-        closing = [threading.Thread(target=link.close) for link in links.values()]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join()
+        together(lambda link: link.close(), links.values())
         os.close(store)
         for bell in bells.values():
             bell.close()

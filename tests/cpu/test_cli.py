@@ -34,8 +34,7 @@ class Worker:
 def chain(transport="auto"):
     print("called in", os.getpid())
     first, second = Worker.remote(), Worker.remote()
-    with crossfade.InputNode() as inp:
-        return second.work.bind(first.work.bind(inp).with_tensor_transport(transport))
+    return second.work.bind(first.work.bind(crossfade.InputNode()).with_tensor_transport(transport))
 
 def gloo():
     return chain("gloo")

@@ -63,8 +63,7 @@ def test_a_value_goes_there_and_back_by_the_communicator(crew: Crew, tmp_path: P
 def test_tensors_of_a_value_go_one_by_one_and_the_rest_by_the_ring(crew: Crew, tmp_path: Path) -> None:
     a, b, _ = crew
     comm = FifoCommunicator(tmp_path, [b, a])  # ranks are not the order of the graph
-    with crossfade.InputNode() as inp:
-        output = b.total.bind(a.pair.bind(inp).with_tensor_transport(comm))
+    output = b.total.bind(a.pair.bind(crossfade.InputNode()).with_tensor_transport(comm))
     with output.compile() as graph:
         assert graph.execute(3).get() == [6.0, 3, (0, 3), "text"]
     assert sorted(comm.log()) == [
@@ -97,8 +96,7 @@ def test_readers_get_it_one_after_the_other_and_the_driver_by_shm(crew: Crew, tm
 def test_failures_and_values_without_tensors_go_by_the_ring(crew: Crew, tmp_path: Path) -> None:
     a, b, _ = crew
     comm = FifoCommunicator(tmp_path, [a, b])
-    with crossfade.InputNode() as inp:
-        output = b.echo.bind(a.maybe.bind(inp).with_tensor_transport(comm))
+    output = b.echo.bind(a.maybe.bind(crossfade.InputNode()).with_tensor_transport(comm))
     with output.compile() as graph:
         refs = [graph.execute(n) for n in range(6)]
         assert [refs[n].get() for n in (0, 2, 4)] == [0, 2, 4]
@@ -186,8 +184,7 @@ def test_collectives_meet_as_ever_and_the_communicator_moves(crew: Crew, tmp_pat
 def test_an_actor_of_the_group_without_a_node_is_a_party_too(crew: Crew, tmp_path: Path) -> None:
     a, b, c = crew
     comm = FifoCommunicator(tmp_path, [a, b, c])
-    with crossfade.InputNode() as inp:
-        output = b.add.bind(a.ones.bind(inp).with_tensor_transport(comm))
+    output = b.add.bind(a.ones.bind(crossfade.InputNode()).with_tensor_transport(comm))
     with output.compile() as graph:
         assert graph.execute(2).get().tolist() == [1, 1]
         assert crossfade.get(c.echo.remote(5)) == 5

@@ -12,8 +12,9 @@ torch: Any = pytest.importorskip("torch")
 from crossfade.edges.host_copies import HostCopies  # noqa: E402
 from crossfade.errors import ChannelBroken, DeviceError, Failure  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
+from tests.helpers.bells import new_bell  # noqa: E402
 from tests.helpers.channel_pairs import check_values_stay_whole, in_turns  # noqa: E402
-from tests.helpers.copy_pair import lose, make_bell, open_copy_ends, open_copy_pair, settle  # noqa: E402
+from tests.helpers.copy_pair import lose, open_copy_ends, open_copy_pair, settle  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -218,7 +219,7 @@ def test_a_sparse_tensor_is_not_of_the_kind_of_a_dense_one() -> None:
 
 def test_cpu_tensors_are_brought_to_the_device_where_they_are_wanted_there() -> None:
     """Here the device is the CPU as well: what is brought lies in memory of its own."""
-    bell = make_bell()
+    bell = new_bell()
     with open_copy(4, 1) as (pair, writer, (reader,)):
         home = reader.carrier.homes[0]
         copies = HostCopies([home], bell)

@@ -64,8 +64,7 @@ def test_a_tensor_that_is_longer_than_what_is_set_aside_for_its_way(actors: list
 
 def test_values_that_hold_tensors_among_other_things(actors: list[Any], transport: str) -> None:
     first, second, _ = actors
-    with crossfade.InputNode() as given:
-        graph = second.describe.bind(first.pack.bind(given).with_tensor_transport(transport)).compile()
+    graph = second.describe.bind(first.pack.bind(crossfade.InputNode()).with_tensor_transport(transport)).compile()
     for size in (1, 3, 0):
         assert graph.execute(size).get(timeout=30) == ("x" * size, list(range(size)), True, None)
 
@@ -104,8 +103,7 @@ def test_kept_tensors_stay_whole_also_after_teardown_and_their_memory_comes_back
 ) -> None:
     first, second, _ = actors
     for _ in range(3):
-        with crossfade.InputNode() as given:
-            graph = second.keep.bind(first.make.bind(given).with_tensor_transport(transport)).compile()
+        graph = second.keep.bind(first.make.bind(crossfade.InputNode()).with_tensor_transport(transport)).compile()
         for size in (10, 20, 3000, 4, 3000):
             assert graph.execute(size).get(timeout=30)
         graph.teardown()

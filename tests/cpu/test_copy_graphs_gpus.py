@@ -59,8 +59,7 @@ def gpu_actors(session: None) -> list[Any]:
 
 def test_gpus_that_the_session_claims_and_the_machine_lacks_are_the_cpu(gpu_actors: list[Any]) -> None:
     first, second, third = gpu_actors
-    with crossfade.InputNode() as given:
-        graph = third.total.bind(second.double.bind(first.make.bind(given))).compile()
+    graph = third.total.bind(second.double.bind(first.make.bind(crossfade.InputNode()))).compile()
     assert [spec.transport for spec in graph.plan.channels] == ["shm", "copy", "copy", "shm"]
     assert graph.execute(100).get(timeout=30) == 9900
 
@@ -73,8 +72,7 @@ def transfers(timeline: crossfade.Timeline) -> set[tuple[str, str, str]]:
 
 def test_a_measured_timeline_has_the_spans_of_devices(gpu_actors: list[Any]) -> None:
     first, second, _ = gpu_actors
-    with crossfade.InputNode() as given:
-        graph = second.total.bind(first.make.bind(given)).compile(record=True)
+    graph = second.total.bind(first.make.bind(crossfade.InputNode())).compile(record=True)
     for _ in range(3):
         assert crossfade.get(graph.execute(100_000), timeout=30) == 4999950000
     spans = [span for span in graph.timeline().spans if span.stream in ("compute", "push")]
@@ -154,8 +152,7 @@ def test_nccl_says_that_it_needs_gpus(gpu_actors: list[Any]) -> None:
         output = second.total.bind(made)
     with pytest.raises(DeviceError, match="the transport 'nccl' needs a GPU on both sides"):
         output.compile()
-    with crossfade.InputNode() as given:
-        graph = second.total.bind(first.make.bind(given)).compile()
+    graph = second.total.bind(first.make.bind(crossfade.InputNode())).compile()
     assert graph.execute(100).get(timeout=30) == 4950
 
 
@@ -163,8 +160,7 @@ def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(gpu_acto
     """Whichever of its plans has such collectives; and before plain calls."""
     both = gpu_actors[:2]
     crossfade.get([actor.note_looks.remote() for actor in both])
-    with crossfade.InputNode() as given:
-        others = crossfade.MultiOutputNode([actor.has_looked.bind(given) for actor in both]).compile()
+    others = crossfade.MultiOutputNode([actor.has_looked.bind(crossfade.InputNode()) for actor in both]).compile()
     assert run(others, 1) == crossfade.get([actor.has_looked.remote() for actor in both]) == [False, False]
     with crossfade.InputNode() as given:
         sums = allreduce.bind([actor.make_looking.bind(given) for actor in both])

@@ -25,7 +25,7 @@ from crossfade.device.streams import Streams  # noqa: E402
 from crossfade.errors import ChannelBroken  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
 from crossfade.types import CollectiveKind, ReduceOp  # noqa: E402
-from tests.helpers.copy_pair import make_bell  # noqa: E402
+from tests.helpers.bells import new_bell  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -76,7 +76,7 @@ class World:
         home = DeviceContext(self.driver, Pool(self.driver), Streams(self.driver))
         self.mover = Mover()
         self._other = RendezvousTable(theirs, 1)
-        self._bells = {name: make_bell() for name in "AB"}
+        self._bells = {name: new_bell() for name in "AB"}
         table, parties = RendezvousTable(parts, 0), Parties("AB", "A", self._bells, {"B": os.getpid()})
 
         def give_back() -> None:

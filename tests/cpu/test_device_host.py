@@ -14,11 +14,12 @@ from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.staged_layout import Cut, StagedLayout
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory
-from tests.helpers import host_cases
+from tests.helpers import chain_kills, host_cases
 from tests.helpers.device_pair import run_workers
 from tests.helpers.footprint import names_left, shared_names
 
 NUM_VALUES = 60
+TOLD = {"dead": ["worker 0"], "is_told": [0]}
 
 
 @pytest.fixture
@@ -159,11 +160,11 @@ def test_a_killed_sender_leaves_whole_values_and_nothing_else(seed: int) -> None
     num_slots = 1 + seed % 3
     before = shared_names()
     _, survivor = run_workers(
-        [host_cases.dies_sending, host_cases.survives_receiving], [(1, seed, num_slots), (0, num_slots)], dying={0}
+        [chain_kills.dies_sending, chain_kills.survives_receiving], [(1, seed, num_slots), (0, num_slots)], dying={0}
     )
     assert "worker 0 died" in survivor.pop("error")
     assert survivor.pop("taken_s") < 1
-    assert survivor == {"num_wrong": 0, "is_kept_whole": True, "held": [], "grown": {}}
+    assert survivor == {**TOLD, "num_wrong": 0, "is_kept_whole": True, "held": [], "grown": {}}
     assert not names_left(before)
 
 
@@ -171,15 +172,15 @@ def test_a_killed_sender_leaves_whole_values_and_nothing_else(seed: int) -> None
 def test_a_killed_receiver_leaves_nothing(seed: int) -> None:
     num_slots = 1 + seed % 3
     _, survivor = run_workers(
-        [host_cases.dies_receiving, host_cases.survives_sending], [(1, seed, num_slots), (0, num_slots)], dying={0}
+        [chain_kills.dies_receiving, chain_kills.survives_sending], [(1, seed, num_slots), (0, num_slots)], dying={0}
     )
     assert "worker 0 died" in survivor.pop("error")
     assert survivor.pop("taken_s") < 1
-    assert survivor == {"held": [], "grown": {}}
+    assert survivor == {**TOLD, "held": [], "grown": {}}
 
 
 def test_a_wait_for_the_dead_is_let_go() -> None:
-    survivor, _ = run_workers([host_cases.waits_for_the_dead, host_cases.dies_when_told], [(1,), (0,)], dying={1})
+    survivor, _ = run_workers([chain_kills.waits_for_the_dead, chain_kills.dies_when_told], [(1,), (0,)], dying={1})
     assert survivor["taken_s"] < 2
     assert survivor["waited_for"] == ("full[1] of ring of worker 1",)
     assert survivor["held"] == []

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.timeout(90)
 
 def test_dump_tells_who_waits_for_whom(local: None, pipe: Path) -> None:
     first, second = Actor.options(name="first").remote(), Actor.options(name="second").remote()
-    with crossfade.InputNode() as inp:
-        graph = second.read.bind(first.echo.bind(inp)).compile(max_inflight=3)
+    graph = second.read.bind(first.echo.bind(crossfade.InputNode())).compile(max_inflight=3)
     refs = [graph.execute(str(pipe)) for _ in range(3)]
     expected = (
         "3 in flight: execution 0 to 2",

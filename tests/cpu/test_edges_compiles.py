@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 import crossfade
 from crossfade.api import session as sessions
 from tests.helpers.graphs import kept_session, session_of
+from tests.helpers.threads import together
 
 NUM_THREADS = 8
 
@@ -78,22 +78,9 @@ def workers(kept: tuple[sessions.Session, tuple[Any, Any]]) -> Iterator[tuple[An
         yield both
 
 
-def _together(do: Callable[[int], Any], num_threads: int = NUM_THREADS) -> list[Any]:
-    """What ``do`` returned in each thread; all start at once."""
-    barrier = threading.Barrier(num_threads)
-
-    def begin(index: int) -> Any:
-        barrier.wait(30)
-        return do(index)
-
-    with ThreadPoolExecutor(num_threads) as pool:
-        return list(pool.map(begin, range(num_threads)))
-
-
 def test_the_same_nodes_with_different_options_at_once(workers: Any) -> None:
     first, second = workers
-    with crossfade.InputNode() as inp:
-        dag = second.first.bind(first.fill.bind(inp))
+    dag = second.first.bind(first.fill.bind(crossfade.InputNode()))
     options: list[dict[str, Any]] = [
         {},
         {"max_inflight": 1},
@@ -129,8 +116,7 @@ def test_a_graph_inside_the_with_of_another(workers: Any) -> None:
     first, second = workers
     with crossfade.InputNode() as outer:
         one = first.add.bind(outer)
-        with crossfade.InputNode() as inner:
-            other = second.add.bind(first.add.bind(inner))
+        other = second.add.bind(first.add.bind(crossfade.InputNode()))
         with one.compile() as graph:
             waiting = graph.execute(1)
             with other.compile() as nested:
@@ -145,13 +131,12 @@ def check_many_threads(workers: Any, num_rounds: int) -> None:
 
     def rounds(index: int) -> None:
         for turn in range(num_rounds):
-            with crossfade.InputNode() as inp:
-                dag = second.first.bind(first.fill.bind(inp))
+            dag = second.first.bind(first.fill.bind(crossfade.InputNode()))
             with dag.compile(max_inflight=3) as graph:
                 refs = [graph.execute(index * 1000 + turn + step) for step in range(3)]
                 assert crossfade.get(refs, timeout=60) == [index * 1000 + turn + step for step in range(3)]
 
-    _together(rounds)
+    together(rounds, range(NUM_THREADS))
     gc.collect()
     engine: Any = sessions.require().engine
     assert engine._plans == {}
@@ -170,7 +155,7 @@ def test_one_graph_executed_from_several_threads(workers: Any) -> None:
             for turn in range(60):
                 assert graph.execute(index * 1000 + turn).get(timeout=60) == index * 1000 + turn
 
-        _together(executions)
+        together(executions, range(NUM_THREADS))
         assert graph.statistics().num_finished == 60 * NUM_THREADS
 
 
@@ -181,7 +166,7 @@ def test_actors_started_and_called_from_several_threads(workers: Any) -> None:
         crossfade.kill(actor)
         return value
 
-    assert _together(use) == list(range(1, NUM_THREADS + 1))
+    assert together(use, range(NUM_THREADS)) == list(range(1, NUM_THREADS + 1))
 
 
 def test_teardown_while_another_thread_waits(workers: Any, tmp_path: Path) -> None:
@@ -219,7 +204,7 @@ def test_several_threads_tear_one_graph_down(workers: Any) -> None:
     for _ in range(5):
         graph = first.add.bind(crossfade.InputNode()).compile()
         ref = graph.execute(1)
-        _together(lambda _, graph=graph: graph.teardown())  # type: ignore[misc]
+        together(lambda _, graph=graph: graph.teardown(), range(NUM_THREADS))  # type: ignore[misc]
         with pytest.raises(crossfade.SessionError):
             ref.get()
 
@@ -239,7 +224,7 @@ def test_executions_race_a_teardown(workers: Any) -> None:
             except (crossfade.SessionError, crossfade.CapacityExceeded):
                 return
 
-        _together(race, 4)
+        together(race, range(4))
 
 
 def test_an_actor_may_be_a_driver_with_a_session_of_its_own() -> None:

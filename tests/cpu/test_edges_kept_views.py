@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import crossfade
+from tests.helpers.threads import together
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -86,11 +87,7 @@ def test_views_that_die_in_other_threads(keepers: Any) -> None:
         for turn in range(20):
             kept = [graph.execute(number).get(timeout=30) for number in range(10)]
             assert all(_is(value, number) for number, value in enumerate(kept))
-            threads = [threading.Thread(target=kept.pop) for _ in kept]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            together(lambda _, kept=kept: kept.pop(), range(len(kept)))  # type: ignore[misc]
             second.drop_in_a_thread.remote().get()
             assert not kept, turn
 

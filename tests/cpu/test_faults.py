@@ -32,8 +32,7 @@ class Unwilling:
 
 
 def chain_of(first: Any, second: Any, **options: Any) -> crossfade.CompiledGraph:
-    with crossfade.InputNode() as inp:
-        graph: crossfade.CompiledGraph = second.echo.bind(first.echo.bind(inp)).compile(**options)
+    graph: crossfade.CompiledGraph = second.echo.bind(first.echo.bind(crossfade.InputNode())).compile(**options)
     return graph
 
 

@@ -83,8 +83,7 @@ def test_the_measured_topology_decides_for_collectives(kind: LinkKind | None, tr
     if kind is not None:
         keep_topology(kind)
     actors = [Actor.options(num_gpus=1).remote() for _ in range(2)]
-    with crossfade.InputNode() as inp:
-        output = crossfade.MultiOutputNode(allreduce.bind([actor.add.bind(inp) for actor in actors]))
+    output = crossfade.MultiOutputNode(allreduce.bind([actor.add.bind(crossfade.InputNode()) for actor in actors]))
     with output.compile() as graph:
         assert [spec.transport for spec in graph.plan.collectives] == [transport]
         assert f"collective c0 = allreduce(sum) over {transport}: " in str(graph.plan)
@@ -101,8 +100,7 @@ def test_what_cannot_be_had_is_said_when_the_graph_is_compiled() -> None:
             output.compile()
     keep_topology(LinkKind.HOST)
     third = Actor.options(num_gpus=1).remote()
-    with crossfade.InputNode() as inp:
-        output = third.add.bind(first.add.bind(inp).with_tensor_transport("copy"))
+    output = third.add.bind(first.add.bind(crossfade.InputNode()).with_tensor_transport("copy"))
     with pytest.raises(crossfade.GraphError, match="GPU-a and GPU-b, are not connected by NVLink but by host\nhint: "):
         output.compile()
 

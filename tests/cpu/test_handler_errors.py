@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,6 @@ from crossfade.channels.protocol import EMPTY
 from tests.helpers.handlers import Late, Remote, handler, handler_once, pairs, sleeps, slow_graph, with_a_handler
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def session() -> Iterator[None]:
-    crossfade.init()
-    yield
-    crossfade.shutdown()
 
 
 class Standstill:
@@ -113,7 +106,7 @@ def test_an_interrupt_before_anything_is_written_leaves_no_execution_behind(engi
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_real_deadline_gives_right_values_or_an_error(session: None) -> None:
+def test_a_real_deadline_gives_right_values_or_an_error(local: None) -> None:
     graph, num_torn = pairs(), 0
 
     def late() -> None:
@@ -151,7 +144,7 @@ def test_destructors_of_references_and_graphs_may_come_in_the_middle_of_a_call(e
     graph.teardown()
 
 
-def test_another_thread_may_do_what_a_handler_may_not(session: None) -> None:
+def test_another_thread_may_do_what_a_handler_may_not(local: None) -> None:
     graph, is_told = slow_graph(), threading.Event()
 
     def tear_down() -> None:
@@ -166,7 +159,7 @@ def test_another_thread_may_do_what_a_handler_may_not(session: None) -> None:
     thread.join()
 
 
-def test_a_handler_may_get_a_result_of_another_graph_while_the_program_waits_for_one(session: None) -> None:
+def test_a_handler_may_get_a_result_of_another_graph_while_the_program_waits_for_one(local: None) -> None:
     graph, other = slow_graph(), slow_graph()
     got, begin_s = [], time.monotonic()
     with handler_once(lambda: got.append(other.execute(0.02).get()), sleeps()):
@@ -177,11 +170,10 @@ def test_a_handler_may_get_a_result_of_another_graph_while_the_program_waits_for
     other.teardown()
 
 
-def test_a_handler_may_wait_for_what_another_thread_gets_beside_its_own(session: None) -> None:
+def test_a_handler_may_wait_for_what_another_thread_gets_beside_its_own(local: None) -> None:
     graphs = []
     for _ in range(2):
-        with crossfade.InputNode() as inp:
-            graphs.append(Remote.remote().slow.bind(inp).compile())
+        graphs.append(Remote.remote().slow.bind(crossfade.InputNode()).compile())
         graphs[-1].execute(0).get()
     ref, other = graphs[0].execute(1.0), graphs[1].execute(0.6)
     got: list[float] = []
@@ -197,12 +189,9 @@ def test_a_handler_may_wait_for_what_another_thread_gets_beside_its_own(session:
     assert got == [0.6, 0.6]
 
 
-def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itself(
-    session: None, tmp_path: Path
-) -> None:
+def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itself(local: None, tmp_path: Path) -> None:
     actor = Remote.remote()
-    with crossfade.InputNode() as inp:
-        graph = actor.same.bind(inp).compile()
+    graph = actor.same.bind(crossfade.InputNode()).compile()
     assert graph.execute(1).get() == 1
     engine: Any = sessions.require().engine
     connection = next(iter(engine.processes.living.values())).connection
@@ -227,13 +216,12 @@ def test_a_handler_that_tears_down_while_its_thread_sends_does_not_wait_for_itse
     graph.teardown()
     assert busy.get(timeout=20) is None
     assert len(large.get(timeout=20)) == 20 << 20
-    with crossfade.InputNode() as inp:
-        again = actor.same.bind(inp).compile()
+    again = actor.same.bind(crossfade.InputNode()).compile()
     assert again.execute(2).get() == 2
     again.teardown()
 
 
-def test_a_handler_that_comes_while_messages_are_taken_in_breaks_nothing(session: None) -> None:
+def test_a_handler_that_comes_while_messages_are_taken_in_breaks_nothing(local: None) -> None:
     actor, other = Remote.remote(), Remote.remote()
     assert crossfade.get([actor.same.remote(1), other.same.remote(1)]) == [1, 1]
     engine: Any = sessions.require().engine
@@ -257,7 +245,7 @@ def test_a_handler_that_comes_while_messages_are_taken_in_breaks_nothing(session
 
 @pytest.mark.parametrize("kind", [TimeoutError, crossfade.GetTimeoutError, Late])
 def test_what_a_handler_raises_while_a_call_is_sent_or_its_result_taken_in_arrives(
-    session: None, kind: type[Exception]
+    local: None, kind: type[Exception]
 ) -> None:
     def late() -> None:
         raise kind("the handler's")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +12,6 @@ import crossfade
 from tests.helpers.handlers import handler_once, pairs, sleeps, slow_graph, with_a_handler
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def session() -> Iterator[None]:
-    crossfade.init()
-    yield
-    crossfade.shutdown()
 
 
 async def execute_async(graph: crossfade.CompiledGraph) -> object:
@@ -90,9 +83,7 @@ def test_a_handler_that_uses_the_graph_in_the_middle_of_its_teardown_is_refused(
 
 
 @pytest.mark.parametrize("use", ["get", "teardown"])
-def test_a_handler_that_uses_the_graph_while_the_program_waits_for_its_result_is_refused(
-    session: None, use: str
-) -> None:
+def test_a_handler_that_uses_the_graph_while_the_program_waits_for_its_result_is_refused(local: None, use: str) -> None:
     graph, refused = slow_graph(), list[object]()
     ref, later = graph.execute(0.4), graph.execute(0.01)
     with handler_once(lambda: refused.append(refusal_of(use, graph, later)), sleeps()):

@@ -19,6 +19,7 @@ from crossfade.host.memory import PAGE_BYTES, Heap, Memory, address_of
 from crossfade.host.processes import await_end, describe_exit, is_ending, open_pidfd
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore, open_semaphore
 from crossfade.host.sockets import Connection
+from tests.helpers.threads import together
 
 
 def test_memory_is_shared_by_its_descriptor() -> None:
@@ -212,22 +213,16 @@ def test_two_sides_that_send_at_once_do_not_block_each_other() -> None:
     mine, other = Connection.pair(key)
     theirs = Connection(other, key, "actor")
     payload = b"z" * 20_000_000
-    arrived: list[bool] = []
 
-    def exchange(end: Connection) -> None:
+    def exchange(end: Connection) -> bool:
         end.send(payload)
         message = None
         while message is None:
             end.wait(30)
             message = end.take()
-        arrived.append(message.payload == payload)
+        return bool(message.payload == payload)
 
-    threads = [threading.Thread(target=exchange, args=(end,), daemon=True) for end in (mine, theirs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert arrived == [True, True]
+    assert together(exchange, (mine, theirs)) == [True, True]
     mine.close()
     theirs.close()
 

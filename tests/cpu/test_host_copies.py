@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,26 +19,12 @@ from crossfade.channels.values.layout import Encoded  # noqa: E402
 from crossfade.channels.values.tensors import bring_to_host  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
-from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import open_ring, take, write  # noqa: E402
 
 
 @contextmanager
-def open_from_device(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
-    with open_ring(HostDriver(1.0), depth=depth, num_readers=num_readers) as ring:
-        yield ring.writer, ring.readers
-
-
-@contextmanager
-def open_to_device(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
-    with open_ring(
-        HostDriver(1.0), depth=depth, num_readers=num_readers, writes_from_device=False, reads_onto="cuda"
-    ) as ring:
-        yield ring.writer, ring.readers
-
-
-@contextmanager
-def open_both(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Reader]]]:
-    with open_ring(HostDriver(1.0), depth=depth, num_readers=num_readers, reads_onto="default") as ring:
+def open_pair(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[Writer, Sequence[Reader]]]:
+    with open_ring(HostDriver(1.0), depth=depth, num_readers=num_readers, **options) as ring:
         yield ring.writer, ring.readers
 
 
@@ -57,9 +44,9 @@ def open_pending(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequenc
 
 
 TestPending = conformance.suite(open_pending)
-TestFromDevice = conformance.suite(open_from_device)
-TestToDevice = conformance.suite(open_to_device)
-TestBoth = conformance.suite(open_both)
+TestFromDevice = conformance.suite(open_pair)
+TestToDevice = conformance.suite(partial(open_pair, writes_from_device=False, reads_onto="cuda"))
+TestBoth = conformance.suite(partial(open_pair, reads_onto="default"))
 
 DTYPES = [
     torch.float16,
@@ -82,10 +69,6 @@ def raw(tensor: Any) -> Any:
 
 def sample(dtype: Any, shape: tuple[int, ...]) -> Any:
     return torch.arange(torch.Size(shape).numel()).remainder(50).reshape(shape).to(dtype)
-
-
-def write(ring: Ring, value: object) -> None:
-    until(lambda: ring.writer.try_write(value), "room")
 
 
 # Values

@@ -13,16 +13,8 @@ torch: Any = pytest.importorskip("torch")
 from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device.events import EventPool  # noqa: E402
 from crossfade.errors import ActorDiedError, ChannelBroken, ChannelClosed, DeviceError, Failure, TaskError  # noqa: E402
-from tests.helpers.host_rings import home_on, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import LONG_US, home_on, open_ring, take, until  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
-
-LONG_US = 1e6
-"""So long a spin that the thread does nothing: the test is the main thread that looks."""
-
-
-@pytest.fixture
-def late() -> LateDriver:
-    return LateDriver()
 
 
 def test_an_event_that_fails_becomes_an_error_in_its_place(late: LateDriver) -> None:

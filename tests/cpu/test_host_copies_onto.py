@@ -20,20 +20,9 @@ from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device.events import EventPool  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.errors import DeviceError, Failure  # noqa: E402
-from tests.helpers.host_rings import Ring, home_on, open_ring, take, until  # noqa: E402
+from tests.helpers.channel_pairs import Unpicklable  # noqa: E402
+from tests.helpers.host_rings import LONG_US, Ring, home_on, open_ring, take, until, write  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
-
-LONG_US = 1e6
-"""So long a spin that the thread does nothing: the test is the main thread that looks."""
-
-
-@pytest.fixture
-def late() -> LateDriver:
-    return LateDriver()
-
-
-def write(ring: Ring, value: object) -> None:
-    until(lambda: ring.writer.try_write(value), "room")
 
 
 def test_tensors_are_brought_to_the_device_and_their_slot_is_held(late: LateDriver) -> None:
@@ -61,23 +50,34 @@ def test_cpu_tensors_stay_on_their_slot_by_default(late: LateDriver, num: int) -
         assert torch.equal(ring.reader.try_read(), torch.arange(num))
 
 
+def copy_later(ring: Ring, driver: LateDriver) -> tuple[Any, Any]:
+    """A value that was read, and where a held stream is to copy it."""
+    assert ring.writer.try_write(torch.full((1000,), 1))
+    source: Any = ring.reader.try_read()
+    target = torch.zeros(1000, dtype=torch.int64)
+    driver.copy(target.data_ptr(), source.data_ptr(), 8000, 0)
+    return source, target
+
+
+def second_value(ring: Ring, driver: LateDriver) -> Any:
+    """It waits for the slot of the first one until the stream is past what the program copies from there."""
+    driver.hold(0)
+    source, target = copy_later(ring, driver)
+    del source
+    assert ring.reader.statistics().num_kept == 1
+    assert ring.writer.try_write(torch.full((1000,), 2))
+    assert ring.reader.try_read() is EMPTY  # its share of slots is under way; nothing is copied out
+    assert ring.copies.is_pending
+    driver.let_go(0)
+    assert ring.copies.poll()
+    assert torch.equal(target, torch.full((1000,), 1))
+    return ring.reader.try_read()
+
+
 def test_a_view_that_died_holds_its_slot_until_the_stream_is_past_it(late: LateDriver) -> None:
     """The program may have enqueued a copy from it."""
     with open_ring(late, depth=1, writes_from_device=False, reads_onto="default", spin_us=LONG_US) as ring:
-        late.hold(0)
-        assert ring.writer.try_write(torch.full((1000,), 1))
-        source: Any = ring.reader.try_read()
-        target = torch.zeros(1000, dtype=torch.int64)
-        late.copy(target.data_ptr(), source.data_ptr(), 8000, 0)
-        del source
-        assert ring.reader.statistics().num_kept == 1
-        assert ring.writer.try_write(torch.full((1000,), 2))
-        assert ring.reader.try_read() is EMPTY  # its share of slots is under way; nothing is copied out
-        assert ring.copies.is_pending
-        late.let_go(0)
-        assert ring.copies.poll()
-        assert torch.equal(target, torch.full((1000,), 1))
-        assert torch.equal(ring.reader.try_read(), torch.full((1000,), 2))
+        assert torch.equal(second_value(ring, late), torch.full((1000,), 2))
         assert ring.reader.statistics().num_copied_out == 0
 
 
@@ -88,19 +88,7 @@ def test_a_view_that_died_holds_its_slot_until_each_device_of_the_process_is_pas
         home, events = home_on(other), EventPool(other)
         slots = ring.reader.ring._slots
         slots._homes = [*slots._homes, (home, events)]
-        other.hold(0)
-        assert ring.writer.try_write(torch.full((1000,), 1))
-        source: Any = ring.reader.try_read()
-        target = torch.zeros(1000, dtype=torch.int64)
-        other.copy(target.data_ptr(), source.data_ptr(), 8000, 0)
-        del source
-        assert ring.reader.statistics().num_kept == 1
-        assert ring.writer.try_write(torch.full((1000,), 2))
-        assert ring.reader.try_read() is EMPTY
-        other.let_go(0)
-        assert ring.copies.poll()
-        assert torch.equal(target, torch.full((1000,), 1))
-        view = ring.reader.try_read()
+        view = second_value(ring, other)
         assert torch.equal(view, torch.full((1000,), 2))
         other.begin_capture(0)
         del view
@@ -122,10 +110,7 @@ def test_a_view_that_died_holds_its_slot_from_a_device_that_works_beside_one_tha
         slots._homes = [(home, events), *slots._homes]
         late.hold(0)
         for refuses_before in (False, True):
-            assert ring.writer.try_write(torch.full((1000,), 1))
-            source: Any = ring.reader.try_read()
-            target = torch.zeros(1000, dtype=torch.int64)
-            late.copy(target.data_ptr(), source.data_ptr(), 8000, 0)
+            source, target = copy_later(ring, late)
             if refuses_before:
                 other.break_down(DeviceError("an illegal address"))
             del source
@@ -205,17 +190,12 @@ def test_a_broken_device_frees_slots(late: LateDriver) -> None:
 def test_a_value_that_does_not_unpickle_leaves_no_slot_held(late: LateDriver) -> None:
     with open_ring(late, depth=1, writes_from_device=False, reads_onto="cuda", spin_us=LONG_US) as ring:
         for _ in range(5):
-            assert ring.writer.try_write([torch.arange(1000), _Unreadable()])
+            assert ring.writer.try_write([torch.arange(1000), Unpicklable()])
             failure = ring.reader.try_read()
             assert isinstance(failure, Failure)
             del failure
             gc.collect()
             assert ring.reader.statistics().num_kept == 0
-
-
-class _Unreadable:
-    def __reduce__(self) -> Any:
-        return int, ("this is no number",)
 
 
 def test_views_that_die_in_another_thread_end_once() -> None:

@@ -13,21 +13,21 @@ from tests.helpers.device_pair import run_workers
 NUM_VALUES = 60
 
 
-@pytest.mark.parametrize(("depth", "num_kept", "polls"), [(1, 2, True), (3, 1, False)])
-def test_from_a_device_to_a_host(depth: int, num_kept: int, polls: bool) -> None:
+@pytest.mark.parametrize(
+    ("source", "polls", "target", "onto", "depth", "num_kept"),
+    [
+        (HOST, True, cases.NO_DEVICE, "", 1, 2),
+        (HOST, False, cases.NO_DEVICE, "", 3, 1),
+        (cases.NO_DEVICE, False, HOST, "cuda", 1, 2),
+        (cases.NO_DEVICE, False, HOST, "default", 3, 4),
+    ],
+)
+def test_between_a_device_and_a_host(
+    source: int, polls: bool, target: int, onto: str, depth: int, num_kept: int
+) -> None:
     sent, got = run_workers(
         [cases.writes, cases.reads],
-        [(1, HOST, NUM_VALUES, depth, polls), (0, cases.NO_DEVICE, NUM_VALUES, depth, "", "cpu", num_kept)],
-    )
-    assert got == {"num_wrong": 0, "num_values": NUM_VALUES, "held": []}
-    assert sent == {"held": []}
-
-
-@pytest.mark.parametrize(("depth", "num_kept", "onto"), [(1, 2, "cuda"), (3, 4, "default")])
-def test_from_a_host_to_a_device(depth: int, num_kept: int, onto: str) -> None:
-    sent, got = run_workers(
-        [cases.writes, cases.reads],
-        [(1, cases.NO_DEVICE, NUM_VALUES, depth, False), (0, HOST, NUM_VALUES, depth, onto, "cpu", num_kept)],
+        [(1, source, NUM_VALUES, depth, polls), (0, target, NUM_VALUES, depth, onto, "cpu", num_kept)],
     )
     assert got == {"num_wrong": 0, "num_values": NUM_VALUES, "held": []}
     assert sent == {"held": []}

@@ -257,8 +257,7 @@ def test_an_interrupt_while_room_for_the_second_input_is_waited_for_keeps_execut
 
 def test_a_wait_beside_another_thread_is_interrupted_too(local: None, pipe: Path) -> None:
     actor = Remote.remote()
-    with crossfade.InputNode() as inp:
-        graph = actor.until.bind(inp).compile()
+    graph = actor.until.bind(crossfade.InputNode()).compile()
     ref = graph.execute(str(pipe))
     call = Remote.remote().echo.remote(1)
     assert call.get(timeout=20) == 1
@@ -336,8 +335,7 @@ def test_the_signal_is_taken_while_there_is_a_session_unless_the_program_has_it(
 
 def test_asyncio_gets_interrupts_as_it_does_without_crossfade(local: None, pipe: Path) -> None:
     graph_of = Remote.remote()
-    with crossfade.InputNode() as inp:
-        graph = graph_of.until.bind(inp).compile()
+    graph = graph_of.until.bind(crossfade.InputNode()).compile()
     seen: list[str] = []
 
     async def main() -> None:

@@ -80,8 +80,7 @@ def pair(actors: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> l
 def transport_of(pair: list[Any], asked: Any = "auto") -> Transport:
     """That of the edge between them, over which a value went."""
     first, second = pair
-    with crossfade.InputNode() as size:
-        graph = second.total.bind(first.make.bind(size).with_tensor_transport(asked)).compile()
+    graph = second.total.bind(first.make.bind(crossfade.InputNode()).with_tensor_transport(asked)).compile()
     assert graph.execute(100).get(timeout=30) == 4950
     (spec,) = (spec for spec in graph.plan.channels if spec.value == "n0")
     graph.teardown()
@@ -125,8 +124,7 @@ def test_what_was_measured_is_believed(pair: list[Any]) -> None:
 def test_one_gpu_needs_no_links(pair: list[Any]) -> None:
     crossfade.get([each.see.remote(None) for each in pair])
     first, _ = pair
-    with crossfade.InputNode() as size:
-        graph = first.total.bind(first.make.bind(size)).compile()
+    graph = first.total.bind(first.make.bind(crossfade.InputNode())).compile()
     assert graph.execute(100).get(timeout=30) == 4950
     assert sum(crossfade.get([each.asked.remote() for each in pair])) == 0
     assert sessions.require().links is None

@@ -216,10 +216,8 @@ def _large(size_bytes: int) -> Any:
 @pytest.mark.parametrize("size_bytes", [1 << 40, 1 << 50])
 def test_a_value_larger_than_memory_is_refused_with_figures_and_the_graph_goes_on(engine: str, size_bytes: int) -> None:
     taker, maker = crossfade.remote(Taker).remote(), crossfade.remote(Taker).remote()
-    with crossfade.InputNode() as inp:
-        graph = taker.size.bind(inp).compile()
-    with crossfade.InputNode() as inp:
-        made = taker.size.bind(maker.large.bind(inp)).compile()
+    graph = taker.size.bind(crossfade.InputNode()).compile()
+    made = taker.size.bind(maker.large.bind(crossfade.InputNode())).compile()
     value = _large(size_bytes)
     told = rf"no memory for a value with {size_bytes} bytes of arrays: \d+ bytes are available\nhint: "
     for tries in (

@@ -154,8 +154,7 @@ def test_an_exception_reaches_what_depends_on_it_and_the_graph_goes_on(actors: A
 
 def test_a_result_that_cannot_be_pickled_is_an_error_of_its_node(actors: Any) -> None:
     a, b = actors
-    with crossfade.InputNode() as inp:
-        dag = b.echo.bind(a.generator.bind(inp))
+    dag = b.echo.bind(a.generator.bind(crossfade.InputNode()))
     with dag.compile() as graph:
         for number in (1, 2):
             with pytest.raises(TypeError, match=r"generator(.|\n)*hint: locks, open files") as caught:
@@ -196,10 +195,8 @@ def test_tensors(processes: Any) -> None:
 
 def test_several_graphs_share_actors_and_one_graph_compiles_again(actors: Any) -> None:
     a, b = actors
-    with crossfade.InputNode() as inp:
-        there = b.add.bind(a.echo.bind(inp), b=1)
-    with crossfade.InputNode() as inp:
-        back = a.add.bind(b.echo.bind(inp), b=2)
+    there = b.add.bind(a.echo.bind(crossfade.InputNode()), b=1)
+    back = a.add.bind(b.echo.bind(crossfade.InputNode()), b=2)
     graphs = [there.compile(), back.compile(), there.compile(max_inflight=1)]
     for number in range(20):
         refs = [graph.execute(number) for graph in graphs]
@@ -233,8 +230,7 @@ def test_a_time_limit_that_is_no_number_is_refused(actors: Any) -> None:
 
 def test_the_timeline_has_every_action(actors: Any) -> None:
     a, b = actors
-    with crossfade.InputNode() as inp:
-        dag = b.add.bind(a.echo.bind(inp), b=1)
+    dag = b.add.bind(a.echo.bind(crossfade.InputNode()), b=1)
     with dag.compile(record=True) as graph:
         for number in range(5):
             assert graph.execute(number).get() == number + 1
@@ -252,8 +248,7 @@ def test_the_timeline_has_every_action(actors: Any) -> None:
 
 def test_a_method_that_an_error_passes_by_has_not_computed(actors: Any) -> None:
     a, b = actors
-    with crossfade.InputNode() as inp:
-        dag = b.add.bind(a.fail.bind(inp), b=1)
+    dag = b.add.bind(a.fail.bind(crossfade.InputNode()), b=1)
     with dag.compile(record=True) as graph:
         with pytest.raises(FileNotFoundError):
             graph.execute(0).get()

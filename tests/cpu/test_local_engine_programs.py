@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import crossfade
 from tests.helpers.calm import calm_s
 from tests.helpers.doers import Actor, graph_of
 from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
+from tests.helpers.threads import together
 
 
 class BadConstructor:
@@ -61,8 +61,7 @@ def _use_until_it_fails(graph: crossfade.CompiledGraph) -> None:
 
 def test_a_dead_actor_is_named(processes: Any) -> None:
     a, b = Actor.remote(), Actor.remote()
-    with crossfade.InputNode() as inp:
-        dag = b.echo.bind(a.echo.bind(inp))
+    dag = b.echo.bind(a.echo.bind(crossfade.InputNode()))
     graph = dag.compile()
     pid = a.pid.remote().get()
     assert graph.execute(1).get() == 1
@@ -92,41 +91,23 @@ def test_executing_after_teardown_and_shutdown(engine: str) -> None:
 
 def test_graphs_from_several_threads(processes: Any) -> None:
     actor = processes[0]
-    failures: list[BaseException] = []
 
-    def use() -> None:
-        try:
-            with graph_of(actor, "echo") as graph:
-                for number in range(200):
-                    assert graph.execute(number).get(timeout=60) == number
-        except BaseException as error:
-            failures.append(error)
+    def use(_: int) -> None:
+        with graph_of(actor, "echo") as graph:
+            for number in range(200):
+                assert graph.execute(number).get(timeout=60) == number
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    together(use, range(4))
 
 
 def test_one_graph_from_several_threads(processes: Any) -> None:
     with graph_of(processes[0], "echo", max_inflight=8) as graph:
-        failures: list[BaseException] = []
 
         def use(base: int) -> None:
-            try:
-                for number in range(base, base + 200):
-                    assert graph.execute(number).get(timeout=60) == number
-            except BaseException as error:
-                failures.append(error)
+            for number in range(base, base + 200):
+                assert graph.execute(number).get(timeout=60) == number
 
-        threads = [threading.Thread(target=use, args=(1000 * index,)) for index in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        together(use, range(0, 4000, 1000))
 
 
 SCRIPT = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,8 @@ from crossfade.graph.nodes import InputNode  # noqa: E402
 from crossfade.host.memory import Memory  # noqa: E402
 from crossfade.types import Transport  # noqa: E402
 from tests.helpers.copy_pair import host_home, settle  # noqa: E402
-from tests.helpers.nccl_pair import LIMIT_S, StandIn  # noqa: E402
+from tests.helpers.nccl_pair import StandIn  # noqa: E402
+from tests.helpers.threads import together  # noqa: E402
 from tests.helpers.turn_parties import actor, call, compiled  # noqa: E402
 
 pytestmark = pytest.mark.timeout(60)
@@ -60,23 +60,17 @@ def _devices(home: Any) -> Any:
 def meet(parties: dict[str, DeviceEnds]) -> dict[str, BaseException | None]:
     """All of them meet; what each raised."""
     store = Memory.create("store", 0)
-    raised: dict[str, BaseException | None] = {}
 
-    def work(name: str) -> None:
+    def work(name: str) -> BaseException | None:
         try:
             parties[name].meet(store)
         except BaseException as error:
-            raised[name] = error
-        else:
-            raised[name] = None
+            return error
+        return None
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in parties]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
+    raised = together(work, parties)
     store.close()
-    return raised
+    return dict(zip(parties, raised, strict=True))
 
 
 def test_what_was_computed_behind_a_broken_link_is_not_trusted(parties: dict[str, DeviceEnds]) -> None:

@@ -83,8 +83,7 @@ def test_a_cancelled_error_is_a_task_error(engine: str) -> None:
 
 def test_flags_and_options_that_are_none_are_refused(engine: str) -> None:
     worker = Remote.remote()
-    with crossfade.InputNode() as inp:
-        output = worker.same.bind(inp)
+    output = worker.same.bind(crossfade.InputNode())
     graph = output.compile()
     with pytest.raises(TypeError, match=r"^kill_actors is 5\nhint: teardown\(timeout=5\)$"):
         graph.teardown(5)
@@ -118,8 +117,7 @@ def test_an_actor_says_when_it_is_made(engine: str) -> None:
 def test_a_method_that_exits_ends_its_actor(engine: str) -> None:
     leavers = crossfade.remote(Leaver)
     leaver, calls = leavers.remote(), leavers.remote()
-    with crossfade.InputNode() as inp:
-        graph = leaver.leave_at.bind(inp).compile()
+    graph = leaver.leave_at.bind(crossfade.InputNode()).compile()
     refs = [graph.execute(number) for number in range(2)]
     assert refs[0].get() == 0
     for _ in range(2):
@@ -136,8 +134,7 @@ def test_a_method_that_exits_ends_its_actor(engine: str) -> None:
 
 def test_a_method_that_raises_an_interrupt_of_its_own_is_like_any_other(local: None) -> None:
     actor = crossfade.remote(Interrupting).remote()
-    with crossfade.InputNode() as inp:
-        graph = actor.interrupt_at.bind(inp).compile()
+    graph = actor.interrupt_at.bind(crossfade.InputNode()).compile()
     refs = [graph.execute(number) for number in range(3)]
     assert (refs[0].get(), refs[2].get()) == (0, 2)
     for ref in (refs[1], actor.interrupt_at.remote(1)):
@@ -148,8 +145,7 @@ def test_a_method_that_raises_an_interrupt_of_its_own_is_like_any_other(local: N
 @pytest.mark.parametrize("engine", ["local"], indirect=True)
 def test_what_is_bound_and_cannot_be_made_at_its_actor_is_said(engine: str) -> None:
     actor = Remote.remote()
-    with crossfade.InputNode() as inp:
-        node = actor.added.bind(NotMade(), inp)
+    node = actor.added.bind(NotMade(), crossfade.InputNode())
     with pytest.raises(ZeroDivisionError, match="unpickling what was bound to its methods on actor"):
         node.compile()
     assert crossfade.get(actor.same.remote(3)) == 3
@@ -158,8 +154,7 @@ def test_what_is_bound_and_cannot_be_made_at_its_actor_is_said(engine: str) -> N
 @pytest.mark.parametrize("engine", ["local"], indirect=True)
 def test_a_time_limit_of_several_is_named_whole(engine: str) -> None:
     quick, slow = Remote.remote(), Remote.remote()
-    with crossfade.InputNode() as inp:
-        graph = slow.slow.bind(inp).compile()
+    graph = slow.slow.bind(crossfade.InputNode()).compile()
     assert graph.execute(0.0).get() == 0.0
     for start in (slow.slow.remote, graph.execute):
         refs = [quick.slow.remote(0.1), start(1.5)]

@@ -17,6 +17,7 @@ import pytest
 import crossfade
 from crossfade.api.arguments import Splitter
 from crossfade.plan.plan import InputSpec
+from tests.helpers.threads import together
 
 
 class Worker:
@@ -72,8 +73,7 @@ class Outer:
 
     def doubled(self, value: int) -> tuple[int, int]:
         self._num_calls += 1
-        with crossfade.InputNode() as inp:
-            graph = crossfade.remote(Inner).remote().double.bind(inp).compile()
+        graph = crossfade.remote(Inner).remote().double.bind(crossfade.InputNode()).compile()
         ref = graph.execute(value)
         assert crossfade.wait([ref]) == ([ref], [])
         return ref.get(), self._num_calls
@@ -94,30 +94,21 @@ def test_threads_that_execute_and_wait_get_their_own_values(engine: str) -> None
     first, second = Remote.remote(), Remote.remote()
     graphs = []
     for _ in range(3):
-        with crossfade.InputNode() as given:
-            graphs.append(second.same.bind(first.same.bind(given)).compile())
-    wrong: list[Any] = []
+        graphs.append(second.same.bind(first.same.bind(crossfade.InputNode())).compile())
 
-    def work(graph: Any, base: int) -> None:
-        for number in range(base, base + 30):
-            ref = graph.execute(number)
+    def work(index: int) -> None:
+        for number in range(100 * index, 100 * index + 30):
+            ref = graphs[index].execute(number)
             crossfade.wait([ref])
-            got = ref.get(), first.same.remote(number).get()
-            wrong.extend(each for each in got if each != number)
+            assert (ref.get(), first.same.remote(number).get()) == (number, number)
 
-    threads = [threading.Thread(target=work, args=(graph, 100 * k)) for k, graph in enumerate(graphs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(work, range(3))
     assert (first.together.remote().get(), second.together.remote().get()) == (0, 0)
 
 
 def test_a_loop_and_a_thread_share_a_graph_with_room_for_one(engine: str) -> None:
     worker = Remote.remote()
-    with crossfade.InputNode() as given:
-        graph = worker.same.bind(given).compile(max_inflight=1, submit_timeout=30)
+    graph = worker.same.bind(crossfade.InputNode()).compile(max_inflight=1, submit_timeout=30)
     got: list[int] = []
 
     def execute(number: int) -> Any:
@@ -143,8 +134,7 @@ def test_a_loop_and_a_thread_share_a_graph_with_room_for_one(engine: str) -> Non
 
 def test_constants_that_compare_in_their_own_way_stand_before_nodes(engine: str) -> None:
     worker = Remote.remote()
-    with crossfade.InputNode() as given:
-        graph = worker.added.bind(np.ones(3), given).compile()
+    graph = worker.added.bind(np.ones(3), crossfade.InputNode()).compile()
     assert graph.execute(1).get() == 4.0
 
 
@@ -272,15 +262,13 @@ def test_arrays_that_are_bound_are_read_only(engine: str, num: int) -> None:
         for ref in graph.execute():
             with pytest.raises(ValueError, match="read-only"):
                 ref.get()
-    with crossfade.InputNode() as inp:
-        added = adder.added.bind(np.ones((num, 2), order="F"), inp).compile()
+    added = adder.added.bind(np.ones((num, 2), order="F"), crossfade.InputNode()).compile()
     assert added.execute(0.5).get() == 2 * num + 0.5
 
 
 def test_a_method_of_a_graph_may_wait_for_another_graph(engine: str) -> None:
     outer = crossfade.remote(Outer).remote()
-    with crossfade.InputNode() as inp:
-        graph = outer.doubled.bind(inp).compile()
+    graph = outer.doubled.bind(crossfade.InputNode()).compile()
     assert [graph.execute(number).get(timeout=60) for number in (1, 2)] == [(2, 1), (4, 2)]
     graph.teardown()
 
@@ -288,8 +276,7 @@ def test_a_method_of_a_graph_may_wait_for_another_graph(engine: str) -> None:
 def test_the_inline_engine_says_what_lies_in_its_rings(capsys: pytest.CaptureFixture[str]) -> None:
     crossfade.init(engine="inline")
     one, other = Remote.remote(), Remote.remote()
-    with crossfade.InputNode() as inp:
-        graph = other.same.bind(one.same.bind(inp)).compile()
+    graph = other.same.bind(one.same.bind(crossfade.InputNode())).compile()
     ref = graph.execute(1)
     text = crossfade.dump(stacks=False)
     assert "is about to take" in text

@@ -64,8 +64,7 @@ def local() -> Iterator[None]:
 
 
 def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
-    with crossfade.InputNode() as inp:
-        graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)
+    graph: crossfade.CompiledGraph = getattr(actor, method).bind(crossfade.InputNode()).compile(**options)
     return graph
 
 
@@ -86,8 +85,7 @@ def test_a_put_value_is_an_argument_of_everything(engine: str) -> None:
     actor = Actor.remote()
     ref = crossfade.put(np.ones(1000))
     assert crossfade.get(actor.is_read_only.remote(ref)) is True
-    with crossfade.InputNode() as inp:
-        graph = crossfade.MultiOutputNode([actor.echo.bind(ref), actor.echo.bind(inp)]).compile()
+    graph = crossfade.MultiOutputNode([actor.echo.bind(ref), actor.echo.bind(crossfade.InputNode())]).compile()
     assert graph.execute(ref)[1].get().shape == (1000,)
     assert graph.execute(actor.echo.remote(2))[0].get().shape == (1000,)
     with crossfade.InputNode() as inp:

@@ -74,8 +74,7 @@ def doer() -> Iterator[Any]:
 
 
 def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
-    with crossfade.InputNode() as inp:
-        graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)
+    graph: crossfade.CompiledGraph = getattr(actor, method).bind(crossfade.InputNode()).compile(**options)
     return graph
 
 

@@ -7,7 +7,6 @@ import random
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 from unittest import mock
@@ -16,11 +15,13 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
-from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.frames import FrameError, Sealer, new_key
 from crossfade.host.memory import Memory
 from crossfade.host.sockets import Connection, hand_over, take_over
+from tests.helpers.bells import new_bell
 from tests.helpers.listening import Bound, bound_sockets
+
+pytestmark = pytest.mark.usefixtures("local")
 
 
 class Echo:
@@ -57,13 +58,6 @@ def _sockets() -> list[int]:
 RemoteEcho = crossfade.remote(Echo)
 
 
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    crossfade.init()
-    yield
-    crossfade.shutdown()
-
-
 def _control_socket(actor_index: int) -> socket.socket:
     """The driver's end of an actor's control socket, taken from under its connection."""
     engine: Any = sessions.require().engine
@@ -72,8 +66,7 @@ def _control_socket(actor_index: int) -> socket.socket:
 
 
 def _echo_graph(actor: Any) -> Any:
-    with crossfade.InputNode() as value:
-        return actor.echo.bind(value).compile()
+    return actor.echo.bind(crossfade.InputNode()).compile()
 
 
 GARBAGE = {
@@ -190,8 +183,7 @@ def test_the_key_is_in_no_argument_and_no_environment() -> None:
 
 
 def _mixed_graphs(actors: list[Any]) -> list[Any]:
-    with crossfade.InputNode() as value:
-        shm = actors[1].echo.bind(actors[0].echo.bind(value)).compile()
+    shm = actors[1].echo.bind(actors[0].echo.bind(crossfade.InputNode())).compile()
     with crossfade.InputNode() as value:
         made = actors[2].echo.bind(value).with_tensor_transport("gloo")
         gloo = actors[3].add.bind(made, made).compile()
@@ -254,11 +246,6 @@ def test_a_flood_at_gloos_ports_does_no_harm() -> None:
         flooding.join()
 
 
-def _bell() -> Bell:
-    memory_fd, event_fd = Doorbell.create_fds("test")
-    return Bell(Memory(memory_fd), event_fd)
-
-
 def _bound_here() -> set[Bound]:
     """What this process listens on; process groups of earlier tests may, as long as torch keeps them for compiled programs."""
     return set(bound_sockets([os.getpid()]))
@@ -272,7 +259,7 @@ def _join(monkeypatch: pytest.MonkeyPatch, between: Any, limit_s: float = 3.0) -
     ends: dict[str, BaseException | None] = {}
 
     def join(party: str) -> None:
-        bell = _bell()
+        bell = new_bell()
         try:
             gloo.GlooLink(Memory(os.dup(store)), ["a", "b"], party, bell).close()
             ends[party] = None

@@ -119,8 +119,7 @@ def test_a_session_that_a_handler_ends_while_an_actor_starts_leaves_nothing(monk
 def test_a_session_that_ends_while_a_graph_is_opened_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     crossfade.init()
-    with crossfade.InputNode() as inp:
-        node = Remote.remote().same.bind(inp)
+    node = Remote.remote().same.bind(crossfade.InputNode())
     monkeypatch.setattr("crossfade.engines.local_plan.Recorder", behind(Recorder, crossfade.shutdown))
     with pytest.raises(crossfade.SessionError, match="shut down"):
         node.compile(record=True)

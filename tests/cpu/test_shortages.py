@@ -15,8 +15,7 @@ pytestmark = pytest.mark.timeout(90)
 
 def test_a_ring_without_memory_is_an_error_of_its_node_and_the_graph_goes_on(local: None) -> None:
     maker, taker = Actor.remote(), Actor.remote()
-    with crossfade.InputNode() as inp:
-        graph = taker.length.bind(maker.array.bind(inp)).compile(max_inflight=2)
+    graph = taker.length.bind(maker.array.bind(crossfade.InputNode())).compile(max_inflight=2)
     assert graph.execute(10).get() == 10
     maker.limit_files.remote(1 << 20).get()
     for _ in range(10):

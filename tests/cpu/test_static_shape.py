@@ -226,8 +226,7 @@ def test_within_one_actor_and_several_readers_on_several_ways(actors: list[Any])
 
 def test_a_value_that_only_its_own_actor_reads(actors: list[Any]) -> None:
     first = actors[0]
-    with crossfade.InputNode() as given:
-        graph = first.total.bind(first.make.bind(given).with_tensor_transport(static_shape=True)).compile()
+    graph = first.total.bind(first.make.bind(crossfade.InputNode()).with_tensor_transport(static_shape=True)).compile()
     assert not {spec.value for spec in graph.plan.channels} & {"n0"}
     assert run(graph, 10) == 45
     refused(graph, 9)
@@ -330,8 +329,7 @@ def test_an_input_that_could_not_be_given_declares_nothing(actors: list[Any]) ->
 
 def test_without_the_promise_shapes_may_change(actors: list[Any]) -> None:
     first, second, _ = actors
-    with crossfade.InputNode() as given:
-        graph = second.total.bind(first.make.bind(given)).compile()
+    graph = second.total.bind(first.make.bind(crossfade.InputNode())).compile()
     assert graph.plan.static == ()
     assert [run(graph, size) for size in (3, 9, 3)] == [3, 36, 3]
 
@@ -340,8 +338,7 @@ def test_without_the_promise_shapes_may_change(actors: list[Any]) -> None:
 @given(sizes=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=8))
 def test_exactly_those_that_differ_from_the_first_fail(engine: str, sizes: list[list[int]]) -> None:
     one, other = Remote.remote(), Remote.remote()
-    with crossfade.InputNode() as given:
-        graph = other.unpack.bind(one.pack.bind(given).with_tensor_transport(static_shape=True)).compile()
+    graph = other.unpack.bind(one.pack.bind(crossfade.InputNode()).with_tensor_transport(static_shape=True)).compile()
     with graph:
         for each in sizes:
             if each == sizes[0]:

@@ -50,8 +50,7 @@ def no_collector() -> Iterator[None]:
 def _use_a_session(index: int) -> None:
     crossfade.init()
     first, second = Remote.remote(), Remote.remote()
-    with crossfade.InputNode() as inp:
-        graph = second.echo.bind(first.echo.bind(inp)).compile()
+    graph = second.echo.bind(first.echo.bind(crossfade.InputNode())).compile()
     assert graph.execute(index).get() == index
     if index % 3 == 1:
         graph.teardown()

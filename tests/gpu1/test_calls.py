@@ -66,8 +66,7 @@ def test_tensors_of_every_kind_come_back_to_their_gpu(engine: str) -> None:
     assert keeper.given.remote().get() == wanted
     assert keeper.facts.remote(None, *tensors).get() == wanted
     assert [_facts(tensor) for tensor in keeper.same.remote(*tensors).get()] == wanted
-    with crossfade.InputNode() as inp:
-        graph = keeper.facts.bind(inp, *tensors).compile()
+    graph = keeper.facts.bind(crossfade.InputNode(), *tensors).compile()
     assert graph.execute(None).get() == wanted
 
 

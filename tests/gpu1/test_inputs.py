@@ -168,6 +168,5 @@ def test_a_side_stream_that_rejoins_as_the_guide_says(on: list[Any], transport: 
 
 
 def test_a_slot_is_not_filled_again_while_a_side_stream_reads_from_it(on: list[Any]) -> None:
-    with crossfade.InputNode() as given:
-        output = on[0].bring_aside.bind(given)
+    output = on[0].bring_aside.bind(crossfade.InputNode())
     cases.brought_by_itself(output, 100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ torch: Any = pytest.importorskip("torch")
 import crossfade  # noqa: E402
 from crossfade import Transport  # noqa: E402
 from crossfade.collective import allreduce  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("session")
 
 LIMIT_S = 2.0
 HOW = (
@@ -36,13 +37,6 @@ class Worker:
 
 
 Remote = crossfade.remote(Worker)
-
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=2)
-    yield
-    crossfade.shutdown()
 
 
 def start(name: str) -> Any:

@@ -64,8 +64,7 @@ def test_an_actor_with_both_gpus_and_the_host(session: None) -> None:
 
 def test_a_slot_is_not_filled_again_while_the_second_gpu_reads_from_it(session: None) -> None:
     both = Remote.options(num_gpus=2).remote()
-    with crossfade.InputNode() as given:
-        output = both.bring_to.bind(given, both._info.gpus[1])
+    output = both.bring_to.bind(crossfade.InputNode(), both._info.gpus[1])
     cases.brought_by_itself(output, 100)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("session")
 
 LIMIT_S = 5.0
 
@@ -34,13 +35,6 @@ class Worker:
 
 
 Remote = crossfade.remote(Worker)
-
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    crossfade.init(num_gpus=2)
-    yield
-    crossfade.shutdown()
 
 
 def there_and_back(first: Any, second: Any, transport: Any) -> crossfade.CompiledGraph:

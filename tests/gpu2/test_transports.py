@@ -169,8 +169,7 @@ def expected(size: int) -> list[int]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_all_dtypes(pair: list[Any], transport: Any, dtype: str) -> None:
     first, second = pair
-    with crossfade.InputNode() as given:
-        graph = second.on_host.bind(first.of_dtype.bind(given).with_tensor_transport(transport)).compile()
+    graph = second.on_host.bind(first.of_dtype.bind(crossfade.InputNode()).with_tensor_transport(transport)).compile()
     assert graph.plan.channel["n0"].transport == transport
     tensor = torch.arange(1, 1000).remainder(100).to(getattr(torch, dtype))
     wanted = tensor if tensor.dtype.itemsize != 1 else tensor.view(torch.uint8)
@@ -205,8 +204,7 @@ def test_values_that_are_computed_late_never_come_early(pair: list[Any], transpo
 
 def test_values_that_hold_tensors_among_other_things(pair: list[Any], transport: Any) -> None:
     first, second = pair
-    with crossfade.InputNode() as given:
-        graph = second.unpack.bind(first.pack.bind(given).with_tensor_transport(transport)).compile()
+    graph = second.unpack.bind(first.pack.bind(crossfade.InputNode()).with_tensor_transport(transport)).compile()
     for size in (1, 3, 100_000):
         kinds, total, odd, none, length = graph.execute(size).get(timeout=60)
         assert kinds == ["cuda", "cuda", "cuda", "cpu"]
@@ -257,8 +255,7 @@ def test_a_measured_timeline_has_what_moves(pair: list[Any], transport: Any) -> 
 def test_kept_tensors_stay_whole_also_after_teardown(pair: list[Any], transport: Any) -> None:
     first, second = pair
     for _ in range(2):
-        with crossfade.InputNode() as given:
-            graph = second.keep.bind(first.make.bind(given).with_tensor_transport(transport)).compile()
+        graph = second.keep.bind(first.make.bind(crossfade.InputNode()).with_tensor_transport(transport)).compile()
         assert all(graph.execute(size).get(timeout=60) for size in (10, 20, 3_000_000, 4, 3_000_000))
         graph.teardown(timeout=60)
     crossfade.get(second.drop.remote())
@@ -266,8 +263,7 @@ def test_kept_tensors_stay_whole_also_after_teardown(pair: list[Any], transport:
 
 def test_a_method_that_raises_before_it_sends_costs_one_execution(pair: list[Any], transport: Any) -> None:
     first, second = pair
-    with crossfade.InputNode() as given:
-        graph = second.total.bind(first.fail_if_odd.bind(given).with_tensor_transport(transport)).compile()
+    graph = second.total.bind(first.fail_if_odd.bind(crossfade.InputNode()).with_tensor_transport(transport)).compile()
     for size in range(10):
         ref = graph.execute(size)
         if size % 2:
@@ -343,8 +339,7 @@ def test_teardown_with_executions_in_flight(pair: list[Any], transport: Any) -> 
 
 def test_who_has_no_memory_gets_an_error_and_the_graph_goes_on(pair: list[Any]) -> None:
     first, second = pair
-    with crossfade.InputNode() as given:
-        graph = second.total.bind(first.make.bind(given).with_tensor_transport("staged")).compile()
+    graph = second.total.bind(first.make.bind(crossfade.InputNode()).with_tensor_transport("staged")).compile()
     assert graph.execute(1000).get(timeout=60) == 499_500
     crossfade.get(second.limit.remote(256 << 20))
     try:

@@ -1,14 +1,14 @@
-"""Workers of the tests in which one of three processes in a chain is killed: 0 sends to 1, which sends on to 2. No GPU."""
+"""Workers of tests without a GPU: one of two processes is killed, or of three in a chain, where 0 sends to 1, which sends to 2."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from crossfade.device.lease import Lease
 from crossfade.device.records import Enqueued
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
@@ -16,20 +16,21 @@ from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken
 from crossfade.host.processes import Alive, open_pidfd
 from tests.helpers.calm import calm_s
-from tests.helpers.device_pair import Peer
-from tests.helpers.footprint import footprint
+from tests.helpers.device_pair import Peer, die, die_after
+from tests.helpers.footprint import counts_more, footprint
 from tests.helpers.host_cases import (
     PAUSE_S,
     STREAM,
     End,
-    _held_more,
+    Words,
+    accept,
     copy_at,
-    die_after,
     lengths,
     open_receiver,
     open_sender,
     send,
     until,
+    until_given_back,
     value,
 )
 
@@ -94,34 +95,105 @@ class Party:
         return result
 
 
-def _pump(peer: Peer, ring: RingReceiver, use: Callable[[Enqueued], None]) -> None:
-    """Takes one record, if there is one."""
-    record = peer.take(PAUSE_S) if peer.has_record(PAUSE_S) else None
-    if isinstance(record, Enqueued):
-        use(record)
-    elif record is not None:
-        ring.on_record(record)
-    elif ring._ended is not None:  # all records were taken
-        raise ring._ended
-    ring.collect()
+def _receive(peer: Peer, ring: RingReceiver, use: Callable[[Enqueued], None]) -> None:
+    """Until the ring has ended."""
+    while True:
+        record = peer.take(PAUSE_S) if peer.has_record(PAUSE_S) else None
+        if isinstance(record, Enqueued):
+            use(record)
+        elif record is not None:
+            ring.on_record(record)
+        elif ring._ended is not None:  # all records were taken: what a channel asks for before it raises
+            raise ring._ended
+        ring.collect()
+
+
+def _send_many(peer: Peer, ring: RingSender, seed: int = 1) -> None:
+    for index, num in enumerate(lengths(100_000, seed), start=1):
+        send(peer, ring, value(index, max(num % 300_000, 1)))
+
+
+def _is_whole(words: Words) -> bool:
+    step = words[1] - words[0] if len(words) > 1 else 1
+    return np.array_equal(words, np.arange(len(words)) * step + words[0])
 
 
 def _close_sender(end: End, ring: RingSender) -> None:
     until(lambda: ring.is_done, "the end of the copies")
     ring.close()
-    end.board.close()
+    end.close()
 
 
 def _close_receiver(peer: Peer, end: End, ring: RingReceiver) -> None:
-    def listen() -> None:
-        record = peer.take() if peer.has_record(PAUSE_S) else None
-        if record is not None and not isinstance(record, Enqueued):
-            ring.on_record(record)
-        ring.collect()
+    until_given_back(peer, ring)
+    end.close()
 
-    until(lambda: ring.is_empty, "the return of the slots", listen)
-    end.board.close()
-    end.pool.close()
+
+def dies_sending(peers: dict[int, Peer], other: int, seed: int, num_slots: int) -> None:
+    _, ring = open_sender(peers[other], num_slots)
+    send(peers[other], ring, value(0, 5))
+    die_after(seed)
+    _send_many(peers[other], ring, seed)
+
+
+def dies_receiving(peers: dict[int, Peer], other: int, seed: int, num_slots: int) -> None:
+    _, ring = open_receiver(peers[other], num_slots)
+    accept(peers[other], ring).release()
+    die_after(seed)
+    while True:
+        accept(peers[other], ring).release()
+
+
+def survives_receiving(peers: dict[int, Peer], other: int, num_slots: int) -> dict[str, Any]:
+    before = footprint(os.getpid())
+    end, ring = open_receiver(peers[other], num_slots)
+    last: list[tuple[Lease, Words]] = []
+    num_wrong = 0
+
+    def use(record: Enqueued) -> None:
+        nonlocal num_wrong
+        lease = ring.accept(record, STREAM)
+        words = copy_at(lease.address, lease.size_bytes)
+        num_wrong += not _is_whole(words)
+        while last:
+            last.pop()[0].release()
+        last.append((lease, words))
+
+    result = Party(peers, [(other, end, ring)]).go_on(lambda: _receive(peers[other], ring, use))
+    lease, words = last.pop()
+    is_kept_whole = bool(np.array_equal(copy_at(lease.address, lease.size_bytes), words))
+    lease.release()
+    _close_receiver(peers[other], end, ring)
+    more = {"num_wrong": num_wrong, "is_kept_whole": is_kept_whole}
+    return {**result, **more, "held": end.held(), "grown": counts_more(before)}
+
+
+def survives_sending(peers: dict[int, Peer], other: int, num_slots: int) -> dict[str, Any]:
+    before = footprint(os.getpid())
+    end, ring = open_sender(peers[other], num_slots)
+    result = Party(peers, [(other, end, ring)]).go_on(lambda: _send_many(peers[other], ring))
+    _close_sender(end, ring)
+    return {**result, "held": end.held(), "grown": counts_more(before)}
+
+
+def waits_for_the_dead(peers: dict[int, Peer], other: int) -> dict[str, Any]:
+    """Waits for a signal that the other process would have set."""
+    end, ring = open_receiver(peers[other], 2)
+    party = Party(peers, [(other, end, ring)])
+    peers[other].put("die")
+    begin = calm_s()
+    ring.accept(Enqueued(0, 1, 8), STREAM).release()  # a breach of PL-5: nothing was enqueued
+    taken_s = calm_s() - begin
+    until(lambda: bool(party.reports), "the report")
+    party.close()
+    _close_receiver(peers[other], end, ring)
+    return {"taken_s": taken_s, "waited_for": party.reports[0].waited_for, "held": end.held()}
+
+
+def dies_when_told(peers: dict[int, Peer], other: int) -> None:
+    open_sender(peers[other], 2)
+    peers[other].get()
+    die()
 
 
 def sources(peers: dict[int, Peer], num_slots: int, victim: int, seed: int) -> dict[str, Any]:
@@ -135,13 +207,12 @@ def sources(peers: dict[int, Peer], num_slots: int, victim: int, seed: int) -> d
         if victim == 0:
             peers[2].get()
             die_after(seed)
-        for index, num in enumerate(lengths(100_000), start=1):
-            send(peers[1], ring, value(index, max(num % 200_000, 2)))
+        _send_many(peers[1], ring)
 
     result = party.go_on(work)
     _close_sender(end, ring)
     _meet(peers, victim)
-    return {**result, "num_wrong": 0, "held": end.driver.ledger.held(), "grown": _held_more(before)}
+    return {**result, "num_wrong": 0, "held": end.held(), "grown": counts_more(before)}
 
 
 def relays(peers: dict[int, Peer], num_slots: int, victim: int, seed: int) -> dict[str, Any]:
@@ -160,16 +231,12 @@ def relays(peers: dict[int, Peer], num_slots: int, victim: int, seed: int) -> di
             peers[2].get()
             die_after(seed)
 
-    def work() -> None:
-        while True:
-            _pump(peers[0], ring_in, use)
-
-    result = party.go_on(work)
+    result = party.go_on(lambda: _receive(peers[0], ring_in, use))
     _close_sender(end_out, ring_out)
     _close_receiver(peers[0], end_in, ring_in)
-    held = [*end_in.driver.ledger.held(), *end_out.driver.ledger.held()]
+    held = [*end_in.held(), *end_out.held()]
     _meet(peers, victim)
-    return {**result, "num_wrong": 0, "held": held, "grown": _held_more(before)}
+    return {**result, "num_wrong": 0, "held": held, "grown": counts_more(before)}
 
 
 def sinks(peers: dict[int, Peer], num_slots: int, victim: int, seed: int) -> dict[str, Any]:
@@ -187,19 +254,15 @@ def sinks(peers: dict[int, Peer], num_slots: int, victim: int, seed: int) -> dic
         if party.alive.check():
             return
         num_published += 1
-        num_wrong += not np.array_equal(words, np.arange(len(words)) * (words[1] - words[0]) + words[0])
+        num_wrong += not _is_whole(words)
         if num_published == 1:
             die_after(seed) if victim == 2 else peers[victim].put("go")
 
-    def work() -> None:
-        while True:
-            _pump(peers[1], ring, use)
-
-    result = party.go_on(work)
+    result = party.go_on(lambda: _receive(peers[1], ring, use))
     _close_receiver(peers[1], end, ring)
     assert num_published > 0
     _meet(peers, victim)
-    return {**result, "num_wrong": num_wrong, "held": end.driver.ledger.held(), "grown": _held_more(before)}
+    return {**result, "num_wrong": num_wrong, "held": end.held(), "grown": counts_more(before)}
 
 
 def _meet(peers: dict[int, Peer], victim: int) -> None:
@@ -220,7 +283,7 @@ def dies_before_it_copies(peers: dict[int, Peer]) -> None:
     peers[1].drain(ring.on_record)
     peers[1].tell(Enqueued(0, 0, NUM_WORDS * 8))
     peers[1].get()
-    os.kill(os.getpid(), signal.SIGKILL)
+    die()
 
 
 def relays_ahead(peers: dict[int, Peer]) -> dict[str, Any]:
@@ -253,7 +316,7 @@ def relays_ahead(peers: dict[int, Peer]) -> dict[str, Any]:
     out.destroy_graph(copies)
     _close_sender(end_out, ring_out)
     _close_receiver(peers[0], end_in, ring_in)
-    held = [*driver.ledger.held(), *out.ledger.held()]
+    held = [*end_in.held(), *end_out.held()]
     return {"is_told": is_told, "waited_for": party.reports[0].waited_for, "held": held}
 
 
@@ -277,5 +340,5 @@ def sinks_rubbish(peers: dict[int, Peer]) -> dict[str, Any]:
     return {
         "dead": dead,
         "is_rubbish": not np.array_equal(words, value(0, NUM_WORDS)),
-        "held": end.driver.ledger.held(),
+        "held": end.held(),
     }

@@ -13,29 +13,22 @@ from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
 from crossfade.device.context import DeviceContext
 from crossfade.device.host_driver import HostDriver
-from crossfade.device.memory import Pool
 from crossfade.device.signals import WORD_BYTES, HostBoard
-from crossfade.device.streams import Streams
 from crossfade.edges.by_copies import OutgoingCopies
 from crossfade.edges.by_copies_in import IncomingCopies
 from crossfade.edges.host_copies import Joiner
 from crossfade.edges.layout import DeviceLayout, Lanes, format_lanes
 from crossfade.edges.reader import DeviceReader
 from crossfade.edges.writer import DeviceWriter
-from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import PAGE_BYTES, Heap, Memory, align
+from tests.helpers.bells import new_bell
+from tests.helpers.host_rings import home_on
 
 LIMIT_S = 30.0
 
 
-def make_bell() -> Bell:
-    memory_fd, event_fd = Doorbell.create_fds("test")
-    return Bell(Memory(memory_fd), event_fd)
-
-
 def host_home() -> DeviceContext:
-    driver = HostDriver(10.0)
-    return DeviceContext(driver, Pool(driver), Streams(driver))
+    return home_on(HostDriver(10.0))
 
 
 class Served:
@@ -89,7 +82,7 @@ class Edge:
         lanes: DeviceLayout | None = None,
         num_sources: int = 1,
         make_home: Callable[[], DeviceContext] = host_home,
-        new_bell: Callable[[], Any] = make_bell,
+        new_bell: Callable[[], Any] = new_bell,
     ) -> None:
         layout = RingLayout(depth, num_readers)
         size_bytes = layout.size_bytes + (lanes.size_bytes if lanes is not None else 0)
@@ -161,7 +154,7 @@ def open_copy_ends(
     make_home: Callable[[], DeviceContext] = host_home,
     *,
     num_sources: int = 1,
-    new_bell: Callable[[], Any] = make_bell,
+    new_bell: Callable[[], Any] = new_bell,
     dead: Container[Any] = (),
 ) -> Iterator[tuple[DeviceWriter, list[DeviceReader]]]:
     """A writer and its readers, each with a driver of its own (a writer of several sources: one for each)."""

@@ -6,9 +6,11 @@ import faulthandler
 import mmap
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -249,3 +251,10 @@ def die() -> None:
     """Ends this process as a crash would."""
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_after(seed: int) -> None:
+    """Kills this process at some moment of the next 0.05 s, whatever its main thread does then."""
+    timer = threading.Timer(random.Random(seed).uniform(0, 0.05), die)
+    timer.daemon = True
+    timer.start()

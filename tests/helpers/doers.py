@@ -89,8 +89,7 @@ Actor = crossfade.remote(Doer)
 
 
 def graph_of(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
-    with crossfade.InputNode() as inp:
-        graph: crossfade.CompiledGraph = getattr(actor, method).bind(inp).compile(**options)
+    graph: crossfade.CompiledGraph = getattr(actor, method).bind(crossfade.InputNode()).compile(**options)
     return graph
 
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -95,6 +96,19 @@ def settled_growth(before: Footprint, pid: int) -> dict[str, int]:
         time.sleep(0.01)
 
 
+def check_growth(cycle: Callable[[int], None], pids: Sequence[int]) -> None:
+    """What comes and goes twenty times more leaves nothing in these processes."""
+    cycle(5)
+    before = [footprint(pid) for pid in pids]
+    cycle(20)
+    for first, pid in zip(before, pids, strict=True):
+        grown = settled_growth(first, pid)
+        assert grown.pop("private_bytes", 0) < 4 << 20, grown
+        assert grown.pop("shared_bytes", 0) < 1 << 20
+        assert grown.pop("ring_bytes", 0) < 1 << 16, (pid, pids, grown)
+        assert grown == {}
+
+
 def held_more(before: Footprint) -> dict[str, int]:
     """What this process holds more than before. (A thread that was joined is still counted for a moment, and memory that was freed
     until the allocator gives it back.)
@@ -106,3 +120,8 @@ def held_more(before: Footprint) -> dict[str, int]:
         if "num_threads" not in grown or time.monotonic() > deadline:
             return grown
         time.sleep(0.001)
+
+
+def counts_more(before: Footprint) -> dict[str, int]:
+    """As `held_more`, but for memory, which the interpreter keeps."""
+    return {name: more for name, more in held_more(before).items() if name in _COUNTED}

@@ -101,7 +101,6 @@ def with_a_handler(move: Callable[..., Any], act: Callable[[], object]) -> Calla
 
 
 def slow_graph() -> crossfade.CompiledGraph:
-    with crossfade.InputNode() as inp:
-        graph: crossfade.CompiledGraph = Remote.remote().slow.bind(inp).compile()
+    graph: crossfade.CompiledGraph = Remote.remote().slow.bind(crossfade.InputNode()).compile()
     graph.execute(0.01).get()
     return graph

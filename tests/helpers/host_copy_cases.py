@@ -25,10 +25,10 @@ from crossfade.edges.host_copies import HostCopies
 from crossfade.errors import ChannelBroken
 from crossfade.host.memory import Heap
 from crossfade.host.processes import open_pidfd
-from tests.helpers.device_pair import LIMIT_S, Peer
-from tests.helpers.footprint import footprint
-from tests.helpers.host_cases import _held_more, die_after
-from tests.helpers.host_rings import home_on, new_bell, take, until
+from tests.helpers.bells import new_bell
+from tests.helpers.device_pair import LIMIT_S, Peer, die_after
+from tests.helpers.footprint import counts_more, footprint
+from tests.helpers.host_rings import home_on, take, until
 
 NO_DEVICE = -2
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64)
@@ -217,6 +217,6 @@ def survives(peers: dict[int, Peer], other: int, device: int, is_writer: bool) -
             text = str(error)
         end.close()
     os.close(pidfd)
-    grown = _held_more(before) if before is not None else {}
+    grown = counts_more(before) if before is not None else {}
     grown.pop("num_ring_mappings", None)  # slots that were made after the first value
     return {"error": text, "num_wrong": num_wrong, "held": held(side), "grown": grown}

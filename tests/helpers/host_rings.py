@@ -18,19 +18,16 @@ from crossfade.device.memory import Pool
 from crossfade.device.streams import Streams
 from crossfade.edges.by_host import open_from_host, open_to_host
 from crossfade.edges.host_copies import HostCopies
-from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Heap, Memory
+from tests.helpers.bells import new_bell
 
 LIMIT_S = 20.0
+LONG_US = 1e6
+"""So long a spin that the thread does nothing: the test is the main thread that looks."""
 
 
 def home_on(driver: TimedDriver) -> DeviceContext:
     return DeviceContext(driver, Pool(driver), Streams(driver))
-
-
-def new_bell() -> Bell:
-    memory_fd, event_fd = Doorbell.create_fds("test")
-    return Bell(Memory(memory_fd), event_fd)
 
 
 def until(attempt: Callable[[], Any], what: str = "it") -> Any:
@@ -73,6 +70,10 @@ class Ring:
         self.writer.close()
         for reader in self.readers:
             reader.close()
+
+
+def write(ring: Ring, value: object) -> None:
+    until(lambda: ring.writer.try_write(value), "room")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from crossfade.device.records import Enqueued
 from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.tensors import TensorReceiver, TensorSender, current_stream
 from tests.helpers.device_pair import Peer
-from tests.helpers.host_cases import PAUSE_S, close_down, open_receiver, open_sender, until
+from tests.helpers.host_cases import PAUSE_S, end_receiving, end_sending, open_receiver, open_sender, until, until_sent
 
 SHAPES = ((3,), (), (0, 4), (50, 70), (1000, 300), (2, 2), (400_000,))
 DTYPES = (torch.float32, torch.int64, torch.bfloat16, torch.bool)
@@ -35,18 +36,11 @@ def sends(peers: dict[int, Peer], other: int, num: int, num_slots: int) -> dict[
     peer = peers[other]
     end, ring = open_sender(peer, num_slots)
     sender = TensorSender(end.driver, ring)
-
-    def listen() -> None:
-        if peer.has_record(PAUSE_S):
-            ring.on_record(peer.take())
-
     for tensor in tensors(num):
-        until(lambda tensor=tensor: sender.try_send(tensor), "a credit", listen)  # type: ignore[misc]
+        until_sent(peer, ring, partial(sender.try_send, tensor))
     peer.drain(ring.on_record)
-    sender.close()
-    end.board.close()
-    peer.meet()
-    return {"held": end.driver.ledger.held()}
+    end_sending(peer, end, sender)
+    return {"held": end.held()}
 
 
 def receives(peers: dict[int, Peer], other: int, num: int, num_slots: int, num_kept: int) -> dict[str, Any]:
@@ -70,17 +64,13 @@ def receives(peers: dict[int, Peer], other: int, num: int, num_slots: int, num_k
         ring.collect()
     kept.clear()
     num_leased = ring.statistics().num_leased
-    ring.close()
-    until(lambda: ring.is_empty, "the return of the slots", lambda: close_down(peer, ring))
-    end.board.close()
-    end.pool.close()
-    peer.meet()
+    end_receiving(peer, end, ring)
     return {
         "num_wrong": int(num_wrong),
         "num_held": num_held,
         "num_leased": num_leased,
         "num_copied_out": receiver.num_copied_out,
-        "held": end.driver.ledger.held(),
+        "held": end.held(),
     }
 
 
@@ -112,26 +102,15 @@ def sends_values(peers: dict[int, Peer], other: int, num: int, num_slots: int) -
     """A value is its message and, if it has any, the tensors beside it in one slot."""
     peer = peers[other]
     end, ring = open_sender(peer, num_slots)
-
-    def listen() -> None:
-        if peer.has_record(PAUSE_S):
-            ring.on_record(peer.take())
-
     for index in range(num):
         parts = Splitter(lane_of).split(random_value(index))
         places = [(each.offset, each.tensor.data_ptr(), each.size_bytes) for each in parts.tensors]
         if places:
-            until(
-                lambda places=places, keep=parts: ring.try_send_parts(places, keep=keep),  # type: ignore[misc]
-                "a credit",
-                listen,
-            )
+            until_sent(peer, ring, partial(ring.try_send_parts, places, keep=parts))
         peer.put((bool(places), parts.message.to_bytes()))
     peer.drain(ring.on_record)
-    ring.close()
-    end.board.close()
-    peer.meet()
-    return {"held": end.driver.ledger.held()}
+    end_sending(peer, end, ring)
+    return {"held": end.held()}
 
 
 def receives_values(peers: dict[int, Peer], other: int, num: int, num_slots: int, num_kept: int) -> dict[str, Any]:
@@ -158,17 +137,13 @@ def receives_values(peers: dict[int, Peer], other: int, num: int, num_slots: int
         ring.collect()
     kept.clear()
     num_leased = ring.statistics().num_leased
-    ring.close()
-    until(lambda: ring.is_empty, "the return of the slots", lambda: close_down(peer, ring))
-    end.board.close()
-    end.pool.close()
-    peer.meet()
+    end_receiving(peer, end, ring)
     return {
         "num_wrong": num_wrong,
         "num_held": num_held,
         "num_leased": num_leased,
         "num_copied_out": num_copied_out,
-        "held": end.driver.ledger.held(),
+        "held": end.held(),
     }
 
 

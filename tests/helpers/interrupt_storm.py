@@ -198,8 +198,7 @@ class Program:
         return self.number, bytes([self.number % 251]) * size
 
     def bound(self) -> Any:
-        with crossfade.InputNode() as inp:
-            return self.actors[1].count.bind(self.actors[0].count.bind(inp))
+        return self.actors[1].count.bind(self.actors[0].count.bind(crossfade.InputNode()))
 
     def compile_calmly(self) -> None:
         self.graph = self.bound().compile(max_inflight=MAX_INFLIGHT)
@@ -267,8 +266,7 @@ class Program:
         value = self.next_value()
 
         def run() -> Any:
-            with crossfade.InputNode() as inp:
-                dag = self.actors[2].count.bind(inp)
+            dag = self.actors[2].count.bind(crossfade.InputNode())
             with dag.compile() as graph:
                 return graph.execute(value).get(LIMIT_S)
 

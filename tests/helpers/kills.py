@@ -92,8 +92,7 @@ def build(cls: Any, transport: str) -> tuple[dict[str, Any], dict[str, list[str]
         chain = b.work.bind(first.with_tensor_transport(transport)).compile()
     with crossfade.InputNode() as inp:
         fan_in = c.work.bind(a.work.bind(inp), b.work.bind(inp)).compile(max_inflight=5)
-    with crossfade.InputNode() as inp:
-        apart = d.work.bind(inp).compile()
+    apart = d.work.bind(crossfade.InputNode()).compile()
     graphs = {"chain": chain, "fan_in": fan_in, "apart": apart}
     return graphs, {"chain": ["a", "b"], "fan_in": ["a", "b", "c"], "apart": ["d"]}, pids
 

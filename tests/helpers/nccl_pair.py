@@ -20,6 +20,7 @@ from crossfade.edges.reader import DeviceReader
 from crossfade.edges.writer import DeviceWriter
 from crossfade.host.memory import Memory
 from tests.helpers.copy_pair import Edge, host_home, pair_of
+from tests.helpers.threads import together
 
 LIMIT_S = 20.0
 
@@ -62,13 +63,13 @@ class StandIn:
         return self._group.recv(tensors, rank, tag)
 
     def shutdown(self) -> None:
-        self.ended = "shutdown"
-        self._queue.put(None)
-        self._thread.join(LIMIT_S)
-        self._group = None
+        self._end("shutdown")
 
     def abort(self) -> None:
-        self.ended = "abort"
+        self._end("abort")
+
+    def _end(self, how: str) -> None:
+        self.ended = how
         self._queue.put(None)
         self._thread.join(LIMIT_S)
         self._group = None
@@ -79,24 +80,10 @@ def open_links(
 ) -> list[NcclLink]:
     """Both sides of a link, each with the devices on which it sends or receives."""
     store = Memory.create("store", 0)
-    made: dict[str, Any] = {}
-
-    def make(me: str, mine: Sequence[DeviceContext]) -> None:
-        try:
-            made[me] = NcclLink(store, pair, me, mine, make_group)
-        except BaseException as error:
-            made[me] = error
-
-    threads = [threading.Thread(target=make, args=each) for each in zip(pair, homes, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    store.close()
-    for each in made.values():
-        if isinstance(each, BaseException):
-            raise each
-    return [made[me] for me in pair]
+    try:
+        return together(lambda index: NcclLink(store, pair, pair[index], homes[index], make_group), range(2))
+    finally:
+        store.close()
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
-import traceback
 from functools import partial
 from typing import Any
 
@@ -35,6 +33,7 @@ from tests.helpers.ops_inputs import (
     spread,
 )
 from tests.helpers.ranks import Case
+from tests.helpers.threads import together
 
 
 def shapes(device: str) -> None:
@@ -274,22 +273,12 @@ def two_in_flight(device: str) -> None:
 
 
 def _two_threads(group: PeerGroup, work: list[list[Inputs]]) -> None:
-    errors = []
-
     def run(lane: int) -> None:
-        try:
-            for _ in range(3):
-                for operator, inputs in zip(Operator, work[lane], strict=True):
-                    check(operator, group, inputs, ROUNDS[lane], lane=lane)
-        except BaseException:
-            errors.append(traceback.format_exc())
+        for _ in range(3):
+            for operator, inputs in zip(Operator, work[lane], strict=True):
+                check(operator, group, inputs, ROUNDS[lane], lane=lane)
 
-    threads = [threading.Thread(target=run, args=(lane,)) for lane in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors[0]
+    together(run, range(2))
 
 
 def _two_streams(group: PeerGroup, work: list[list[Inputs]]) -> None:

@@ -73,8 +73,7 @@ def draws(draw: st.DrawFn) -> PathDraw:
 
 def bind_path(draw: PathDraw, actors: list[crossfade.ActorHandle]) -> crossfade.MultiOutputNode:
     """The graph on these actors."""
-    with crossfade.InputNode() as inp:
-        values = [inp]
+    values = [crossfade.InputNode()]
     for number, call in enumerate(draw.calls, 1):
         sources = [values[source] for source in call.sources]
         values.append(actors[call.actor].step.bind(f"m{number}", call.delay_s, call.fails, *sources))

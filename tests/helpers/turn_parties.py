@@ -25,7 +25,8 @@ from crossfade.host.memory import Heap, Memory
 from crossfade.plan.plan import Plan
 from crossfade.schedule.compile import compile_plan
 from crossfade.types import DRIVER, Transport
-from tests.helpers.host_rings import home_on, new_bell
+from tests.helpers.bells import new_bell
+from tests.helpers.host_rings import home_on
 from tests.helpers.late_driver import LateDriver
 
 LIMIT_S = 20.0

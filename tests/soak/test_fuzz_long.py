@@ -99,8 +99,7 @@ def _actor_once(data: st.DataObject) -> None:
 def test_fuzz_live_actors() -> None:
     crossfade.init()
     try:
-        with crossfade.InputNode() as value:
-            Witness.graph = RemoteEcho.remote().echo.bind(value).compile()
+        Witness.graph = RemoteEcho.remote().echo.bind(crossfade.InputNode()).compile()
         fuzz_for(_actor_once, "live actors")
     finally:
         crossfade.shutdown()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -196,21 +196,17 @@ def test_what_is_under_way_when_recording_ends_is_not_recorded_and_leaves_no_eve
 def test_two_threads_may_record_while_a_third_asks() -> None:
     driver = HostDriver(10.0)
     device = DeviceRecorder(driver, Recorder("A", time.monotonic_ns()), max_spans=16)
-    stream, failed = driver.create_stream("stream"), []
+    stream = driver.create_stream("stream")
 
     def work(role: DeviceStream) -> None:
-        try:
-            for execution in range(2_000):
-                device.end(device.begin(stream), role, RUN, "A.f", execution)
-        except BaseException as error:
-            failed.append(error)
+        for execution in range(2_000):
+            device.end(device.begin(stream), role, RUN, "A.f", execution)
 
-    threads = [Thread(target=work, args=(role,)) for role in (DeviceStream.COMPUTE, DeviceStream.COLL)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        assert len(device.spans()) <= 16
-    assert failed == []
+    with ThreadPoolExecutor(2) as pool:
+        recording = [pool.submit(work, role) for role in (DeviceStream.COMPUTE, DeviceStream.COLL)]
+        while not all(each.done() for each in recording):
+            assert len(device.spans()) <= 16
+    assert [each.result() for each in recording] == [None, None]
     assert [span.execution for span in device.spans()][-1] == 1_999
     device.close()
     driver.destroy_stream(stream)

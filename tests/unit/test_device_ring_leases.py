@@ -12,6 +12,7 @@ from crossfade.device.records import Enqueued, FreeEnqueued, Record, Retired
 from crossfade.device.ring_receiver import Leased
 from crossfade.errors import ChannelBroken, DeviceError
 from tests.helpers.ring_ends import Ends
+from tests.helpers.threads import together
 from tests.helpers.worlds.kit import assert_sound
 from tests.helpers.worlds.rings import RingWorld
 
@@ -216,11 +217,7 @@ def test_a_lease_that_two_threads_end_ends_once() -> None:
     for _ in range(200):
         assert ends.sender.try_send(ends.source, 8)
         (lease,) = ends.accept_all()
-        threads = [threading.Thread(target=lease.release) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(lambda _, lease=lease: lease.release(), range(2))  # type: ignore[misc]
         assert [type(record) for record in ends.to_sender] == [FreeEnqueued]
         ends.deliver()
         ends.run()
