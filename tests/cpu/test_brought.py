@@ -17,8 +17,9 @@ torch: Any = pytest.importorskip("torch")
 from crossfade.edges.host_copies import HostCopies  # noqa: E402
 from crossfade.errors import Failure  # noqa: E402
 from tests.helpers.bells import new_bell  # noqa: E402
-from tests.helpers.channel_pairs import Pair, Unpicklable, same  # noqa: E402
+from tests.helpers.channel_pairs import Pair, same  # noqa: E402
 from tests.helpers.copy_pair import open_copy_ends  # noqa: E402
+from tests.helpers.doers import Unpicklable  # noqa: E402
 from tests.helpers.nccl_pair import open_nccl_ends  # noqa: E402
 from tests.helpers.staged_pair import open_staged_ends  # noqa: E402
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import crossfade
 from crossfade.plan.parse import parse_plan
 from tests.helpers.command_line import LIMIT_S, crossfade_command, environment
+from tests.helpers.programs import python
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 GRAPHS = """
@@ -232,16 +232,9 @@ def test_output_that_finds_no_room_gives_one_message_and_exit_code_1(
     folder: Path, arguments: tuple[str, ...], unbuffered: str
 ) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "crossfade", *arguments],
-            cwd=folder,
-            env={**environment(), "PYTHONUNBUFFERED": unbuffered},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        streams = {"stdout": full, "stderr": subprocess.PIPE, "capture_output": False}
+        variables = environment(PYTHONUNBUFFERED=unbuffered)
+        done = python("-m", "crossfade", *arguments, cwd=folder, env=variables, timeout_s=LIMIT_S, **streams)
     assert done.returncode == 1
     assert re.fullmatch(r"error: .*No space left on device.*\nhint: .*\n", done.stderr)
 

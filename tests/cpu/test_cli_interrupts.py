@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_line import LIMIT_S, environment
+from tests.helpers.command_line import LIMIT_S, crossfade_command, environment
+from tests.helpers.programs import started
 
 
 def processes_of_session(session: int) -> list[str]:
@@ -30,8 +29,7 @@ def processes_of_session(session: int) -> list[str]:
 def test_ctrl_c_inside_an_exec_of_text_exits_130(tmp_path: Path) -> None:
     """`python -m` ends itself by SIGINT where such an interrupt was the last thing that an exec saw."""
     (tmp_path / "interrupted.py").write_text("def chain():\n    exec('raise KeyboardInterrupt')\n")
-    command = [sys.executable, "-m", "crossfade", "plan", "interrupted:chain"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, timeout=LIMIT_S, check=False)
+    done = crossfade_command("plan", "interrupted:chain", folder=tmp_path)
     assert done.returncode == 130, done.stderr
 
 
@@ -46,15 +44,7 @@ def test_ctrl_c_inside_an_exec_of_text_exits_130(tmp_path: Path) -> None:
 )
 def test_ctrl_c_exits_130_and_leaves_no_process(tmp_path: Path, arguments: list[str], when: str) -> None:
     (tmp_path / "endless.py").write_text("def chain():\n    print('waiting')\n    while True:\n        pass\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "crossfade", *arguments],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started("-m", "crossfade", *arguments, cwd=tmp_path, env=environment(), start_new_session=True)
     try:
         assert process.stdout is not None
         assert any(line.startswith(when) for line in process.stdout)

@@ -6,7 +6,6 @@ import io
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,22 +21,15 @@ from crossfade.topology import Launch, Rate, Slowdown, load_topology, save_topol
 from tests.helpers.clocked_crew import ClockedCrew
 from tests.helpers.gpus import num_gpus
 from tests.helpers.made_up import A, B, found, measured
+from tests.helpers.programs import environment, python
 
 SOURCE = Path(crossfade.__file__).parents[1]
 pytestmark = pytest.mark.timeout(60)
 
 
 def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "120", "XDG_CACHE_HOME": str(folder / "cache")}
-    return subprocess.run(
-        [sys.executable, "-m", "crossfade", "topology", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    variables = environment(COLUMNS="120", XDG_CACHE_HOME=str(folder / "cache"))
+    return python("-m", "crossfade", "topology", *arguments, cwd=folder, env=variables)
 
 
 def console() -> Console:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from crossfade.errors import DeviceError
 from crossfade.ops.calls.shape import Shape
 from crossfade.ops.choice.cache import Cache
 from tests.helpers.gpus import num_gpus
+from tests.helpers.programs import environment, python
 from tests.helpers.tuning import SHAPE, Bench, rows
 
 SOURCE = Path(crossfade.__file__).parents[1]
@@ -37,9 +35,8 @@ def text_of(made: Console) -> str:
 
 @pytest.mark.skipif(num_gpus() > 0, reason="there are GPUs here, which tests/gpu2 tune for")
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CROSSFADE_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "crossfade", "tune", "8192,8192,7168", "--operator", "matmul_all_reduce"]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    command = ("-m", "crossfade", "tune", "8192,8192,7168", "--operator", "matmul_all_reduce")
+    ran = python(*command, env=environment(CROSSFADE_CACHE_DIR=str(tmp_path / "cache")))
     assert ran.returncode == 2
     assert ran.stderr.splitlines()[0] in (
         "error: there is no GPU here to tune for",
@@ -71,10 +68,10 @@ def test_types_and_layouts_that_are_not_there() -> None:
 
 
 def test_torchrun_is_known_by_all_that_it_sets() -> None:
-    environment = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
-    assert local_rank_of(environment) == 1
-    for name in environment:
-        assert local_rank_of({key: value for key, value in environment.items() if key != name}) is None
+    variables = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
+    assert local_rank_of(variables) == 1
+    for name in variables:
+        assert local_rank_of({key: value for key, value in variables.items() if key != name}) is None
 
 
 def test_it_tunes_prints_and_keeps(tmp_path: Path) -> None:

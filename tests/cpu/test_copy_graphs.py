@@ -18,11 +18,6 @@ pytestmark = pytest.mark.usefixtures("torn_down")
 class Failing(Worker):
     """Fails at odd sizes."""
 
-    def fail_if_odd(self, size: int) -> Any:
-        if size % 2:
-            raise KeyError(size)
-        return torch.arange(size)
-
     def pack_lock_if_odd(self, size: int) -> Any:
         return [torch.arange(size), threading.Lock() if size % 2 else None]
 

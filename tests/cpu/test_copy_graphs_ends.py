@@ -22,6 +22,7 @@ from crossfade.errors import ActorError, DeviceError  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 from tests.helpers.copy_graphs import Worker, chain, expected, run  # noqa: E402
 from tests.helpers.footprint import check_growth  # noqa: E402
+from tests.helpers.input_workers import until  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torn_down")
 
@@ -167,15 +168,6 @@ def test_where_one_cannot_open_its_ends_nobody_waits_for_it(
                 total.compile(**options)
     for actor in (first, second, third):
         assert until(lambda actor=actor: crossfade.get(actor.num_settling.remote()) == 0)
-
-
-def until(is_so: Any) -> bool:
-    deadline = time.monotonic() + 10
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.mark.timeout(60)

@@ -160,7 +160,8 @@ def test_pl5_before_each_method_an_actor_looks_for_exchanges_to_enqueue(gpu_acto
     """Whichever of its plans has such collectives; and before plain calls."""
     both = gpu_actors[:2]
     crossfade.get([actor.note_looks.remote() for actor in both])
-    others = crossfade.MultiOutputNode([actor.has_looked.bind(crossfade.InputNode()) for actor in both]).compile()
+    with crossfade.InputNode() as given:
+        others = crossfade.MultiOutputNode([actor.has_looked.bind(given) for actor in both]).compile()
     assert run(others, 1) == crossfade.get([actor.has_looked.remote() for actor in both]) == [False, False]
     with crossfade.InputNode() as given:
         sums = allreduce.bind([actor.make_looking.bind(given) for actor in both])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import crossfade
+from tests.helpers.programs import environment, python
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,14 +70,8 @@ def test_pages_have_programs() -> None:
 def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     script = folder / f"{Path(name).stem}.py"
     script.write_text(PROGRAMS[name][0], encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, str(script)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=LIMIT_S,
-        check=False,
+    return python(
+        str(script), cwd=folder, env=environment(PYTHONPATH=str(ROOT / "src")), encoding="utf-8", timeout_s=LIMIT_S
     )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import crossfade
-from tests.helpers.doers import Actor, graph_of, script
+from tests.helpers.doers import Actor, graph_of
+from tests.helpers.programs import started
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -64,7 +65,7 @@ ref.get()
 
 
 def test_a_stuck_program_answers_sigusr1() -> None:
-    with script(STUCK) as driver:
+    with started("-c", STUCK) as driver:
         assert driver.stdout is not None
         assert driver.stderr is not None
         said = ""

@@ -14,14 +14,15 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
+from tests.helpers.doers import Doer
 from tests.helpers.graphs import kept_session, session_of
 from tests.helpers.threads import together
 
 NUM_THREADS = 8
 
 
-class Worker:
-    """Does what tests need."""
+class Worker(Doer):
+    """Does a little more."""
 
     def add(self, a: int, b: int = 1) -> int:
         return a + b
@@ -31,13 +32,6 @@ class Worker:
 
     def first(self, array: Any) -> int:
         return int(array[0])
-
-    def read(self, path: str) -> str:
-        with open(path) as pipe:
-            return pipe.read()
-
-    def pid(self) -> int:
-        return os.getpid()
 
 
 class Driver:
@@ -169,11 +163,9 @@ def test_actors_started_and_called_from_several_threads(workers: Any) -> None:
     assert together(use, range(NUM_THREADS)) == list(range(1, NUM_THREADS + 1))
 
 
-def test_teardown_while_another_thread_waits(workers: Any, tmp_path: Path) -> None:
+def test_teardown_while_another_thread_waits(workers: Any, pipe: Path) -> None:
     """It waits for the method that runs; whoever waits for its result gets it, and later calls say that the graph is gone."""
     first, _ = workers
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
     graph = first.read.bind(crossfade.InputNode()).compile()
     ref = graph.execute(str(pipe))
     got: list[Any] = []

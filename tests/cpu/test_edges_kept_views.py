@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 import crossfade
+from tests.helpers.programs import python
 from tests.helpers.threads import together
 
 pytestmark = pytest.mark.timeout(60)
@@ -166,10 +165,7 @@ ENDINGS = ["", "graph.teardown()", "crossfade.shutdown()", "del graph"]
 def _end(ending: str, is_tensor: bool) -> subprocess.CompletedProcess[str]:
     value = "torch.full((5000,), float(number))" if is_tensor else "np.full(5000, number)"
     code = AT_EXIT.format(torch="import torch" if is_tensor else "", value=value, ending=ending)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=110, check=False
-    )
+    return python("-c", code, timeout_s=110)
 
 
 @pytest.mark.timeout(240)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.programs import environment, python
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,15 +54,9 @@ def write_text(folder: Path) -> None:
 def run(example: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     write_text(cwd)
     launcher = TORCHRUN if example.startswith("torchrun") else ()
-    return subprocess.run(
-        [sys.executable, *launcher, str(EXAMPLES / example), *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=LIMIT_S,
-        check=False,
-    )
+    variables = environment(PYTHONPATH=str(ROOT / "src"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    command = (*launcher, str(EXAMPLES / example), *arguments)
+    return python(*command, cwd=cwd, env=variables, encoding="utf-8", timeout_s=LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.helpers.programs import output_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -58,12 +56,8 @@ _WHY = {
 
 @pytest.mark.parametrize("how", _WHY)
 def test_nobody_says_code_0_of_a_status_that_somebody_else_has_collected(how: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    command = [sys.executable, "-c", _PROGRAM, how]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr
     ended = f"it ended (how is not known: {_WHY[how]})"
-    exited, raised, exited_early, killed = done.stdout.splitlines()
+    exited, raised, exited_early, killed = output_of("-c", _PROGRAM, how).splitlines()
     assert exited == f"actor Actor0 is dead: {ended}"
     assert raised == "actor Actor1 could not be started: Actor1.__init__ on actor Actor1 raised ValueError: planted"
     assert exited_early == f"actor Actor2 is dead: {ended} before its constructor had returned"

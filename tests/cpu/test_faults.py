@@ -15,20 +15,18 @@ import pytest
 import crossfade
 from crossfade.engines import actor_process
 from crossfade.host.processes import count_oom_kills
-from tests.helpers.doers import Actor, await_end, graph_of, script
+from tests.helpers.doers import Actor, Doer, await_end, graph_of
+from tests.helpers.programs import started
 
 pytestmark = pytest.mark.timeout(90)
 
 
-class Unwilling:
+class Unwilling(Doer):
     """Its constructor does not return."""
 
     def __init__(self, path: str) -> None:
         Path(path).write_text(str(os.getpid()))
         threading.Event().wait()
-
-    def echo(self, value: Any) -> Any:
-        return value
 
 
 def chain_of(first: Any, second: Any, **options: Any) -> crossfade.CompiledGraph:
@@ -124,7 +122,7 @@ print(*pids, flush=True)
 def test_no_actor_outlives_its_driver_whatever_it_does(end: str) -> None:
     """One actor is in a call that holds the interpreter lock, the other is stopped: no thread of theirs can run."""
     how = {"raise": "raise ValueError('the end')", "os_exit": "os._exit(3)", "exit": "sys.exit(4)"}
-    with script(HOLDING + how.get(end, "sys.stdin.read()")) as driver:
+    with started("-c", HOLDING + how.get(end, "sys.stdin.read()")) as driver:
         assert driver.stdout is not None
         pids = [int(word) for word in driver.stdout.readline().split()]
         if end in ("kill", "sigterm"):
@@ -198,7 +196,7 @@ print(num_interrupts, num_recompiled)
 
 
 def test_ctrl_c_at_any_moment_gives_no_wrong_result_and_no_hang() -> None:
-    with script(INTERRUPTED) as driver:
+    with started("-c", INTERRUPTED) as driver:
         output, errors = driver.communicate(timeout=80)
     assert driver.returncode == 0, errors
     assert int(output.split()[0]) > 10, output

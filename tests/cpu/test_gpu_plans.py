@@ -83,7 +83,8 @@ def test_the_measured_topology_decides_for_collectives(kind: LinkKind | None, tr
     if kind is not None:
         keep_topology(kind)
     actors = [Actor.options(num_gpus=1).remote() for _ in range(2)]
-    output = crossfade.MultiOutputNode(allreduce.bind([actor.add.bind(crossfade.InputNode()) for actor in actors]))
+    with crossfade.InputNode() as inp:
+        output = crossfade.MultiOutputNode(allreduce.bind([actor.add.bind(inp) for actor in actors]))
     with output.compile() as graph:
         assert [spec.transport for spec in graph.plan.collectives] == [transport]
         assert f"collective c0 = allreduce(sum) over {transport}: " in str(graph.plan)

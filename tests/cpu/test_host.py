@@ -19,6 +19,7 @@ from crossfade.host.memory import PAGE_BYTES, Heap, Memory, address_of
 from crossfade.host.processes import await_end, describe_exit, is_ending, open_pidfd
 from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore, open_semaphore
 from crossfade.host.sockets import Connection
+from tests.helpers.programs import python
 from tests.helpers.threads import together
 
 
@@ -66,8 +67,7 @@ def test_semaphores_count_between_processes() -> None:
         f"mapping = Memory({memory.fd}).map({PAGE_BYTES})\nsemaphore = open_semaphore(address_of(mapping))\n"
         "for _ in range(5): semaphore.release()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    subprocess.run([sys.executable, "-c", code], pass_fds=(memory.fd,), env=environment, check=True, timeout=30)
+    python("-c", code, pass_fds=(memory.fd,), check=True)
     assert [first.acquire(False) for _ in range(6)] == [True] * 5 + [False]
     memory.close()
 

@@ -20,7 +20,7 @@ from crossfade.channels.protocol import EMPTY  # noqa: E402
 from crossfade.device.events import EventPool  # noqa: E402
 from crossfade.device.host_driver import HostDriver  # noqa: E402
 from crossfade.errors import DeviceError, Failure  # noqa: E402
-from tests.helpers.channel_pairs import Unpicklable  # noqa: E402
+from tests.helpers.doers import Unpicklable  # noqa: E402
 from tests.helpers.host_rings import LONG_US, Ring, home_on, open_ring, take, until, write  # noqa: E402
 from tests.helpers.late_driver import LateDriver  # noqa: E402
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import crossfade
+from tests.helpers.programs import output_of
 
-
-def _run(code: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
+_run = partial(output_of, "-c", timeout_s=100)
 _WORKER = """
 import crossfade, os, resource, sys
 

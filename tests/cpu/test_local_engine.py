@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 
 import crossfade
+from tests.helpers import doers
 from tests.helpers.doers import graph_of
 from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
 
 
-class Doer:
-    """Does what tests need."""
+class Doer(doers.Doer):
+    """Does a little more."""
 
     def __init__(self, greeting: str = "hello") -> None:
         self._greeting = greeting
@@ -26,9 +26,6 @@ class Doer:
 
     def greet(self, name: str) -> str:
         return f"{self._greeting} {name}"
-
-    def echo(self, value: Any) -> Any:
-        return value
 
     def add(self, a: Any, b: Any = 0) -> Any:
         return a + b
@@ -46,11 +43,6 @@ class Doer:
 
     def on_constructor_thread(self, _: Any) -> bool:
         return threading.get_ident() == self._thread and threading.current_thread() is threading.main_thread()
-
-    def wait_for(self, path: str) -> str:
-        """Returns once somebody opens the other end of a named pipe."""
-        with open(path) as pipe:
-            return pipe.read()
 
 
 Actor = crossfade.remote(Doer)
@@ -113,10 +105,8 @@ def test_capacity(actors: Any) -> None:
         assert graph.execute("end").get() == "end"
 
 
-def test_a_get_that_timed_out_may_be_repeated(processes: Any, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with graph_of(processes[0], "wait_for") as graph:
+def test_a_get_that_timed_out_may_be_repeated(processes: Any, pipe: Path) -> None:
+    with graph_of(processes[0], "read") as graph:
         ref = graph.execute(str(pipe))
         for _ in range(2):
             with pytest.raises(crossfade.GetTimeoutError):
@@ -125,10 +115,8 @@ def test_a_get_that_timed_out_may_be_repeated(processes: Any, tmp_path: Path) ->
         assert ref.get(timeout=30) == "done"
 
 
-def test_submit_timeout(processes: Any, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with graph_of(processes[0], "wait_for", max_inflight=1, submit_timeout=0.05) as graph:
+def test_submit_timeout(processes: Any, pipe: Path) -> None:
+    with graph_of(processes[0], "read", max_inflight=1, submit_timeout=0.05) as graph:
         graph.execute(str(pipe))
         with pytest.raises(crossfade.ChannelTimeout, match=r"0\.05 s"):
             graph.execute(str(pipe))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import crossfade
 from tests.helpers.calm import calm_s
 from tests.helpers.doers import Actor, graph_of
 from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
+from tests.helpers.programs import python, started
 from tests.helpers.threads import together
 
 
@@ -134,19 +133,10 @@ print("answer", result.x)
 
 @pytest.mark.parametrize("form", ["file", "-c", "stdin"])
 def test_scripts_without_a_main_guard(form: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
     command = {"file": [str(file)], "-c": ["-c", SCRIPT], "stdin": ["-"]}[form]
-    done = subprocess.run(
-        [sys.executable, *command],
-        input=SCRIPT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(*command, input=SCRIPT)
     assert done.stdout == "answer 42\n", done.stderr
 
 
@@ -166,8 +156,7 @@ def test_actors_die_with_a_killed_driver(tmp_path: Path) -> None:
         "a, b = A.remote(), A.remote()\nprint(a.pid.remote(0).get(), b.pid.remote(0).get(), flush=True)\n"
         "b.spin.remote(0).get()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as driver:
+    with started("-c", code) as driver:
         assert driver.stdout is not None
         pids = [int(word) for word in driver.stdout.readline().split()]
         watches = [os.pidfd_open(pid) for pid in pids]

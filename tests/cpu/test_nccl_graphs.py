@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import crossfade  # noqa: E402
+from tests.helpers import copy_graphs  # noqa: E402
 from tests.helpers.calm import calm_s  # noqa: E402
 from tests.helpers.footprint import footprint, growth  # noqa: E402
 
@@ -21,32 +22,15 @@ pytestmark = [
 ]
 
 
-class Worker:
+class Worker(copy_graphs.Worker):
     """Has gloo in NCCL's place."""
 
     def __init__(self) -> None:
         from crossfade.edges import nccl_link
         from tests.helpers.nccl_pair import StandIn
 
-        torch.set_num_threads(1)
+        super().__init__()
         nccl_link.nccl_group = StandIn
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def make(self, size: int) -> Any:
-        return torch.arange(size)
-
-    def double(self, value: Any) -> Any:
-        return value * 2
-
-    def total(self, *values: Any) -> int:
-        return int(sum(value.sum() for value in values))
-
-    def fail_if_odd(self, size: int) -> Any:
-        if size % 2:
-            raise KeyError(size)
-        return torch.arange(size)
 
 
 Remote = crossfade.remote(Worker)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,11 @@ import pytest
 
 import crossfade
 from crossfade.plan.parse import parse_plan
+from tests.helpers import handlers
 
 
-class Worker:
+class Worker(handlers.Worker):
     """Fails in several ways."""
-
-    def same(self, value: Any) -> Any:
-        return value
-
-    def slow(self, seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
 
     def added(self, weights: Any, value: Any) -> float:
         return float(weights.sum() + value)

@@ -17,10 +17,11 @@ import pytest
 import crossfade
 from crossfade.api.arguments import Splitter
 from crossfade.plan.plan import InputSpec
+from tests.helpers import handlers
 from tests.helpers.threads import together
 
 
-class Worker:
+class Worker(handlers.Worker):
     """Does a little of everything."""
 
     def __init__(self, start: Any = None) -> None:
@@ -34,10 +35,6 @@ class Worker:
         time.sleep(0.0005)
         self._is_busy = False
         return value
-
-    def slow(self, seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
 
     def together(self) -> int:
         return self.num_together

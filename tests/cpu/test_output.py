@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import crossfade
+from tests.helpers.programs import python
 
 
 class Printer:
@@ -44,10 +45,7 @@ def session() -> Iterator[None]:
 
 
 def _run(code: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     return done
 

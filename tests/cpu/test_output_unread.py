@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ import time
 import pytest
 
 import crossfade
+from tests.helpers.programs import started
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,15 +38,9 @@ print("shut down within", round(time.monotonic() - before, 1), "s", file=sys.std
 """
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    command = [sys.executable, "-c", _PROGRAM, *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.mark.parametrize("arguments", [(), ("kill",)], ids=["alive", "dead"])
 def test_shutdown_gives_up_where_nobody_reads_and_says_what_was_not_shown(arguments: tuple[str, ...]) -> None:
-    with _start(*arguments) as program:
+    with started("-c", _PROGRAM, *arguments) as program:
         assert program.stdout is not None
         assert program.stderr is not None
         try:
@@ -66,7 +60,7 @@ def test_shutdown_gives_up_where_nobody_reads_and_says_what_was_not_shown(argume
 
 def test_nothing_is_lost_where_somebody_reads_slowly() -> None:
     """Far less than a page in a second, and less than the pipe holds in all the time that the reader takes."""
-    with _start() as program:
+    with started("-c", _PROGRAM) as program:
         assert program.stdout is not None
         assert program.stderr is not None
         try:

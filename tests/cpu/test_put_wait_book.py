@@ -14,27 +14,15 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
+from tests.helpers import doers
+from tests.helpers.doers import graph_of
 
 
-class Doer:
-    """Does what tests need."""
-
-    def echo(self, value: Any) -> Any:
-        return value
+class Doer(doers.Doer):
+    """Does a little more."""
 
     def is_read_only(self, array: Any) -> bool:
         return not array.flags.writeable
-
-    def fail(self, value: Any) -> Any:
-        raise LookupError(value)
-
-    def read(self, path: str) -> str:
-        """Returns once somebody opens the other end of a named pipe."""
-        with open(path) as pipe:
-            return pipe.read()
-
-    def leave(self) -> None:
-        os._exit(5)
 
 
 Actor = crossfade.remote(Doer)
@@ -61,11 +49,6 @@ def local() -> Iterator[None]:
     crossfade.init(num_cpus=2)
     yield
     crossfade.shutdown()
-
-
-def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
-    graph: crossfade.CompiledGraph = getattr(actor, method).bind(crossfade.InputNode()).compile(**options)
-    return graph
 
 
 def test_what_was_put_comes_back_as_a_read_only_value_of_its_own(engine: str) -> None:
@@ -104,7 +87,7 @@ def test_a_reference_inside_a_value_is_refused_with_a_hint(engine: str) -> None:
 
 def test_wait_keeps_the_order_and_consumes_nothing(engine: str) -> None:
     actor = Actor.remote()
-    with _graph(actor, "echo") as graph:
+    with graph_of(actor, "echo") as graph:
         refs = [graph.execute(1), actor.echo.remote(2), crossfade.put(3), graph.execute(4)]
         ready, rest = crossfade.wait(refs, num_returns=4)
         assert ready == refs
@@ -117,7 +100,7 @@ def test_wait_keeps_the_order_and_consumes_nothing(engine: str) -> None:
 
 def test_errors_count_as_ready(engine: str) -> None:
     actor, doomed = Actor.remote(), Actor.remote()
-    with _graph(actor, "fail") as graph, _graph(doomed, "echo") as dead:
+    with graph_of(actor, "fail") as graph, graph_of(doomed, "echo") as dead:
         assert dead.execute(1).get() == 1
         refs = [graph.execute(1), actor.fail.remote(2)]
         assert crossfade.wait(refs, num_returns=2, timeout=30) == (refs, [])
@@ -130,7 +113,7 @@ def test_errors_count_as_ready(engine: str) -> None:
 
 def test_wait_gives_what_is_ready_when_the_time_is_over(local: None, pipe: Path) -> None:
     slow, quick = Actor.remote(), Actor.remote()
-    with _graph(slow, "read") as graph:
+    with graph_of(slow, "read") as graph:
         refs = [graph.execute(str(pipe)), quick.echo.remote(2)]
         assert crossfade.wait(refs) == ([refs[1]], [refs[0]])
         assert crossfade.wait(refs, num_returns=2, timeout=0.05) == ([refs[1]], [refs[0]])
@@ -142,7 +125,7 @@ def test_wait_gives_what_is_ready_when_the_time_is_over(local: None, pipe: Path)
 
 def test_waiting_takes_no_cpu(local: None, pipe: Path) -> None:
     slow, other = Actor.remote(), Actor.remote()
-    with _graph(slow, "read") as graph, _graph(other, "echo") as second:
+    with graph_of(slow, "read") as graph, graph_of(other, "echo") as second:
         assert second.execute(0).get() == 0
         refs = [graph.execute(str(pipe)), slow.echo.remote(1)]
         start = time.process_time()
@@ -158,7 +141,7 @@ def _wait_for(ref: Any, found: list[Any]) -> None:
 @pytest.mark.timeout(60)
 def test_a_result_that_another_thread_takes_in_wakes_wait(local: None, tmp_path: Path) -> None:
     actor = Actor.remote()
-    with _graph(actor, "read") as graph:
+    with graph_of(actor, "read") as graph:
         for number in range(20):
             pipe = tmp_path / str(number)
             os.mkfifo(pipe)
@@ -178,7 +161,7 @@ def test_a_result_that_another_thread_takes_in_wakes_wait(local: None, tmp_path:
 
 def test_a_teardown_wakes_wait(local: None, pipe: Path) -> None:
     actor = Actor.remote()
-    graph = _graph(actor, "read")
+    graph = graph_of(actor, "read")
     ref = graph.execute(str(pipe))
     found: list[Any] = []
     waiter = threading.Thread(target=lambda: found.append(crossfade.wait([ref])))
@@ -260,7 +243,7 @@ def test_the_gpus_of_actors_are_in_the_plan_and_free_again_after_their_death(nam
         one, half, other_half = (Actor.options(num_gpus=amount).remote() for amount in (1, 0.5, 0.5))
         two = Actor.options(num_gpus=1).remote()
         assert [actor._info.gpus for actor in (one, half, other_half, two)] == [(0,), (1,), (1,), (2,)]
-        with _graph(one, "echo") as graph:
+        with graph_of(one, "echo") as graph:
             assert graph.plan.devices == {one._info.id: (0,)}
             assert graph.execute(3).get() == 3
         with pytest.raises(crossfade.ActorStartError, match="and 0 of 3 is free"):
@@ -283,7 +266,7 @@ def test_what_a_dead_actor_held_is_found_free_though_nobody_looked(local: None) 
         actor = whole.remote()
         process = sessions.require().engine.processes.living[actor._info.id]  # type: ignore[attr-defined]
         watch = os.pidfd_open(process.popen.pid)
-        actor.leave.remote()
+        actor.leave.remote(5)
         _await_end(watch)
     refused = whole.remote()
     assert refused.echo.remote(1).get() == 1

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.programs import python
 from tests.helpers.two_at_a_time import Ran, two_at_a_time
 
 HEAD = """
@@ -322,10 +321,7 @@ assert isinstance(ref, CompiledDAGRef) and ref.get() == 2
 def run(form: str, folder: Path) -> subprocess.CompletedProcess[str]:
     script = folder / f"{form}.py"
     script.write_text(f"{HEAD}\n{FORMS[form]}\nprint('done')\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    return subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=90, check=False
-    )
+    return python(str(script), timeout_s=90)
 
 
 @pytest.fixture(scope="module")

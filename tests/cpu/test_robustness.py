@@ -6,10 +6,10 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,9 @@ import pytest
 
 import crossfade
 from crossfade.api import session as sessions
-
-
-class Unreadable:
-    """Pickles, but does not unpickle."""
-
-    def __reduce__(self) -> Any:
-        return int, ("this is no number",)
+from tests.helpers import doers
+from tests.helpers.doers import Unpicklable, graph_of
+from tests.helpers.programs import output_of
 
 
 class Interrupting:
@@ -35,20 +31,17 @@ class Interrupting:
         return int, ()
 
 
-class Doer:
-    """Does what tests need."""
+class Doer(doers.Doer):
+    """Does a little more."""
 
     def array(self, number: int) -> Any:
         return np.full(100_000, number)
-
-    def echo(self, value: Any) -> Any:
-        return value
 
     def pair(self, a: Any, b: Any) -> Any:
         return (a, b)
 
     def unreadable(self) -> Any:
-        return Unreadable()
+        return Unpicklable()
 
     def large(self) -> bytes:
         return b"x" * 1_000_000
@@ -60,10 +53,6 @@ class Doer:
     def raise_memory_error(self, value: Any) -> Any:
         raise MemoryError("too large")
 
-    def read(self, path: str) -> str:
-        with open(path) as pipe:
-            return pipe.read()
-
 
 @pytest.fixture
 def doer() -> Iterator[Any]:
@@ -73,23 +62,7 @@ def doer() -> Iterator[Any]:
     crossfade.shutdown()
 
 
-def _graph(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
-    graph: crossfade.CompiledGraph = getattr(actor, method).bind(crossfade.InputNode()).compile(**options)
-    return graph
-
-
-def _run(code: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+_run = partial(output_of, "-W", "ignore", "-c")
 
 
 FORK = """
@@ -169,7 +142,7 @@ def test_more_actors_than_descriptors_are_refused_with_a_hint() -> None:
 
 
 def test_a_graph_is_no_value(doer: Any) -> None:
-    with _graph(doer, "echo") as graph:
+    with graph_of(doer, "echo") as graph:
         with pytest.raises(TypeError, match="cannot be copied, pickled or sent to an actor\nhint: "):
             doer.echo.remote(graph)
         assert graph.execute(1).get() == 1
@@ -189,10 +162,8 @@ def test_an_interrupted_execution_gives_no_wrong_result_later(doer: Any) -> None
         assert graph.execute(2, 2).get() == (2, 2)
 
 
-def test_an_interrupted_wait_may_be_repeated(doer: Any, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with _graph(doer, "read") as graph:
+def test_an_interrupted_wait_may_be_repeated(doer: Any, pipe: Path, tmp_path: Path) -> None:
+    with graph_of(doer, "read") as graph:
         ref = graph.execute(str(pipe))
         timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
 
@@ -254,11 +225,9 @@ def test_replies_to_dropped_references_are_not_kept(doer: Any) -> None:
     assert session.engine.processes.living["Doer0"].replies == {}  # type: ignore[attr-defined]
 
 
-def test_a_get_returns_though_another_thread_waits_for_something_later(doer: Any, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
+def test_a_get_returns_though_another_thread_waits_for_something_later(doer: Any, pipe: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("early")
-    with _graph(doer, "read") as graph:
+    with graph_of(doer, "read") as graph:
         early, late = graph.execute(str(tmp_path / "file")), graph.execute(str(pipe))
         results: list[str] = []
         waiter = threading.Thread(target=lambda: results.append(late.get()))
@@ -270,12 +239,12 @@ def test_a_get_returns_though_another_thread_waits_for_something_later(doer: Any
 
 
 def test_an_actor_that_exits_is_gone(doer: Any) -> None:
-    with _graph(doer, "leave") as graph, pytest.raises(crossfade.ActorDiedError, match="exited with code 7"):
+    with graph_of(doer, "leave") as graph, pytest.raises(crossfade.ActorDiedError, match="exited with code 7"):
         graph.execute(1).get(timeout=10)
 
 
 def test_a_memory_error_arrives_as_one(doer: Any) -> None:
-    with _graph(doer, "raise_memory_error") as graph, pytest.raises(MemoryError, match="too large") as caught:
+    with graph_of(doer, "raise_memory_error") as graph, pytest.raises(MemoryError, match="too large") as caught:
         graph.execute(1).get()
     assert isinstance(caught.value, crossfade.TaskError)
 

@@ -19,22 +19,14 @@ from crossfade.host.frames import FrameError, Sealer, new_key
 from crossfade.host.memory import Memory
 from crossfade.host.sockets import Connection, hand_over, take_over
 from tests.helpers.bells import new_bell
+from tests.helpers.doers import Doer
 from tests.helpers.listening import Bound, bound_sockets
 
 pytestmark = pytest.mark.usefixtures("local")
 
 
-class Echo:
+class Echo(Doer):
     """Gives back what it gets."""
-
-    def echo(self, value: Any) -> Any:
-        return value
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def add(self, a: Any, b: Any) -> Any:
-        return a + b
 
     def write_to_sockets(self, data: bytes) -> int:
         """What a program does that writes to wrong descriptors."""

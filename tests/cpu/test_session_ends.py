@@ -15,7 +15,8 @@ import pytest
 import crossfade
 from crossfade.api import session as sessions
 from crossfade.runtime.record import Recorder
-from tests.helpers.session_ends import USES, Remote, end_in_the_middle, num_held
+from tests.helpers.handlers import Remote
+from tests.helpers.session_ends import USES, end_in_the_middle, num_held
 
 pytestmark = pytest.mark.timeout(90)
 

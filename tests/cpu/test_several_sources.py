@@ -10,8 +10,9 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from crossfade.errors import DeviceError, Failure  # noqa: E402
-from tests.helpers.channel_pairs import Unpicklable, check_values_stay_whole, in_turns, same  # noqa: E402
+from tests.helpers.channel_pairs import check_values_stay_whole, in_turns, same  # noqa: E402
 from tests.helpers.copy_pair import open_copy_ends  # noqa: E402
+from tests.helpers.doers import Unpicklable  # noqa: E402
 from tests.helpers.nccl_pair import open_nccl_ends  # noqa: E402
 from tests.helpers.staged_pair import open_staged_ends  # noqa: E402
 

@@ -88,11 +88,6 @@ def draw_value(random: Random) -> Any:
     return tensors[0] if kind < 3 else {"tensors": tensors, "number": random.random(), "again": (tensors[0],)}
 
 
-class Unpicklable:
-    def __reduce__(self) -> Any:
-        return int, ("this is no number",)
-
-
 def check_values_stay_whole(pair: Pair, depth: int, num_values: int, seed: int) -> None:
     """Random values arrive whole, and those that are kept stay so until they are dropped."""
     random = Random(seed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
@@ -125,6 +126,16 @@ class Party:
             end.close()
         self.group.ask_to_end()
         self.group.close(time.monotonic() + 10.0)
+
+
+@contextmanager
+def joined(peers: Peers, rank: int, all_terms: Sequence[Terms], *args: Any, **options: Any) -> Iterator[Party]:
+    """The only group of some workers."""
+    ring = Ring(peers, rank)
+    party = Party(peers, ring, rank, all_terms, *args, **options)
+    yield party
+    party.close()
+    ring.close()
 
 
 # What is done: random all_terms, and random tensors for each of them

@@ -17,9 +17,9 @@ from crossfade.collectives.terms import Terms
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError, Failure
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 from tests.helpers.calm import calm_s
-from tests.helpers.collective_cases import Party, Peers, Ring, draw_terms, failure_of, name, names, random_calls
+from tests.helpers.collective_cases import Party, Peers, Ring, draw_terms, failure_of, joined, name, names, random_calls
 from tests.helpers.device_pair import die
-from tests.helpers.footprint import footprint, growth
+from tests.helpers.footprint import counts_more, footprint, held_more
 
 
 def sums(num_parties: int, count: int = 1) -> list[Terms]:
@@ -46,98 +46,80 @@ def random_work(peers: Peers, rank: int, seed: int, num_rounds: int, buffer_byte
 
 def of_a_process_group(peers: Peers, rank: int, seed: int, num_rounds: int, by_nccls_calls: bool = False) -> list[str]:
     """Random collectives over gloo; or over gloo, but by the calls that are made of NCCL."""
-    ring, draw = Ring(peers, rank), random.Random(seed)
+    draw = random.Random(seed)
     all_terms = [draw_terms(draw, k, len(peers) + 1) for k in range(6)]
-    party = Party(peers, ring, rank, all_terms, transport=Transport.GLOO)
-    mover: Any = party.group._mover
-    mover._is_gloo = not by_nccls_calls
-    wrong = random_calls(party, all_terms, seed, num_rounds)
-    mover._is_gloo = True
-    party.close()
-    ring.close()
+    with joined(peers, rank, all_terms, transport=Transport.GLOO) as party:
+        mover: Any = party.group._mover
+        mover._is_gloo = not by_nccls_calls
+        wrong = random_calls(party, all_terms, seed, num_rounds)
+        mover._is_gloo = True
     return wrong
 
 
 def what_goes_wrong(peers: Peers, rank: int) -> list[str]:
     """One party brings something that does not do: all get the same error, and the next one is right again."""
-    num_parties = len(peers) + 1
-    ring, said = Ring(peers, rank), []
-    party = Party(peers, ring, rank, sums(num_parties))
-
-    def bring(value: Any) -> None:
-        said.append(str(failure_of(party.do(0, [value]))))
-        (total,) = party.do(0, [torch.full((3,), float(rank))])
-        assert total.tolist() == [sum(range(num_parties))] * 3
-
+    num_parties, said = len(peers) + 1, []
     error = Failure.capture(KeyError("x" * 5000), actor="A1", node="n1")
-    bring(error if rank == 1 else torch.ones(3))
-    bring(torch.ones(3 + rank))
-    bring("text" if rank == 0 else torch.ones(3))
-    bring(torch.ones(3, dtype=torch.bool))
-    party.close()
-    ring.close()
+    with joined(peers, rank, sums(num_parties)) as party:
+        for value in (
+            error if rank == 1 else torch.ones(3),
+            torch.ones(3 + rank),
+            "text" if rank == 0 else torch.ones(3),
+            torch.ones(3, dtype=torch.bool),
+        ):
+            said.append(str(failure_of(party.do(0, [value]))))
+            (total,) = party.do(0, [torch.full((3,), float(rank))])
+            assert total.tolist() == [sum(range(num_parties))] * 3
     return said
 
 
 def broadcasts(peers: Peers, rank: int) -> list[bool]:
     """Shapes that nobody but the root knows, some of them twice in a row."""
-    ring, num_parties = Ring(peers, rank), len(peers) + 1
-    terms = Terms("c0", CollectiveKind.BROADCAST, None, 1, names(num_parties))
-    party, good = Party(peers, ring, rank, [terms], buffer_bytes=1 << 12), []
-    for k, shape in enumerate([(3,), (3,), (), (5, 2000), (5, 2000), (0,), (3,)]):
-        wanted = torch.full(shape, float(k))
-        (got,) = party.do(0, [wanted] if rank == 1 else [])
-        good.append(torch.equal(got, wanted))
-    party.close()
-    ring.close()
+    terms, good = Terms("c0", CollectiveKind.BROADCAST, None, 1, names(len(peers) + 1)), []
+    with joined(peers, rank, [terms], buffer_bytes=1 << 12) as party:
+        for k, shape in enumerate([(3,), (3,), (), (5, 2000), (5, 2000), (0,), (3,)]):
+            wanted = torch.full(shape, float(k))
+            (got,) = party.do(0, [wanted] if rank == 1 else [])
+            good.append(torch.equal(got, wanted))
     return good
 
 
 def one_element(peers: Peers, rank: int) -> list[float]:
     """A gather of tensors of one element, which is contiguous whatever its stride is."""
-    ring, parties = Ring(peers, rank), names(len(peers) + 1)
-    party = Party(peers, ring, rank, [Terms("c0", CollectiveKind.ALLGATHER, None, 0, parties)])
-    (gathered,) = party.do(0, [torch.tensor([rank, 9], dtype=torch.float16)[::2]])
-    party.close()
-    ring.close()
+    with joined(peers, rank, [Terms("c0", CollectiveKind.ALLGATHER, None, 0, names(len(peers) + 1))]) as party:
+        (gathered,) = party.do(0, [torch.tensor([rank, 9], dtype=torch.float16)[::2]])
     return list(gathered.tolist())
 
 
 def one_is_busy(peers: Peers, rank: int) -> float:
     """Rank 0 starts, and then waits outside of the group for what rank 1 sends after the exchange (PL-2, PL-5)."""
-    ring = Ring(peers, rank)
-    party = Party(peers, ring, rank, sums(len(peers) + 1, 2))
-    for end in party.ends:
-        end.start([torch.ones(50_000)])
-    if rank == 0:
-        peers[1].get(10.0)
-    totals = [party.finish(end)[0] for end in party.ends]
-    if rank == 1:
-        peers[0].put("it is done")
-    party.close()
-    ring.close()
+    with joined(peers, rank, sums(len(peers) + 1, 2)) as party:
+        for end in party.ends:
+            end.start([torch.ones(50_000)])
+        if rank == 0:
+            peers[1].get(10.0)
+        totals = [party.finish(end)[0] for end in party.ends]
+        if rank == 1:
+            peers[0].put("it is done")
     return float(sum(total.sum() for total in totals))
 
 
 def one_gives_up(peers: Peers, rank: int) -> str:
     """Something breaks in rank 0 after all have met: the others do not wait for it."""
-    ring = Ring(peers, rank)
-    party = Party(peers, ring, rank, sums(len(peers) + 1))
-    party.do(0, [torch.ones(4)])
-    if rank == 0:
 
-        def fail(*args: Any) -> None:
-            raise RuntimeError("no memory for this")
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no memory for this")
 
-        party.group._mover.move = fail  # type: ignore[method-assign,assignment]
-    begin, said = time.monotonic(), ""
-    try:
+    with joined(peers, rank, sums(len(peers) + 1)) as party:
         party.do(0, [torch.ones(4)])
-    except ChannelBroken as error:
-        said = str(error)
-    assert time.monotonic() - begin < 4
-    party.close()
-    ring.close()
+        if rank == 0:
+            party.group._mover.move = fail  # type: ignore[method-assign,assignment]
+        begin, said = time.monotonic(), ""
+        try:
+            party.do(0, [torch.ones(4)])
+        except ChannelBroken as error:
+            said = str(error)
+        assert time.monotonic() - begin < 4
     return said
 
 
@@ -200,9 +182,7 @@ def leaves_nothing(peers: Peers, rank: int) -> dict[str, int]:
     before = footprint(os.getpid())
     for _ in range(5):
         use()
-    deadline = time.monotonic() + 2.0
-    while "num_threads" in (grown := growth(before, footprint(os.getpid()))) and time.monotonic() < deadline:
-        time.sleep(0.01)  # a thread that was joined is still counted for a moment
+    grown = held_more(before)
     assert [thread.name for thread in threading.enumerate() if "crossfade" in thread.name] == []
     for peer in peers.values():
         peer.meet()
@@ -276,12 +256,8 @@ def dies(peers: Peers, rank: int, moment: str, delay_s: float, transport: str) -
     for pidfd in watched:
         ring.doorbell.unwatch(pidfd)
         os.close(pidfd)
-    deadline = time.monotonic() + 2.0
-    while "num_threads" in (grown := growth(before, footprint(os.getpid()))) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    kept = counts_more(before)
     ring.close()
-    counts = ("num_descriptors", "num_threads", "num_ring_mappings", "num_watched")
-    kept = {key: value for key, value in grown.items() if key in counts}
     return {"said": said, "told_s": told_s, "held": kept}
 
 

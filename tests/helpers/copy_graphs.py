@@ -25,6 +25,11 @@ class Worker:
     def make(self, size: int) -> Any:
         return torch.arange(size)
 
+    def fail_if_odd(self, size: int) -> Any:
+        if size % 2:
+            raise KeyError(size)
+        return torch.arange(size)
+
     def double(self, value: Any) -> Any:
         return value * 2
 

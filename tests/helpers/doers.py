@@ -1,4 +1,4 @@
-"""An actor that does what tests of faults and of event loops need of one, its graphs, and programs that are started to end."""
+"""An actor that does what tests of faults and of event loops need of one, and its graphs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import ctypes
 import os
 import resource
 import select
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,13 @@ from crossfade.channels import shm_ring
 from tests.helpers.calm import calm_s
 
 TRY_WRITE = shm_ring.ShmWriter.try_write
+
+
+class Unpicklable:
+    """Is pickled, and does not unpickle."""
+
+    def __reduce__(self) -> Any:
+        return int, ("this is no number",)
 
 
 class Doer:
@@ -49,8 +55,7 @@ class Doer:
 
     def read(self, path: str) -> str:
         """Returns once somebody has written to a named pipe and closed it."""
-        with open(path) as pipe:
-            return pipe.read()
+        return Path(path).read_text()
 
     def hold_the_lock(self, seconds: int) -> None:
         ctypes.PyDLL(None).sleep(seconds)
@@ -91,19 +96,6 @@ Actor = crossfade.remote(Doer)
 def graph_of(actor: Any, method: str, **options: Any) -> crossfade.CompiledGraph:
     graph: crossfade.CompiledGraph = getattr(actor, method).bind(crossfade.InputNode()).compile(**options)
     return graph
-
-
-def script(code: str, **options: Any) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
 
 
 def await_end(pid: int, timeout_s: float) -> None:

@@ -20,32 +20,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import crossfade
 from crossfade import interrupted
 from tests.helpers.footprint import footprint
+from tests.helpers.programs import python
 
-_ROOT = Path(__file__).parents[2]
 _MARGIN_S = 120.0
 
 
 def storm(kind: str, duration_s: float, seed: int) -> dict[str, Any]:
     """A storm of that signal, for so long, in which nothing is lost and the program does not hang."""
-    command = [
-        sys.executable,
-        "-X",
-        "faulthandler",
-        "-m",
-        "tests.helpers.interrupt_storm",
-        kind,
-        str(duration_s),
-        str(seed),
-    ]
-    ran = subprocess.run(
-        command, cwd=_ROOT, capture_output=True, text=True, timeout=duration_s + _MARGIN_S, check=False
-    )
+    command = ("-X", "faulthandler", "-m", "tests.helpers.interrupt_storm", kind, str(duration_s), str(seed))
+    ran = python(*command, timeout_s=duration_s + _MARGIN_S)
     assert ran.returncode == 0, f"seed {seed}: {ran.returncode}\n{ran.stderr}"
     counts: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return counts

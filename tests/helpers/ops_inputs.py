@@ -161,7 +161,7 @@ def absolute(inputs: Inputs) -> Inputs:
     return Inputs([each.abs() for each in inputs.a], [each.abs() for each in inputs.b], bias, inputs.counts)
 
 
-def captured(group: PeerGroup, body: Callable[[], None]) -> tuple[Callable[[], None], Callable[[], None]]:
+def captured(group: PeerGroup, body: Callable[[], Any]) -> tuple[Callable[[], None], Callable[[], None]]:
     """How to replay it, and how to drop it."""
     if group.device_type == "cpu":
         driver, stream = group.memory.driver, group.current_stream()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
-from crossfade.device.capture import capture
 from crossfade.errors import DeviceError
 from crossfade.ops.ahead import prepare, prepare_call
 from crossfade.ops.calls.job import Algorithm, Job, refuse_in_capture
@@ -26,6 +24,7 @@ from tests.helpers.ops_inputs import (
     Inputs,
     assert_equal,
     call,
+    captured,
     check,
     device_of,
     expected,
@@ -34,28 +33,6 @@ from tests.helpers.ops_inputs import (
 )
 
 SIZES = (18, 12, EXACT_K)
-
-
-def captured(group: PeerGroup, body: Callable[[], object]) -> tuple[Callable[[], None], Callable[[], None]]:
-    """How to replay it, and how to drop it."""
-    if group.device_type == "cpu":
-        driver, stream = group.memory.driver, group.current_stream()
-        replay = capture(driver, stream, lambda: void(body()))
-        return partial(replay.launch, stream), replay.close
-    torch.cuda.synchronize()
-    graph: Any = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        body()
-
-    def launch() -> None:
-        graph.replay()
-        torch.cuda.synchronize()
-
-    return launch, graph.reset
-
-
-def void(value: object) -> None:
-    """Nothing."""
 
 
 def whole_rows(operator: Operator, group: PeerGroup, rows: int) -> int:

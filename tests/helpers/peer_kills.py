@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.calm import calm_s
 from tests.helpers.footprint import footprint, held_more
 from tests.helpers.peer_cases import random_calls
+from tests.helpers.programs import output_of
 from tests.helpers.ranks import join_world
 
 NOTICE_S = 2.0
@@ -48,17 +48,8 @@ def judge(row: dict[str, Any]) -> None:
 
 def kill_many(first_seed: int, num_kills: int, timeout_s: float) -> Counter[str]:
     """So many kills; how many there were at each kind of moment."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.peer_kills", str(first_seed), str(num_kills)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    assert ran.returncode == 0, ran.stderr
+    said = output_of("-m", "tests.helpers.peer_kills", str(first_seed), str(num_kills), timeout_s=timeout_s)
+    rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     for row in rows:
         judge(row)
     assert len(rows) == num_kills

@@ -10,6 +10,7 @@ from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import HostBoard
 from crossfade.host.memory import Memory
 from crossfade.testing.fake import FakeDriver, Machine
+from tests.helpers.running_driver import run
 
 
 class Ends:
@@ -49,9 +50,7 @@ class Ends:
 
     def run(self) -> None:
         """Lets the device do all that it can."""
-        machine = self.machine
-        while ready := [name for name, queue in machine.queues.items() if queue and machine.can_run(queue[0])]:
-            machine.run(ready[0])
+        run(self.machine)
 
 
 def grow(ends: Ends, size_bytes: int) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from crossfade.device.signals import HostBoard
-from crossfade.host.memory import Memory
 from crossfade.testing.fake import FakeDriver, Machine
 
 
@@ -20,15 +16,3 @@ class RunningDriver(FakeDriver):
 def run(machine: Machine) -> None:
     while ready := [name for name, queue in machine.queues.items() if queue and machine.can_run(queue[0])]:
         machine.run(ready[0])
-
-
-def running_driver() -> RunningDriver:
-    """One of a machine of its own."""
-    return RunningDriver(Machine(is_strict=False), "process")
-
-
-def open_board(driver: FakeDriver) -> Iterator[HostBoard]:
-    """Signals in memory of the host."""
-    memory = Memory.create("signals", 65536)
-    yield HostBoard(driver, memory, 64, "test")
-    memory.close()

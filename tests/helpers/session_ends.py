@@ -14,20 +14,9 @@ from collections.abc import Callable
 
 import crossfade
 from tests.helpers.footprint import footprint
+from tests.helpers.handlers import Remote
 
 _LIMIT_S = 60.0
-
-
-class Worker:
-    def same(self, value: object) -> object:
-        return value
-
-    def slow(self, seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
-
-
-Remote = crossfade.remote(Worker)
 
 
 class Program:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.programs import environment, started
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 280
@@ -20,20 +20,8 @@ needs_triton = pytest.mark.skipif(
 
 def start(module: str, *, interprets: bool, **variables: str) -> subprocess.Popen[str]:
     """With one thread for products: several programs run at a time."""
-    more = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
-        "TRITON_INTERPRET": str(int(interprets)),
-        "OMP_NUM_THREADS": "1",
-        **variables,
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", module],
-        cwd=ROOT,
-        env={**os.environ, **more},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    more = {"TRITON_INTERPRET": str(int(interprets)), "OMP_NUM_THREADS": "1", **variables}
+    return started("-m", module, env=environment(**more))
 
 
 def said(program: subprocess.Popen[str]) -> str:

@@ -9,8 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from crossfade.device.signals import HostBoard
 from crossfade.host.doorbell import Doorbell
+from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
+from crossfade.testing.fake import Machine
+from tests.helpers.running_driver import RunningDriver
 
 
 @pytest.fixture
@@ -19,6 +23,20 @@ def doorbell() -> Iterator[Doorbell]:
     made = Doorbell(*Doorbell.create_fds("test"), spin_us=0)
     yield made
     made.close()
+
+
+@pytest.fixture
+def driver() -> RunningDriver:
+    """One of a machine of its own."""
+    return RunningDriver(Machine(is_strict=False), "process")
+
+
+@pytest.fixture
+def board(driver: RunningDriver) -> Iterator[HostBoard]:
+    """Signals in memory of the host."""
+    memory = Memory.create("signals", 65536)
+    yield HostBoard(driver, memory, 64, "test")
+    memory.close()
 
 
 @pytest.fixture

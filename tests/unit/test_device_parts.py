@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,17 +17,7 @@ from crossfade.device.signals import Counter, DeviceBoard, HostBoard, Signal
 from crossfade.device.streams import Role, Streams
 from crossfade.errors import DeviceError, MissingDependency
 from crossfade.testing.fake import Fault
-from tests.helpers.running_driver import RunningDriver, open_board, running_driver
-
-
-@pytest.fixture
-def driver() -> RunningDriver:
-    return running_driver()
-
-
-@pytest.fixture
-def board(driver: RunningDriver) -> Iterator[HostBoard]:
-    yield from open_board(driver)
+from tests.helpers.running_driver import RunningDriver
 
 
 def test_a_capture_whose_body_raises_ends_and_gives_its_events_back(driver: RunningDriver) -> None:

@@ -18,6 +18,7 @@ from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import PAGE_BYTES, Memory
 from crossfade.testing.fake import FakeDriver, Machine
 from crossfade.testing.fake.machine import Range
+from tests.helpers.running_driver import run
 
 MB = 1 << 20
 GBS, COPY_US = 55.0, 3.5
@@ -132,9 +133,7 @@ class Ends:
 
     def run(self) -> None:
         """Lets the device do all that it can."""
-        machine = self.machine
-        while ready := [name for name, queue in machine.queues.items() if queue and machine.can_run(queue[0])]:
-            machine.run(ready[0])
+        run(self.machine)
 
 
 def test_what_comes_back_is_told_for_half_of_the_chunks_and_at_the_end_of_a_value() -> None:

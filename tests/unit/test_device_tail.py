@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from crossfade.device.completion import CompletionMark
 from crossfade.device.signals import HostBoard
-from tests.helpers.running_driver import RunningDriver, open_board, run, running_driver
-
-
-@pytest.fixture
-def driver() -> RunningDriver:
-    return running_driver()
-
-
-@pytest.fixture
-def board(driver: RunningDriver) -> Iterator[HostBoard]:
-    yield from open_board(driver)
+from tests.helpers.running_driver import RunningDriver, run
 
 
 def test_what_others_enqueue_is_none_of_it(driver: RunningDriver, board: HostBoard) -> None:

@@ -20,19 +20,9 @@ from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.errors import ChannelBroken
 from crossfade.host.memory import Memory
 from crossfade.host.processes import await_end, open_pidfd
-from tests.helpers.running_driver import RunningDriver, open_board, run, running_driver
+from tests.helpers.running_driver import RunningDriver, run
 
 pytestmark = pytest.mark.timeout(20)
-
-
-@pytest.fixture
-def driver() -> RunningDriver:
-    return running_driver()
-
-
-@pytest.fixture
-def board(driver: RunningDriver) -> Iterator[HostBoard]:
-    yield from open_board(driver)
 
 
 @pytest.fixture

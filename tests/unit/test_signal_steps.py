@@ -13,18 +13,13 @@ from crossfade.device.signals import CLEAR, DeviceBoard
 from crossfade.device.watchdog import DeathReport, Watchdog, release
 from crossfade.peers.lane import Epoch, Lane
 from crossfade.testing.fake import FakeDriver, Machine
-from tests.helpers.running_driver import RunningDriver, run, running_driver
+from tests.helpers.running_driver import RunningDriver, run
 from tests.helpers.worlds.kit import no_search_for_races
 from tests.helpers.worlds.ranks import Call, Collective, PeerWorld
 
 pytestmark = pytest.mark.usefixtures("no_search_for_races")
 
 __all__ = ["no_search_for_races"]
-
-
-@pytest.fixture
-def driver() -> RunningDriver:
-    return running_driver()
 
 
 @pytest.fixture

@@ -241,26 +241,24 @@ def has_closed(ring: RingReceiver) -> bool:
 
 
 class FlagBeforeData(RingSender):
+    is_flag_first = True
+
     def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
         ((_, address, size_bytes),) = parts
         number: int = target.num_uses[slot] + 1
         target.num_uses[slot] = number
         self._driver.wait_event(self._stream, ready or 0)
-        target.free[slot].wait(self._stream, number - 1)
-        target.full[slot].set(self._stream, number)
+        if self.is_flag_first:
+            target.free[slot].wait(self._stream, number - 1)
+            target.full[slot].set(self._stream, number)
         self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
+        if not self.is_flag_first:
+            target.full[slot].set(self._stream, number)
         return number
 
 
-class ReuseBeforeFree(RingSender):
-    def _enqueue(self, target: Any, slot: int, parts: Sequence[tuple[int, int, int]], ready: int | None) -> int:
-        ((_, address, size_bytes),) = parts
-        number: int = target.num_uses[slot] + 1
-        target.num_uses[slot] = number
-        self._driver.wait_event(self._stream, ready or 0)
-        self._driver.copy(target.memory.address + slot * target.offer.slot_bytes, address, size_bytes, self._stream)
-        target.full[slot].set(self._stream, number)
-        return number
+class ReuseBeforeFree(FlagBeforeData):
+    is_flag_first = False
 
 
 class UncomputedSource(RingSender):

@@ -1,0 +1,33 @@
+"""Python programs that tests run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+
+def environment(**more: str) -> dict[str, str]:
+    """As here; modules are looked for where this process does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry), **more}
+
+
+def python(*arguments: str, timeout_s: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these arguments to its end."""
+    options = {"env": environment(), "capture_output": True, "text": True, "check": False, **options}
+    return subprocess.run([sys.executable, *arguments], timeout=timeout_s, **options)
+
+
+def output_of(*arguments: str, timeout_s: float = 60.0) -> str:
+    """What a program writes, which has to end well."""
+    done = python(*arguments, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Python with these arguments, and a pipe for each of its streams."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    options = {"env": environment(), "text": True, **pipes, **options}
+    return subprocess.Popen([sys.executable, *arguments], **options)
