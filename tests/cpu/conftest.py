@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -67,6 +68,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with one_rank(tmp_path_factory.mktemp("world")):
         yield
+
+
+@pytest.fixture
+def group(world: None) -> Iterator[Any]:
+    """A group of crossfade's in that one."""
+    from crossfade.peers.group import open_group
+
+    group = open_group(device="cpu", buffer_bytes=4096)
+    yield group
+    group.close()
 
 
 @pytest.fixture(scope="module")

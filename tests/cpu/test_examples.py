@@ -113,28 +113,20 @@ def test_what_makes_no_sense_is_refused(
     assert said in capsys.readouterr().err
 
 
-def test_tensor_parallel_inference_agrees_with_the_unsplit_model(runs: Ran) -> None:
+@pytest.mark.parametrize(
+    ("name", "begins", "differs_by", "most"),
+    [
+        ("tensor parallel", "2 ranks on ", "differ by at most", 1e-3),
+        ("tensor parallel MLP", "2 ranks, 4 steps: the split block's loss goes from ", "differs by at most", 1e-4),
+        ("signaled", r"2 ranks on \w+, 8 groups of rows", "product by", 0.02),
+    ],
+)
+def test_split_work_agrees_with_the_unsplit(runs: Ran, name: str, begins: str, differs_by: str, most: float) -> None:
     pytest.importorskip("torch")
-    ran = runs["tensor parallel"].result()
+    ran = runs[name].result()
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.startswith("2 ranks on ")
-    assert float(re.findall(r"differ by at most (\S+)", ran.stdout)[0]) < 1e-3
-
-
-def test_losses_of_the_tensor_parallel_mlp_agree_with_the_unsplit_block(runs: Ran) -> None:
-    pytest.importorskip("torch")
-    ran = runs["tensor parallel MLP"].result()
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.startswith("2 ranks, 4 steps: the split block's loss goes from ")
-    assert float(re.findall(r"differs by at most (\S+)", ran.stdout)[0]) < 1e-4
-
-
-def test_a_signaled_product_is_summed_group_by_group(runs: Ran) -> None:
-    pytest.importorskip("torch")
-    ran = runs["signaled"].result()
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert re.match(r"2 ranks on \w+, 8 groups of rows", ran.stdout)
-    assert float(re.findall(r"product by (\S+)", ran.stdout)[0]) < 0.02
+    assert re.match(begins, ran.stdout)
+    assert float(re.findall(rf"{differs_by} (\S+)", ran.stdout)[0]) < most
 
 
 def test_a_torchrun_program_opens_its_group_by_itself(runs: Ran) -> None:

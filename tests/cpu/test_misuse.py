@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import string
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,13 +27,6 @@ class Worker:
 
 
 Remote: Any = crossfade.remote(Worker)
-
-
-@pytest.fixture(params=["inline", "local"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    crossfade.init(engine=request.param)
-    yield request.param
-    crossfade.shutdown()
 
 
 def test_mistakes_in_a_graph_are_value_errors(engine: str) -> None:

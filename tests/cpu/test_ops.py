@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,20 +12,13 @@ from crossfade.errors import ChannelBroken, ChannelClosed, DeviceError  # noqa: 
 from crossfade.ops.calls.job import Once, layout_of  # noqa: E402
 from crossfade.ops.calls.shape import Layout, Operator  # noqa: E402
 from crossfade.ops.operators import matmul_all_to_all, matmul_all_to_all_padded  # noqa: E402
-from crossfade.peers.group import PeerGroup, open_group  # noqa: E402
+from crossfade.peers.group import PeerGroup  # noqa: E402
 from tests.helpers.ops_cases import CASES  # noqa: E402
 from tests.helpers.ops_inputs import CANDIDATES, FUNCTIONS, check, make  # noqa: E402
 
 A, B = torch.zeros(4, 3), torch.zeros(3, 2)
 EVERY = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list(FUNCTIONS))
 TWO_ROWS = [[2, 2], [2, 2]]
-
-
-@pytest.fixture
-def group(world: None) -> Iterator[PeerGroup]:
-    group = open_group(device="cpu", buffer_bytes=4096)
-    yield group
-    group.close()
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "counters"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,13 +24,6 @@ def test_no_process_group() -> None:
     """Before the first test that joins one."""
     with pytest.raises(DeviceError, match=r"no process group\nhint: call torch.distributed.init_process_group"):
         open_group(device="cpu")
-
-
-@pytest.fixture
-def group(world: None) -> Iterator[PeerGroup]:
-    group = open_group(device="cpu", buffer_bytes=4096)
-    yield group
-    group.close()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -124,6 +124,14 @@ def refused(graph: Any, *args: Any, match: str = "static shape", **kwargs: Any) 
     return caught.value
 
 
+def run_or_refused(graph: Any, size: int) -> None:
+    """The first value had 100 elements."""
+    if size == 100:
+        assert run(graph, size) == total(size)
+    else:
+        refused(graph, size)
+
+
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"debug": True}, {"max_inflight": 1}], ids=str)
 @pytest.mark.parametrize("transport", ["auto", "shm", "gloo", "copy", "staged"])
 def test_one_execution_fails_and_the_graph_goes_on(actors: list[Any], transport: str, options: dict[str, Any]) -> None:
@@ -133,10 +141,7 @@ def test_one_execution_fails_and_the_graph_goes_on(actors: list[Any], transport:
         made = first.make.bind(given).with_tensor_transport(transport, static_shape=True)
         graph = second.total.bind(made).compile(**options)
     for size in (100, 100, 90, 100, 0, 5000, 100):
-        if size == 100:
-            assert run(graph, size) == total(size)
-        else:
-            refused(graph, size)
+        run_or_refused(graph, size)
     assert crossfade.get(second.num_runs.remote()) == num_before + 4
 
 
@@ -148,10 +153,7 @@ def test_between_actors_with_gpus(gpu_actors: list[Any], transport: Any) -> None
         made = first.make.bind(given).with_tensor_transport(transport, static_shape=True)
         graph = second.total.bind(made).compile()
     for size in (100, 90, 100, 5000, 100):
-        if size == 100:
-            assert run(graph, size) == total(size)
-        else:
-            refused(graph, size)
+        run_or_refused(graph, size)
 
 
 def test_the_error_names_the_node_the_edge_and_both_shapes(actors: list[Any]) -> None:

@@ -24,6 +24,11 @@ def test_teardown_says_what_it_waits_for(local: None, pipe: Path) -> None:
     ref = graph.execute(str(pipe))
     with pytest.raises(crossfade.TeardownTimeout, match=r"first runs first.read \(node n0\)"):
         _teardown_once_running(graph)
+    end(graph, ref, actor, pipe)
+
+
+def end(graph: crossfade.CompiledGraph, ref: Any, actor: Any, pipe: Path) -> None:
+    """The graph is torn down, and the method that it waits for comes to its end."""
     with pytest.raises(crossfade.SessionError, match="torn down"):
         ref.get()
     pipe.write_text("done")
@@ -66,11 +71,7 @@ def test_an_error_in_a_with_block_does_not_wait_for_a_method(
     with pytest.raises(kind, match="seen") as seen, graph:
         raise kind("seen")
     assert "first runs first.read (node n0)" in "".join(seen.value.__notes__)
-    with pytest.raises(crossfade.SessionError, match="torn down"):
-        ref.get()
-    pipe.write_text("done")
-    graph.teardown(timeout=20)
-    assert actor.echo.remote(1).get() == 1
+    end(graph, ref, actor, pipe)
 
 
 def test_a_with_block_without_an_error_waits_for_a_method(local: None, pipe: Path) -> None:

@@ -8,9 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import Any
 
+import pytest
 import torch
 
 from crossfade.channels.protocol import EMPTY
+from crossfade.errors import ChannelBroken
+from tests.helpers.copy_pair import lose, settle
 
 
 class Pair:
@@ -116,3 +119,16 @@ def check_values_stay_whole(pair: Pair, depth: int, num_values: int, seed: int) 
     assert num_sent > num_values // 2
     kept.clear()
     gc.collect()
+
+
+def check_both_die(pair: Pair) -> None:
+    """Behind a message and a tensor; each side hears of the other's death."""
+    writer, (reader,) = pair.writer, pair.readers
+    reader.break_off("the writer died")
+    assert reader.try_read() == "a message"
+    with pytest.raises(ChannelBroken, match="the writer died"):
+        reader.try_read()
+    lose(writer, 0, "the reader died")
+    with pytest.raises(ChannelBroken, match="the reader died"):
+        writer.try_write(torch.arange(4))
+    settle([reader, writer])

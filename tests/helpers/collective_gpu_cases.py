@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from crossfade.collectives.terms import Offer, Terms, reference
@@ -257,3 +258,29 @@ def check_a_killed_party(num_parties: int, dead: int, *, is_waiting: bool) -> No
         assert result["usable"]
         assert result["held"] == []
         assert result["lost_bytes"] <= 0
+
+
+def suite(num_parties: int, by_nccl: Sequence[bool] = (False, True)) -> type:
+    """All of that, for so many parties."""
+
+    @pytest.mark.timeout(300)
+    class Suite:
+        @pytest.mark.parametrize("by_nccl", by_nccl)
+        def test_random_collectives_give_what_plain_torch_gives(self, by_nccl: bool) -> None:
+            check_right_values(num_parties, by_nccl=by_nccl)
+
+        def test_all_kinds_and_sizes(self) -> None:
+            check_all_sizes(num_parties)
+
+        def test_a_long_computation_does_not_delay_a_gather_nor_the_host(self) -> None:
+            check_overlap(num_parties)
+
+        def test_pl5_nobody_waits_for_a_busy_host(self) -> None:
+            check_nobody_waits_for_a_busy_host(num_parties)
+
+        @pytest.mark.parametrize("is_waiting", [True, False])
+        @pytest.mark.parametrize("dead", [0, num_parties - 1])
+        def test_ch3_a_killed_party(self, dead: int, is_waiting: bool) -> None:
+            check_a_killed_party(num_parties, dead, is_waiting=is_waiting)
+
+    return Suite

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import crossfade
+from crossfade import Transport
 from crossfade.collective import allgather, allreduce, broadcast, reducescatter
 
 EVENT_US = 2.0
@@ -134,3 +135,23 @@ def check_unrecorded(members: list[Any]) -> None:
     with pytest.raises(crossfade.CrossfadeError):
         graph.timeline()
     graph.teardown()
+
+
+def suite(num_gpus: int, num_each: int = 1, transports: Sequence[Transport] = (Transport.COPY, Transport.NCCL)) -> type:
+    """Both, for so many actors on each of so many GPUs."""
+
+    @pytest.mark.timeout(300)
+    class Suite:
+        @pytest.fixture(scope="class")
+        def members(self) -> Iterator[list[Any]]:
+            yield from open_members(num_gpus, num_each)
+
+        @pytest.mark.parametrize("overlap", [False, True])
+        @pytest.mark.parametrize("transport", transports)
+        def test_each_collective_is_a_span_on_each_gpu(self, members: list[Any], transport: Any, overlap: bool) -> None:
+            check_recorded(members, transport, overlap=overlap)
+
+        def test_without_recording_there_are_none(self, members: list[Any]) -> None:
+            check_unrecorded(members)
+
+    return Suite

@@ -114,11 +114,7 @@ def mutations(draw: st.DrawFn, valid: bytes) -> bytes:
 def streams(draw: st.DrawFn) -> tuple[list[bytes], bytes, list[int]]:
     """(payloads, a stream of their frames with changes, where to cut it)."""
     payloads = draw(st.lists(st.binary(max_size=60), min_size=1, max_size=4))
-    sealer, frames = Sealer(KEY, "driver"), []
-    for payload in payloads:
-        head, tail = sealer.seal(payload)
-        sealer.number += 1
-        frames.append(head + payload + tail)
+    frames = _sealed(payloads)
     order = draw(st.one_of(st.just(list(range(len(frames)))), st.lists(st.integers(0, len(frames) - 1), max_size=6)))
     stream = draw(mutations(b"".join(frames[index] for index in order)))
     return payloads, stream, draw(st.lists(st.integers(1, 80), max_size=5))

@@ -52,6 +52,19 @@ class Ends:
         """Lets the device do all that it can."""
         run(self.machine)
 
+    def is_given_back(self) -> bool:
+        """Whether the receiver has all its slots again when the device has done all that it can."""
+        self.run()
+        self.receiver.collect()
+        return self.receiver.is_empty
+
+
+def one_sent() -> Ends:
+    """A value of eight bytes is under way."""
+    ends = Ends()
+    assert ends.sender.try_send(ends.source, 8)
+    return ends
+
 
 def grow(ends: Ends, size_bytes: int) -> None:
     """Sends a value of this length, of which no byte is copied; the ring gets longer where it has to."""

@@ -22,7 +22,7 @@ from crossfade.runtime.device_record import DeviceRecorder
 from crossfade.runtime.record import Recorder
 from crossfade.testing.fake import FakeDriver, Machine
 from crossfade.testing.fake.machine import Range
-from tests.helpers.ring_ends import Ends, finish_receiver
+from tests.helpers.ring_ends import Ends, finish_receiver, one_sent
 
 
 def test_ch2_closed_and_broken_are_different_errors() -> None:
@@ -36,8 +36,7 @@ def test_ch2_closed_and_broken_are_different_errors() -> None:
 
 
 def test_a_sender_does_not_close_while_copies_are_under_way() -> None:
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     with pytest.raises(ChannelError, match="under way"):
         ends.sender.close()
     ends.run()
@@ -69,8 +68,7 @@ def test_what_a_copy_reads_is_kept_until_it_is_done() -> None:
 
 def test_who_gives_up_for_somebody_else_s_death_waits_for_a_sender_that_lives() -> None:
     """It may still be copying into slots of which this side has heard nothing."""
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     ends.receiver.give_up("a third one died")
     with pytest.raises(ChannelBroken, match="a third one died"):
         ends.receiver.accept(Enqueued(0, 0, 8), ends.use)
@@ -89,8 +87,7 @@ def test_who_gives_up_for_somebody_else_s_death_waits_for_a_sender_that_lives() 
 
 
 def test_who_has_given_up_does_not_wait_for_a_sender_that_dies_afterwards() -> None:
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     ends.receiver.give_up("a third one died")
     ends.receiver.break_off("the sender died")
     ends.receiver.collect()
@@ -137,8 +134,7 @@ def test_nothing_is_offered_to_a_sender_that_has_closed() -> None:
 
 
 def test_a_sender_closes_though_others_go_on_with_its_stream() -> None:
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     ends.run()
     blocked = ends.driver.create_event()
     signal = HostBoard(ends.driver, Memory.create("signals", 4096), 1, "other").signal(0, "another's")
@@ -157,8 +153,7 @@ def test_a_sender_closes_though_others_go_on_with_its_stream() -> None:
 
 
 def test_an_end_without_slots_gives_back_what_its_close_took() -> None:
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     ends.accept_all()[0].release()
     ends.deliver()
     ends.run()
@@ -193,16 +188,13 @@ def test_a_value_in_several_places_goes_into_one_slot() -> None:
 
 
 def test_the_last_records_of_the_dead_may_come_when_their_slots_are_given_back() -> None:
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     ends.accept_all()[0].release()
     ends.deliver()
     ends.run()
     ends.sender.close()
     ends.receiver.break_off("the sender died")
-    ends.run()
-    ends.receiver.collect()
-    assert ends.receiver.is_empty
+    assert ends.is_given_back()
     assert ends.accept_all() == []
     assert ends.receiver.is_empty
 

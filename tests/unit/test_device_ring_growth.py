@@ -8,7 +8,7 @@ from crossfade.device.memory import Block
 from crossfade.device.records import Wanted
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.errors import ChannelBroken, DeviceError
-from tests.helpers.ring_ends import Ends, finish_receiver, grow
+from tests.helpers.ring_ends import Ends, finish_receiver, grow, one_sent
 from tests.helpers.worlds.kit import assert_sound
 from tests.helpers.worlds.rings import RingWorld
 
@@ -142,8 +142,7 @@ def test_where_there_is_no_memory_the_value_is_refused_and_the_ring_goes_on(monk
 
 
 def test_slots_that_cannot_be_opened_end_the_ring_and_all_slots_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     assert not ends.sender.try_send(ends.source, 5_000)
 
     def refuse(handle: bytes, label: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 from crossfade.device.records import Enqueued, FreeEnqueued, Record, Retired
 from crossfade.device.ring_receiver import Leased
 from crossfade.errors import ChannelBroken, DeviceError
-from tests.helpers.ring_ends import Ends
+from tests.helpers.ring_ends import Ends, one_sent
 from tests.helpers.threads import together
 from tests.helpers.worlds.kit import assert_sound
 from tests.helpers.worlds.rings import RingWorld
@@ -55,8 +55,7 @@ def test_a_lease_dies_before_it_has_a_slot_without_a_word(monkeypatch: pytest.Mo
 
     unraised: list[Any] = []
     monkeypatch.setattr("sys.unraisablehook", unraised.append)
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     (record,) = [record for record in ends.to_receiver if isinstance(record, Enqueued)]
     with pytest.raises(KeyboardInterrupt):
         ends.receiver.accept_at(record.generation, record.slot, record.size_bytes, ends.use, Unmade)
@@ -68,8 +67,7 @@ def test_a_lease_dies_before_it_has_a_slot_without_a_word(monkeypatch: pytest.Mo
 
 
 def test_the_slots_of_a_dead_sender_come_back_when_the_last_lease_ends() -> None:
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     record = ends.to_receiver.pop(0)
     assert isinstance(record, Enqueued)
     lease = ends.receiver.accept(record, ends.use)
@@ -81,15 +79,12 @@ def test_the_slots_of_a_dead_sender_come_back_when_the_last_lease_ends() -> None
     lease.release()
     ends.receiver.collect()
     assert not ends.receiver.is_empty, "the last use has not run"
-    ends.run()
-    ends.receiver.collect()
-    assert ends.receiver.is_empty
+    assert ends.is_given_back()
     assert ends.driver.ledger.held("lease") == []
 
 
 def test_values_that_nobody_accepted_do_not_hold_the_slots() -> None:
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     ends.run()
     ends.sender.close()
     ends.receiver.close()
@@ -101,8 +96,7 @@ def test_values_that_nobody_accepted_do_not_hold_the_slots() -> None:
 
 def test_a_lease_may_end_in_another_thread_while_the_slots_are_collected() -> None:
     """The end of a ring, seen by `collect` at every step of a lease's end: it never takes the slots before the use is noted."""
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     (lease,) = ends.accept_all()
     ends.run()
     ends.receiver.break_off("the sender died")
@@ -120,15 +114,12 @@ def test_a_lease_may_end_in_another_thread_while_the_slots_are_collected() -> No
     lease.release()
     ends.receiver.collect()
     assert not ends.receiver.is_empty
-    ends.run()
-    ends.receiver.collect()
-    assert ends.receiver.is_empty
+    assert ends.is_given_back()
 
 
 def test_slots_are_not_given_back_while_the_end_is_being_noted() -> None:
     """A watchdog's thread breaks the ring off; the other thread collects before the last uses are noted."""
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     (lease,) = ends.accept_all()
     ends.run()
     ends.driver.kernel(ends.use, "the last use")
@@ -147,16 +138,13 @@ def test_slots_are_not_given_back_while_the_end_is_being_noted() -> None:
     ends.receiver.break_off("the sender died")
     ends.receiver.collect()
     assert not ends.receiver.is_empty, "the last use has not run"
-    ends.run()
-    ends.receiver.collect()
-    assert ends.receiver.is_empty
+    assert ends.is_given_back()
 
 
 @pytest.mark.timeout(20)
 def test_slots_are_not_offered_anew_before_the_credit_of_their_last_lease_is_back() -> None:
     """The lease ends in one thread, and its ring is collected in another."""
-    ends = Ends()
-    assert ends.sender.try_send(ends.source, 8)
+    ends = one_sent()
     (lease,) = ends.accept_all()
     assert not ends.sender.try_send(ends.source, 5_000)
     ends.accept_all()
