@@ -25,7 +25,6 @@ def classes_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def local() -> Iterator[None]:
-    """A session on the local engine."""
     crossfade.init()
     yield
     crossfade.shutdown()
@@ -33,7 +32,6 @@ def local() -> Iterator[None]:
 
 @pytest.fixture
 def inline() -> Iterator[None]:
-    """A session on the inline engine."""
     crossfade.init(engine="inline")
     yield
     crossfade.shutdown()
@@ -41,7 +39,6 @@ def inline() -> Iterator[None]:
 
 @pytest.fixture(params=["inline", "local"])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A session on each engine in turn."""
     crossfade.init(engine=request.param)
     yield request.param
     crossfade.shutdown()
@@ -49,7 +46,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A named pipe."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path

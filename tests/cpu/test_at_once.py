@@ -131,8 +131,6 @@ def test_a_method_fails_without_its_other_inputs_and_stays_in_step(gate: Pipe) -
 
 
 class Odd:
-    """Fails for odd numbers."""
-
     def fail_if_odd(self, number: int) -> int:
         if number % 2:
             raise ValueError(f"{number} is odd")

@@ -17,8 +17,6 @@ LOCK = threading.Lock()
 
 
 class Keeper:
-    """Has what it was made of."""
-
     def __init__(self, *given: Any) -> None:
         self._given = given
 
@@ -236,8 +234,6 @@ class Frozen(TypeError):
 
 
 class Sulky:
-    """Cannot be pickled."""
-
     def __reduce__(self) -> Any:
         raise Frozen(1)
 

@@ -16,8 +16,6 @@ pytestmark = pytest.mark.usefixtures("torn_down")
 
 
 class Failing(Worker):
-    """Fails at odd sizes."""
-
     def pack_lock_if_odd(self, size: int) -> Any:
         return [torch.arange(size), threading.Lock() if size % 2 else None]
 

@@ -73,8 +73,6 @@ KINDS = ["array", "large array", "bytearray", "list", "dict", "object", "tensor"
 
 
 class Point:
-    """Has state."""
-
     def __init__(self, x: int) -> None:
         self.x = x
 
@@ -117,7 +115,6 @@ def _error_of(ref: Any) -> BaseException | None:
 
 @pytest.fixture(params=["local", "inline"], scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A session on each engine in turn."""
     crossfade.init(engine=request.param)
     yield request.param
     crossfade.shutdown()
@@ -125,7 +122,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def actors(engine: str) -> tuple[Any, Any]:
-    """Sinner0 and Sinner1."""
     return Actor.remote(), Actor.remote()
 
 

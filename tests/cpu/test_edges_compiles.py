@@ -22,8 +22,6 @@ NUM_THREADS = 8
 
 
 class Worker(Doer):
-    """Does a little more."""
-
     def add(self, a: int, b: int = 1) -> int:
         return a + b
 
@@ -56,7 +54,6 @@ class Driver:
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[tuple[sessions.Session, tuple[Any, Any]]]:
-    """A session with two actors."""
     with kept_session() as session:
         with session_of(session):
             actor = crossfade.remote(Worker)

@@ -15,8 +15,6 @@ SMALL, LARGE = 1_000, 10_000
 
 
 class Counter:
-    """Adds."""
-
     def add(self, *values: int) -> int:
         return 1 + max(values)
 

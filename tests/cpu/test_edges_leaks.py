@@ -60,7 +60,6 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[tuple[Any, Any]]:
-    """Two actors of one session."""
     crossfade.init()
     actor = crossfade.remote(Worker)
     yield actor.remote(), actor.remote()
@@ -93,8 +92,6 @@ def _execute(graph: Any, value: Any) -> None:
 
 
 class Census:
-    """What all processes hold."""
-
     def __init__(self, workers: tuple[Any, Any]) -> None:
         self._workers = workers
         self._pids = [os.getpid(), *(worker.pid.remote().get() for worker in workers)]

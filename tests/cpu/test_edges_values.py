@@ -67,7 +67,6 @@ def _description(size_bytes: int) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator[tuple[Any, Any]]:
-    """Two actors of one session."""
     crossfade.init()
     actor = crossfade.remote(Carrier)
     yield actor.remote(), actor.remote()

@@ -22,8 +22,6 @@ pytestmark = pytest.mark.timeout(90)
 
 
 class Unwilling(Doer):
-    """Its constructor does not return."""
-
     def __init__(self, path: str) -> None:
         Path(path).write_text(str(os.getpid()))
         threading.Event().wait()

@@ -39,13 +39,11 @@ Remote = crossfade.remote(InputWorker)
 
 @pytest.fixture(scope="module")
 def on(session: None) -> list[Any]:
-    """Two actors with a GPU each."""
     return [Remote.options(num_gpus=1, name=name).remote() for name in ("one", "two")]
 
 
 @pytest.fixture(scope="module")
 def off(session: None) -> Any:
-    """An actor without any."""
     return Remote.options(name="off").remote()
 
 

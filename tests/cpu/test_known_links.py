@@ -25,7 +25,6 @@ torch.set_num_threads(1)
 
 
 def host(kind: LinkKind) -> Topology:
-    """Two GPUs."""
     names = ("GPU-a", "GPU-b")
     ends = (names, names[::-1])
     return Topology(

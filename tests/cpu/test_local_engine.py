@@ -18,8 +18,6 @@ from tests.helpers.kept_actors import ENGINES, Kept, crew_of, open_crews
 
 
 class Doer(doers.Doer):
-    """Does a little more."""
-
     def __init__(self, greeting: str = "hello") -> None:
         self._greeting = greeting
         self._thread = threading.get_ident()

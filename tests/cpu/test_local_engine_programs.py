@@ -19,8 +19,6 @@ from tests.helpers.threads import together
 
 
 class BadConstructor:
-    """Cannot be made."""
-
     def __init__(self) -> None:
         raise LookupError("nothing here")
 

@@ -23,8 +23,6 @@ pytestmark = [
 
 
 class Worker(copy_graphs.Worker):
-    """Has gloo in NCCL's place."""
-
     def __init__(self) -> None:
         from crossfade.edges import nccl_link
         from tests.helpers.nccl_pair import StandIn

@@ -16,8 +16,6 @@ from tests.helpers import handlers
 
 
 class Worker(handlers.Worker):
-    """Fails in several ways."""
-
     def added(self, weights: Any, value: Any) -> float:
         return float(weights.sum() + value)
 
@@ -35,8 +33,6 @@ Remote = crossfade.remote(Worker)
 
 
 class Interrupting:
-    """Raises what Ctrl-C does."""
-
     def interrupt_at(self, number: int) -> int:
         if number == 1:
             raise KeyboardInterrupt("my own")

@@ -22,8 +22,6 @@ from tests.helpers.threads import together
 
 
 class Worker(handlers.Worker):
-    """Does a little of everything."""
-
     def __init__(self, start: Any = None) -> None:
         self._start = start
         self._is_busy = False
@@ -63,8 +61,6 @@ Remote = crossfade.remote(Worker)
 
 
 class Outer:
-    """Has a graph of its own."""
-
     def __init__(self) -> None:
         self._num_calls = 0
 

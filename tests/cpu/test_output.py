@@ -19,8 +19,6 @@ from tests.helpers.programs import python
 
 
 class Printer:
-    """Prints."""
-
     def say(self, text: str, end: str = "\n") -> int:
         print(text, end=end)
         return os.getpid()

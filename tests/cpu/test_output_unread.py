@@ -79,8 +79,6 @@ def test_nothing_is_lost_where_somebody_reads_slowly() -> None:
 
 
 class Printer:
-    """Prints."""
-
     def say(self, text: str) -> None:
         print(text)
 

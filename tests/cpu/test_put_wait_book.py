@@ -19,8 +19,6 @@ from tests.helpers.doers import graph_of
 
 
 class Doer(doers.Doer):
-    """Does a little more."""
-
     def is_read_only(self, array: Any) -> bool:
         return not array.flags.writeable
 
@@ -29,8 +27,6 @@ Actor = crossfade.remote(Doer)
 
 
 class BadConstructor:
-    """Cannot be made."""
-
     def __init__(self) -> None:
         raise LookupError("nothing here")
 
@@ -45,7 +41,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def local() -> Iterator[None]:
-    """A session on the local engine."""
     crossfade.init(num_cpus=2)
     yield
     crossfade.shutdown()

@@ -23,8 +23,6 @@ from tests.helpers.graphs import kept_session, session_of
 
 
 class Doer:
-    """Does what tests need."""
-
     def __init__(self) -> None:
         self._local = threading.local()
         self._local.value = "from the constructor"
@@ -96,7 +94,6 @@ Kept = tuple[Session, list[Any]]
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[Kept]:
-    """A session with three actors."""
     with kept_session() as session:
         with session_of(session):
             actors = [Actor.remote() for _ in range(3)]

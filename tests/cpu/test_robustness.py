@@ -32,8 +32,6 @@ class Interrupting:
 
 
 class Doer(doers.Doer):
-    """Does a little more."""
-
     def array(self, number: int) -> Any:
         return np.full(100_000, number)
 
@@ -56,7 +54,6 @@ class Doer(doers.Doer):
 
 @pytest.fixture
 def doer() -> Iterator[Any]:
-    """An actor of a session of its own."""
     crossfade.init()
     yield crossfade.remote(Doer).remote()
     crossfade.shutdown()

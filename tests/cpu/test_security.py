@@ -26,8 +26,6 @@ pytestmark = pytest.mark.usefixtures("local")
 
 
 class Echo(Doer):
-    """Gives back what it gets."""
-
     def write_to_sockets(self, data: bytes) -> int:
         """What a program does that writes to wrong descriptors."""
         return sum(os.write(fd, data) > 0 for fd in _sockets())

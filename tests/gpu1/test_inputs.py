@@ -28,13 +28,11 @@ def session() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def on(session: None) -> list[Any]:
-    """Three actors that share the GPU."""
     return [Remote.options(num_gpus=0.25).remote() for _ in range(3)]
 
 
 @pytest.fixture(scope="module")
 def off(session: None) -> Any:
-    """An actor without one."""
     return Remote.remote()
 
 

@@ -19,8 +19,6 @@ LIMIT_S = 5.0
 
 
 class Worker:
-    """Makes tensors and adds them up."""
-
     def pid(self) -> int:
         return os.getpid()
 

@@ -60,8 +60,6 @@ class Stream:
 
 
 class Clocked:
-    """The machine."""
-
     def __init__(self, speeds: Speeds | None = None) -> None:
         self.speeds = speeds or Speeds()
         self.now_us = 0.0

@@ -33,7 +33,6 @@ class Bench:
     @classmethod
     @contextmanager
     def open(cls, engine: str) -> Iterator[Bench]:
-        """One with actors of its own."""
         session = sessions.Session(sessions._make_engine(engine, 60.0))
         with session_of(session):
             actors = [crossfade.remote(Maker).remote(rank) for rank in range(NUM_ACTORS)]

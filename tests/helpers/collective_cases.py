@@ -28,7 +28,6 @@ Peers = Mapping[int, Peer]
 
 
 def name(rank: int) -> str:
-    """A party's name."""
     return f"A{rank}"
 
 

@@ -23,14 +23,11 @@ def make(rank: int, seed: int, shape: Sequence[int], dtype: str) -> Any:
 
 
 class Maker:
-    """An actor that makes tensors."""
-
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.kept: Any = None
 
     def make(self, seed: int, shape: Sequence[int], dtype: str) -> Any:
-        """See `make`."""
         return make(self.rank, seed, shape, dtype)
 
     def keep(self, seed: int) -> Any:
@@ -43,7 +40,6 @@ class Maker:
         return bool(torch.equal(self.kept, make(self.rank, seed, (1000,), "float32")))
 
     def fail_for(self, seed: int, bad: int) -> Any:
-        """Raises for one seed."""
         if seed == bad:
             raise KeyError(f"seed {seed} on {self.rank}")
         return make(self.rank, seed, (4,), "float32")
@@ -57,7 +53,6 @@ class Maker:
         return torch.ones(4 + self.rank * (seed % 2))
 
     def whatever(self, value: Any) -> Any:
-        """The value itself."""
         return value
 
     def spoil(self, value: Any) -> None:
@@ -69,11 +64,9 @@ class Maker:
         return first.reshape(-1)[:4] + second.reshape(-1)[:4]
 
     def work(self, num_steps: int) -> int:
-        """Takes a while."""
         return sum(1 for _ in range(num_steps))
 
     def sleep(self, time_s: float) -> Any:
-        """Takes a while too."""
         time.sleep(time_s)
         return torch.ones(4)
 

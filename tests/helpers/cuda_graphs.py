@@ -35,14 +35,12 @@ class Machine:
         return self._recorded is not None
 
     def do(self, work: Callable[[], object]) -> None:
-        """Enqueues."""
         if self._recorded is None:
             work()
         else:
             self._recorded.append(work)
 
     def new_pool(self) -> Pool:
-        """torch.cuda.graph_pool_handle."""
         self._num_pools += 1
         return self._num_pools
 
@@ -70,18 +68,14 @@ class Machine:
         self._uses[pool] -= 1
 
     def graph(self) -> Graph:
-        """torch.cuda.CUDAGraph."""
         return Graph(self)
 
     def stream(self, device: Any) -> Stream:
-        """torch.cuda.Stream."""
         self.num_streams += 1
         return Stream(self)
 
 
 class Graph:
-    """One graph."""
-
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._pool: Pool | None = None
@@ -109,8 +103,6 @@ class Graph:
 
 
 class Stream:
-    """One stream."""
-
     def __init__(self, machine: Machine) -> None:
         self._log = machine.log
 

@@ -41,7 +41,6 @@ class PooledEvent(StrEnum):
 
     @property
     def num_words(self) -> int:
-        """Length of a value."""
         return LINK_BYTES // 8 if self is PooledEvent.COPYING else 100_000
 
 

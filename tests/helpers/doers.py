@@ -26,8 +26,6 @@ class Unpicklable:
 
 
 class Doer:
-    """Does what tests need."""
-
     def echo(self, value: Any) -> Any:
         return value
 

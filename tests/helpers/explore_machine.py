@@ -139,7 +139,6 @@ class Machine:
         return step
 
     def count(self, at: int) -> Step:
-        """Adds one to a number."""
 
         def step(memory: Memory) -> bool:
             _add(memory, at, 1)

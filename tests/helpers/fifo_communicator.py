@@ -89,7 +89,6 @@ class FifoCommunicator(Communicator):
         raise NotImplementedError
 
     def _all(self, tensor: Any) -> list[Any]:
-        """The tensors of all ranks."""
         import torch
 
         found = []

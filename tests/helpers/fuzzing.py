@@ -171,7 +171,6 @@ def check_socket(payloads: Sequence[bytes], stream: bytes, cuts: Sequence[int], 
 
 
 def plan_texts() -> st.SearchStrategy[str]:
-    """Texts of plans with changes."""
     return st.integers(0, 1 << 32).flatmap(_changed_plan)
 
 
@@ -265,7 +264,6 @@ class RingBench:
         self.reader = ShmReader("c", self.block, 0, self._heap_memory, self._bells[0])
 
     def heap(self) -> Any:
-        """The heap as it is now."""
         size_bytes = self._heap_memory.size_bytes
         return self._heap_memory.map(size_bytes) if size_bytes else bytearray()
 
@@ -333,7 +331,6 @@ def check_ring(which: int, words: Sequence[tuple[int, int]], head: bytes, otherw
 
 
 def _look_at(value: object) -> None:
-    """Touches every byte."""
     if isinstance(value, np.ndarray):
         value.tobytes()
     elif isinstance(value, list | tuple):

@@ -31,8 +31,6 @@ class Errors(frozenset[tuple[str, str]]):
 
 @dataclass(frozen=True)
 class NodeDraw:
-    """One node."""
-
     actor: int  # on which of the actors
     method: str  # what it does
     kind: str
@@ -65,7 +63,6 @@ def graph_draws(
     methods: Sequence[str] = _METHODS,
     most_depth: int = 8,
 ) -> GraphDraw:
-    """Draws a graph."""
     num_values = 2  # inp[0] and inp.x, or the input twice
     nodes = []
     sizes = _SIZES * 6 + _LARGE_SIZES if with_large else _SIZES

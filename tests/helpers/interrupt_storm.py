@@ -300,7 +300,6 @@ class Program:
 
 @interrupted.whole
 def main(kind: str, duration_s: float, seed: int) -> None:
-    """The program, from start to end."""
     interrupted.PATIENCE_S = 1e9  # nobody presses a key five hundred times a second
     crossfade.init()
     crossfade.shutdown()  # what is imported, and stays open, once

@@ -33,20 +33,15 @@ def say(kind: str, **what: Any) -> None:
 
 
 class Worker:
-    """Works a little."""
-
     def pid(self) -> int:
-        """The process."""
         import os
 
         return os.getpid()
 
     def work(self, *values: Any) -> Any:
-        """The values, in one."""
         return values[0] if len(values) == 1 else [np.asarray(value) for value in values]
 
     def tensor(self, value: Any) -> Any:
-        """A tensor."""
         import torch
 
         return torch.zeros(1000)
@@ -98,7 +93,6 @@ def build(cls: Any, transport: str) -> tuple[dict[str, Any], dict[str, list[str]
 
 
 def main() -> None:
-    """Runs until told to stop."""
     seed, transport = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto"
     is_over = threading.Event()
     if transport == "gloo":
@@ -132,8 +126,6 @@ _START_S = 60.0
 
 
 class _Program:
-    """The program under test."""
-
     def __init__(self, seed: int, transport: str) -> None:
         self.mark = uuid.uuid4().hex
         command = [sys.executable, "-m", "tests.helpers.kills", str(seed), transport]
@@ -173,7 +165,6 @@ class _Program:
         return found
 
     def end(self) -> None:
-        """Lets it come to its end."""
         assert self.popen.stdin is not None
         with suppress(OSError):
             self.popen.stdin.close()

@@ -39,7 +39,6 @@ class LateDriver(HostDriver):
             self._held.update(streams)
 
     def let_go(self, *streams: int) -> None:
-        """Undoes `hold`."""
         with self._changed:
             self._held.difference_update(streams)
             self._run()

@@ -121,7 +121,6 @@ def open_nccl_channels(
 
 @contextmanager
 def open_nccl_ends(depth: int, num_readers: int, **options: Any) -> Iterator[tuple[DeviceWriter, list[DeviceReader]]]:
-    """One channel."""
     with open_nccl_channels(depth, num_readers, **options) as channels:
         yield channels[0]
 

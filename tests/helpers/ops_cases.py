@@ -51,7 +51,6 @@ def shapes(device: str) -> None:
 
 
 def types(device: str) -> None:
-    """All element types, exact."""
     with opened(device) as group:
         for operator in Operator:
             for candidate in ("plain", "rounds(rounds=2)"):

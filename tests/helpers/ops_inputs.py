@@ -42,7 +42,6 @@ class Inputs:
         return self.a[rank].double().cpu().flatten(0, -2) @ self.b[rank].double().cpu()
 
     def product(self, rank: int) -> torch.Tensor:
-        """With it."""
         value = self.partial(rank)
         return value if self.bias is None else value + self.bias[rank].double().cpu()
 

@@ -58,7 +58,6 @@ class PathDraw:
 
 @st.composite
 def draws(draw: st.DrawFn) -> PathDraw:
-    """Draws a graph."""
     calls = []
     for number in range(draw(st.integers(2, 7))):
         sources = draw(st.lists(st.integers(0, number), min_size=1, max_size=3, unique=True))
@@ -72,7 +71,6 @@ def draws(draw: st.DrawFn) -> PathDraw:
 
 
 def bind_path(draw: PathDraw, actors: list[crossfade.ActorHandle]) -> crossfade.MultiOutputNode:
-    """The graph on these actors."""
     values = [crossfade.InputNode()]
     for number, call in enumerate(draw.calls, 1):
         sources = [values[source] for source in call.sources]

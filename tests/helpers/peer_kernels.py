@@ -59,7 +59,6 @@ def check_sum(dtype: str, rank: int, num_ranks: int, length: int, shift: int, nu
 
 
 def main() -> None:
-    """See the module."""
     with pytest.MonkeyPatch.context() as patch:  # a torch for CPUs has no streams; the interpreter needs none
         patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
         _check_all()

@@ -159,7 +159,6 @@ def kill_once(seed: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """See the module."""
     first, num = map(int, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, first + num):

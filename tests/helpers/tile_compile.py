@@ -100,7 +100,6 @@ def check(compiled: Compiled, num_stores: int, what: str) -> None:
 
 
 def main() -> None:
-    """See the module."""
     num_kernels = 0
     for config in (TileConfig(), TileConfig(num_stages=4), TileConfig(num_cuts=2), TileConfig(128, 128, 64, 8, 4)):
         num_stores = config.num_rows * config.num_columns // 8 // (32 * config.num_warps)

@@ -210,7 +210,6 @@ def check_refusals() -> None:
 
 
 def main() -> None:
-    """See the module."""
     mend_the_interpreter()
     check_constants()
     check_views()

@@ -57,7 +57,6 @@ class Worker:
 
     @crossfade.method(num_returns=2)
     def split(self, key: str, kind: str, size_bytes: int, *values: Any, **named: Any) -> Any:
-        """Two values."""
         seed = self._seed(key, (values, named))
         return self._make(kind, size_bytes, seed), seed + 1
 

@@ -60,8 +60,6 @@ def test_fuzz_the_rings_reader() -> None:
 
 
 class Echo:
-    """Gives back what it gets."""
-
     def echo(self, value: Any) -> Any:
         return value
 

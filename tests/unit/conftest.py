@@ -27,13 +27,11 @@ def doorbell() -> Iterator[Doorbell]:
 
 @pytest.fixture
 def driver() -> RunningDriver:
-    """One of a machine of its own."""
     return RunningDriver(Machine(is_strict=False), "process")
 
 
 @pytest.fixture
 def board(driver: RunningDriver) -> Iterator[HostBoard]:
-    """Signals in memory of the host."""
     memory = Memory.create("signals", 65536)
     yield HostBoard(driver, memory, 64, "test")
     memory.close()

@@ -44,7 +44,6 @@ def signal(board: HostBoard) -> Signal:
 
 @pytest.fixture
 def raised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What threads raised."""
     errors: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(str(args.exc_value)))
     return errors

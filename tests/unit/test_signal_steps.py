@@ -147,7 +147,6 @@ class Recorder:
 
 @pytest.fixture
 def lanes() -> list[Lane]:
-    """Of three ranks."""
     opened = PeerWorld([Call(Collective.BARRIER)], num_ranks=3).open(Machine(is_strict=False))
     return [own[0] for _, own, _ in opened]
 

@@ -84,8 +84,6 @@ class _Lane(RingLine):
 
 @dataclass
 class TurnWorld:
-    """See the module."""
-
     orders: Sequence[Sequence[int]] = ((0, 1, 2),)
     """For each plan, the writers in the order in which the reader uses what they make."""
     sizes_bytes: Sequence[Sequence[int]] = ((16, 16, 16),)  # for each execution, by writer, the length of its value

@@ -45,7 +45,6 @@ class Look(StrEnum):
 
 
 def made(index: int) -> bytes:
-    """What A makes."""
     return bytes([2 * index + 1]) * SIZE_BYTES
 
 
@@ -89,8 +88,6 @@ class _Ring(RingLine):
 
 @dataclass
 class ChainWorld:
-    """See the module."""
-
     look: Look = Look.CHECK  # what C does before it publishes
     num_values: int = 1  # how many go along the chain
     num_slots: int = 1  # of each ring

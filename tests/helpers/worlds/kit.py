@@ -66,7 +66,6 @@ class Scratch(Memory):
 
 
 def scratch(size_bytes: int = 4096) -> Memory:
-    """New memory for a run."""
     return Scratch.create("scratch", size_bytes)
 
 
@@ -119,7 +118,6 @@ class RingLine:
         self.back = FakeLink(machine, there.process, here.process)
 
     def board(self, driver: FakeDriver) -> HostBoard:
-        """One end's signals."""
         return HostBoard(driver, self.memory, self.num_signals, self.label)
 
     def sender(self, driver: FakeDriver, stream: int, kind: Callable[..., RingSender] = RingSender) -> RingSender:

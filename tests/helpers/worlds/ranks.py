@@ -31,8 +31,6 @@ ROOT = 1
 
 
 class Collective(StrEnum):
-    """What a call does."""
-
     ALL_GATHER = "all_gather"
     ALL_TO_ALL = "all_to_all"
     REDUCE_SCATTER = "reduce_scatter"
@@ -54,8 +52,6 @@ class Round(StrEnum):
 
 @dataclass(frozen=True)
 class Call:
-    """One collective."""
-
     collective: Collective  # which
     count: int = 8  # words in one block
     lane: int = 0  # where
@@ -87,7 +83,6 @@ def fold(*blocks: bytes) -> bytes:
 
 
 def content(rank: int, number: int, version: int, count: int) -> bytes:
-    """What a rank puts into a call."""
     first = 1 + 1_000_003 * rank + 7_919 * number + 104_729 * version
     return array("I", [(first + 31 * i) & _MASK for i in range(count)]).tobytes()
 
@@ -161,8 +156,6 @@ class Site:
 
 @dataclass
 class PeerWorld:
-    """Ranks that make the same calls."""
-
     calls: Sequence[Call]  # in order, once in each round
     num_ranks: int = 2
     rounds: Sequence[Round] = (Round.EAGER,)  # how often and how; the inputs change from round to round
