@@ -84,8 +84,7 @@ def waiting_and_giving(gate: Pipe, **options: Any) -> Any:
 def test_an_error_is_raised_though_another_output_never_comes(gate: Pipe) -> None:
     fails, waits = RemoteGate.remote(), RemoteGate.remote(gate.path)
     with InputNode() as inp:
-        dag = MultiOutputNode([fails.fail.bind(inp), waits.wait.bind(inp)])
-    graph = dag.compile()
+        graph = MultiOutputNode([fails.fail.bind(inp), waits.wait.bind(inp)]).compile()
     refs = graph.execute(1)
     with pytest.raises(KeyError):
         crossfade.get(refs)
@@ -152,8 +151,7 @@ def test_a_value_that_others_need_is_still_waited_for(gate: Pipe) -> None:
     with InputNode() as inp:
         late = waits.wait.bind(inp)
         failed = takes.give.bind(late, fails.fail.bind(inp))
-        dag = MultiOutputNode([failed, takes.give.bind(late)])
-    graph = dag.compile()
+        graph = MultiOutputNode([failed, takes.give.bind(late)]).compile()
     for number in range(3):
         refs = graph.execute(number)
         with pytest.raises(KeyError):
@@ -238,8 +236,7 @@ def test_many_executions_that_fail_early_are_written_once_each(engine: str) -> N
     crossfade.init(engine=engine)
     fails, slow, joins = (crossfade.remote(Odd).remote() for _ in range(3))
     with InputNode() as inp:
-        dag = joins.pair.bind(fails.fail_if_odd.bind(inp[0]), slow.slowly.bind(inp[1]))
-    graph = dag.compile(max_inflight=2)
+        graph = joins.pair.bind(fails.fail_if_odd.bind(inp[0]), slow.slowly.bind(inp[1])).compile(max_inflight=2)
     for number in range(12):
         ref = graph.execute(number, number)
         if number % 2:
@@ -280,8 +277,7 @@ def test_a_submit_that_timed_out_and_one_in_a_loop_leave_nothing_half_written(ga
 def test_an_error_is_raised_at_once_while_another_thread_takes_results_in(gate: Pipe) -> None:
     fails, waits = (RemoteGate.remote(gate.path) for _ in range(2))
     with InputNode() as inp:
-        dag = MultiOutputNode([waits.wait.bind(inp), fails.fail.bind(waits.wait.bind(inp))])
-    graph = dag.compile()
+        graph = MultiOutputNode([waits.wait.bind(inp), fails.fail.bind(waits.wait.bind(inp))]).compile()
     refs = graph.execute(1)
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.append(refs[0].get()))
@@ -338,8 +334,7 @@ def test_on_the_inline_engine_an_error_does_not_wait_for_methods_that_come_later
     crossfade.init(engine="inline")
     fails, waits = RemoteGate.remote(), RemoteGate.remote("/nothing")
     with InputNode() as inp:
-        dag = MultiOutputNode([fails.fail.bind(inp), waits.give.bind(inp)])
-    graph = dag.compile()
+        graph = MultiOutputNode([fails.fail.bind(inp), waits.give.bind(inp)]).compile()
     with pytest.raises(KeyError):
         crossfade.get(graph.execute(1))
     assert waits.calls.remote().get() == 0

@@ -34,8 +34,7 @@ def test_figures() -> None:
 
 
 def test_results_are_looked_at_and_come_in_order(inline: None) -> None:
-    node = remote(Echo).remote().echo.bind(crossfade.InputNode())
-    with node.compile() as graph:
+    with remote(Echo).remote().echo.bind(crossfade.InputNode()).compile() as graph:
         assert len(alone_us(graph, [1, 2, 3], int.__eq__)) == 3
         times_us, results = in_flight_us(graph, [*range(7)], 3)
         assert results == [*range(7)]

@@ -63,8 +63,7 @@ def test_a_value_goes_there_and_back_by_the_communicator(crew: Crew, tmp_path: P
 def test_tensors_of_a_value_go_one_by_one_and_the_rest_by_the_ring(crew: Crew, tmp_path: Path) -> None:
     a, b, _ = crew
     comm = FifoCommunicator(tmp_path, [b, a])  # ranks are not the order of the graph
-    output = b.total.bind(a.pair.bind(crossfade.InputNode()).with_tensor_transport(comm))
-    with output.compile() as graph:
+    with b.total.bind(a.pair.bind(crossfade.InputNode()).with_tensor_transport(comm)).compile() as graph:
         assert graph.execute(3).get() == [6.0, 3, (0, 3), "text"]
     assert sorted(comm.log()) == [
         "0 destroy",
@@ -96,8 +95,7 @@ def test_readers_get_it_one_after_the_other_and_the_driver_by_shm(crew: Crew, tm
 def test_failures_and_values_without_tensors_go_by_the_ring(crew: Crew, tmp_path: Path) -> None:
     a, b, _ = crew
     comm = FifoCommunicator(tmp_path, [a, b])
-    output = b.echo.bind(a.maybe.bind(crossfade.InputNode()).with_tensor_transport(comm))
-    with output.compile() as graph:
+    with b.echo.bind(a.maybe.bind(crossfade.InputNode()).with_tensor_transport(comm)).compile() as graph:
         refs = [graph.execute(n) for n in range(6)]
         assert [refs[n].get() for n in (0, 2, 4)] == [0, 2, 4]
         with pytest.raises(ValueError, match="no 3 here"):
@@ -184,8 +182,7 @@ def test_collectives_meet_as_ever_and_the_communicator_moves(crew: Crew, tmp_pat
 def test_an_actor_of_the_group_without_a_node_is_a_party_too(crew: Crew, tmp_path: Path) -> None:
     a, b, c = crew
     comm = FifoCommunicator(tmp_path, [a, b, c])
-    output = b.add.bind(a.ones.bind(crossfade.InputNode()).with_tensor_transport(comm))
-    with output.compile() as graph:
+    with b.add.bind(a.ones.bind(crossfade.InputNode()).with_tensor_transport(comm)).compile() as graph:
         assert graph.execute(2).get().tolist() == [1, 1]
         assert crossfade.get(c.echo.remote(5)) == 5
     assert Counter(line for line in comm.log() if "2" in line[:1]) == {"2 initialize": 1, "2 destroy": 1}
@@ -201,8 +198,7 @@ def test_a_teardown_with_executions_in_flight_leaves_nobody_behind(crew: Crew, n
             made = a.ones.bind(inp).with_tensor_transport(comm)
             back = b.add.bind(made).with_tensor_transport(comm)
             sums = allreduce.bind([a.add.bind(back), back], transport=comm)
-            output = crossfade.MultiOutputNode(sums)
-        graph = output.compile()
+            graph = crossfade.MultiOutputNode(sums).compile()
         refs = [graph.execute(4) for _ in range(num)]
         graph.teardown(timeout=30)
         del refs

@@ -9,6 +9,7 @@ import io
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -103,31 +104,26 @@ def sums(first: Any, second: Any) -> crossfade.CompiledGraph:
     return graph
 
 
-@pytest.mark.parametrize(("transport", "size"), [("copy", 100), ("staged", 5 << 20)])
-def test_who_waits_for_its_values_is_told(actors: list[Any], transport: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("make", "size", "wanted"),
+    [
+        (partial(edge, transport="copy"), 100, 4950),
+        (partial(edge, transport="staged"), 5 << 20, 4950),
+        (sums, 100, 9900),
+    ],
+    ids=["copy", "staged", "collective"],
+)
+def test_who_waits_for_its_values_is_told(actors: list[Any], make: Any, size: int, wanted: int) -> None:
     failing, other, third = actors
-    graph = edge(failing, other, transport)
-    assert graph.execute(100).get(timeout=30) == 4950
+    graph = make(failing, other)
+    assert graph.execute(100).get(timeout=30) == wanted
     crossfade.get(failing.lose_device.remote())
     begin = calm_s()
     with pytest.raises(crossfade.ActorDiedError, match=_WORDS):
         graph.execute(size).get(timeout=30)
     assert calm_s() - begin < _LIMIT_S
     graph.teardown(timeout=30)
-    assert edge(third, other, transport).execute(100).get(timeout=30) == 4950
-
-
-def test_the_other_members_of_a_collective_are_told(actors: list[Any]) -> None:
-    failing, other, third = actors
-    graph = sums(failing, other)
-    assert graph.execute(100).get(timeout=30) == 2 * 4950
-    crossfade.get(failing.lose_device.remote())
-    begin = calm_s()
-    with pytest.raises(crossfade.ActorDiedError, match=_WORDS):
-        graph.execute(100).get(timeout=30)
-    assert calm_s() - begin < _LIMIT_S
-    graph.teardown(timeout=30)
-    assert sums(third, other).execute(100).get(timeout=30) == 2 * 4950
+    assert make(third, other).execute(100).get(timeout=30) == wanted
 
 
 def test_an_actor_without_graphs_between_devices_is_not_asked(actors: list[Any]) -> None:

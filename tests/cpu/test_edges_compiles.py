@@ -122,8 +122,7 @@ def check_many_threads(workers: Any, num_rounds: int) -> None:
 
     def rounds(index: int) -> None:
         for turn in range(num_rounds):
-            dag = second.first.bind(first.fill.bind(crossfade.InputNode()))
-            with dag.compile(max_inflight=3) as graph:
+            with second.first.bind(first.fill.bind(crossfade.InputNode())).compile(max_inflight=3) as graph:
                 refs = [graph.execute(index * 1000 + turn + step) for step in range(3)]
                 assert crossfade.get(refs, timeout=60) == [index * 1000 + turn + step for step in range(3)]
 

@@ -25,12 +25,7 @@ NUM_VALUES = 60
 def test_between_a_device_and_a_host(
     source: int, polls: bool, target: int, onto: str, depth: int, num_kept: int
 ) -> None:
-    sent, got = run_workers(
-        [cases.writes, cases.reads],
-        [(1, source, NUM_VALUES, depth, polls), (0, target, NUM_VALUES, depth, onto, "cpu", num_kept)],
-    )
-    assert got == {"num_wrong": 0, "num_values": NUM_VALUES, "held": []}
-    assert sent == {"held": []}
+    cases.check(NUM_VALUES, depth, (source, polls), (target, onto, "cpu", num_kept))
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -140,8 +140,7 @@ def test_an_exception_reaches_what_depends_on_it_and_the_graph_goes_on(actors: A
 
 def test_a_result_that_cannot_be_pickled_is_an_error_of_its_node(actors: Any) -> None:
     a, b = actors
-    dag = b.echo.bind(a.generator.bind(crossfade.InputNode()))
-    with dag.compile() as graph:
+    with b.echo.bind(a.generator.bind(crossfade.InputNode())).compile() as graph:
         for number in (1, 2):
             with pytest.raises(TypeError, match=r"generator(.|\n)*hint: locks, open files") as caught:
                 graph.execute(number).get()
@@ -216,8 +215,7 @@ def test_a_time_limit_that_is_no_number_is_refused(actors: Any) -> None:
 
 def test_the_timeline_has_every_action(actors: Any) -> None:
     a, b = actors
-    dag = b.add.bind(a.echo.bind(crossfade.InputNode()), b=1)
-    with dag.compile(record=True) as graph:
+    with b.add.bind(a.echo.bind(crossfade.InputNode()), b=1).compile(record=True) as graph:
         for number in range(5):
             assert graph.execute(number).get() == number + 1
         timeline = graph.timeline()
@@ -234,8 +232,7 @@ def test_the_timeline_has_every_action(actors: Any) -> None:
 
 def test_a_method_that_an_error_passes_by_has_not_computed(actors: Any) -> None:
     a, b = actors
-    dag = b.add.bind(a.fail.bind(crossfade.InputNode()), b=1)
-    with dag.compile(record=True) as graph:
+    with b.add.bind(a.fail.bind(crossfade.InputNode()), b=1).compile(record=True) as graph:
         with pytest.raises(FileNotFoundError):
             graph.execute(0).get()
         computed = [span.what for span in graph.timeline().spans if span.kind == "compute" and "run" in span.label]

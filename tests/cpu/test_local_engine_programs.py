@@ -58,8 +58,7 @@ def _use_until_it_fails(graph: crossfade.CompiledGraph) -> None:
 
 def test_a_dead_actor_is_named(processes: Any) -> None:
     a, b = Actor.remote(), Actor.remote()
-    dag = b.echo.bind(a.echo.bind(crossfade.InputNode()))
-    graph = dag.compile()
+    graph = b.echo.bind(a.echo.bind(crossfade.InputNode())).compile()
     pid = a.pid.remote().get()
     assert graph.execute(1).get() == 1
     os.kill(pid, signal.SIGKILL)

@@ -72,8 +72,7 @@ def test_a_cancelled_error_is_a_task_error(engine: str) -> None:
 
 def test_flags_and_options_that_are_none_are_refused(engine: str) -> None:
     worker = Remote.remote()
-    output = worker.same.bind(crossfade.InputNode())
-    graph = output.compile()
+    graph = worker.same.bind(crossfade.InputNode()).compile()
     with pytest.raises(TypeError, match=r"^kill_actors is 5\nhint: teardown\(timeout=5\)$"):
         graph.teardown(5)
     with pytest.raises(TypeError, match=r"^kill_actors is None\nhint: it is True or False$"):

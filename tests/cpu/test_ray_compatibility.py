@@ -16,19 +16,16 @@ import pytest
 
 import crossfade
 from crossfade import exceptions
-from crossfade.api.session import Session
 from crossfade.dag import DAGNode, InputNode, MultiOutputNode
 from crossfade.experimental.channel.torch_tensor_type import TorchTensorType
-from tests.helpers.graphs import kept_session, session_of
+from tests.helpers import doers
+from tests.helpers.kept_actors import Kept, crew_of, open_crews
 
 
-class Doer:
+class Doer(doers.Doer):
     def __init__(self) -> None:
         self._local = threading.local()
         self._local.value = "from the constructor"
-
-    def echo(self, value: Any) -> Any:
-        return value
 
     def pair(self, *values: Any, **named: Any) -> Any:
         return (values, named)
@@ -49,16 +46,8 @@ class Doer:
     def local_value(self, _: Any) -> Any:
         return self._local.value
 
-    def pid(self) -> int:
-        return os.getpid()
-
     async def soon(self, value: Any) -> Any:
         return value
-
-    def read(self, path: str) -> str:
-        """Returns once somebody opens the other end of a named pipe."""
-        with open(path) as pipe:
-            return pipe.read()
 
 
 Actor = crossfade.remote(Doer)
@@ -89,23 +78,15 @@ ELSEWHERE = {
 }
 
 
-Kept = tuple[Session, list[Any]]
-
-
 @pytest.fixture(scope="module")
-def kept() -> Iterator[Kept]:
-    with kept_session() as session:
-        with session_of(session):
-            actors = [Actor.remote() for _ in range(3)]
-        yield session, actors
+def kept() -> Iterator[dict[str, Kept]]:
+    yield from open_crews({"local": {}}, lambda: tuple(Actor.remote() for _ in range(3)))
 
 
 @pytest.fixture
-def actors(kept: Kept) -> Iterator[list[Any]]:
+def actors(kept: dict[str, Kept]) -> Iterator[tuple[Any, ...]]:
     """Three actors, whose session is the program's."""
-    session, actors = kept
-    with session_of(session):
-        yield actors
+    yield from crew_of(kept["local"])
 
 
 @pytest.fixture
@@ -212,9 +193,7 @@ def test_errors_have_rays_names_as_aliases(theirs: str, ours: str) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_dropping_a_reference_in_flight_never_blocks(actors: list[Any], tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
+def test_dropping_a_reference_in_flight_never_blocks(actors: list[Any], pipe: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("next")
     with InputNode() as inp:
         dag = actors[0].read.bind(inp)

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,8 @@ from crossfade.errors import DeviceError  # noqa: E402
 from crossfade.testing import conformance  # noqa: E402
 from tests.helpers import host_copy_cases as cases  # noqa: E402
 from tests.helpers.device_pair import run_workers  # noqa: E402
-from tests.helpers.host_rings import Ring, open_ring, take, until  # noqa: E402
+from tests.helpers.host_rings import LONG_US, Ring, open_ring, take, until  # noqa: E402
 
-LONG_US = 1e6
 NUM_VALUES = 200
 DTYPES = [
     torch.float16,
@@ -56,21 +56,13 @@ def ring_on(driver: CudaDriver, **options: Any) -> Iterator[Ring]:
 
 
 @contextmanager
-def open_from_gpu(depth: int, num_readers: int) -> Iterator[Any]:
-    with ring_on(CudaDriver(0), depth=depth, num_readers=num_readers) as ring:
+def open_pair(depth: int, num_readers: int, **options: Any) -> Iterator[Any]:
+    with ring_on(CudaDriver(0), depth=depth, num_readers=num_readers, **options) as ring:
         yield ring.writer, ring.readers
 
 
-@contextmanager
-def open_to_gpu(depth: int, num_readers: int) -> Iterator[Any]:
-    with ring_on(
-        CudaDriver(0), depth=depth, num_readers=num_readers, writes_from_device=False, reads_onto="cuda"
-    ) as ring:
-        yield ring.writer, ring.readers
-
-
-TestFromGpu = conformance.suite(open_from_gpu)
-TestToGpu = conformance.suite(open_to_gpu)
+TestFromGpu = conformance.suite(open_pair)
+TestToGpu = conformance.suite(partial(open_pair, writes_from_device=False, reads_onto="cuda"))
 
 
 def sample(dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -264,32 +256,17 @@ def test_the_end_with_copies_under_way_leaves_nothing(driver: CudaDriver) -> Non
 
 @pytest.mark.parametrize("polls", [True, False])
 def test_from_a_gpu_to_a_host(polls: bool) -> None:
-    sent, got = run_workers(
-        [cases.writes, cases.reads],
-        [(1, 0, NUM_VALUES, 3, polls), (0, cases.NO_DEVICE, NUM_VALUES, 3, "", "cpu", 2)],
-    )
-    assert got == {"num_wrong": 0, "num_values": NUM_VALUES, "held": []}
-    assert sent == {"held": []}
+    cases.check(NUM_VALUES, 3, (0, polls), (cases.NO_DEVICE, "", "cpu", 2))
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_from_a_host_to_a_gpu(depth: int) -> None:
-    sent, got = run_workers(
-        [cases.writes, cases.reads],
-        [(1, cases.NO_DEVICE, NUM_VALUES, depth, False), (0, 0, NUM_VALUES, depth, "cuda", "cuda", 2)],
-    )
-    assert got == {"num_wrong": 0, "num_values": NUM_VALUES, "held": []}
-    assert sent == {"held": []}
+    cases.check(NUM_VALUES, depth, (cases.NO_DEVICE, False), (0, "cuda", "cuda", 2))
 
 
 def test_through_the_host_to_the_gpu_of_another_process() -> None:
     """By default a tensor that lay on a GPU is brought to the reader's."""
-    sent, got = run_workers(
-        [cases.writes, cases.reads],
-        [(1, 0, NUM_VALUES, 3, True), (0, 0, NUM_VALUES, 3, "default", "cuda", 2)],
-    )
-    assert got == {"num_wrong": 0, "num_values": NUM_VALUES, "held": []}
-    assert sent == {"held": []}
+    cases.check(NUM_VALUES, 3, (0, True), (0, "default", "cuda", 2))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -26,7 +26,7 @@ from crossfade.errors import ChannelBroken
 from crossfade.host.memory import Heap
 from crossfade.host.processes import open_pidfd
 from tests.helpers.bells import new_bell
-from tests.helpers.device_pair import LIMIT_S, Peer, die_after
+from tests.helpers.device_pair import LIMIT_S, Peer, die_after, run_workers
 from tests.helpers.footprint import counts_more, footprint
 from tests.helpers.host_rings import home_on, take, until
 
@@ -165,6 +165,14 @@ def reads(
         statistics = reader.statistics()
         reader.close()
     return {"num_wrong": num_wrong, "num_values": statistics.num_values, "held": held(side)}
+
+
+def check(num: int, depth: int, source: tuple[int, bool], target: tuple[int, str, str, int]) -> None:
+    """Values between two processes. ``source``: device and ``polls``; ``target``: device, ``onto``, ``on`` and ``num_kept``."""
+    (device, polls), (other, *wanted) = source, target
+    sent, got = run_workers([writes, reads], [(1, device, num, depth, polls), (0, other, num, depth, *wanted)])
+    assert got == {"num_wrong": 0, "num_values": num, "held": []}
+    assert sent == {"held": []}
 
 
 def dies_writing(peers: dict[int, Peer], other: int, device: int, seed: int) -> None:

@@ -254,8 +254,7 @@ class Program:
         value = self.next_value()
 
         def run() -> Any:
-            dag = self.actors[2].count.bind(crossfade.InputNode())
-            with dag.compile() as graph:
+            with self.actors[2].count.bind(crossfade.InputNode()).compile() as graph:
                 return graph.execute(value).get(LIMIT_S)
 
         is_done, got = self.use("with", run)

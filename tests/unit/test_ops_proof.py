@@ -35,16 +35,22 @@ def test_all_operators_in_a_row_and_again_from_a_graph(num_ranks: int, num_parts
     assert_sound(OpsWorld(calls, num_ranks, rounds, num_queues, **options), range(2), is_strict=False)  # type: ignore[arg-type]
 
 
+IN_FRONT_OR_BEHIND = pytest.mark.parametrize(
+    ("operator", "is_turned"), [*product(OPERATORS, [False]), (Collective.ALL_TO_ALL, True)]
+)
+"""An all-to-all stands behind its products, or in front of them."""
+
+
 @pytest.mark.parametrize("num_parts", [1, 2, 3])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_a_small_world_has_no_fault_in_many_orders(operator: Collective, num_parts: int) -> None:
-    world = OpsWorld([Call(operator, 6)] * 2, num_parts=num_parts, buffer_bytes=512)
+@IN_FRONT_OR_BEHIND
+def test_a_small_world_has_no_fault_in_many_orders(operator: Collective, is_turned: bool, num_parts: int) -> None:
+    world = OpsWorld([Call(operator, 6)] * 2, num_parts=num_parts, buffer_bytes=512, is_turned=is_turned)
     assert_sound_in_all_orders(world, most_runs=100, is_strict=False)
 
 
 @pytest.mark.parametrize("rounds", [(Round.EAGER,), (Round.REPLAY,)])
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 5])
-@pytest.mark.parametrize(("operator", "is_turned"), [*product(OPERATORS, [False]), (Collective.ALL_TO_ALL, True)])
+@IN_FRONT_OR_BEHIND
 def test_an_odd_number_of_exchanges_has_no_fault_in_many_orders(
     operator: Collective, is_turned: bool, num_parts: int, rounds: tuple[Round, ...]
 ) -> None:
@@ -53,22 +59,10 @@ def test_an_odd_number_of_exchanges_has_no_fault_in_many_orders(
 
 
 @pytest.mark.parametrize("fault", [EarlySignal, NoLocalFork, NoWait, OneBuffer, OneSignal])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_a_faulty_lane_is_found(operator: Collective, fault: type[Lane]) -> None:
-    world = OpsWorld([Call(operator, 12)], 3, (Round.EAGER,) * 2, num_parts=3, buffer_bytes=768, lane=fault)
-    assert kinds(world) & {"race", "deadlock"}
-
-
-@pytest.mark.parametrize("num_parts", [1, 2, 3])
-def test_an_all_to_all_in_front_of_products_has_no_fault(num_parts: int) -> None:
-    world = OpsWorld([Call(Collective.ALL_TO_ALL, 6)] * 2, num_parts=num_parts, buffer_bytes=512, is_turned=True)
-    assert_sound_in_all_orders(world, most_runs=100, is_strict=False)
-
-
-@pytest.mark.parametrize("fault", [EarlySignal, NoLocalFork, NoWait, OneBuffer, OneSignal])
-def test_a_faulty_lane_is_found_in_front_of_products(fault: type[Lane]) -> None:
-    call, rounds = Call(Collective.ALL_TO_ALL, 12), (Round.EAGER,) * 2
-    world = OpsWorld([call], 3, rounds, num_parts=3, buffer_bytes=768, lane=fault, is_turned=True)
+@IN_FRONT_OR_BEHIND
+def test_a_faulty_lane_is_found(operator: Collective, is_turned: bool, fault: type[Lane]) -> None:
+    options = {"num_parts": 3, "buffer_bytes": 768, "lane": fault, "is_turned": is_turned}
+    world = OpsWorld([Call(operator, 12)], 3, (Round.EAGER,) * 2, **options)  # type: ignore[arg-type]
     assert kinds(world) & {"race", "deadlock"}
 
 

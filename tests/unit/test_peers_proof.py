@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossfade.peers import steps
-from crossfade.peers.lane import SLOT_ALIGNMENT
+from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
 from crossfade.peers.tuning import DEFAULT, Direction, Tuning
 from crossfade.testing.fake import FakeDriver, Fault, Machine, Verdict, sample
 from crossfade.testing.fake.explore import World
@@ -111,19 +111,19 @@ PUT_IN = "put bytes 0 to 32 of input {} of rank 0 into buffer 0 of lane 0 of ran
 PULL_COPY = "copy buffer 0 of lane 0 of rank 0 to bytes 0 to 32 of output 0 of rank 1 on rank 1/compute 0"
 
 
-def test_a_signal_before_its_data_is_found() -> None:
-    world = PeerWorld([GATHER_PUSH], lane=faults.SignalBeforeData)
-    assert find(world, PUSH_COPY.format(0), TAKE_OUT).kind == "race"
-
-
-def test_reuse_of_a_buffer_before_this_rank_has_read_it_is_found() -> None:
-    world = PeerWorld([GATHER_PUSH] * 2, lane=faults.OneBuffer)
-    assert find(world, PUSH_COPY.format(1), TAKE_OUT).kind == "race"
-
-
-def test_reuse_of_a_buffer_before_the_others_have_read_it_is_found() -> None:
-    world = PeerWorld([GATHER_PULL] * 2, lane=faults.OneBuffer)
-    assert find(world, PUT_IN.format(1), PULL_COPY).kind == "race"
+@pytest.mark.parametrize(
+    ("calls", "lane", "operations"),
+    [
+        ([GATHER_PUSH], faults.SignalBeforeData, (PUSH_COPY.format(0), TAKE_OUT)),
+        ([GATHER_PUSH] * 2, faults.OneBuffer, (PUSH_COPY.format(1), TAKE_OUT)),
+        ([GATHER_PULL] * 2, faults.OneBuffer, (PUT_IN.format(1), PULL_COPY)),
+        ([GATHER_PULL], faults.NoWait, (PULL_COPY, PUT_IN.format(0))),
+        ([GATHER_PUSH], faults.NoWait, (PUSH_COPY.format(0), TAKE_OUT)),
+    ],
+    ids=["signal before data", "one buffer, push", "one buffer, pull", "no wait before a pull", "no wait after a push"],
+)
+def test_a_fault_of_a_lane_is_found(calls: list[Call], lane: type[Lane], operations: tuple[str, str]) -> None:
+    assert find(PeerWorld(calls, lane=lane), *operations).kind == "race"
 
 
 def test_reuse_of_a_signal_is_found() -> None:
@@ -132,16 +132,6 @@ def test_reuse_of_a_signal_is_found() -> None:
     found = find(world, f"set {name} to 1 on rank 0/compute 0")  # both
     assert found.kind == "race"
     assert f"is lost: {name} was set by" in str(found)
-
-
-def test_a_missing_wait_before_a_pull_is_found() -> None:
-    world = PeerWorld([GATHER_PULL], lane=faults.NoWait)
-    assert find(world, PULL_COPY, PUT_IN.format(0)).kind == "race"
-
-
-def test_a_missing_wait_after_a_push_is_found() -> None:
-    world = PeerWorld([GATHER_PUSH], lane=faults.NoWait)
-    assert find(world, PUSH_COPY.format(0), TAKE_OUT).kind == "race"
 
 
 def test_a_block_that_is_put_before_the_other_rank_allows_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
