@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from crossfade.errors import PlanError, PlanSyntaxError
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.validate import validate
+from tests.helpers.edited_plans import CHAIN, edited
 from tests.helpers.fuzzing import check_frames, check_plan, check_ring, check_socket, damages, plan_texts, streams
 
 UNREADABLE = pickle.UnpicklingError("not a writer's pickle")
@@ -79,21 +80,9 @@ def test_a_megabyte_of_text_takes_seconds_at_most(start: str, unit: str) -> None
 
 def test_a_receive_very_far_ahead_is_judged_soon() -> None:
     ahead = 10**17
-    text = f"""plan max_inflight=1 returns=value
-input i0 = *
-node n0 = A.m(i0) -> n0
-node n1 = B.m(n0) -> n1
-channel i0: driver -> A | shm depth=1 buffer_bytes=0
-channel n0: A -> B | gloo depth=1 buffer_bytes=0
-channel n1: B -> driver | shm depth=1 buffer_bytes=0
-output n1
-driver | write i0 | read n1 | free n1
-A | read i0 | run n0 | send n0 @send | free i0
-B | recv n0 +{ahead} | run n1 | write n1 | free n0
-"""
     begun = time.process_time()
     with pytest.raises(PlanError, match="PL-2"):
-        validate(parse_plan(text))
+        validate(edited(CHAIN, ("recv n0 @recv", f"recv n0 +{ahead}")))
     assert time.process_time() - begun < 5
 
 

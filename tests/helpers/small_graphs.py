@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 from crossfade.graph.check import check
+from crossfade.graph.collectives import bind_collective
 from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, Node, bind
 from crossfade.plan.plan import Plan
 from crossfade.plan.timeline import Span, Timeline
 from crossfade.schedule.compile import compile_plan
-from crossfade.types import Transport
+from crossfade.types import CollectiveKind, Transport
 
 METHODS = {**dict.fromkeys(("f", "g", "make", "take", "grad", "work", "step"), 1), "split": 2, "two": 2}
 
@@ -56,6 +58,35 @@ def gpu_graphs(draw: st.DrawFn) -> MultiOutputNode:
     ]:
         inp.with_tensor_transport(device=draw(st.sampled_from(("default", "cpu", "cuda"))), reader=each)
     return MultiOutputNode([value for value in values[1:] if value not in used])
+
+
+def draw_collectives(
+    draw: st.DrawFn,
+    actors: Sequence[ActorInfo],
+    most: int,
+    *,
+    least_parties: int = 1,
+    transports: Sequence[Transport | None] = (None,),
+    edges: Sequence[str] = ("auto",),
+) -> list[Node]:
+    """Random calls and collectives, as many as ``most``; the values that nothing uses."""
+    inp = InputNode()
+    values: dict[str, list[Any]] = {each.id: [call(each, "make", inp)] for each in actors}
+    users: set[Node] = set()
+    for _ in range(draw(st.integers(1, most))):
+        if draw(st.booleans()):
+            parties = draw(st.permutations(actors))[: draw(st.integers(least_parties, len(actors)))]
+            members = [draw(st.sampled_from(values[each.id])) for each in parties]
+            transport = draw(st.sampled_from(transports))
+            made = bind_collective(draw(st.sampled_from(CollectiveKind)), members, transport=transport)
+        else:
+            where = draw(st.sampled_from(actors))
+            members = draw(st.lists(st.sampled_from([v for each in values.values() for v in each]), max_size=2))
+            made = [call(where, "take", *members)]
+        users.update(members)
+        for node in made:
+            values[node.actor.id].append(node.with_tensor_transport(draw(st.sampled_from(edges))))
+    return [value for each in values.values() for value in each if value not in users]
 
 
 def only(timeline: Timeline, actor: str, what: str, kind: str = "", execution: int = 0) -> Span:

@@ -28,7 +28,7 @@ from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.simulate import simulate
 from crossfade.types import CollectiveKind, ReduceOp, Transport
 from tests.helpers.explore import explore
-from tests.helpers.small_graphs import actor, call
+from tests.helpers.small_graphs import actor, call, draw_collectives
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TRANSPORTS = ("auto", "shm", "gloo")
@@ -233,24 +233,8 @@ def test_unused_values_are_let_go_at_the_end_only() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[Node]:
-    """Random calls and collectives on three actors, most of them over gloo."""
-    inp = InputNode()
-    values: dict[str, list[Any]] = {each.id: [call(each, "grad", inp)] for each in (A, B, C)}
-    users: set[Node] = set()
-    for _ in range(draw(st.integers(1, 4))):
-        if draw(st.booleans()):
-            parties = draw(st.permutations([A, B, C]))[: draw(st.integers(1, 3))]
-            members = [draw(st.sampled_from(values[each.id])) for each in parties]
-            made = bind_collective(draw(st.sampled_from(CollectiveKind)), members)
-        else:
-            where = draw(st.sampled_from((A, B, C)))
-            members = draw(st.lists(st.sampled_from([v for each in values.values() for v in each]), max_size=2))
-            made = [call(where, "work", *members)]
-        users.update(members)
-        for node in made:
-            node.with_tensor_transport(draw(st.sampled_from(("auto", "gloo"))))
-            values[node.actor.id].append(node)
-    return [value for each in values.values() for value in each if value not in users]
+    """On three actors, most values and collectives over gloo."""
+    return draw_collectives(draw, (A, B, C), 4, edges=("auto", "gloo"))
 
 
 @given(outputs=graphs(), overlap=st.booleans(), max_inflight=st.integers(1, 2))

@@ -68,7 +68,7 @@ def test_a_counter_may_be_waited_for_on_any_stream() -> None:
 
 
 @pytest.mark.parametrize("num_queues", [1, None])
-def test_a_wait_in_front_of_its_producer(num_queues: int | None) -> None:
+def test_pl5_a_wait_in_front_of_its_producer(num_queues: int | None) -> None:
     """In one hardware queue it is a deadlock; with a queue for each stream it runs, and only PL-5 is against it."""
 
     def world(machine: Machine) -> dict[str, Program]:

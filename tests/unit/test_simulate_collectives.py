@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,7 @@ from crossfade.schedule.simulate import simulate
 from crossfade.topology import Slowdown
 from crossfade.types import CollectiveKind, Transport
 from tests.helpers.four_gpus import MB, four_h200
-from tests.helpers.small_graphs import actor, call, compiled, only, times
+from tests.helpers.small_graphs import actor, call, compiled, draw_collectives, only, times
 from tests.unit.test_simulate_gpus import COSTS
 
 COLLECTED = replace(COSTS, collective_host_us=1.0)
@@ -141,26 +140,9 @@ def test_actors_without_gpus_that_ask_for_copies_are_reckoned_with_as_by_gloo() 
 @st.composite
 def gpu_graphs(draw: st.DrawFn) -> list[Node]:
     """Random calls and collectives on three actors with GPUs, over all that can carry them."""
-    actors, inp = (
-        [actor(name, gpu) for name, gpu in zip("ABC", draw(st.sampled_from([(0, 1, 2), (0, 0, 1)])), strict=True)],
-        InputNode(),
-    )
-    values: dict[str, list[Any]] = {each.id: [call(each, "make", inp)] for each in actors}
-    users: set[Node] = set()
-    for _ in range(draw(st.integers(1, 5))):
-        if draw(st.booleans()):
-            parties = draw(st.permutations(actors))[: draw(st.integers(2, 3))]
-            members = [draw(st.sampled_from(values[each.id])) for each in parties]
-            transport = draw(st.sampled_from((None, Transport.NCCL, Transport.GLOO)))
-            made = bind_collective(draw(st.sampled_from(CollectiveKind)), members, transport=transport)
-        else:
-            where = draw(st.sampled_from(actors))
-            members = draw(st.lists(st.sampled_from([v for each in values.values() for v in each]), max_size=2))
-            made = [call(where, "take", *members)]
-        users.update(members)
-        for node in made:
-            values[node.actor.id].append(node)
-    return [value for each in values.values() for value in each if value not in users]
+    gpus = draw(st.sampled_from([(0, 1, 2), (0, 0, 1)]))
+    actors = [actor(name, gpu) for name, gpu in zip("ABC", gpus, strict=True)]
+    return draw_collectives(draw, actors, 5, least_parties=2, transports=(None, Transport.NCCL, Transport.GLOO))
 
 
 @given(outputs=gpu_graphs(), overlap=st.booleans(), max_inflight=st.integers(1, 3), is_measured=st.booleans())
