@@ -24,6 +24,7 @@ from tests.helpers.input_workers import (  # noqa: E402  # noqa: E402
     OnlyOnce,
     Unpicklable,
     batch,
+    differing,
     get,
     plain,
     until,
@@ -95,24 +96,11 @@ def test_modules_and_sparse_tensors(on: list[Any]) -> None:
 
 def test_parts_and_readers_may_differ(on: list[Any], off: Any) -> None:
     first, second = on
-    with crossfade.InputNode() as given:
-        given.with_tensor_transport(device="cuda").with_tensor_transport(reader=off)
-        given.y.with_tensor_transport(device="cpu")
-        given.z.with_tensor_transport(device="cuda").with_tensor_transport(reader=second)
-        outputs = [actor.where.bind(given.x, given.z) for actor in (first, second, off)]
-        graph = crossfade.MultiOutputNode([*outputs, first.where.bind(given.y)]).compile(record=True)
+    graph = differing(first, second, off, (1, 3000), record=True)
     assert {spec.id: spec.readers for spec in graph.plan.channels if spec.value == "i1"} == {
         "i1": ("one",),
         "i1~shm": ("two", "off"),
     }
-    for size in (1, 3000):
-        values = dict(zip("xyz", torch.ones(3, size), strict=True))
-        assert get(graph.execute(**values)) == [
-            [(GPU, size), (GPU, size)],
-            [(GPU, size), (CPU, size)],
-            [(CPU, size), (CPU, size)],
-            [(CPU, size)],
-        ]
     written = [span.label for span in graph.timeline().spans if span.actor == DRIVER and span.label[:5] == "write"]
     assert {label: written.count(label) for label in written} == dict.fromkeys(
         ["write i0", "write i1", "write i1~shm", "write i2"], 2

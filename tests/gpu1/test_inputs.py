@@ -79,21 +79,7 @@ def test_modules_and_sparse_tensors(on: list[Any]) -> None:
 
 def test_parts_and_readers_may_differ(on: list[Any], off: Any) -> None:
     first, second, _ = on
-    with crossfade.InputNode() as given:
-        given.with_tensor_transport(device="cuda").with_tensor_transport(reader=off)
-        given.y.with_tensor_transport(device="cpu")
-        given.z.with_tensor_transport(device="cuda").with_tensor_transport(reader=second)
-        outputs = [actor.where.bind(given.x, given.z) for actor in (first, second, off)]
-        graph = crossfade.MultiOutputNode([*outputs, first.where.bind(given.y)]).compile()
-    for size in (1, 3000, 1_000_000):
-        values = dict(zip("xyz", torch.ones(3, size), strict=True))
-        assert get(graph.execute(**values)) == [
-            [(GPU, size), (GPU, size)],
-            [(GPU, size), (CPU, size)],
-            [(CPU, size), (CPU, size)],
-            [(CPU, size)],
-        ]
-    graph.teardown(timeout=LIMIT_S)
+    cases.differing(first, second, off, (1, 3000, 1_000_000)).teardown(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

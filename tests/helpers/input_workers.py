@@ -107,6 +107,25 @@ def aside(writer: Any, reader: Any, transport: Any, num: int) -> None:
     graph.teardown(timeout=LIMIT_S)
 
 
+def differing(first: Any, second: Any, off: Any, sizes: Sequence[int], **options: Any) -> Any:
+    """Parts of the input, and readers of one part, have their tensors in different places."""
+    with crossfade.InputNode() as given:
+        given.with_tensor_transport(device="cuda").with_tensor_transport(reader=off)
+        given.y.with_tensor_transport(device="cpu")
+        given.z.with_tensor_transport(device="cuda").with_tensor_transport(reader=second)
+        outputs = [actor.where.bind(given.x, given.z) for actor in (first, second, off)]
+        graph = crossfade.MultiOutputNode([*outputs, first.where.bind(given.y)]).compile(**options)
+    for size in sizes:
+        values = dict(zip("xyz", torch.ones(3, size), strict=True))
+        assert get(graph.execute(**values)) == [
+            [(GPU, size), (GPU, size)],
+            [(GPU, size), (CPU, size)],
+            [(CPU, size), (CPU, size)],
+            [(CPU, size)],
+        ]
+    return graph
+
+
 def brought_by_itself(output: Any, num: int) -> None:
     """A method copies what the driver gives to a GPU, and tells whether it was pinned and the sum; slots are used again at once."""
     graph = output.compile(max_inflight=2)

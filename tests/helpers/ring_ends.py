@@ -52,6 +52,12 @@ class Ends:
         """Lets the device do all that it can."""
         run(self.machine)
 
+    def use_one(self) -> None:
+        """The receiver is done with the value that came, and the sender hears of it."""
+        self.accept_all()[0].release()
+        self.deliver()
+        self.run()
+
     def is_given_back(self) -> bool:
         """Whether the receiver has all its slots again when the device has done all that it can."""
         self.run()

@@ -154,9 +154,7 @@ def test_a_sender_closes_though_others_go_on_with_its_stream() -> None:
 
 def test_an_end_without_slots_gives_back_what_its_close_took() -> None:
     ends = one_sent()
-    ends.accept_all()[0].release()
-    ends.deliver()
-    ends.run()
+    ends.use_one()
     ends.sender.close()
     ends.accept_all()
     assert ends.receiver.statistics().slot_bytes == 0, "there are slots left"
@@ -189,9 +187,7 @@ def test_a_value_in_several_places_goes_into_one_slot() -> None:
 
 def test_the_last_records_of_the_dead_may_come_when_their_slots_are_given_back() -> None:
     ends = one_sent()
-    ends.accept_all()[0].release()
-    ends.deliver()
-    ends.run()
+    ends.use_one()
     ends.sender.close()
     ends.receiver.break_off("the sender died")
     assert ends.is_given_back()

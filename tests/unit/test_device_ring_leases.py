@@ -193,9 +193,7 @@ def test_a_lease_that_ends_within_a_capture_ends_behind_it() -> None:
     for _ in range(3):
         ends.driver.launch(graph, ends.use)
         assert ends.sender.try_send(ends.source, 8)
-        ends.accept_all()[0].release()
-        ends.deliver()
-        ends.run()
+        ends.use_one()
     ends.driver.destroy_graph(graph)
 
 
