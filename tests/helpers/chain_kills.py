@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from crossfade.device.lease import Lease
 from crossfade.device.records import Enqueued
-from crossfade.device.ring_receiver import RingReceiver
+from crossfade.device.ring_receiver import Lease, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken
