@@ -16,7 +16,7 @@ from crossfade.device.cuda import CudaDriver
 from crossfade.device.cuda_bindings import check
 from crossfade.device.memory import OpenedMemory, Pool
 from crossfade.device.records import Enqueued
-from crossfade.device.signals import DeviceBoard, HostBoard, Signal, SignalBoard
+from crossfade.device.signals import HostBoard, Signal, SignalBoard
 from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import TensorReceiver, TensorSender, load_kernels
 from tests.helpers.device_cases import open_receiver, open_sender, wait_idle
@@ -201,7 +201,7 @@ def ping_pong(peers: Peers, device: int, other: int, num: int, num_rounds: int) 
     there = OpenedMemory(driver, peer.get(), 4 * MB, "signals")
     host = HostBoard(driver, peer.share(65536) if is_first else peer.shared(), 256, "bench")
     gate = host.signal(200 + device, "gate")
-    near, far = DeviceBoard(driver, block.address, 8), DeviceBoard(driver, there.address, 8)
+    near, far = SignalBoard(driver, block.address, 8), SignalBoard(driver, there.address, 8)
     source = torch.zeros(4096, dtype=torch.uint8, device=f"cuda:{device}")
     boards: dict[str, tuple[SignalBoard, SignalBoard]] = {"host": (host, host), "device": (near, far)}
     out: dict[str, list[float]] = {}

@@ -13,7 +13,7 @@ from crossfade.device.records import Enqueued
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.device.signals import Counter, DeviceBoard, HostBoard, Signal
+from crossfade.device.signals import Counter, HostBoard, Signal, SignalBoard
 from crossfade.device.streams import Role, Streams
 from crossfade.errors import DeviceError, MissingDependency
 from crossfade.testing.fake import Fault
@@ -40,7 +40,7 @@ def test_a_capture_whose_body_raises_ends_and_gives_its_events_back(driver: Runn
 
 def test_signals_and_counters_lie_on_both_kinds_of_board(driver: RunningDriver, board: HostBoard) -> None:
     address = driver.allocate(4096, "signals")
-    near = DeviceBoard(driver, address, 64)
+    near = SignalBoard(driver, address, 64)
     stream = driver.create_stream("stream")
     for each in (board, near):
         signal, counter = each.signal(3, "a signal"), each.counter(4, "a counter")
@@ -63,7 +63,7 @@ def test_signals_and_counters_lie_on_both_kinds_of_board(driver: RunningDriver, 
 
 def test_a_ring_works_on_signals_in_device_memory(driver: RunningDriver) -> None:
     address = driver.allocate(65536, "signals")
-    board = DeviceBoard(driver, address, num_signals(1))
+    board = SignalBoard(driver, address, num_signals(1))
     pool, copies, use = Pool(driver), driver.create_stream("copies"), driver.create_stream("use")
     to_sender: list[object] = []
     to_receiver: list[object] = []

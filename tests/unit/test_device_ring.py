@@ -13,7 +13,7 @@ from crossfade.device.records import Enqueued, Finished, Offer, Record, Retired
 from crossfade.device.ring import num_signals
 from crossfade.device.ring_receiver import RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.device.signals import BoardPart, HostBoard
+from crossfade.device.signals import HostBoard
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError
 from crossfade.host.memory import Memory
 from crossfade.plan.actions import Action, Verb
@@ -229,14 +229,14 @@ def test_sources_are_let_go_of_before_the_receiver_may_use_their_slots_counters_
 def test_a_board_may_be_shared_by_rings() -> None:
     driver = FakeDriver(Machine(), "process")
     board = HostBoard(driver, Memory.create("signals", 4096), 10, "row")
-    first, second = BoardPart(board, 0, 4), BoardPart(board, 4, 6)
+    first, second = board.part(0, 4), board.part(4, 6)
     second.signal(1, "x").release()
     first.poke(3, 7)
     assert [board.peek(index) for index in range(10)] == [0, 0, 0, 7, 0, 1, 0, 0, 0, 0]
     assert (first.peek(3), second.peek(1)) == (7, 1)
     assert second.counter(5, "y").has(0)
     with pytest.raises(ValueError, match="signals 4 to 11 of a row of 10"):
-        BoardPart(board, 4, 7)
+        board.part(4, 7)
 
 
 def test_a_ring_tells_of_its_copies_and_not_of_what_they_wait_for() -> None:

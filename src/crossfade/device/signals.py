@@ -16,7 +16,7 @@ answer (another signal) that the waiting side gives behind its reset.
 A *counter* is a word that only grows. It needs no reset, so a wait costs one operation and not two, any stream may wait for it,
 and a host that sees it high enough need not enqueue the wait at all; but it cannot be captured.
 
-Both lie in pinned shared host memory (`HostBoard`) or in exported device memory (`DeviceBoard`). On a host board the host
+Both lie in pinned shared host memory (`HostBoard`) or in exported device memory (`SignalBoard`). On a host board the host
 reads and releases signals with plain loads and stores, with no stream in between; a device board is nearer to the waiting GPU.
 """
 
@@ -33,9 +33,7 @@ __all__ = [
     "CLEAR",
     "SET",
     "WORD_BYTES",
-    "BoardPart",
     "Counter",
-    "DeviceBoard",
     "HostBoard",
     "Releasable",
     "Signal",
@@ -160,114 +158,65 @@ class Releasable(Protocol):
         """Releases the streams that wait for it."""
 
 
-class SignalBoard(Protocol):
-    """A row of signals that two processes share."""
+class SignalBoard:
+    """A row of signals that two processes share, from ``address`` on: in a range of host memory, or in device memory, which its
+    owner frees: this process's own, or opened.
+    """
 
-    num_signals: int
-    is_quick: bool  # the host can look at a signal without the device's help
+    def __init__(self, driver: Driver, address: int, num_signals: int, shared: HostRange | None = None) -> None:
+        self.num_signals = num_signals
+        self.is_quick = shared is not None  # the host can look at a signal without the device's help
+        self._driver = driver
+        self._address = address
+        self._shared = shared
+
+    def _place(self, index: int) -> int:
+        return self._address + index * WORD_BYTES
 
     def signal(self, index: int, label: str) -> Signal:
         """The signal in this place."""
+        return Signal(self._driver, self, index, self._place(index), label)
 
     def counter(self, index: int, label: str) -> Counter:
         """The counter in this place; it begins at 0."""
+        return Counter(self._driver, self, index, self._place(index), label)
 
     def peek(self, index: int) -> int:
         """Its word, read by the host."""
+        return self.peeker(index)()
 
     def peeker(self, index: int) -> Callable[[], int]:
         """`peek` of one signal, for callers that do it often."""
+        if self._shared is None:
+            return partial(self._driver.peek, self._place(index))
+        return self._shared.peeker(self._place(index) - self._shared.address)
 
     def poke(self, index: int, value: int) -> None:
         """Stores its word from the host."""
+        if self._shared is None:
+            self._driver.poke(self._place(index), value)
+        else:
+            self._shared.poke(self._place(index) - self._shared.address, value)
+
+    def part(self, first: int, num_signals: int) -> SignalBoard:
+        """``num_signals`` of the row, from ``first``, as a board of their own."""
+        if not 0 <= first <= first + num_signals <= self.num_signals:
+            raise ValueError(f"signals {first} to {first + num_signals} of a row of {self.num_signals}")
+        return SignalBoard(self._driver, self._place(first), num_signals, self._shared)
 
     def close(self) -> None:
-        """No operation on the signals may be pending. Idempotent."""
+        """Nothing: the memory's owner, or that of the whole row, gives it back."""
 
 
-class HostBoard:
+class HostBoard(SignalBoard):
     """A row of signals in pinned shared host memory, which is zeroed, and shared by both sides. It takes ``num_signals *
     WORD_BYTES`` bytes from ``offset``, a multiple of the page size.
     """
 
     def __init__(self, driver: Driver, memory: Memory, num_signals: int, label: str, offset: int = 0) -> None:
-        self.num_signals = num_signals
-        self.is_quick = True
-        self._driver = driver
-        self._range: HostRange = driver.map_host(memory, offset, num_signals * WORD_BYTES, f"signals of {label}")
-
-    def signal(self, index: int, label: str) -> Signal:
-        return Signal(self._driver, self, index, self._range.address + index * WORD_BYTES, label)
-
-    def counter(self, index: int, label: str) -> Counter:
-        return Counter(self._driver, self, index, self._range.address + index * WORD_BYTES, label)
-
-    def peek(self, index: int) -> int:
-        return self._range.peek(index * WORD_BYTES)
-
-    def peeker(self, index: int) -> Callable[[], int]:
-        return self._range.peeker(index * WORD_BYTES)
-
-    def poke(self, index: int, value: int) -> None:
-        self._range.poke(index * WORD_BYTES, value)
+        shared = self._range = driver.map_host(memory, offset, num_signals * WORD_BYTES, f"signals of {label}")
+        super().__init__(driver, shared.address, num_signals, shared)
 
     def close(self) -> None:
+        """No operation on the signals may be pending. Idempotent."""
         self._range.close()
-
-
-class BoardPart:
-    """``num_signals`` of a longer row, from ``first``, as a board of their own. The row stays its owner's."""
-
-    def __init__(self, board: SignalBoard, first: int, num_signals: int) -> None:
-        if not 0 <= first <= first + num_signals <= board.num_signals:
-            raise ValueError(f"signals {first} to {first + num_signals} of a row of {board.num_signals}")
-        self.num_signals = num_signals
-        self.is_quick = board.is_quick
-        self._board = board
-        self._first = first
-
-    def signal(self, index: int, label: str) -> Signal:
-        return self._board.signal(self._first + index, label)
-
-    def counter(self, index: int, label: str) -> Counter:
-        return self._board.counter(self._first + index, label)
-
-    def peek(self, index: int) -> int:
-        return self._board.peek(self._first + index)
-
-    def peeker(self, index: int) -> Callable[[], int]:
-        return self._board.peeker(self._first + index)
-
-    def poke(self, index: int, value: int) -> None:
-        self._board.poke(self._first + index, value)
-
-    def close(self) -> None:
-        """Nothing: the row's owner closes it."""
-
-
-class DeviceBoard:
-    """A row of signals in device memory, which its owner frees: this process's own, or opened."""
-
-    def __init__(self, driver: Driver, address: int, num_signals: int) -> None:
-        self.num_signals = num_signals
-        self.is_quick = False
-        self._driver = driver
-        self._address = address  # where the row begins
-
-    def signal(self, index: int, label: str) -> Signal:
-        return Signal(self._driver, self, index, self._address + index * WORD_BYTES, label)
-
-    def counter(self, index: int, label: str) -> Counter:
-        return Counter(self._driver, self, index, self._address + index * WORD_BYTES, label)
-
-    def peek(self, index: int) -> int:
-        return self._driver.peek(self._address + index * WORD_BYTES)
-
-    def peeker(self, index: int) -> Callable[[], int]:
-        return partial(self._driver.peek, self._address + index * WORD_BYTES)
-
-    def poke(self, index: int, value: int) -> None:
-        self._driver.poke(self._address + index * WORD_BYTES, value)
-
-    def close(self) -> None:
-        """Nothing: the memory's owner frees it."""

@@ -18,7 +18,7 @@ from crossfade.device.records import Announced, Finished, Offer, Record
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
-from crossfade.device.signals import BoardPart, SignalBoard
+from crossfade.device.signals import SignalBoard
 from crossfade.edges.layout import Lanes, Mailbox
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
@@ -79,7 +79,7 @@ class LaneWriter:
         self.tell_enqueued: Callable[[], None] = open_semaphore(base + layout.enqueued(lane)).release
         self._offer: Offer | None = None
         self._is_closing = self._is_closed = self._is_broken = False
-        part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
+        part = signals.part(lane * layout.signals_per_lane, layout.signals_per_lane)
         self.ring = RingSender(home.driver, part, home.push_stream, self._post.put, label, tells_values=False)
 
     def can_send(self, size_bytes: int) -> bool:
@@ -187,7 +187,7 @@ class LaneReader:
         # Takes, with False without waiting, what the writer's ``tell_enqueued`` told.
         self.is_enqueued: Callable[[bool], bool] = open_semaphore(base + layout.enqueued(lane)).acquire
         self._is_broken = False
-        part = BoardPart(signals, lane * layout.signals_per_lane, layout.signals_per_lane)
+        part = signals.part(lane * layout.signals_per_lane, layout.signals_per_lane)
         tells = _ReaderTells(board, self._post, freed, on_freed)
         self.ring = RingReceiver(
             home.driver,

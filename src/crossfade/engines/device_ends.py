@@ -11,7 +11,7 @@ from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
 from crossfade.device.capabilities import check_pairs, read_facts
 from crossfade.device.context import DeviceContext
-from crossfade.device.signals import WORD_BYTES, BoardPart, HostBoard, Releasable, SignalBoard
+from crossfade.device.signals import WORD_BYTES, HostBoard, Releasable, SignalBoard
 from crossfade.edges.life import Action, Event, Life, State
 from crossfade.engines.board import (
     SIGNALS,
@@ -215,7 +215,7 @@ class DeviceEnds:
     def _signals_of(self, place: RingPlace, homes: Sequence[DeviceContext]) -> list[SignalBoard]:
         """A channel's signals, as each of these devices sees them."""
         num_signals = layout_of(place).num_signals
-        return [BoardPart(self._boards[home.device], place.first_signal, num_signals) for home in homes]
+        return [self._boards[home.device].part(place.first_signal, num_signals) for home in homes]
 
     def _chunks(self, place: RingPlace) -> Any:
         from crossfade.edges.by_staging import Chunks

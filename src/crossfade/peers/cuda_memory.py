@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, require
 from crossfade.device.cuda import CudaDriver
-from crossfade.device.signals import WORD_BYTES, DeviceBoard, HostBoard, SignalBoard
+from crossfade.device.signals import WORD_BYTES, HostBoard, SignalBoard
 from crossfade.device.tensors import load_kernels
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
@@ -44,7 +44,7 @@ def open_cuda_memory(
     boards: list[SignalBoard] = []
     for k, party in enumerate(parties):
         if has_device_signals:
-            boards.append(DeviceBoard(driver, addresses[k], num_words))
+            boards.append(SignalBoard(driver, addresses[k], num_words))
         else:
             boards.append(HostBoard(driver, party.memory, num_words, f"rank {k}"))
     for party in parties:

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import Any
 
 from crossfade.device.capture import Replay, capture
-from crossfade.device.signals import WORD_BYTES, DeviceBoard
+from crossfade.device.signals import WORD_BYTES, SignalBoard
 from crossfade.peers import steps, sums
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import NUM_EPOCHS, Lane, num_words
@@ -134,7 +134,7 @@ def open_homes(
     buffers = [driver.allocate(total_bytes, f"buffers of rank {k}") for k, driver in enumerate(drivers)]
     homes = []
     for rank, driver in enumerate(drivers):
-        views = [DeviceBoard(driver, address, words) for address in boards]
+        views = [SignalBoard(driver, address, words) for address in boards]
         homes.append(GroupMemory(driver, kernels(driver), rank, len(drivers), buffers, total_bytes, views))
     return homes, list(zip(boards, buffers, strict=True))
 
