@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfade.ops.algorithms.schedule import in_order
-from crossfade.ops.calls.products import place, shares
+from crossfade.ops.calls.products import in_order, place, shares
 
 OTHERS, OWN = False, True
 

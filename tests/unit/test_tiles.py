@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from crossfade.ops.signaled.tiles import (
     ENTRY_WORDS,
     Block,
-    Order,
     Tile,
     TilePlan,
     even_blocks,
@@ -27,7 +26,6 @@ def plans(draw: st.DrawFn) -> TilePlan:
         blocks = even_blocks(draw(st.integers(1, 400)), num_ranks)
     else:
         blocks = uneven_blocks(draw(st.lists(st.integers(0, 120), min_size=num_ranks, max_size=num_ranks)))
-    order = draw(st.sampled_from(Order))
     return plan_tiles(
         draw(st.integers(1, 100)),
         blocks,
@@ -36,8 +34,7 @@ def plans(draw: st.DrawFn) -> TilePlan:
         tile_columns=draw(st.sampled_from([8, 16, 32])),
         piece_rows=draw(st.none() | st.integers(1, 60)),
         num_rounds=draw(st.integers(1, 5)),
-        order=order,
-        lag=draw(st.integers(0, 3)) if order is Order.OWN_LAST else 0,
+        lag=draw(st.integers(0, 3)),
         swath=draw(st.integers(1, 9)),
     )
 
@@ -140,12 +137,6 @@ def test_the_own_block_may_come_rounds_later() -> None:
     ]  # fmt: skip
 
 
-def test_the_order_of_a_round_with_the_own_block_first() -> None:
-    plan = plan_tiles(256, even_blocks(512, 4), 1, order=Order.OWN_FIRST)
-    assert [piece.rank for piece in plan.pieces] == [1, 0, 3, 2]
-    assert [stretch.is_own for stretch in plan.stretches] == [True, False]
-
-
 def test_a_swath_goes_along_the_columns() -> None:
     plan = plan_tiles(24, even_blocks(12, 1), 0, tile_rows=4, tile_columns=8, swath=2)
     assert [(tile.row, tile.column) for tile in plan.tiles()] == [
@@ -173,8 +164,8 @@ def test_what_makes_no_sense_is_refused() -> None:
         plan_tiles(8, [blocks[0], Block(1, 40, 64)], 0)
     with pytest.raises(ValueError, match="rank 1 gets -1 rows"):
         uneven_blocks([1, -1])
-    with pytest.raises(ValueError, match="a lag of 1, own first"):
-        plan_tiles(8, blocks, 0, order=Order.OWN_FIRST, lag=1)
+    with pytest.raises(ValueError, match="a lag of -1"):
+        plan_tiles(8, blocks, 0, lag=-1)
     with pytest.raises(ValueError, match="no round 3"):
         plan_tiles(8, blocks, 0).stretch(3, is_own=True)
     with pytest.raises(ValueError, match="blocks for 0 ranks"):

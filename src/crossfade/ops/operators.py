@@ -105,7 +105,7 @@ def matmul_reduce_scatter(
     """
     if is_traced():
         traced = Traced(group, lane, candidate, backward_candidate)
-        return traced.call("matmul_reduce_scatter", a, b, bias, out, meanwhile)
+        return traced.call("matmul_reduce_scatter", a, b, bias, out=out, meanwhile=meanwhile)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         gradient = ReduceScatter(group, lane, candidate, backward_candidate)
@@ -141,7 +141,7 @@ def matmul_all_reduce(
         TypeError, ValueError, RuntimeError, DeviceError, ChannelBroken, ChannelTimeout: see `matmul_reduce_scatter`; any M will do.
     """
     if is_traced():
-        return Traced(group, lane, candidate).call("matmul_all_reduce", a, b, bias, out, meanwhile)
+        return Traced(group, lane, candidate).call("matmul_all_reduce", a, b, bias, out=out, meanwhile=meanwhile)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(AllReduce(group, lane, candidate), a, b, bias, out=out, meanwhile=meanwhile)
@@ -224,7 +224,8 @@ def matmul_all_to_all(
         TypeError, RuntimeError, DeviceError, ChannelBroken, ChannelTimeout: see `matmul_reduce_scatter`.
     """
     if is_traced():
-        return Traced(group, lane, candidate, backward_candidate).all_to_all(a, b, bias, out, counts)
+        flat = None if counts is None else [count for row in counts for count in row]
+        return Traced(group, lane, candidate, backward_candidate).call("matmul_all_to_all", a, b, bias, flat, out=out)
     group = group_of(group, a)
     if wants_gradient(a, b, bias):
         return apply(AllToAll(group, lane, candidate, backward_candidate, counts=counts), a, b, bias, out=out)
@@ -267,7 +268,8 @@ def matmul_all_to_all_padded(
     name = Operator.ALL_TO_ALL
     if is_traced():
         traced = Traced(group, lane, candidate, backward_candidate)
-        return traced.all_to_all(a, b, bias, out, None), trace_all_to_all(group, counts, lane)
+        rows = traced.call("matmul_all_to_all", a, b, bias, None, out=out)
+        return rows, trace_all_to_all(group, counts, lane)
     group = group_of(group, a)
     check_tensor(group, f"counts of {name}", counts)
     if counts.is_floating_point() or counts.is_complex() or tuple(counts.shape) != (group.num_ranks,):

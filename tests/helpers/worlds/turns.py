@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from crossfade.device.copies import stagger
 from crossfade.ops.algorithms import schedule
 from crossfade.ops.algorithms.schedule import Run, Send, Step
-from crossfade.ops.calls.products import cut_evenly, place, shares
+from crossfade.ops.calls.products import cut_evenly, in_order, place, shares
 from crossfade.peers import steps
 from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
 from crossfade.peers.memory import Reduction
@@ -156,7 +156,7 @@ class _Sums:
 
     def enqueue(self, local: int) -> None:
         lane, site, num_rounds = self._lane, self._site, self._world.num_parts
-        made = [self._turn(*each) for each in schedule.in_order(num_rounds, self._world.lag)]
+        made = [self._turn(*each) for each in in_order(num_rounds, self._world.lag)]
         if site.call.collective is Collective.REDUCE_SCATTER:
             schedule.reduce_scatter(lane, self._stream, local, made, num_rounds)
             return

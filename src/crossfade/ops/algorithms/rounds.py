@@ -21,7 +21,16 @@ from crossfade.ops.algorithms import overlaps, schedule
 from crossfade.ops.algorithms.overlaps import Part
 from crossfade.ops.algorithms.schedule import Run, Send, Step
 from crossfade.ops.calls.job import Job, OnLane, on_lane
-from crossfade.ops.calls.products import cut_evenly, fits, least_rounds, multiply_rows, place, require_slot, shares
+from crossfade.ops.calls.products import (
+    cut_evenly,
+    fits,
+    in_order,
+    least_rounds,
+    multiply_rows,
+    place,
+    require_slot,
+    shares,
+)
 from crossfade.peers.arguments import kind_of
 from crossfade.peers.lane import Epoch
 from crossfade.peers.memory import Reduction
@@ -117,7 +126,7 @@ class _Sums:
         """In their order, with own steps so many rounds late."""
         group = self._job.group
         made = []
-        for number, is_own in schedule.in_order(self._num_rounds, lag):
+        for number, is_own in in_order(self._num_rounds, lag):
             if is_own:
                 launch, add = partial(self._compute, group.rank, number), partial(self._add, number)
                 made.append(Step(number, None, launch, add))

@@ -32,7 +32,7 @@ from crossfade.ops.algorithms.overlaps import arrivals, copy
 from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import Epoch, Lane
 
-__all__ = ["Run", "Send", "Step", "all_reduce", "in_order", "reduce_scatter"]
+__all__ = ["Run", "Send", "Step", "all_reduce", "reduce_scatter"]
 
 
 class Send(NamedTuple):
@@ -63,13 +63,6 @@ class Run(NamedTuple):
     address: int  # where their sums go here
     offset: int  # of the first from the first row of that rank's block, in bytes
     size_bytes: int  # their length; all ranks know all
-
-
-def in_order(num_rounds: int, lag: int) -> list[tuple[int, bool]]:
-    """(round, whether it is the own rows') of each step, with own steps so many rounds late."""
-    last = num_rounds - 1
-    steps = [(number, is_own) for number in range(num_rounds) for is_own in (False, True)]
-    return sorted(steps, key=lambda step: (min(step[0] + lag, last) if step[1] else step[0], step[1], step[0]))
 
 
 def reduce_scatter(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "cut_evenly",
     "fits",
+    "in_order",
     "least_rounds",
     "multiply",
     "multiply_rows",
@@ -58,6 +59,13 @@ def require_slot(slot_bytes: int, row_bytes: int, num_ranks: int) -> None:
 def shares(num: int, taper: int) -> list[int]:
     """Weights of ``num`` rounds, each ``taper`` times as long as the next one."""
     return [taper ** (num - 1 - number) for number in range(num)]
+
+
+def in_order(num_rounds: int, lag: int) -> list[tuple[int, bool]]:
+    """(round, whether it is the own rows') of each step of a sum, with own steps so many rounds late."""
+    last = num_rounds - 1
+    steps = [(number, is_own) for number in range(num_rounds) for is_own in (False, True)]
+    return sorted(steps, key=lambda step: (min(step[0] + lag, last) if step[1] else step[0], step[1], step[0]))
 
 
 def place(length: int, part: int, whole: int) -> int:

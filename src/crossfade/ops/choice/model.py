@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from crossfade.ops.algorithms.schedule import in_order
-from crossfade.ops.calls.products import shares
+from crossfade.ops.calls.products import in_order, shares
 from crossfade.ops.calls.shape import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
 from crossfade.ops.choice.figures import TILE_M, TILE_N, Figures, Line
@@ -264,15 +263,12 @@ class Model:
         """Pieces of the others' blocks are pushed as they are done, then comes the own block, then what arrived is used."""
         figures, others, program = self.figures, shape.num_ranks - 1, Program()
         part_bytes = self._block_bytes(shape) / rounds
-        push_us = figures.copy.time_us(part_bytes / num_pieces) * figures.copies_beside_product
-        launch_push_us = figures.launch_copy_us + figures.launch_wait_us
         arrived: list[int] = []
         for number in range(rounds):
             for _ in range(others * num_pieces):
                 slowdown = figures.product_beside_copies if arrived else 1.0
                 done = program.add("products", "compute", next(products_us) * slowdown, launch_us=next(launches_us))
-                pushed_us = push_us + figures.stream_write_us
-                arrived = [program.add("copies", "push", pushed_us, launch_us=launch_push_us, after=[done])]
+                arrived = [self._push(program, part_bytes / num_pieces, [done])]
             slowdown = figures.product_beside_copies if arrived else 1.0
             for _ in range(num_pieces):
                 program.add("own product", "compute", next(products_us) * slowdown, launch_us=next(launches_us))
@@ -285,24 +281,10 @@ class Model:
                     "sum", "compute", self._sum_us(shape, part_bytes), launch_us=launch_us, after=[here]
                 )
                 if shape.operator == Operator.ALL_REDUCE:
-                    arrived = [self._push_sums(program, shape, part_bytes, added)]
+                    arrived = [self._push(program, part_bytes, [added], "copies of sums") for _ in range(others)][-1:]
         if others and shape.operator != Operator.REDUCE_SCATTER:
             self._signal(program, "the end", arrived)
         return program.finish()
-
-    def _push_sums(self, program: Program, shape: Shape, part_bytes: float, added: int) -> int:
-        """A round's sums go to all others; gives the number of the last copy."""
-        figures, pushed = self.figures, added
-        time_us = figures.copy.time_us(part_bytes) + figures.stream_write_us
-        for _ in range(shape.num_ranks - 1):
-            pushed = program.add(
-                "copies of sums",
-                "push",
-                time_us,
-                launch_us=figures.launch_copy_us + figures.launch_wait_us,
-                after=[added],
-            )
-        return pushed
 
     def _signal(self, program: Program, stream: str, after: list[int]) -> int:
         """The peers' last copies have arrived, and a stream here knows it."""

@@ -86,9 +86,19 @@ class Gradient(ABC):
     name: str  # of the operator
 
     def __init__(
-        self, group: PeerGroup, lane: int, candidate: Chosen = None, backward_candidate: Chosen = None
+        self,
+        group: PeerGroup,
+        lane: int,
+        candidate: Chosen = None,
+        backward_candidate: Chosen = None,
+        *,
+        counts: Sequence[Sequence[int]] | None = None,  # all-to-all
+        save_gathered: bool = True,  # all-gather
     ) -> None:
         self._group = group
+        self._given = counts
+        self._counts = Counts((), group.rank)
+        self._is_saved = save_gathered
         self._options: dict[str, Any] = {"lane": lane}
         if candidate is not None:
             self._options["candidate"] = candidate
@@ -219,18 +229,6 @@ class AllGather(Gradient):
 
     name = Operator.ALL_GATHER
 
-    def __init__(
-        self,
-        group: PeerGroup,
-        lane: int,
-        candidate: Chosen = None,
-        backward_candidate: Chosen = None,
-        *,
-        save_gathered: bool = True,
-    ) -> None:
-        super().__init__(group, lane, candidate, backward_candidate)
-        self._is_saved = save_gathered
-
     def _compute(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -259,20 +257,6 @@ class AllToAll(Gradient):
     """`matmul_all_to_all`."""
 
     name = Operator.ALL_TO_ALL
-
-    def __init__(
-        self,
-        group: PeerGroup,
-        lane: int,
-        candidate: Chosen = None,
-        backward_candidate: Chosen = None,
-        *,
-        counts: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        super().__init__(group, lane, candidate, backward_candidate)
-        self._given = counts
-        self._counts = Counts((), group.rank)
-        self._columns = 0
 
     def _compute(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, needs: Needs

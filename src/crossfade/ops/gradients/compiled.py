@@ -20,6 +20,7 @@ Importing this defines them; it needs torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -75,14 +76,12 @@ class _Where(NamedTuple):
 
     def call(self, name: str, place: Tensor) -> Gradient:
         """The operator, on tensors where this one is."""
-        own: dict[str, Any] = {}
-        group = find_group(self.group, place)
-        if name == _ALL_TO_ALL and self.counts is not None:
+        group, counts = find_group(self.group, place), None
+        if self.counts is not None:
             count = group.num_ranks
-            own["counts"] = [list(self.counts[p * count : (p + 1) * count]) for p in range(count)]
-        if name == _ALL_GATHER:
-            own["save_gathered"] = self.keeps_rows
-        return _CALLS[name](group, self.lane, self.candidate, self.backward_candidate, **own)
+            counts = [list(self.counts[p * count : (p + 1) * count]) for p in range(count)]
+        where = group, self.lane, self.candidate, self.backward_candidate
+        return _CALLS[name](*where, counts=counts, save_gathered=self.keeps_rows)
 
 
 def _do(name: str, a: Tensor, b: Tensor, bias: Tensor | None, *where: Any) -> Any:
@@ -175,76 +174,45 @@ def _split(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
     return take_share(x, find_group(group, x), dim)
 
 
-def _split_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
-    return x.new_empty(_resized(x, dim, x.shape[dim] // GroupKey.parse(group).num_ranks))
-
-
 def _gather(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
     return join_shares(x, find_group(group, x), dim, lane)
 
 
-def _gather_shape(x: Tensor, group: str, dim: int, lane: int) -> Tensor:
-    return x.new_empty(_resized(x, dim, x.shape[dim] * GroupKey.parse(group).num_ranks))
-
-
-def _resized(x: Tensor, dim: int, length: int) -> list[int]:
-    shape = list(x.shape)
-    shape[dim] = length
-    return shape
+def _region_shape(name: str, x: Tensor, group: str, dim: int, lane: int) -> Tensor:
+    shape, num_ranks = list(x.shape), GroupKey.parse(group).num_ranks
+    shape[dim] = shape[dim] // num_ranks if name == "split" else shape[dim] * num_ranks
+    return x.new_empty(shape)
 
 
 def _keep_place(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.place = inputs[1:]
 
 
-def _gather_back(ctx: Any, grad: Tensor) -> Any:
-    return OPERATORS.gather(grad, *ctx.place), None, None, None
-
-
-def _split_back(ctx: Any, grad: Tensor) -> Any:
-    return OPERATORS.split(grad, *ctx.place), None, None, None
+def _go_back_by(name: str, ctx: Any, grad: Tensor) -> Any:
+    return getattr(OPERATORS, name)(grad, *ctx.place), None, None, None
 
 
 def _define() -> SimpleNamespace:
     """All of them, by name."""
-    custom_op: Any = torch.library.custom_op
     made = SimpleNamespace()
-    for name, schema in _SCHEMAS.items():
-        operator = custom_op(f"crossfade::{name}", _bound(_do, name), mutates_args=(), schema=schema)
-        operator.register_fake(_bound(_shape, name))
-        operator.register_autograd(_bound(_go_back, name), setup_context=_bound_context(name))
-        setattr(made, name, getattr(torch.ops.crossfade, name))
-    gradients = custom_op("crossfade::matmul_gradients", _gradients, mutates_args=(), schema=_GRADIENTS)
-    gradients.register_fake(_gradient_shapes)
-    made.matmul_gradients = torch.ops.crossfade.matmul_gradients
-    schema = "(Tensor tensor, str group, int lane) -> Tensor"
-    moved = custom_op("crossfade::all_to_all", _all_to_all, mutates_args=(), schema=schema)
-    moved.register_fake(lambda tensor, group, lane: torch.empty_like(tensor))
-    made.all_to_all = torch.ops.crossfade.all_to_all
-    for name, function, fake, back in (
-        ("split", _split, _split_shape, _gather_back),
-        ("gather", _gather, _gather_shape, _split_back),
-    ):
-        schema = "(Tensor x, str group, int dim, int lane) -> Tensor"
-        operator = custom_op(f"crossfade::{name}", function, mutates_args=(), schema=schema)
+
+    def define(name: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+        operator: Any = torch.library.custom_op(f"crossfade::{name}", function, mutates_args=(), schema=schema)
         operator.register_fake(fake)
-        operator.register_autograd(back, setup_context=_keep_place)
         setattr(made, name, getattr(torch.ops.crossfade, name))
+        return operator
+
+    for name, schema in _SCHEMAS.items():
+        operator = define(name, schema, partial(_do, name), partial(_shape, name))
+        operator.register_autograd(partial(_go_back, name), setup_context=partial(_keep, name))
+    define("matmul_gradients", _GRADIENTS, _gradients, _gradient_shapes)
+    schema = "(Tensor tensor, str group, int lane) -> Tensor"
+    define("all_to_all", schema, _all_to_all, lambda tensor, group, lane: torch.empty_like(tensor))
+    schema = "(Tensor x, str group, int dim, int lane) -> Tensor"
+    for name, function, back in (("split", _split, "gather"), ("gather", _gather, "split")):
+        operator = define(name, schema, function, partial(_region_shape, name))
+        operator.register_autograd(partial(_go_back_by, back), setup_context=_keep_place)
     return made
-
-
-def _bound(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def bound(*args: Any) -> Any:
-        return function(name, *args)
-
-    return bound
-
-
-def _bound_context(name: str) -> Callable[..., None]:
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _keep(name, ctx, inputs, output)
-
-    return keep
 
 
 OPERATORS = _define()

@@ -6,11 +6,10 @@ A traced operator becomes one of torch's, which torch.compile does not look into
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.ops.calls.shape import Operator
 from crossfade.peers.groups import key_of
 
 if TYPE_CHECKING:
@@ -46,11 +45,12 @@ class Traced:
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
+        *more: object,  # what the operator takes behind the others
         out: torch.Tensor | None = None,
         meanwhile: Callable[[], object] | None = None,
     ) -> torch.Tensor:
         """An operator that has an output only. An output that was given is filled by a copy."""
-        made: torch.Tensor = getattr(_operators(), name)(a, b, bias, *self._where)
+        made: torch.Tensor = getattr(_operators(), name)(a, b, bias, *self._where, *more)
         if meanwhile is not None:
             meanwhile()
         return _stored(made, out)
@@ -67,22 +67,9 @@ class Traced:
     ) -> torch.Tensor:
         """`all_gather_matmul`."""
         is_saved = save_gathered and b.requires_grad and torch_or_raise().is_grad_enabled()
-        name = str(Operator.ALL_GATHER)
-        made, rows = getattr(_operators(), name)(a, b, bias, *self._where, is_saved or gathered is not None)
+        keeps_rows = is_saved or gathered is not None
+        made, rows = _operators().all_gather_matmul(a, b, bias, *self._where, keeps_rows)
         _stored(rows, gathered)
-        return _stored(made, out)
-
-    def all_to_all(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor | None,
-        counts: Sequence[Sequence[int]] | None,
-    ) -> torch.Tensor:
-        """`matmul_all_to_all`."""
-        flat = None if counts is None else [count for row in counts for count in row]
-        made = getattr(_operators(), str(Operator.ALL_TO_ALL))(a, b, bias, *self._where, flat)
         return _stored(made, out)
 
 

@@ -9,7 +9,8 @@ W ranks, r this one; R rounds; a tile is BM x BN elements::
     tile       BM rows (fewer at the end of a piece) x BN columns (fewer at the end of a row)
 
 A round does its run of every block, so that with R rounds the own rows of one round are on their way while the next one computes.
-The order of blocks within a round follows the copies: a rank sends to the next one first (`Order`).
+The order of blocks within a round follows the copies: r + 1, r + 2, ..., r. What is sent first is done first, and what others send
+has arrived when it is added.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
+
+from crossfade.device.copies import stagger
+from crossfade.ops.calls.products import in_order
 
 __all__ = [
     "ENTRY_WORDS",
     "Block",
-    "Order",
     "Piece",
     "Stretch",
     "Tile",
@@ -99,23 +101,6 @@ class Stretch(NamedTuple):
     def num_tiles(self) -> int:
         """May be 0: a block can have fewer rows of tiles than there are rounds."""
         return self.end_tile - self.first_tile
-
-
-class Order(Enum):
-    """In which order a round does the blocks."""
-
-    OWN_LAST = "own last"
-    """r + 1, r + 2, ..., r: what is sent first is done first, and what others send has arrived when it is added."""
-    OWN_FIRST = "own first"
-    """r, r - 1, r - 2, ...: what needs no other rank is done first, then what arrives first when each rank sends to the next one
-    first.
-    """
-
-    def ranks(self, rank: int, num_ranks: int) -> list[int]:
-        """All ranks, in this order."""
-        if self is Order.OWN_LAST:
-            return [(rank + step) % num_ranks for step in range(1, num_ranks + 1)]
-        return [(rank - step) % num_ranks for step in range(num_ranks)]
 
 
 def even_blocks(num_rows: int, num_ranks: int) -> list[Block]:
@@ -209,7 +194,6 @@ def plan_tiles(
     tile_columns: int = 256,
     piece_rows: int | None = None,
     num_rounds: int = 1,
-    order: Order = Order.OWN_LAST,
     lag: int = 0,
     swath: int = 8,
 ) -> TilePlan:
@@ -218,15 +202,15 @@ def plan_tiles(
     Runs and pieces are cut between rows of tiles, as evenly as that allows, so that at most the last tile of a block is not full.
     """
     _check(num_columns, blocks, rank, tile_rows, tile_columns, piece_rows, num_rounds, swath)
-    if lag < 0 or (lag and order is not Order.OWN_LAST):
-        raise ValueError(f"a lag of {lag}, {order.value}\nhint: 0 or more, and 0 unless the own block is last")
+    if lag < 0:
+        raise ValueError(f"a lag of {lag}\nhint: 0 or more")
     across = -(-num_columns // tile_columns)
     limit = None if piece_rows is None else max(piece_rows // tile_rows, 1)
-    others = [p for p in order.ranks(rank, len(blocks)) if p != rank]
+    others = stagger(rank, len(blocks))
     pieces: list[Piece] = []
     stretches: list[Stretch] = []
     tile = 0
-    for number, is_own in _turns(num_rounds, order, lag):
+    for number, is_own in in_order(num_rounds, lag):
         first_piece, first_tile = len(pieces), tile
         for p in [rank] if is_own else others:
             for begin, end in _cut(blocks[p], number, num_rounds, tile_rows, limit):
@@ -245,16 +229,6 @@ def plan_tiles(
         blocks=tuple(blocks),
         pieces=tuple(pieces),
         stretches=tuple(stretches),
-    )
-
-
-def _turns(num_rounds: int, order: Order, lag: int) -> list[tuple[int, bool]]:
-    """(round, whether it is the own block's) of each stretch."""
-    turns = [(number, is_own) for number in range(num_rounds) for is_own in (False, True)]
-    if order is Order.OWN_FIRST:
-        return sorted(turns, key=lambda turn: (turn[0], not turn[1]))
-    return sorted(
-        turns, key=lambda turn: (min(turn[0] + lag, num_rounds - 1) if turn[1] else turn[0], turn[1], turn[0])
     )
 
 
