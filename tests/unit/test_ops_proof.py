@@ -14,7 +14,7 @@ from hypothesis import given
 from crossfade.ops.algorithms import overlaps
 from crossfade.peers.lane import Lane
 from tests.helpers.worlds.kit import assert_sound, assert_sound_in_all_orders, kinds, orders
-from tests.helpers.worlds.lane_faults import EarlySignal, NoLocalFork, NoLocalJoin, NoWait, OneBuffer, OneSignal
+from tests.helpers.worlds.lane_faults import EarlySignal, NoLocalFork, NoLocalJoin, NoWaitAtAll, OneBuffer, OneSignal
 from tests.helpers.worlds.operators import OPERATORS, OpsWorld, ops_worlds
 from tests.helpers.worlds.ranks import Call, Collective, Round
 
@@ -58,7 +58,7 @@ def test_an_odd_number_of_exchanges_has_no_fault_in_many_orders(
     assert_sound_in_all_orders(OpsWorld([Call(operator, 20)], 2, rounds, **options), most_runs=40, is_strict=False)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("fault", [EarlySignal, NoLocalFork, NoWait, OneBuffer, OneSignal])
+@pytest.mark.parametrize("fault", [EarlySignal, NoLocalFork, NoWaitAtAll, OneBuffer, OneSignal])
 @IN_FRONT_OR_BEHIND
 def test_a_faulty_lane_is_found(operator: Collective, is_turned: bool, fault: type[Lane]) -> None:
     options = {"num_parts": 3, "buffer_bytes": 768, "lane": fault, "is_turned": is_turned}

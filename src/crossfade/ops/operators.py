@@ -29,7 +29,7 @@ Copy engines hide what is moved like this (the candidate ``rounds``, here with o
     all-to-all      stream  mm rows for r+1 | mm rows for r+2          | ... | mm own rows
                     copies                    fetch what r-1 computed    | fetch what r-2 computed | ...
 
-`crossfade.ops.algorithms.overlaps` and `steps` have them in full, with signals, several rounds and why their order is right. All
+`crossfade.ops.algorithms.overlaps` and `schedule` have them in full, with signals, several rounds and why their order is right. All
 ranks call the operators of one lane in one order, with equal shapes (of an all-gather but for N), types, layouts and candidates;
 this is not checked. Calls on different lanes may be in flight at the same time; candidates of torch.distributed use its group
 besides, in one order on all ranks. A call enqueues on torch's current stream; on a CPU it is done when it returns.

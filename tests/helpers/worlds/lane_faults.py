@@ -51,6 +51,13 @@ class NoWait(Lane):
         pass
 
 
+class NoWaitAtAll(NoWait):
+    """Nor for steps."""
+
+    def await_step(self, epoch: Epoch, peers: list[int], stream: int, step: int, num_steps: int) -> None:
+        pass
+
+
 class SignalAfterWait(Lane):
     """Sets ``full`` on a side stream, behind nothing that waits, but enqueues that after the waits."""
 
@@ -118,6 +125,9 @@ class EarlySignal(Lane):
         return epoch
 
     def announce(self, epoch: Epoch, peers: list[int], stream: int, *, is_batched: bool) -> None:
+        pass
+
+    def announce_step(self, epoch: Epoch, peers: list[int], stream: int, step: int) -> None:
         pass
 
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from crossfade.ops.algorithms import overlaps
+from crossfade.device.copies import stagger
+from crossfade.ops.algorithms import overlaps, schedule
 from crossfade.ops.algorithms.overlaps import Part
+from crossfade.ops.algorithms.schedule import Run, Send, Step
 from crossfade.ops.calls.products import cut_evenly
 from crossfade.peers import steps
-from crossfade.peers.lane import SLOT_ALIGNMENT, Lane
+from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
+from crossfade.peers.memory import Reduction
 from crossfade.testing.fake import FakeDriver
 from tests.helpers.worlds.ranks import WORD, Call, Collective, PeerWorld, Round, Site
 
@@ -52,7 +56,7 @@ class OpsWorld(PeerWorld):
 
         match site.call.collective:
             case Collective.REDUCE_SCATTER:
-                self._reduce_scatter(lane, stream, site, product)
+                self._reduce_scatter(lane, stream, local, site, product)
             case Collective.ALL_REDUCE:
                 self._all_reduce(lane, stream, site, product)
             case Collective.ALL_GATHER:
@@ -66,17 +70,15 @@ class OpsWorld(PeerWorld):
         """(begin, end) in bytes of each round's share of ``count`` words."""
         return [(begin * WORD.size_bytes, end * WORD.size_bytes) for begin, end in cut_evenly(count, self.num_parts)]
 
-    def _reduce_scatter(self, lane: Lane, stream: int, site: Site, product: Product) -> None:
+    def _reduce_scatter(self, lane: Lane, stream: int, local: int, site: Site, product: Product) -> None:
         rank, block, scratch = lane.memory.rank, site.call.count * WORD.size_bytes, site.held[-1]
-        for begin, end in self._cut(site.call.count):
+        cuts = self._cut(site.call.count)
+        for begin, end in cuts:
             at = [scratch + p * block + begin for p in range(self.num_ranks)]
             at[rank] = site.target + begin
-            parts = [Part(address, end - begin) for address in at]
-
-            def compute(p: int, begin: int = begin, parts: list[Part] = parts) -> None:
-                product(parts[p].address, site.source + p * block + begin, parts[p].size_bytes)
-
-            overlaps.add_parts(lane, stream, parts, compute, WORD)
+            rows = [(address, site.source + p * block + begin, end - begin) for p, address in enumerate(at)]
+            made = _steps(lane, stream, rows, product, is_offered=False)
+            schedule.reduce_scatter(lane, stream, local, made, 1, is_only=len(cuts) == 1)
 
     def _all_reduce(self, lane: Lane, stream: int, site: Site, product: Product) -> None:
         rank, count, size = lane.memory.rank, site.call.count, WORD.size_bytes
@@ -84,14 +86,11 @@ class OpsWorld(PeerWorld):
         bounds = list(pairwise(min(p * block, count) * size for p in range(self.num_ranks + 1)))
         for begin, end in self._cut(block):
             shares = [(min(first + begin, last), min(first + end, last)) for first, last in bounds]
-            parts = [Part(site.target + first, last - first) for first, last in shares]
-
-            def compute(p: int, shares: list[tuple[int, int]] = shares, parts: list[Part] = parts) -> None:
-                product(parts[p].address, site.source + shares[p][0], parts[p].size_bytes)
-
-            overlaps.add_parts(lane, stream, parts, compute, WORD, is_offered=site.offset is None)
+            rows = [(site.target + first, site.source + first, last - first) for first, last in shares]
+            made = _steps(lane, stream, rows, product, is_offered=site.offset is None)
+            runs = [{p: Run(target, 0, size_bytes) for p, (target, _, size_bytes) in enumerate(rows)}]
             place = None if site.offset is None else site.offset + shares[rank][0]
-            overlaps.pass_sums_on(lane, stream, parts, place)
+            schedule.all_reduce(lane, stream, made, runs, place)
 
     def _all_gather(self, lane: Lane, stream: int, local: int, site: Site, product: Product) -> None:
         block, rank = site.call.count * WORD.size_bytes, lane.memory.rank
@@ -141,6 +140,26 @@ class OpsWorld(PeerWorld):
             parts = [Part(site.source + p * block + begin, end - begin) for p in range(self.num_ranks)]
             work.append((parts, use))
         overlaps.all_to_all_first(lane, stream, work)
+
+
+def _steps(
+    lane: Lane, stream: int, rows: list[tuple[int, int, int]], product: Product, *, is_offered: bool
+) -> list[Step]:
+    """One round, with (target, source, length) of each rank's product."""
+    memory = lane.memory
+    own, _, size_bytes = rows[memory.rank]
+
+    def add(parts: Epoch, sums: Epoch | None) -> None:
+        if size_bytes:
+            targets = (own, sums.buffers[memory.rank]) if is_offered and sums is not None else (own,)
+            slots = (parts.buffers[memory.rank], lane.slot_bytes, memory.rank, memory.num_ranks)
+            memory.kernels.reduce(stream, Reduction(WORD, size_bytes // WORD.size_bytes, targets, own, *slots))
+
+    sends = [
+        Send(p, rows[p][0], 0, rows[p][2], launch=partial(product, *rows[p]))
+        for p in stagger(memory.rank, memory.num_ranks)
+    ]
+    return [Step(0, sends), Step(0, None, partial(product, *rows[memory.rank]), add)]
 
 
 @st.composite

@@ -24,7 +24,7 @@ from crossfade.peers import steps
 from crossfade.peers.lane import SLOT_ALIGNMENT, Epoch, Lane
 from crossfade.peers.memory import Reduction
 from crossfade.testing.fake import FakeDriver
-from tests.helpers.worlds.operators import OPERATORS, OpsWorld
+from tests.helpers.worlds.operators import OPERATORS, OpsWorld, Product
 from tests.helpers.worlds.ranks import WORD, Call, Collective, PeerWorld, Round, Site
 
 SUMS = (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
@@ -118,8 +118,8 @@ class TurnsWorld(OpsWorld):
 
     # What `OpsWorld` keeps as a call's last own memory is in front of the counters here.
 
-    def _reduce_scatter(self, lane: Lane, stream: int, site: Site, product: Callable[[int, int, int], None]) -> None:
-        super()._reduce_scatter(lane, stream, replace(site, held=site.held[:-1]), product)
+    def _reduce_scatter(self, lane: Lane, stream: int, local: int, site: Site, product: Product) -> None:
+        super()._reduce_scatter(lane, stream, local, replace(site, held=site.held[:-1]), product)
 
     def counters(self, driver: FakeDriver, site: Site) -> Counters:
         """Of one call of one rank, kept from round to round."""

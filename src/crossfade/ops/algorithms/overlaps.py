@@ -1,21 +1,8 @@
-"""Products between the parts of an exchange, on addresses: one round of each operator by copy engines.
+"""Products between the parts of an exchange, on addresses: one round of each operator that moves rows (sums: schedule.py).
 
 W ranks; r is this one. A *part* is this round's share of what goes to, or comes from, one rank. The caller gives functions that
 enqueue products on ``stream``; everything else is enqueued here, on ``stream`` and on the lane's local stream. On every rank the
 signals of an exchange are enqueued before its first wait (PR-2). In step k every rank serves another one (`stagger`).
-
-Sums: each part is sent as soon as it is computed, the own part is computed last::
-
-    stream   mm part r+1 | mm part r+2     | ... | mm own part | (fill) | wait for full from all | add W parts -> own part
-    local                  copy to r+1's slot r, set full | copy to r+2's slot r, set full | ...
-
-An all-reduce passes the sums on by a second exchange, whose wait is on the local stream, while the stream continues::
-
-    stream   ... | wait for full | add -> own part and own buffer, set full | mm part r+1 of the next round | ...
-    local                          wait for full from all, fetch their sums | copy to r+1's slot r, ...
-
-Why two buffers are enough for both exchanges (PR-1): the copies of the next round are behind the second wait on the local stream,
-and the next sum is behind the next first wait, of signals that others set behind their fetches.
 
 All-gather: what arrives is read where it lies::
 
@@ -37,20 +24,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from crossfade.device.copies import cut, enqueue, stagger
-from crossfade.peers.exchange import Block, Fetch, barrier, fetch, offer, push
+from crossfade.peers.exchange import barrier
 from crossfade.peers.lane import Epoch, Lane
-from crossfade.peers.memory import Kind, Reduction
 
 __all__ = [
     "Part",
-    "add_parts",
     "all_gather",
     "all_gather_into",
     "all_to_all",
     "all_to_all_first",
     "arrivals",
     "copy",
-    "pass_sums_on",
 ]
 
 
@@ -75,64 +59,6 @@ def copy(lane: Lane, stream: int, target: int, source: int, size_bytes: int) -> 
     """Enqueues a copy between two ranks, or inside one."""
     enqueue(lane.memory.driver, cut(target, source, size_bytes), stream)
     lane.num_bytes += size_bytes
-
-
-# sums
-
-
-def add_parts(
-    lane: Lane,
-    stream: int,
-    parts: Sequence[Part],
-    compute: Callable[[int], None],
-    kind: Kind,
-    *,
-    is_offered: bool = False,
-    fill: Callable[[], None] | None = None,
-) -> None:
-    """Sends every other rank its part when it is computed; the own part becomes the sum of all ranks' ones.
-
-    ``parts`` are for each rank what this one computes for it, at most ``lane.slot_bytes`` long; ``compute`` enqueues the product
-    that fills a rank's part. ``is_offered``: the sum goes into this rank's next buffer too. ``fill`` enqueues work of the caller's
-    while the last parts are under way.
-    """
-    memory = lane.memory
-    epoch = lane.advance()
-    order = stagger(memory.rank, memory.num_ranks)
-    for p in order:
-        compute(p)
-        local = lane.fork_local(stream)
-        copy(lane, local, _slot(lane, epoch, p, memory.rank), *parts[p])
-        lane.announce(epoch, [p], local, is_batched=False)
-    compute(memory.rank)
-    if fill is not None:
-        fill()
-    lane.await_full(epoch, order, stream, is_batched=True)
-    own, size_bytes = parts[memory.rank]
-    if size_bytes:
-        targets = (own, lane.next_buffer()) if is_offered else (own,)
-        slots = (epoch.buffers[memory.rank], lane.slot_bytes, memory.rank, memory.num_ranks)
-        memory.kernels.reduce(stream, Reduction(kind, size_bytes // kind.size_bytes, targets, own, *slots))
-
-
-def pass_sums_on(lane: Lane, stream: int, parts: Sequence[Part], offset: int | None) -> None:
-    """All ranks get all sums, behind this on the lane's local stream. ``parts`` say where each rank's sum goes here; the own one is
-    there.
-
-    ``offset`` says where the own part lies in every rank's memory; None if it does not, and is offered. The memory is free there:
-    every rank has begun this call, or its parts would not have come.
-    """
-    memory = lane.memory
-    if offset is None:
-        offered = offer(lane, stream)
-        fetches = {p: Fetch(0, parts[p].address, parts[p].size_bytes) for p in memory.peers}
-        fetch(lane, offered, lane.fork_local(stream), fetches)
-    else:
-        block = Block(*parts[memory.rank], offset)
-        push(lane, lane.fork_local(stream), dict.fromkeys(memory.peers, block))
-
-
-# moves
 
 
 class _Gather:

@@ -1,8 +1,9 @@
 """The operators by copy engines, which take no SM: R ``rounds``, each with 1/R of every rank's rows and an exchange of the lane.
 
-How a round hides what it moves is drawn in overlaps.py; here rows become addresses. ``rounds`` are more where the lane's slots are
-shorter than a round's part. Partial products are rounded to the element type, added in float32 (float64 in float64) in the order of
-the ranks, and rounded once, so all ranks get the same bits. Measured with a Triton product in the place of cuBLAS: decision 0013.
+How a round hides what it moves is drawn in overlaps.py and schedule.py; here rows become addresses. ``rounds`` are more where the
+lane's slots are shorter than a round's part. Partial products are rounded to the element type, added in float32 (float64 in
+float64) in the order of the ranks, and rounded once, so all ranks get the same bits. Measured with a Triton product in the place of
+cuBLAS: decision 0013.
 
 For sums, a round's own rows may come ``lag`` rounds later than they could, and each round may be ``taper`` times as long as the
 next, so that little is left to be moved at the end. Moves have neither.
@@ -45,63 +46,43 @@ def reduce_scatter(job: Job, *, rounds: int, lag: int, taper: int) -> None:
     """See `matmul_reduce_scatter`."""
     rank, num_ranks, block = job.group.rank, job.group.num_ranks, len(job.out)
     products = job.empty(len(job.a), job.num_columns)
-    if _fits(job, block):
-        blocks = [slice(p * block, (p + 1) * block) for p in range(num_ranks)]
-        targets = [products[each] for each in blocks]
-        targets[rank] = job.out
-        with on_lane(job) as (lane, stream, local):
-            made = _Sums(job, stream, [job.a[each] for each in blocks], targets, shares(rounds, taper)).steps(lag)
-            schedule.reduce_scatter(lane, stream, local, made, rounds, job.fill)
-        return
-    kind = kind_of(job.name, job.out)
-    parts = _cut(job, block, job.out, rounds)
-    with on_lane(job) as (lane, stream, _):
-        for begin, end in parts:
+    cuts, weights, lag = _exchanges(job, block, rounds, lag, taper)
+    with on_lane(job) as (lane, stream, local):
+        for begin, end in cuts:
             rows = [slice(p * block + begin, p * block + end) for p in range(num_ranks)]
             targets = [products[each] for each in rows]
             targets[rank] = job.out[begin:end]
-            compute = partial(_compute, job, [job.a[each] for each in rows], targets)
+            made = _Sums(job, stream, [job.a[each] for each in rows], targets, weights).steps(lag)
             fill = job.fill if end == block else None
-            overlaps.add_parts(lane, stream, [_part(each) for each in targets], compute, kind, fill=fill)
+            schedule.reduce_scatter(lane, stream, local, made, len(weights), fill, is_only=len(cuts) == 1)
 
 
 def all_reduce(job: Job, *, rounds: int, lag: int, taper: int) -> None:
     """See `matmul_all_reduce`. All partial products lie in ``out``."""
     group, num_rows = job.group, len(job.a)
-    block, kind = -(-num_rows // group.num_ranks), kind_of(job.name, job.out)
+    block = -(-num_rows // group.num_ranks)
     blocks = list(pairwise(min(p * block, num_rows) for p in range(group.num_ranks + 1)))
-    offset = group.shared_offset(job.out)
-    if _fits(job, block):
-        slices = [slice(*each) for each in blocks]
-        with on_lane(job) as (lane, stream, _):
-            sums = _Sums(
-                job,
-                stream,
-                [job.a[each] for each in slices],
-                [job.out[each] for each in slices],
-                shares(rounds, taper),
-                is_offered=offset is None,
-            )
-            own = sums.blocks[group.rank].data_ptr() - job.out.data_ptr()
-            schedule.all_reduce(lane, stream, sums.steps(lag), sums.runs(), None if offset is None else offset + own)
-            job.fill()  # beside the last sums' passing on
-        return
-    parts = _cut(job, block, job.out, rounds)
+    shared = group.shared_offset(job.out)
+    cuts, weights, lag = _exchanges(job, block, rounds, lag, taper)
     with on_lane(job) as (lane, stream, _):
-        for begin, end in parts:
+        for begin, end in cuts:
             rows = [slice(min(first + begin, last), min(first + end, last)) for first, last in blocks]
             targets = [job.out[each] for each in rows]
-            compute = partial(_compute, job, [job.a[each] for each in rows], targets)
-            places = [_part(each) for each in targets]
-            overlaps.add_parts(lane, stream, places, compute, kind, is_offered=offset is None)
-            place = None if offset is None else offset + places[group.rank].address - job.out.data_ptr()
-            overlaps.pass_sums_on(lane, stream, places, place)
+            is_offered = shared is None
+            sums = _Sums(job, stream, [job.a[each] for each in rows], targets, weights, is_offered=is_offered)
+            offset = None if shared is None else shared + targets[group.rank].data_ptr() - job.out.data_ptr()
+            schedule.all_reduce(lane, stream, sums.steps(lag), sums.runs(), offset)
         job.fill()  # beside the last sums' passing on, which is longer than the last part's way here
 
 
-def _fits(job: Job, block: int) -> bool:
-    """Whether a rank's whole block goes into a slot: then all rounds are one exchange."""
-    return fits(job.group.lane(job.lane).slot_bytes, block * job.num_columns * job.out.itemsize)
+def _exchanges(job: Job, block: int, rounds: int, lag: int, taper: int) -> tuple[list[tuple[int, int]], list[int], int]:
+    """The rows of a rank's block that each exchange has, the weights of its rounds, and their lag.
+
+    Where a whole block goes into a slot all rounds are one exchange, else each is one by itself.
+    """
+    if fits(job.group.lane(job.lane).slot_bytes, block * job.num_columns * job.out.itemsize):
+        return [(0, block)], shares(rounds, taper), lag
+    return _cut(job, block, job.out, rounds), [1], 0
 
 
 class _Sums:
@@ -169,10 +150,6 @@ class _Sums:
         slots = (parts.buffers[rank] + offset, group.lane(self._job.lane).slot_bytes, rank, group.num_ranks)
         count = size_bytes // self._kind.size_bytes
         memory.kernels.reduce(self._stream, Reduction(self._kind, count, targets, own, *slots))
-
-
-def _compute(job: Job, rows: list[torch.Tensor], targets: list[torch.Tensor], peer: int) -> None:
-    multiply_rows(job, rows[peer], targets[peer])
 
 
 def all_gather(job: Job, *, rounds: int, lag: int, taper: int) -> None:

@@ -10,13 +10,15 @@ travel while something is computed (a *lag* in rounds; here 1)::
 One stream has all copies: those of several streams take longer together than one after the other (measured).
 
 All rounds of a call are one exchange: a rank's parts lie in one slot, and its signal ``full`` says round by round how far they have
-come (steps of a signal: device/signals.py). An all-reduce has a second exchange for the sums, round by round too.
+come (steps of a signal: device/signals.py). An all-reduce has a second exchange for the sums, round by round too. Where a rank's
+rows are longer than a slot, a call is several of these, one behind the other, with a round each.
 
 Why the buffers are free (PR-1). A reduce-scatter takes one exchange, and a rank that begins one has waited in the one before for
-all ranks. On a replayable lane, whose calls repeat their buffers, an empty exchange on the local stream comes first: it says that
-all ranks have begun this call, so they have read what the last one brought. The second exchange of an all-reduce says the same to
-the next call: a rank's sums are announced behind all its own steps. What is fetched, or put into the output by others, lands where
-the part for that rank was: it has been sent, or that rank would have no sum.
+all ranks. On a replayable lane, whose calls repeat their buffers, a call of one exchange begins with an empty one on the local
+stream: it says that all ranks have begun this call, so they have read what the last one brought. The second exchange of an
+all-reduce says the same to the next call: a rank's sums are announced behind all its own steps, and the next parts go behind their
+fetches, which are on the local stream too. What is fetched, or put into the output by others, lands where the part for that rank
+was: it has been sent, or that rank would have no sum.
 
 Why no order of enqueuing stops (PR-2): a rank enqueues its parts of a round before it waits for those of others, and its sums of a
 round before it waits for those of others; what it waits for needs nothing that it enqueues later.
@@ -66,14 +68,21 @@ class Run(NamedTuple):
 
 
 def reduce_scatter(
-    lane: Lane, stream: int, local: int, steps: Sequence[Step], num_rounds: int, fill: Callable[[], None] | None = None
+    lane: Lane,
+    stream: int,
+    local: int,
+    steps: Sequence[Step],
+    num_rounds: int,
+    fill: Callable[[], None] | None = None,
+    *,
+    is_only: bool = True,
 ) -> None:
     """Parts go to their ranks, and the own steps add what has arrived. A block is at most ``lane.slot_bytes`` long.
 
     ``steps`` are in the order in which they are done, the others' of a round before the own one of that round. ``fill`` enqueues
-    other work on the stream, where it would wait for the last parts.
+    other work on the stream, where it would wait for the last parts. ``is_only``: the call has no other exchange.
     """
-    if lane.is_replayable:
+    if lane.is_replayable and is_only:
         barrier(lane, local)
     parts = lane.advance()
     for step in steps:
