@@ -42,10 +42,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from crossfade.ops import forward, references
-from crossfade.ops.calls.job import Algorithm
 from crossfade.ops.calls.shape import Operator, Shape
 from crossfade.ops.choice.candidate import Candidate
-from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, Gradient, ReduceScatter, Replicated
+from crossfade.ops.gradients.backward import AllGather, AllReduce, AllToAll, ReduceScatter, Replicated
 from crossfade.ops.gradients.dispatch import Traced, apply, is_traced, trace_all_to_all, wants_gradient
 from crossfade.peers import collectives
 from crossfade.peers.arguments import check_tensor, describe
@@ -318,16 +317,12 @@ class OperatorSpec:
         function: the public one.
         forward: the same without a gradient.
         reference: the same by torch alone.
-        algorithms: by the names of candidates.
-        gradient: how it goes back.
         out_shape: of this rank's output, for a shape with equal counts.
     """
 
     function: Callable[..., torch.Tensor]
     forward: Callable[..., torch.Tensor]
     reference: Callable[..., torch.Tensor]
-    algorithms: Mapping[str, Algorithm]
-    gradient: type[Gradient]
     out_shape: Callable[[Shape], tuple[int, int]]
 
 
@@ -341,36 +336,10 @@ def _own_rows(shape: Shape) -> tuple[int, int]:
 
 OPERATORS: Mapping[Operator, OperatorSpec] = {
     Operator.REDUCE_SCATTER: OperatorSpec(
-        matmul_reduce_scatter,
-        forward.reduce_scatter,
-        references.matmul_reduce_scatter,
-        forward.ALGORITHMS[Operator.REDUCE_SCATTER],
-        ReduceScatter,
-        _own_rows,
+        matmul_reduce_scatter, forward.reduce_scatter, references.matmul_reduce_scatter, _own_rows
     ),
-    Operator.ALL_REDUCE: OperatorSpec(
-        matmul_all_reduce,
-        forward.all_reduce,
-        references.matmul_all_reduce,
-        forward.ALGORITHMS[Operator.ALL_REDUCE],
-        AllReduce,
-        _all_rows,
-    ),
-    Operator.ALL_GATHER: OperatorSpec(
-        all_gather_matmul,
-        forward.all_gather,
-        references.all_gather_matmul,
-        forward.ALGORITHMS[Operator.ALL_GATHER],
-        AllGather,
-        _all_rows,
-    ),
-    Operator.ALL_TO_ALL: OperatorSpec(
-        matmul_all_to_all,
-        forward.all_to_all,
-        references.matmul_all_to_all,
-        forward.ALGORITHMS[Operator.ALL_TO_ALL],
-        AllToAll,
-        _all_rows,
-    ),
+    Operator.ALL_REDUCE: OperatorSpec(matmul_all_reduce, forward.all_reduce, references.matmul_all_reduce, _all_rows),
+    Operator.ALL_GATHER: OperatorSpec(all_gather_matmul, forward.all_gather, references.all_gather_matmul, _all_rows),
+    Operator.ALL_TO_ALL: OperatorSpec(matmul_all_to_all, forward.all_to_all, references.matmul_all_to_all, _all_rows),
 }
 """The operators for which a candidate is chosen."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from crossfade.peers.group import PeerGroup
 
-__all__ = ["SUMMABLE", "check_overlap", "check_tensor", "describe", "extent_of", "kind_of", "part_length"]
+__all__ = ["SUMMABLE", "check_overlap", "check_tensor", "describe", "extent_of", "kind_of", "packed", "part_length"]
 
 SUMMABLE = ("bfloat16", "float16", "float32", "float64", "int32", "int64")
 """Element types that can be summed; all types can be moved."""
@@ -66,6 +66,15 @@ def part_length(group: PeerGroup, name: str, tensor: torch.Tensor) -> int:
             f"{group.num_ranks}"
         )
     return length // group.num_ranks
+
+
+def packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous; a copy of it where it must be, made in its place among what the current stream does."""
+    if tensor.is_contiguous():
+        return tensor
+    made = tensor.new_empty(tensor.shape)
+    group.do(lambda: made.copy_(tensor))
+    return made
 
 
 def describe(tensor: torch.Tensor) -> str:

@@ -30,9 +30,9 @@ import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from crossfade.device.borrowed import torch_or_raise
 from crossfade.peers import steps, sums
 from crossfade.peers.arguments import (
     SUMMABLE,
@@ -41,6 +41,7 @@ from crossfade.peers.arguments import (
     describe,
     extent_of,
     kind_of,
+    packed,
     part_length,
 )
 from crossfade.peers.group import PeerGroup
@@ -267,9 +268,8 @@ def _item(
     place: int | None,
 ) -> _Item:
     """Checks ``out``, or makes it. ``place``: where it may lie, seen from the input."""
-    torch = torch_or_raise()
     if out is None:
-        out = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+        out = tensor.new_empty(shape)
     else:
         check_tensor(group, f"out of {name}", out)
         if tuple(out.shape) != shape or out.dtype != tensor.dtype:
@@ -296,8 +296,8 @@ def _call(
     for lane in chosen:
         lane.begin(stream, num_streams=tuning.num_streams, is_captured=is_captured)
     for item in items:
-        item.source = _pack(group, item.tensor)
-        item.target = item.out if item.out.is_contiguous() else _like(item.out)
+        item.source = packed(group, item.tensor)
+        item.target = item.out if item.out.is_contiguous() else item.out.new_empty(item.out.shape)
     try:
         enqueue(chosen, stream, items)
         for lane in chosen:
@@ -309,27 +309,10 @@ def _call(
     for item in items:
         _keep(group, item.source, item.target)
         if item.target is not item.out:
-            _unpack(group, item.out, item.target)
+            group.do(partial(item.out.copy_, item.target))
     for lane in chosen:
         group.check_call(lane)
     return [item.out for item in items]
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch_or_raise().empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)  # type: ignore[no-any-return]
-
-
-def _pack(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_contiguous():
-        return tensor
-    packed = _like(tensor)
-    _unpack(group, packed, tensor)
-    return packed
-
-
-def _unpack(group: PeerGroup, target: torch.Tensor, source: torch.Tensor) -> None:
-    """A copy by torch's kernel, in its place among what the current stream does."""
-    group.do(lambda: target.copy_(source))
 
 
 def _keep(group: PeerGroup, *tensors: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from crossfade.device.borrowed import torch_or_raise
-from crossfade.device.capabilities import judge, read_facts, require
+from crossfade.device.capabilities import check_pairs, judge, read_facts, require
 from crossfade.device.cuda import CudaDriver
 from crossfade.device.signals import WORD_BYTES, HostBoard, SignalBoard
 from crossfade.device.tensors import load_kernels
@@ -15,7 +15,6 @@ from crossfade.host.memory import PAGE_BYTES, Memory, align
 from crossfade.peers.memory import GroupMemory, OpenedGroup
 from crossfade.peers.rendezvous import await_all, meet
 from crossfade.peers.triton_kernels import TritonKernels
-from crossfade.topology import LinkKind
 
 if TYPE_CHECKING:
     import torch
@@ -68,11 +67,7 @@ def open_cuda_memory(
 def _check_machine() -> None:
     facts = read_facts()
     require(judge(facts))
-    if any(kind is not LinkKind.NVLINK for kind in facts.links.values()):
-        raise DeviceError(
-            "not all GPUs of this host are linked by NVLink, over which alone data is known to arrive before its signal",
-            hint="use torch.distributed's own collectives here",
-        )
+    check_pairs(facts.links, facts.links, hint="use torch.distributed's own collectives here")
 
 
 def _share(group: ProcessGroup, device: int, size_bytes: int) -> tuple[torch.Tensor, list[int]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crossfade.errors import DeviceError
 from crossfade.ops.calls.shape import ITEM_BYTES, Layout
-from crossfade.peers.arguments import check_overlap, check_tensor, describe
+from crossfade.peers.arguments import check_overlap, check_tensor, describe, packed
 from crossfade.peers.lane import Lane
 from crossfade.peers.steps import end
 
@@ -34,7 +34,6 @@ __all__ = [
     "check_out",
     "layout_of",
     "on_lane",
-    "packed",
     "refuse_in_capture",
     "rows_for_each",
     "store",
@@ -188,7 +187,7 @@ def check_operands(name: str, group: PeerGroup, a: torch.Tensor, b: torch.Tensor
             raise ValueError(
                 f"bias of {name} is {describe(bias)}\nhint: it has to be {a.dtype} of shape [{b.shape[1]}]"
             )
-    rows = packed(group, a).view(_num_rows(a), a.shape[-1])
+    rows = packed(group, a).flatten(0, -2)
     return Given(rows, b, None if bias is None else packed(group, bias))
 
 
@@ -214,22 +213,6 @@ def layout_of(name: str, b: torch.Tensor) -> Layout:
         f"b of {name} has strides {list(b.stride())}, and is neither row-major nor the transpose of a contiguous matrix\n"
         "hint: b.contiguous()"
     )
-
-
-def packed(group: PeerGroup, tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous; a copy of it where it must be, made in its place among what the current stream does."""
-    if tensor.is_contiguous():
-        return tensor
-    made = tensor.new_empty(tensor.shape)
-    group.do(lambda: made.copy_(tensor))
-    return made
-
-
-def _num_rows(a: torch.Tensor) -> int:
-    num = 1
-    for length in a.shape[:-1]:
-        num *= length
-    return num
 
 
 def check_out(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 from crossfade.errors import ChannelError, DeviceError
@@ -105,7 +106,7 @@ class Tuner:
         """Median of each candidate's times, the slowest rank's each time; and what was left out, and why."""
         notes: list[str] = []
         trials = {each: trial for each in candidates if (trial := self._set_up(shape, each, notes)) is not None}
-        trials = {each: trial for each, trial in trials.items() if self._warm_up(each, trial, notes)}
+        trials = {each: trial for each, trial in trials.items() if self._agree(each, partial(trial, 0), notes)}
         times_us: dict[Candidate, list[float]] = {each: [] for each in trials}
         for turn in range(self._num_turns):
             order = list(trials)  # turned round each time: what came before leaves a GPU warmer or cooler
@@ -129,10 +130,6 @@ class Tuner:
         trial: list[Trial] = []
         can = self._agree(candidate, lambda: trial.append(self._measure(shape, candidate)), notes)
         return trial[0] if can else None
-
-    def _warm_up(self, candidate: Candidate, trial: Trial, notes: list[str]) -> bool:
-        """Makes a candidate ready to be timed; whether all ranks could."""
-        return self._agree(candidate, lambda: trial(0), notes)
 
     def _agree(self, candidate: Candidate, work: Callable[[], object], notes: list[str]) -> bool:
         """Does something; whether all ranks could."""

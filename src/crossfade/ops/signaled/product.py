@@ -227,10 +227,7 @@ def _check(
     for each in (a, b, bias):
         if each is not None and out is not None:
             check_overlap(_NAME, each if each.is_contiguous() else each.t() if each is b else each, out, None)
-    num_rows = 1
-    for length in a.shape[:-1]:
-        num_rows *= length
-    return a.contiguous().view(num_rows, a.shape[-1]), target
+    return a.contiguous().flatten(0, -2), target
 
 
 def _check_tensor(what: str, tensor: Any) -> None:
