@@ -6,7 +6,7 @@ takes under a minute. ``python -m benchmarks.tile_kernels report OUT.json`` make
 Ways to compute one product take turns, so that clocks and heat are alike; a figure is the median of the rounds. Every result is
 compared with float64 on some rows, from poisoned memory. bfloat16; b is the transpose of a contiguous (N, K), as nn.Linear has it.
 *Two launches* are what a reduce-scatter of 4 ranks does: the other ranks' three blocks in counted pieces, then the own block, to
-which three parts that lie in slots are added; *prefetched*: brought into the L2 cache meanwhile. *One launch* does both, and looks
+which three parts that lie in slots are added. *One launch* does both, and looks
 for every tile of the own block whether the parts have arrived, as they have.
 """
 
@@ -44,10 +44,9 @@ class Config(NamedTuple):
     warps: int
     stages: int
     cuts: int
-    prefetches: bool = False
 
     def __str__(self) -> str:
-        more = f", {self.cuts} cuts" * bool(self.cuts) + ", prefetched" * self.prefetches
+        more = f", {self.cuts} cuts" * bool(self.cuts)
         return f"{self.rows}x{self.columns}x{self.depth}, {self.warps} warps, {self.stages} stages{more}"
 
 
@@ -187,7 +186,6 @@ def products(loader: Any, driver: Any, is_quick: bool) -> Iterator[tuple[str, di
             *(bench.kernel(each, has_signals=True) for each in (QUICK_CONFIGS if is_quick else CONFIGS)),
         ]
         ways += [bench.kernel(DEFAULT, has_signals=False), bench.two_launches(DEFAULT)]
-        ways += [bench.two_launches(DEFAULT._replace(prefetches=True))]
         ways += [bench.kernel(DEFAULT, has_signals=True, reserve_sms=left) for left in (() if is_quick else (4, 16))]
         errors = {way.name: way.error() for way in ways}
         times = take_turns(ways, 10 if is_quick else 20)

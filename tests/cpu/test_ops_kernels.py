@@ -34,4 +34,4 @@ def test_the_kernels_give_what_torch_gives_and_count_their_tiles(programs: Progr
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="Triton's assembler for this machine may be another one")
 def test_the_kernels_compile_for_hopper_with_wide_accesses_and_without_spills(programs: Programs) -> None:
-    assert "15 kernels" in said(programs["compiled"])
+    assert "14 kernels" in said(programs["compiled"])

@@ -22,7 +22,8 @@ ramp 0.5, 1, 2, 4, ..., 4, 2, 1, 0.5  21  1373 us  0.889
 
 To each comes the way of one signal and of the first call, 20 to 30 us as measured. Telling of several chunks by one signal makes
 them one long chunk with several g in it, which is worse than a chunk of that length; only what goes *back* (``free``) can be told
-more seldom at no cost. A ramp pays where the links differ: with the second half as slow again, by what the first chunk is shorter.
+more seldom at no cost. A ramp, which is not built, would pay where the links differ: with the second half as slow again, by what
+the first chunk is shorter.
 """
 
 from __future__ import annotations
@@ -37,15 +38,12 @@ from crossfade.host.memory import PAGE_BYTES, align
 
 __all__ = ["Cut", "StagedLayout", "pipeline_us"]
 
-_RAMP = 8  # how many times shorter than a full chunk the first chunk of a ramp is
-
 
 class Cut(StrEnum):
     """How a value is cut."""
 
     EQUAL = "equal"  # into chunks of one length, as many as cost least in all
     FULL = "full"  # into chunks as long as they may be, and a rest
-    RAMP = "ramp"  # into chunks that double from a short first one, and halve to a short last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +90,6 @@ class StagedLayout:
             case Cut.EQUAL:
                 num = max(round(sqrt(size_bytes / (self.link_gbs * 1e3 * self.copy_us))), 1)
                 return _full(size_bytes, min(align(-(-size_bytes // num), PAGE_BYTES), self.chunk_bytes))
-            case Cut.RAMP:
-                return _ramp(size_bytes, self.chunk_bytes)
             case Cut.FULL:
                 return _full(size_bytes, self.chunk_bytes)
 
@@ -105,15 +101,6 @@ class StagedLayout:
 def _full(size_bytes: int, chunk_bytes: int) -> list[int]:
     num, rest = divmod(size_bytes, chunk_bytes) if size_bytes else (0, 0)
     return [chunk_bytes] * num + [rest] * bool(rest)
-
-
-def _ramp(size_bytes: int, chunk_bytes: int) -> list[int]:
-    ends: list[int] = []
-    length = align(chunk_bytes // _RAMP, PAGE_BYTES)
-    while length < chunk_bytes and 2 * (sum(ends) + length) <= size_bytes:
-        ends.append(length)
-        length *= 2
-    return [*ends, *_full(size_bytes - 2 * sum(ends), chunk_bytes), *reversed(ends)]
 
 
 def pipeline_us(lengths: Sequence[int], up_gbs: float, down_gbs: float, copy_us: float) -> float:

@@ -89,32 +89,6 @@ def _add_parts(
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _prefetch_parts(
-    row: tl.tensor,
-    row_end: tl.tensor,
-    column: tl.tensor,
-    n: tl.tensor,
-    parts: tl.tensor,
-    part_bytes: tl.tensor,
-    part_shift: tl.tensor,
-    PREFETCH: tl.constexpr,
-    RANK: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-) -> None:
-    """Asks for a tile of every other rank's part to be brought into the L2 cache while the tile is multiplied."""
-    if column + BN <= n:
-        rows = tl.minimum(row + tl.arange(0, BM), row_end - 1) - part_shift
-        at = (rows.to(tl.int64) * n + column) * 2
-        for k in tl.static_range(NUM_PARTS):
-            if k != RANK:
-                tl.inline_asm_elementwise(
-                    PREFETCH, "=r,l", [parts + k * part_bytes + at], dtype=tl.int32, is_pure=False, pack=1
-                )
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _finish_tile(
     own: tl.tensor,
     row: tl.tensor,
@@ -246,7 +220,6 @@ def _product(
     RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     NUM_ALSO: tl.constexpr,
-    PREFETCH: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -271,8 +244,6 @@ def _product(
         next_row, next_row_end, next_across = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
         next_piece = tl.load(entry + 3)
         column = across * BN
-        if PREFETCH != "":
-            _prefetch_parts(row, row_end, column, n, parts, part_bytes, part_shift, PREFETCH, RANK, NUM_PARTS, BM, BN)
         if IS_BY_DESCRIPTOR:
             own = _multiply_by_descriptor(a, b, row, column, k, IS_B_TRANSPOSED, BM, BN, BK)
         else:

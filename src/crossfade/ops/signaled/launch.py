@@ -69,18 +69,11 @@ class ProductVariant(NamedTuple):
             "RANK": self.rank,
             "NUM_PARTS": self.num_parts,
             "NUM_ALSO": self.num_also,
-            "PREFETCH": self._prefetch(),
             "BM": config.num_rows,
             "BN": config.num_columns,
             "BK": config.depth,
             "NUM_CUTS": config.num_cuts or (4 if self.num_parts else 1),
         }
-
-    def _prefetch(self) -> str:
-        """What asks for the columns of a tile of a part; empty where nothing does, or it cannot be asked for."""
-        if not self.config.prefetches or not self.num_parts or self.out_unit < WIDEST:
-            return ""
-        return f"mov.u32 $0, 0; cp.async.bulk.prefetch.L2.global [$1], {2 * self.config.num_columns};"
 
     def options(self) -> dict[str, int]:
         """Triton's."""

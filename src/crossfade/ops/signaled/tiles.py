@@ -50,7 +50,6 @@ class TileConfig(NamedTuple):
     num_warps: int = 8  # of a program
     num_stages: int = 3  # steps that are loaded ahead
     num_cuts: int = 0  # of a tile's columns, finished one by one: 1, 2 or 4; 0: 4 where parts are added, else 1
-    prefetches: bool = False  # parts are brought into the L2 cache while a tile is multiplied
 
 
 class Block(NamedTuple):
