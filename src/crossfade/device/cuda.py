@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from crossfade.device.cuda_bindings import Handles, bindings, check, relax_captures
+from crossfade.device.driver import Allocation
 from crossfade.device.ledger import Ledger
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
@@ -233,6 +234,18 @@ class CudaDriver:
             self._again(result, self._wait_event, stream, event, 0)
 
     # look
+
+    def allocation_of(self, address: int) -> Allocation | None:
+        attribute = self._cu.CUpointer_attribute
+        names = ("RANGE_START_ADDR", "RANGE_SIZE", "BUFFER_ID", "IS_LEGACY_CUDA_IPC_CAPABLE")
+        values = []
+        for name in names:
+            code, value = self._cu.cuPointerGetAttribute(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}"), address)
+            if code:
+                return None
+            values.append(int(value))
+        begin, size_bytes, identity, is_exportable = values
+        return Allocation(begin, size_bytes, identity) if is_exportable else None
 
     def is_idle(self, stream: int) -> bool:
         result = self._cu.cuStreamQuery(stream) if stream else _NO_CONTEXT

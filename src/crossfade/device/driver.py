@@ -16,15 +16,23 @@ What a driver may not do: wait for another process, or enqueue an operation that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from crossfade.device.ledger import Ledger
 from crossfade.host.memory import Memory
 
-__all__ = ["HOST", "Driver", "HostRange", "TimedDriver"]
+__all__ = ["HOST", "Allocation", "Driver", "HostRange", "TimedDriver"]
 
 HOST = -1
 """The device of a driver whose memory is the host's own."""
+
+
+class Allocation(NamedTuple):
+    """Memory that was allocated in one piece, and that can be exported."""
+
+    address: int  # where it begins
+    size_bytes: int
+    identity: int  # no other allocation of this process has, or had, the same
 
 
 class HostRange(Protocol):
@@ -130,6 +138,9 @@ class Driver(Protocol):
         """Holds the stream until the event, as it was last recorded, has happened."""
 
     # look
+
+    def allocation_of(self, address: int) -> Allocation | None:
+        """Where the memory at an address begins and ends; None if it cannot be exported."""
 
     def is_idle(self, stream: int) -> bool:
         """Whether the stream has done all that it was given."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
-from crossfade.device.driver import HOST
+from crossfade.device.driver import HOST, Allocation
 from crossfade.device.host_memory import HostMemory
 from crossfade.device.ledger import Ledger
 from crossfade.errors import ChannelTimeout, DeviceError
@@ -221,6 +221,12 @@ class HostDriver:
         """Nothing: it has happened."""
 
     # look
+
+    def allocation_of(self, address: int) -> Allocation | None:
+        for begin, memory in list(self._memory.items()):
+            if begin <= address < begin + memory.size_bytes and memory.is_own:
+                return Allocation(begin, memory.size_bytes, memory.identity)
+        return None
 
     def is_idle(self, stream: int) -> bool:
         return not self._waiting[stream]

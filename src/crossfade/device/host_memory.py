@@ -75,6 +75,16 @@ class HostMemory:
             raise DeviceError("memory is exported by the process that made it, as long as it has it")
         return _HANDLE.pack(os.getpid(), self._memory.fd, self.size_bytes, self._key)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it was made here, and not opened."""
+        return self._memory.fd >= 0
+
+    @property
+    def identity(self) -> int:
+        """A number that no other memory has."""
+        return int.from_bytes(self._key, "little")
+
     def close(self) -> None:
         """Releases it; nothing of it may be used any more. Idempotent."""
         self._mapping = None

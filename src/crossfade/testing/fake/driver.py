@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from crossfade.device.driver import Allocation as Allocated
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 from crossfade.testing.fake.clocks import Allocation, Clock, is_before, join
@@ -56,6 +57,10 @@ class FakeDriver(StandIn):
 
     def _allocation(self, address: int) -> Allocation:
         return self.machine.find(Range(address, 0), self.process)[0]
+
+    def allocation_of(self, address: int) -> Allocated | None:
+        found = self._allocation(address)
+        return Allocated(found.address, found.size_bytes, found.address)  # no address is given out twice
 
     def open_handle(self, handle: bytes, label: str) -> int:
         address = super().open_handle(handle, label)

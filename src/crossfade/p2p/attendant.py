@@ -1,0 +1,58 @@
+"""A thread that keeps transfers going while the program's threads are busy with something else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from crossfade.device.driver import Driver
+
+__all__ = ["Attendant"]
+
+_GRACE_S = 0.002
+"""How long a transfer waits for the program's own threads, which are quicker where they wait for it anyway."""
+
+
+class Attendant:
+    """Sleeps until something may need it. ``is_quiet`` says whether nothing does; ``attend`` works, and waits, until then, or until
+    a thread of the program waits. It must not raise.
+    """
+
+    def __init__(self, drivers: Iterable[Driver], is_quiet: Callable[[], bool], attend: Callable[[], None]) -> None:
+        self._drivers = list(drivers)
+        self._is_quiet = is_quiet
+        self._attend = attend
+        self._wanted = threading.Event()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def call(self) -> None:
+        """A transfer has begun."""
+        if not self._wanted.is_set() and not self._is_quiet():
+            self._wanted.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="crossfade-p2p", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        for driver in self._drivers:
+            driver.enter_thread()
+        while True:
+            self._wanted.wait()
+            if self._ended.wait(_GRACE_S):
+                return
+            if self._is_quiet():
+                self._wanted.clear()
+                if self._ended.is_set():  # `close` has set both
+                    return
+                if self._is_quiet():  # else a transfer began in between, and saw the event set
+                    continue
+                self._wanted.set()
+            self._attend()
+
+    def close(self) -> None:
+        """Ends the thread, which `attend` must be about to leave. Idempotent."""
+        self._ended.set()
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()

@@ -1,0 +1,169 @@
+"""The memory in which a rank is reached by the others: its letters, its counters, its alarm, and what it waits for.
+
+Each rank makes one and opens those of the others. In a rank's memory::
+
+    page 0     the alarm: a semaphore, whether the rank sleeps; what it waits for, in words (for the time-out errors of all ranks)
+    page 1 on  for each rank, its letters to this one: two semaphores and a row of places
+    then       for each rank, the counters of this rank's windows towards it: first those of host memory, then those of a GPU's
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Callable
+
+from crossfade.device.signals import WORD_BYTES
+from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
+from crossfade.host.semaphore import (
+    FENCE_AFTER_POST,
+    SEMAPHORE_BYTES,
+    Semaphore,
+    full_fence,
+    init_semaphore,
+    open_semaphore,
+)
+from crossfade.p2p.letters import LETTER_BYTES, Letter, pack, unpack
+
+__all__ = ["NUM_WINDOWS", "Alarm", "BoardLayout", "Inbox", "Outbox", "format_board"]
+
+NUM_WINDOWS = 256
+"""Windows of one kind of memory that a rank can have open towards another one."""
+
+NUM_LETTERS = 256
+_ROW_BYTES = align(2 * SEMAPHORE_BYTES + NUM_LETTERS * LETTER_BYTES, PAGE_BYTES)
+_WORDS_BYTES = align(2 * NUM_WINDOWS * WORD_BYTES, PAGE_BYTES)
+_ASLEEP, _STATUS, _MOST_STATUS_BYTES = 64, 128, 2048
+
+
+class BoardLayout:
+    """Where things lie in the memory of each of ``num_ranks`` ranks."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._words = PAGE_BYTES + num_ranks * _ROW_BYTES
+        self.size_bytes = self._words + 2 * num_ranks * _WORDS_BYTES
+        self.letters_bytes = self._words
+
+    def letters_of(self, rank: int) -> int:
+        """Where the letters of a rank are put."""
+        return PAGE_BYTES + rank * _ROW_BYTES
+
+    def words_for(self, rank: int, *, is_host: bool) -> int:
+        """Where the counters of windows towards a rank begin: `NUM_WINDOWS` of ``ready``, then as many of ``done``."""
+        return self._words + (2 * rank + (not is_host)) * _WORDS_BYTES
+
+
+def format_board(memory: Memory, layout: BoardLayout) -> mmap.mmap:
+    """Makes new memory a rank's board; gives the part with the alarm and the letters."""
+    mapping = memory.map(layout.letters_bytes)
+    base = address_of(mapping)
+    init_semaphore(base, 0)
+    for rank in range(layout.num_ranks):
+        init_semaphore(base + layout.letters_of(rank), 0)
+        init_semaphore(base + layout.letters_of(rank) + SEMAPHORE_BYTES, NUM_LETTERS)
+    return mapping
+
+
+class Alarm:
+    """Wakes a rank that sleeps. No wake-up is lost: see `crossfade.host.doorbell`, whose steps these are, with a semaphore in the
+    place of the descriptor, which ranks that are not each other's children cannot hand over.
+    """
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = mapping
+        self._semaphore = open_semaphore(address_of(mapping))
+        self._fence = full_fence()
+
+    def ring(self) -> None:
+        """Wakes the rank if it sleeps. What was posted before is seen by it."""
+        if FENCE_AFTER_POST:
+            self._fence()
+        if self._mapping[_ASLEEP]:
+            self._semaphore.release()
+
+    def sleep(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        """One sleep of this process, until it is rung or the time is over. True if ``ready()`` was true before it."""
+        while self._semaphore.acquire(False):  # rings of earlier sleeps
+            pass
+        self._mapping[_ASLEEP] = 1
+        try:
+            self._fence()
+            if ready():
+                return True
+            self._semaphore.acquire(True, timeout_s)
+            return False
+        finally:
+            self._mapping[_ASLEEP] = 0
+
+    @property
+    def status(self) -> str:
+        """What the rank waits for, in words."""
+        length = int.from_bytes(self._mapping[_STATUS : _STATUS + 2], "little")
+        return self._mapping[_STATUS + 2 : _STATUS + 2 + length].decode(errors="replace")
+
+    @status.setter
+    def status(self, text: str) -> None:
+        data = text.encode()[:_MOST_STATUS_BYTES]
+        self._mapping[_STATUS + 2 : _STATUS + 2 + len(data)] = data
+        self._mapping[_STATUS : _STATUS + 2] = len(data).to_bytes(2, "little")
+
+
+class _Row:
+    """Letters on their way from one rank to another. One thread at a time uses each end."""
+
+    def __init__(self, mapping: mmap.mmap, offset: int) -> None:
+        base = address_of(mapping, offset)
+        self._mapping = mapping  # semaphores point into it
+        self._letters: Semaphore = open_semaphore(base)
+        self._room: Semaphore = open_semaphore(base + SEMAPHORE_BYTES)
+        self._first = offset + 2 * SEMAPHORE_BYTES
+        self._next = 0
+
+    def _place(self) -> int:
+        number, self._next = self._next, (self._next + 1) % NUM_LETTERS
+        return self._first + number * LETTER_BYTES
+
+
+class Inbox(_Row):
+    """The letters of one rank to this one."""
+
+    def take(self) -> Letter | None:
+        """The next letter; None if there is none."""
+        if not self._letters.acquire(False):
+            return None
+        at = self._place()
+        data = self._mapping[at + 1 : at + 1 + self._mapping[at]]
+        self._room.release()
+        return unpack(data)
+
+
+class Outbox(_Row):
+    """The letters of this rank to another one, whose ``alarm`` is rung. What finds no room waits here, in order."""
+
+    def __init__(self, mapping: mmap.mmap, offset: int, alarm: Alarm) -> None:
+        super().__init__(mapping, offset)
+        self._alarm = alarm
+        self._unsent: deque[bytes] = deque()
+
+    def put(self, letter: Letter) -> None:
+        """Sends it, now or with a later call of anything here."""
+        self._unsent.append(pack(letter))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Sends what there is room for; whether that was all."""
+        has_sent = False
+        while self._unsent and self._room.acquire(False):
+            data, at = self._unsent.popleft(), self._place()
+            self._mapping[at] = len(data)
+            self._mapping[at + 1 : at + 1 + len(data)] = data
+            self._letters.release()
+            has_sent = True
+        if has_sent:
+            self._alarm.ring()
+        return not self._unsent
+
+    def drop(self) -> None:
+        """The other rank is gone."""
+        self._unsent.clear()

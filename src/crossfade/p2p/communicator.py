@@ -1,0 +1,379 @@
+"""Tagged send and receive between the ranks of a torch.distributed group."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from math import prod
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from crossfade.device.borrowed import tensor_on, torch_or_raise
+from crossfade.device.watchdog import DeathReport, Watchdog
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
+from crossfade.p2p.attendant import Attendant
+from crossfade.p2p.memory import Side
+from crossfade.p2p.opening import open_ranks
+from crossfade.p2p.payload import check_tensor, empty, number_of
+from crossfade.p2p.transfer import Receive, Send, Transfer
+from crossfade.p2p.waiting import Waiting
+from crossfade.p2p.work import Work
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+__all__ = ["P2P"]
+
+_MOST_TAG = 1 << 62
+
+
+class P2P:
+    """Sends and receives tensors between the ranks of a torch.distributed group, all of one host.
+
+    The k-th send from one rank to another with a tag meets the k-th receive of that pair with that tag, in whatever order the two
+    ranks begin them, and whatever is under way with other tags. Between GPUs the copy engines move the bytes, beside whatever the
+    GPUs compute; a large tensor is copied once, straight into the receiver's tensor.
+
+    Any thread may use it. Opening and `close` are collective.
+
+    Args:
+        group: of torch.distributed; None for the default group.
+        device: this rank's GPU, or ``"cpu"``; None for torch's current GPU where there is one. CPU tensors can be sent in any case.
+        buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors shorter than
+            256 KB or in memory that cannot be exported). Sends beyond that wait for their receives.
+        timeout_s: the longest that a call waits for other ranks' hosts.
+
+    Raises:
+        DeviceError: there is no group, the ranks are on several hosts, or their GPUs cannot reach each other.
+        ValueError: an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup | None = None,
+        *,
+        device: torch.device | str | None = None,
+        buffer_bytes: int = 256 << 20,
+        timeout_s: float = 60.0,
+    ) -> None:
+        torch = torch_or_raise()
+        chosen = torch.distributed.group.WORLD if group is None else group
+        if chosen is None:
+            raise DeviceError("there is no process group", hint="call torch.distributed.init_process_group first")
+        if torch.distributed.get_rank(chosen) < 0:
+            raise DeviceError("this process is not in the group", hint="only the ranks of a group open it")
+        if buffer_bytes < 0 or not timeout_s > 0:
+            raise ValueError(
+                f"buffer_bytes is {buffer_bytes} and timeout_s {timeout_s}\nhint: bytes and seconds, the latter more than 0"
+            )
+        where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+        if where.type not in ("cpu", "cuda"):
+            raise DeviceError(f"there is no point-to-point for device '{where}'", hint="take a CUDA device or 'cpu'")
+        opened = open_ranks(chosen, where, buffer_bytes, timeout_s)
+        self.rank = opened.rank
+        self.num_ranks = len(opened.pairs)
+        self._timeout_s = timeout_s
+        self._sides = opened.sides
+        self._pairs = opened.pairs
+        self._alarms = opened.alarms
+        self._names = opened.names
+        self._pidfds = opened.pidfds
+        self._lock = threading.RLock()
+        self._is_closing = self._is_closed = False
+        self._waiting = Waiting(opened.alarms[self.rank], self.look, opened.pidfds, self._on_death)
+        self._attendant = Attendant(
+            [side.driver for side in self._sides.values()],
+            self._is_quiet,
+            partial(self._waiting.attend, self._is_quiet),
+        )
+        self._watchdog = self._watch()
+
+    # Transfers
+
+    def isend(self, tensor: torch.Tensor, dst: int | Sequence[int], tag: int = 0) -> Work:
+        """Begins a send of a tensor to one rank, or to several.
+
+        Args:
+            tensor: of any shape and numeric dtype. What torch's current stream computes until now is sent.
+            dst: the rank in the group; this one's own is possible.
+            tag: any integer from -2^62 to 2^62.
+
+        Returns:
+            A `Work`; once the current stream is behind its `Work.wait`, the tensor may be changed.
+
+        Raises:
+            TypeError, ValueError: an argument makes no sense.
+            ChannelBroken: the rank died, or has closed its communicator.
+            ChannelClosed: this communicator is closed.
+        """
+        ranks = [dst] if isinstance(dst, int) else list(dst)
+        side = self._check("isend", tensor, ranks, tag)
+        source = tensor.detach().contiguous()
+        with self._lock:
+            self._begin()
+            ready = side.events.at(side.current_stream())
+            sends = [
+                Send(side, tag, rank, source, tuple(tensor.shape), number_of(tensor.dtype), ready) for rank in ranks
+            ]
+            for send in sends:
+                self._pairs[send.rank].send(send)
+        self._attendant.call()
+        return Work(self, sends)
+
+    def irecv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> Work:
+        """Begins a receive into a tensor from one rank. Arguments and errors are those of `isend`.
+
+        Returns:
+            A `Work`; once the current stream is behind its `Work.wait`, the tensor has the value.
+        """
+        side = self._check("irecv", tensor, [src], tag)
+        target = tensor.detach()
+        is_direct = target.is_contiguous()
+        if not is_direct:
+            target = torch_or_raise().empty_like(target, memory_format=torch_or_raise().contiguous_format)
+        with self._lock:
+            self._begin()
+            free = side.events.at(side.current_stream())
+            place = side.exports.find(target.data_ptr(), target.nbytes)
+            receive = Receive(side, tag, src, target, free, place)
+            self._pairs[src].receive(receive)
+        self._attendant.call()
+        return Work(self, [receive], None if is_direct else partial(tensor.detach().copy_, target))
+
+    def send(self, tensor: torch.Tensor, dst: int | Sequence[int], tag: int = 0) -> None:
+        """`isend`, and `Work.wait`."""
+        self.isend(tensor, dst, tag).wait()
+
+    def recv(self, tensor: torch.Tensor, src: int, tag: int = 0) -> None:
+        """`irecv`, and `Work.wait`."""
+        self.irecv(tensor, src, tag).wait()
+
+    def recv_any(self, src: int, tag: int = 0, *, timeout: float | None = None) -> torch.Tensor:
+        """Receives a tensor of which neither shape nor dtype is known here.
+
+        Args:
+            src: the rank in the group.
+            tag: see `isend`.
+            timeout: the longest wait for its send, in seconds; None for the communicator's ``timeout_s``.
+
+        Returns:
+            A new tensor on the sender's kind of device, valid on torch's current stream.
+
+        Raises:
+            ChannelTimeout: nothing came in time. What comes later meets the next receive.
+        """
+        self._check_ranks("recv_any", [src], tag)
+        with self._lock:
+            self._begin()
+            receive = Receive(next(iter(self._sides.values())), tag, src, None, None, None)
+            self._pairs[src].receive(receive)
+        try:
+            self._settle(lambda: receive.arrival is not None or receive.is_settled, receive, timeout)
+        except ChannelTimeout:
+            with self._lock:
+                if self._pairs[src].withdraw(receive):
+                    raise
+        if receive.arrival is None:
+            self.settle(receive, timeout)
+        assert receive.arrival is not None, "it is there, or an error was raised"
+        value = receive.arrival.value
+        side = receive.side = self._sides[value.is_host]
+        tensor = empty(value, side.driver.device)
+        with self._lock:
+            receive.take_into(tensor, side.events.at(side.current_stream()))
+            self._pairs[src].accept(receive, receive.arrival)
+        Work(self, [receive]).wait(timeout)
+        return tensor
+
+    def empty(self, *shape: int, dtype: torch.dtype, device: torch.device | str | None = None) -> torch.Tensor:
+        """A tensor in memory that other ranks reach in any case: a receive into it, and a send of it, copy once. So it is with CPU
+        tensors, and with GPU tensors where torch's allocator uses expandable segments.
+
+        Args:
+            shape: its shape.
+            dtype: its type.
+            device: the GPU for which the communicator was opened, or ``"cpu"``; None for the former where there is one.
+
+        Raises:
+            DeviceError: there is no memory for it.
+            ChannelClosed: the communicator is closed. (Tensors that are there must not be used after `close`.)
+        """
+        torch = torch_or_raise()
+        is_host = len(self._sides) == 1 if device is None else torch.device(device).type == "cpu"
+        side = self._sides.get(is_host)
+        if side is None:
+            raise ValueError(f"there are no tensors on {device} here\nhint: the communicator was opened for the CPU")
+        size_bytes = prod(shape) * dtype.itemsize
+        with self._lock:
+            self._begin()
+            address, owner = side.cells.own(size_bytes)
+        return tensor_on(address, shape, dtype, side.driver.device, owner)
+
+    def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> Side:
+        check_tensor(tensor, call)
+        self._check_ranks(call, ranks, tag)
+        is_host = tensor.device.type == "cpu"
+        side = self._sides.get(is_host)
+        if side is None or (not is_host and tensor.device.index != side.driver.device):
+            own = "the CPU" if len(self._sides) == 1 else f"the CPU and cuda:{self._sides[False].driver.device}"
+            raise ValueError(
+                f"{call} was given a tensor on {tensor.device}, and the communicator was opened for {own}\n"
+                "hint: P2P(device=...) opens it for another GPU"
+            )
+        if not is_host and torch_or_raise().cuda.is_current_stream_capturing():
+            raise DeviceError(
+                f"{call} cannot be captured into a CUDA graph", hint="call it before or after the capture"
+            )
+        return side
+
+    def _check_ranks(self, call: str, ranks: Sequence[int], tag: int) -> None:
+        if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < self.num_ranks for rank in ranks):
+            raise ValueError(
+                f"{call} was given {ranks} as ranks\nhint: the ranks are 0 to {self.num_ranks - 1}, and each can be named once"
+            )
+        if not -_MOST_TAG <= tag <= _MOST_TAG:
+            raise ValueError(f"{call} was given the tag {tag}\nhint: tags are integers from -2^62 to 2^62")
+
+    def _begin(self) -> None:
+        """At the beginning of a call, with the lock."""
+        if self._is_closing:
+            raise ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)")
+        self.look()
+
+    # Progress and waits
+
+    def look(self) -> bool:
+        """Handles what other ranks have said. Whether anything came."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            has_come = False
+            for side in self._sides.values():
+                while side.exports.forgotten:
+                    memory = side.exports.forgotten.pop()
+                    for pair in self._pairs:
+                        pair.forget(memory)
+            for pair in self._pairs:
+                has_come |= pair.progress()
+        if has_come:
+            self._waiting.notify()
+        return has_come
+
+    def _is_quiet(self) -> bool:
+        with self._lock:
+            return self._is_closed or all([pair.is_quiet for pair in self._pairs])
+
+    def settle(self, transfer: Transfer, timeout: float | None) -> None:
+        """Waits until everything is enqueued that a transfer needs. Raises as `Work.wait` does."""
+        if not transfer.is_settled:
+            self._settle(lambda: transfer.is_settled, transfer, timeout)
+        if transfer.error is not None:
+            raise copy(transfer.error)
+
+    def _settle(self, ready: Callable[[], bool], transfer: Transfer, timeout: float | None) -> None:
+        limit_s = self._timeout_s if timeout is None else timeout
+        if not self._waiting.until(ready, limit_s, lambda: f"waits for {transfer}"):
+            raise ChannelTimeout(f"{transfer} has not met its other side within {limit_s:g} s{self._who_waits()}")
+
+    def _who_waits(self) -> str:
+        """For errors: what all ranks wait for."""
+        ranks = zip(self._names, self._alarms, strict=True)
+        return "".join(f"\n{name} {alarm.status or 'does not wait in crossfade.p2p'}" for name, alarm in ranks)
+
+    # Deaths
+
+    def _watch(self) -> Watchdog | None:
+        """Releases the streams of this rank's GPU that wait for a rank that has died."""
+        side = self._sides.get(False)
+        if side is None:
+            return None
+        watchdog = Watchdog(side.driver)
+        for rank, pidfd in self._pidfds.items():
+            pair = self._pairs[rank]
+            mark = partial(pair.suspect, _died(pair.name))
+            watchdog.watch(pair.name, pidfd, pair.signals, side.awaiting, _ignore, before_release=mark)
+        return watchdog
+
+    def _on_death(self, rank: int) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._pairs[rank].on_death(_died(self._pairs[rank].name))
+
+    def check(self) -> None:
+        """Raises if a rank has died. On GPUs, ask after a synchronisation, before results are trusted.
+
+        Raises:
+            ChannelBroken: it names the rank.
+        """
+        self._waiting.bury()
+        for pair in self._pairs:
+            if pair.death is not None:
+                raise copy(pair.death)
+
+    # The end
+
+    def close(self) -> None:
+        """Gives everything back, once all ranks have come here, or have died. Collective; idempotent.
+
+        Values that were sent can be received until the receiver closes as well. What has met nothing by then fails on both sides.
+
+        Raises:
+            ChannelTimeout: not all ranks came. Everything is given back all the same.
+        """
+        with self._lock:
+            if self._is_closed or self._is_closing:
+                return
+            self._is_closing = True
+            for pair in self._pairs:
+                pair.leave(ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)"))
+        is_closed = self._waiting.until(self._have_all_closed, self._timeout_s, lambda: "closes its communicator")
+        with self._lock:
+            self._is_closed = True
+        self._attendant.close()
+        late = "" if is_closed else self._who_waits()
+        self._give_back()
+        if late:
+            raise ChannelTimeout(f"not all ranks closed their communicators within {self._timeout_s:g} s{late}")
+
+    def _have_all_closed(self) -> bool:
+        with self._lock:
+            return all([pair.has_ended() for pair in self._pairs])
+
+    def _give_back(self) -> None:
+        if self._watchdog is not None:
+            for pidfd in self._pidfds.values():
+                self._watchdog.forget(pidfd)
+            self._watchdog.close()
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        for pair in self._pairs:
+            pair.close()
+        for side in self._sides.values():
+            side.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        with suppress(ChannelTimeout):  # the error in the block is the one to see
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"P2P(rank {self.rank} of {self.num_ranks}{', closed' if self._is_closed else ''})"
+
+
+def _died(name: str) -> ChannelBroken:
+    return ChannelBroken(f"{name} died")
+
+
+def _ignore(report: DeathReport) -> None: ...

@@ -1,0 +1,101 @@
+"""Opening a communicator: the ranks' boards, this rank's sides, and its pairs with all ranks."""
+
+from __future__ import annotations
+
+from itertools import count, permutations
+from typing import TYPE_CHECKING, NamedTuple
+
+from crossfade.device.borrowed import torch_or_raise
+from crossfade.device.capabilities import check_pairs, judge, read_facts, require
+from crossfade.device.driver import TimedDriver
+from crossfade.device.host_driver import HostDriver
+from crossfade.host.memory import Memory
+from crossfade.host.processes import open_pidfd
+from crossfade.p2p.board import Alarm, BoardLayout, Inbox, Outbox, format_board
+from crossfade.p2p.memory import OpenedMemories, Side
+from crossfade.p2p.pair import Ends, Pair
+from crossfade.p2p.windows import Counters
+from crossfade.peers.rendezvous import await_all, gather, meet
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Opened", "open_ranks"]
+
+_HINT = "open it with device='cpu' and send CPU tensors, or use torch.distributed's own send and recv"
+
+
+class Opened(NamedTuple):
+    """What a communicator is made of."""
+
+    rank: int
+    sides: dict[bool, Side]  # by whether it is the host's memory
+    pairs: list[Pair]  # by rank, this one's with itself among them
+    alarms: list[Alarm]  # by rank
+    names: list[str]  # by rank
+    pidfds: dict[int, int]  # of the other ranks
+
+
+def open_ranks(group: ProcessGroup, device: torch.device, buffer_bytes: int, timeout_s: float) -> Opened:
+    """Opens everything that the ranks of a group share. Collective. ``device``: a GPU for tensors on it and on the CPU, or the CPU
+    for the latter alone.
+    """
+    torch = torch_or_raise()
+    num_ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+    speaks = _device_of_group(group, device)
+    layout = BoardLayout(num_ranks)
+    numbers = count()
+    drivers: list[TimedDriver] = [HostDriver(timeout_s)]
+    if device.type == "cuda":
+        drivers.append(_cuda_driver(group, speaks, device))
+    board = Memory.create("p2p", layout.size_bytes)
+    own = format_board(board, layout)
+    parties = meet(group, speaks, board)
+    try:
+        names = [f"rank {k} (process {party.pid})" for k, party in enumerate(parties)]
+        mappings = [own if k == rank else party.memory.map(layout.letters_bytes) for k, party in enumerate(parties)]
+        alarms = [Alarm(mapping) for mapping in mappings]
+        sides = {side.is_host: side for side in (Side(driver, numbers, buffer_bytes) for driver in drivers)}
+        pairs = []
+        for k, party in enumerate(parties):
+            ends = {}
+            for is_host, side in sides.items():
+                counters = Counters(
+                    side.driver, board, layout.words_for(k, is_host=is_host), f"rank {rank}'s windows for rank {k}"
+                )
+                theirs = counters
+                if k != rank:
+                    place = layout.words_for(rank, is_host=is_host)
+                    theirs = Counters(side.driver, party.memory, place, f"rank {k}'s windows for rank {rank}")
+                memories = OpenedMemories(side.driver, f"memory of {names[k]}", side.exports if k == rank else None)
+                ends[is_host] = Ends(side, counters, theirs, memories)
+            inbox = Inbox(own, layout.letters_of(k))
+            pairs.append(Pair(names[k], inbox, Outbox(mappings[k], layout.letters_of(rank), alarms[k]), ends))
+        pidfds = {k: open_pidfd(party.pid) for k, party in enumerate(parties) if k != rank}
+    finally:
+        for party in parties:
+            party.memory.close()
+    await_all(group, speaks)
+    return Opened(rank, sides, pairs, alarms, names, pidfds)
+
+
+def _device_of_group(group: ProcessGroup, device: torch.device) -> torch.device:
+    """Where the group moves the few numbers by which the ranks find each other."""
+    torch = torch_or_raise()
+    is_gpu = device.type == "cuda" and "gloo" not in str(torch.distributed.get_backend_config(group))
+    return device if is_gpu else torch.device("cpu")
+
+
+def _cuda_driver(group: ProcessGroup, speaks: torch.device, device: torch.device) -> TimedDriver:
+    """This rank's GPU, if every other rank's GPU can reach it."""
+    from crossfade.device.cuda import CudaDriver
+
+    torch = torch_or_raise()
+    with torch.cuda.device(device):
+        index = torch.cuda.current_device()
+    facts = read_facts()
+    require(judge(facts))
+    devices = {row[0] for row in gather(group, speaks, [index])}
+    check_pairs(facts.links, permutations(devices, 2), hint=_HINT)
+    return CudaDriver(index)

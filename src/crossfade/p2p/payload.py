@@ -1,0 +1,54 @@
+"""Tensors as bytes that are copied, and back."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from crossfade.device.borrowed import device_of, torch_or_raise
+from crossfade.p2p.letters import MOST_DIMS, Announced
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["check_tensor", "empty", "number_of"]
+
+_NAMES = (
+    "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128 complex32 float8_e4m3fn float8_e5m2 "
+    "float8_e4m3fnuz float8_e5m2fnuz uint16 uint32 uint64"
+)
+
+
+@cache
+def _dtypes() -> list[Any]:
+    return [getattr(torch_or_raise(), name, None) for name in _NAMES.split()]
+
+
+def number_of(dtype: torch.dtype) -> int:
+    """The number by which ranks know a type."""
+    return _dtypes().index(dtype)
+
+
+def empty(value: Announced, device: int) -> torch.Tensor:
+    """A tensor for an announced value, on a device's index or `HOST`."""
+    made: torch.Tensor = torch_or_raise().empty(value.shape, dtype=_dtypes()[value.dtype], device=device_of(device))
+    return made
+
+
+def check_tensor(tensor: Any, call: str) -> None:
+    """Raises a `TypeError` or a `ValueError` for what cannot be sent or received."""
+    torch = torch_or_raise()
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{call} was given a {type(tensor).__name__}\nhint: it takes one torch tensor")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in _dtypes():
+        raise TypeError(
+            f"{call} was given a {tensor.layout} tensor of {tensor.dtype}\nhint: it takes dense tensors of numbers"
+        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(
+            f"{call} was given a tensor on {tensor.device}\nhint: it takes tensors on the CPU or on a CUDA device"
+        )
+    if tensor.dim() > MOST_DIMS:
+        raise ValueError(
+            f"{call} was given a tensor of {tensor.dim()} dimensions\nhint: flatten it; {MOST_DIMS} are possible"
+        )

@@ -1,0 +1,111 @@
+"""How the threads of a rank wait for what other ranks' hosts do: a short spin, then asleep, with an eye on who is alive."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from crossfade.p2p.board import Alarm
+
+__all__ = ["Waiting"]
+
+_NUM_LOOKS = 60
+"""Looks before the first sleep, each with a yield of the core."""
+
+_SLICE_S = 0.2
+"""The longest sleep: how soon the death of another rank is noticed."""
+
+
+class Waiting:
+    """The waits of one rank. ``look`` handles what has come; ``pidfds``: of the other ranks, by rank."""
+
+    def __init__(
+        self, alarm: Alarm, look: Callable[[], bool], pidfds: Mapping[int, int], on_death: Callable[[int], None]
+    ) -> None:
+        self._alarm = alarm
+        self._look = look
+        self._on_death = on_death
+        self._ranks = {pidfd: rank for rank, pidfd in pidfds.items()}
+        self._poller = select.poll()
+        for pidfd in self._ranks:
+            self._poller.register(pidfd, select.POLLIN)
+        self._burying = threading.Lock()
+        self._sleeping = threading.Lock()
+        self._changed = threading.Condition()
+        self._num_beside = 0
+        self._num_program = 0  # threads of the program that wait
+
+    def until(self, ready: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> bool:
+        """Waits until ``ready()``; False if the time is over. ``what`` says for what, in the errors of all ranks."""
+        for _ in range(_NUM_LOOKS):
+            self._look()
+            if ready():
+                return True
+            os.sched_yield()
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._num_program += 1
+        try:
+            self._alarm.status = what()
+            while (left_s := deadline - time.monotonic()) > 0:
+                if self._sleep(ready, min(left_s, _SLICE_S)):
+                    return True
+            return ready()
+        finally:
+            self._alarm.status = ""
+            with self._changed:
+                self._num_program -= 1
+
+    def attend(self, is_quiet: Callable[[], bool]) -> None:
+        """Waits, and handles what comes, until there is nothing to wait for, or a thread of the program waits."""
+
+        def ready() -> bool:
+            return self._num_program > 0 or is_quiet()
+
+        while not self._sleep(ready, _SLICE_S):
+            pass
+
+    def bury(self) -> None:
+        """Notices ranks that have died."""
+        with self._burying:
+            dead = [pidfd for pidfd, _ in self._poller.poll(0)]
+            for pidfd in dead:
+                self._poller.unregister(pidfd)
+        for pidfd in dead:
+            self._look()  # what it said before
+            self._on_death(self._ranks[pidfd])
+        if dead:
+            self.notify()
+
+    def _sleep(self, ready: Callable[[], bool], limit_s: float) -> bool:
+        """One sleep, and a look after it. Whether it is ready.
+
+        One thread sleeps on the alarm for all; the others are woken when that one, or any thread, has found something.
+        """
+        if self._sleeping.acquire(blocking=False):
+            try:
+                self._alarm.sleep(lambda: self._look() or ready(), limit_s)
+                self._look()
+            finally:
+                self._sleeping.release()
+                self.notify()
+        else:
+            self._alarm.ring()  # the attendant may be the sleeper: it makes room
+            with self._changed:
+                self._num_beside += 1
+                try:
+                    if not ready():
+                        self._changed.wait(limit_s)
+                finally:
+                    self._num_beside -= 1
+        self.bury()
+        return ready()
+
+    def notify(self) -> None:
+        """Threads that wait look again: this one has found something, or has stopped looking."""
+        if self._num_beside:
+            with self._changed:
+                self._changed.notify_all()

@@ -1,0 +1,110 @@
+"""Windows of one rank towards another one: their counters, and what is kept until both sides have done with a window."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from crossfade.device.driver import Driver
+from crossfade.device.signals import Counter, HostBoard
+from crossfade.host.memory import Memory
+from crossfade.p2p.board import NUM_WINDOWS
+
+__all__ = ["Counters", "OpenWindow", "Windows"]
+
+
+class Counters:
+    """The counters of one rank's windows towards another one, as this process's device sees them."""
+
+    def __init__(self, driver: Driver, memory: Memory, offset: int, label: str) -> None:
+        self._board = HostBoard(driver, memory, 2 * NUM_WINDOWS, label, offset)
+        self._label = label
+        self._made: dict[int, Counter] = {}
+
+    def ready(self, word: int) -> Counter:
+        """Says that the window's memory may be read, or written."""
+        return self._made.get(word) or self._make(word, f"ready[{word}] of {self._label}")
+
+    def done(self, word: int) -> Counter:
+        """Says that it has been."""
+        return self._made.get(word + NUM_WINDOWS) or self._make(word + NUM_WINDOWS, f"done[{word}] of {self._label}")
+
+    def _make(self, index: int, label: str) -> Counter:
+        return self._made.setdefault(index, self._board.counter(index, label))
+
+    def all(self) -> list[Counter]:
+        """Those that a stream here may wait for. Any thread may ask."""
+        return list(self._made.values())
+
+    def close(self) -> None:
+        """Nothing may wait for a counter any more. Idempotent."""
+        self._made.clear()
+        self._board.close()
+
+
+class OpenWindow:
+    """A window of this rank that the other one may still use. ``on_closed`` is called once, when it does not any more."""
+
+    def __init__(self, word: int, uses: int, on_closed: Callable[[], None]) -> None:
+        self.word = word
+        self.uses = uses
+        self.is_void = False  # the other rank does not use it
+        self.on_closed = on_closed
+
+
+class Windows:
+    """This rank's windows towards one other rank."""
+
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
+        self._free = list(range(NUM_WINDOWS))
+        self._uses = [0] * NUM_WINDOWS
+        self._open: deque[OpenWindow] = deque()
+
+    @property
+    def has_free(self) -> bool:
+        if not self._free:
+            self.collect(is_thorough=True)
+        return bool(self._free)
+
+    def open(self, on_closed: Callable[[], None]) -> OpenWindow:
+        """Opens one, where `has_free`."""
+        word = self._free.pop()
+        self._uses[word] += 1
+        window = OpenWindow(word, self._uses[word], on_closed)
+        self._open.append(window)
+        return window
+
+    def collect(self, *, is_thorough: bool = False) -> None:
+        """Closes the oldest windows, as far as both sides have done with them; all such, where it is thorough."""
+        while self._open and self._is_over(self._open[0]):
+            self._close(self._open.popleft())
+        if is_thorough:
+            left, self._open = self._open, deque()
+            for window in left:
+                if self._is_over(window):
+                    self._close(window)
+                else:
+                    self._open.append(window)
+
+    def _is_over(self, window: OpenWindow) -> bool:
+        """A word begins anew only when its counters have come: of two streams the later one might be quicker."""
+        counters, word = self.counters, window.word
+        if not counters.ready(word).is_at_least(window.uses):
+            return False
+        return window.is_void or counters.done(word).is_at_least(window.uses)
+
+    def _close(self, window: OpenWindow) -> None:
+        self._free.append(window.word)
+        window.on_closed()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the other rank uses none any more."""
+        self.collect(is_thorough=True)
+        return not self._open
+
+    def give_up(self) -> None:
+        """The other rank is gone, and this side's streams have done with it: closes all."""
+        while self._open:
+            self._close(self._open.popleft())

@@ -1,0 +1,344 @@
+"""Cases of `crossfade.p2p` that all ranks of a group run, on CPU tensors or on GPU tensors."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Thread
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, ChannelTimeout
+from crossfade.p2p import P2P, Work
+from tests.helpers.ranks import Case
+
+_SIZES = (0, 1, 7, 1000, 5000, 70_000, 300_000)
+_DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8)
+
+
+class Message(NamedTuple):
+    src: int
+    dst: int
+    tag: int
+    number: int  # what its bytes are made of
+    size: int
+    dtype: torch.dtype
+
+    def value(self, device: str) -> torch.Tensor:
+        """The same on the sender and on the receiver."""
+        generator = torch.Generator().manual_seed(self.number)
+        raw = torch.randint(0, 2 if self.dtype == torch.bool else 100, (self.size,), generator=generator)
+        return raw.to(self.dtype).to(device)
+
+
+@contextmanager
+def opened(device: str, **options: Any) -> Iterator[P2P]:
+    p2p = P2P(device=device, **{"timeout_s": 20.0, **options})
+    yield p2p
+    p2p.close()
+
+
+def _world() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _peer() -> int:
+    rank, num_ranks = _world()
+    return rank ^ 1 if num_ranks % 2 == 0 else (num_ranks - rank) % num_ranks
+
+
+def random_program(seed: int, device: str, *, buffer_bytes: int | None = None, most: int = 14) -> None:
+    """Messages between all ranks, begun by each in an order of its own, in steps: each rank waits for all of a step at its end."""
+    rank, num_ranks = _world()
+    shared, own = random.Random(seed), random.Random(seed * 31 + rank)
+    limit = shared.choice([1 << 12, 1 << 20, 1 << 28]) if buffer_bytes is None else buffer_bytes
+    with opened(device, buffer_bytes=limit) as p2p:
+        for step in range(shared.randint(1, 3)):
+            messages = [
+                Message(
+                    shared.randrange(num_ranks),
+                    shared.randrange(num_ranks),
+                    shared.randint(-1, 2),
+                    seed * 1000 + step * 100 + number,
+                    shared.choice(_SIZES),
+                    shared.choice(_DTYPES),
+                )
+                for number in range(shared.randint(1, most))
+            ]
+            _do_step(p2p, device, messages, own)
+
+
+def _do_step(p2p: P2P, device: str, messages: list[Message], own: random.Random) -> None:
+    """The order of a rank's calls with one partner and tag is the order of the messages; else it is any."""
+    queues: dict[tuple[str, int, int], list[Message]] = {}
+    for message in messages:
+        if message.src == p2p.rank:
+            queues.setdefault(("send", message.dst, message.tag), []).append(message)
+        if message.dst == p2p.rank:
+            queues.setdefault(("receive", message.src, message.tag), []).append(message)
+    works: list[Work] = []
+    got: list[tuple[Message, torch.Tensor]] = []
+    while queues:
+        key = own.choice(list(queues))
+        message = queues[key].pop(0)
+        if not queues[key]:
+            del queues[key]
+        if key[0] == "send":
+            value = message.value(device)
+            if own.random() < 0.3:
+                value = p2p.empty(message.size, dtype=message.dtype).copy_(value)
+            works.append(p2p.isend(value, message.dst, message.tag))
+            continue
+        target = torch.empty(message.size, dtype=message.dtype, device=device)
+        if own.random() < 0.5:
+            target = p2p.empty(message.size, dtype=message.dtype)
+        elif own.random() < 0.3:
+            target = torch.empty(2 * message.size, dtype=message.dtype, device=device)[::2]
+        works.append(p2p.irecv(target, message.src, message.tag))
+        got.append((message, target))
+    own.shuffle(works)
+    for work in works:
+        work.wait()
+    for message, tensor in got:
+        assert torch.equal(tensor, message.value(device)), f"rank {p2p.rank}: {message}"
+
+
+def many_random_programs(first: int, num: int, device: str) -> None:
+    for seed in range(first, first + num):
+        random_program(seed, device)
+
+
+def in_reverse(device: str) -> None:
+    """Ten tags, received in reverse, of short and of long values, in tensors that others reach and in others."""
+    peer = _peer()
+    with opened(device) as p2p:
+        for size in (5, 200_000):
+            for is_shared in (False, True):
+                values = [torch.full((size,), float(100 * p2p.rank + k), device=device) for k in range(10)]
+                if is_shared:
+                    values = [p2p.empty(size, dtype=torch.float32).copy_(value) for value in values]
+                works = [p2p.isend(value, peer, tag=k) for k, value in enumerate(values)]
+                for k in reversed(range(10)):
+                    target = p2p.empty(size, dtype=torch.float32) if is_shared else torch.empty(size, device=device)
+                    p2p.recv(target, peer, tag=k)
+                    assert target.eq(100.0 * peer + k).all()
+                for work in works:
+                    work.wait()
+                    deadline = time.monotonic() + 10
+                    while not work.is_completed():
+                        assert time.monotonic() < deadline
+
+
+def posted_first(device: str) -> None:
+    """The receives come first on one side: the sender pushes."""
+    rank, peer = dist.get_rank(), _peer()
+    with opened(device) as p2p:
+        if peer != rank:
+            targets = [p2p.empty(1000, dtype=torch.int32).zero_() for _ in range(5)]
+            works = [p2p.irecv(target, peer, tag=k) for k, target in enumerate(targets)]
+            dist.barrier()
+            for k in (3, 1, 4, 0, 2):
+                p2p.send(torch.full((1000,), k + 10 * rank, dtype=torch.int32, device=device), peer, tag=k)
+            for k, (work, target) in enumerate(zip(works, targets, strict=True)):
+                work.wait()
+                assert target.eq(k + 10 * peer).all()
+        else:
+            dist.barrier()
+
+
+def unknown_shapes(device: str) -> None:
+    peer = _peer()
+    with opened(device) as p2p:
+        values = [
+            torch.arange(24, device=device).view(2, 3, 4),
+            torch.tensor(7.5, dtype=torch.float64, device=device),
+            torch.empty(0, 5, device=device),
+            torch.ones(1000, 1000, device=device, dtype=torch.bfloat16),
+        ]
+        works = [p2p.isend(value, peer, tag=k) for k, value in enumerate(values)]
+        for k in (2, 0, 3, 1):
+            got = p2p.recv_any(peer, tag=k)
+            assert (got.dtype, got.device) == (values[k].dtype, values[k].device)
+            assert torch.equal(got, values[k])
+        for work in works:
+            work.wait()
+
+
+def several_destinations(device: str) -> None:
+    rank, num_ranks = _world()
+    with opened(device) as p2p:
+        work = p2p.isend(torch.full((300_000,), float(rank), device=device), range(num_ranks), tag=9)
+        for src in reversed(range(num_ranks)):
+            target = torch.empty(300_000, device=device)
+            p2p.recv(target, src, tag=9)
+            assert target.eq(src).all()
+        assert work.wait()
+
+
+def a_tensor_that_is_changed_after_the_wait(device: str) -> None:
+    peer = _peer()
+    with opened(device) as p2p:
+        for size in (100, 500_000):
+            value = p2p.empty(size, dtype=torch.float32).fill_(1.0)
+            work, other = p2p.isend(value, peer), p2p.irecv(target := torch.empty(size, device=device), peer)
+            work.wait()
+            value.fill_(2.0)
+            other.wait()
+            assert target.eq(1.0).all()
+
+
+def lengths_that_differ(device: str) -> None:
+    """Whoever comes second finds it out, and both are told; the pair continues."""
+    rank, peer = dist.get_rank(), _peer()
+    with opened(device) as p2p:
+        for k, sender_is_first in enumerate((True, False)):
+            is_sender, work = rank < peer, None
+            for is_first in (True, False):
+                if peer != rank and (is_sender == sender_is_first) == is_first:
+                    if is_sender:
+                        work = p2p.isend(p2p.empty(300_000, dtype=torch.float32), peer, tag=k)
+                    else:
+                        work = p2p.irecv(p2p.empty(10, dtype=torch.float32), peer, tag=k)
+                dist.barrier()
+            if work is not None:
+                other_bytes = 40 if is_sender else 1_200_000
+                text = f"met a transfer of {other_bytes} bytes: nothing was copied\nhint: the k-th send"
+                with pytest.raises(ChannelError, match=text):
+                    work.wait()
+                assert work.is_completed()
+                assert isinstance(work.exception(), ChannelError)
+        p2p.isend(torch.ones(3, device=device), peer)
+        assert p2p.recv_any(peer).eq(1).all()
+
+
+def a_wait_that_is_too_long(device: str) -> None:
+    """It says who waits for what; and what comes later is received."""
+    rank, peer = dist.get_rank(), _peer()
+    with opened(device) as p2p:
+        if peer == rank:
+            dist.barrier()
+            return
+        target = torch.zeros(4, device=device)
+        work = p2p.irecv(target, peer, tag=33)
+        with pytest.raises(
+            ChannelTimeout, match=f"a receive from rank {peer} with tag 33 .16 bytes. has not met"
+        ) as failed:
+            work.wait(timeout=0.4)
+        assert f"rank {rank} " in str(failed.value)
+        with pytest.raises(ChannelTimeout):
+            p2p.recv_any(peer, tag=34, timeout=0.2)
+        dist.barrier()
+        p2p.isend(torch.ones(4, device=device), peer, tag=34)
+        p2p.isend(torch.ones(4, device=device), peer, tag=33)
+        work.wait()
+        assert target.eq(1).all()
+        assert p2p.recv_any(peer, tag=34).eq(1).all()
+
+
+def two_threads(device: str) -> None:
+    """Each talks to the other rank's thread of the same number, at the same time."""
+    peer = _peer()
+    failed: list[BaseException] = []
+
+    def talk(p2p: P2P, thread: int) -> None:
+        try:
+            for k in range(60):
+                work = p2p.isend(torch.full((50 * k,), float(k), device=device), peer, tag=thread)
+                target = torch.empty(50 * k, device=device)
+                p2p.recv(target, peer, tag=thread)
+                assert target.eq(k).all()
+                work.wait()
+        except BaseException as error:
+            failed.append(error)
+
+    with opened(device) as p2p:
+        threads = [Thread(target=talk, args=(p2p, number)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert not failed, failed
+
+
+def a_sender_that_is_busy_elsewhere(device: str) -> None:
+    """Values that find no room are sent by the attendant, while the program waits in something else."""
+    rank, peer = dist.get_rank(), _peer()
+    with opened(device, buffer_bytes=4096) as p2p:
+        works = [p2p.isend(torch.full((50_000,), float(k), device=device), peer, tag=k) for k in range(6)]
+        dist.barrier()
+        if rank % 2:
+            targets = [torch.empty(50_000, device=device) for _ in range(6)]
+            received = [p2p.irecv(target, peer, tag=5 - k) for k, target in enumerate(targets)]
+            dist.barrier()
+        else:
+            targets, received = [], []
+            for k in range(6):
+                targets.append(torch.empty(50_000, device=device))
+                p2p.recv(targets[-1], peer, tag=5 - k)
+            dist.barrier()  # here the other rank's receives wait for this one's attendant
+        for work in received:
+            work.wait()
+        for k, target in enumerate(targets):
+            assert target.eq(5.0 - k).all()
+        for work in works:
+            work.wait()
+
+
+def after_the_end(device: str) -> None:
+    rank, peer = dist.get_rank(), _peer()
+    p2p = P2P(device=device, timeout_s=20.0)
+    assert repr(p2p) == f"P2P(rank {rank} of {dist.get_world_size()})"
+    waiting = p2p.irecv(torch.zeros(3, device=device), peer, tag=1)
+    dist.barrier()
+    p2p.close()
+    p2p.close()
+    with pytest.raises(ChannelError):
+        waiting.wait()
+    assert isinstance(waiting.exception(), ChannelClosed | ChannelBroken)
+    with pytest.raises(ChannelClosed, match="is closed\nhint: open a new one"):
+        p2p.isend(torch.zeros(3, device=device), peer)
+    assert "closed" in repr(p2p)
+
+
+def come_and_go(device: str) -> None:
+    """Nothing is left behind by many communicators."""
+    import gc
+    import os
+
+    def num_descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    random_program(1, device)
+    gc.collect()
+    before = num_descriptors()
+    for seed in range(5):
+        random_program(seed, device)
+    gc.collect()
+    assert num_descriptors() <= before + 1
+
+
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (
+        in_reverse,
+        posted_first,
+        unknown_shapes,
+        several_destinations,
+        a_tensor_that_is_changed_after_the_wait,
+        lengths_that_differ,
+        a_wait_that_is_too_long,
+        two_threads,
+        a_sender_that_is_busy_elsewhere,
+        after_the_end,
+        come_and_go,
+    )
+}
+RANDOM: dict[str, Case] = {
+    f"programs {first} to {first + 19}": partial(many_random_programs, first, 20) for first in range(0, 100, 20)
+}
