@@ -1,6 +1,6 @@
 """Kills one rank of a CPU group at some moment, many times, each time with new ranks; says what became of the others.
 
-``python -m tests.helpers.peer_kills FIRST_SEED NUM_KILLS`` prints one line of JSON for each kill.
+``python -m tests.helpers.peer_kills WHAT FIRST_SEED NUM_KILLS``, where WHAT is what the ranks have open, prints a line of JSON a kill.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from crossfade.errors import ChannelBroken
+from crossfade.p2p import P2P
 from crossfade.peers.collectives import all_gather, all_reduce
 from crossfade.peers.group import PeerGroup, open_group
 from crossfade.peers.tuning import Direction, Tuning
@@ -46,9 +49,9 @@ def judge(row: dict[str, Any]) -> None:
         assert grown.get("private_bytes", 0) < 16 << 20, what
 
 
-def kill_many(first_seed: int, num_kills: int, timeout_s: float) -> Counter[str]:
+def kill_many(first_seed: int, num_kills: int, timeout_s: float, what: str = "collectives") -> Counter[str]:
     """So many kills; how many there were at each kind of moment."""
-    said = output_of("-m", "tests.helpers.peer_kills", str(first_seed), str(num_kills), timeout_s=timeout_s)
+    said = output_of("-m", "tests.helpers.peer_kills", what, str(first_seed), str(num_kills), timeout_s=timeout_s)
     rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     for row in rows:
         judge(row)
@@ -60,7 +63,7 @@ MOMENTS = ("before a call", "in a wait", "in a copy", "any")
 LIMIT_S = 30.0
 
 
-def _run(group: PeerGroup, moment: str, seed: int, is_victim: bool, ready: int) -> None:
+def _run_collectives(group: PeerGroup, moment: str, seed: int, is_victim: bool, ready: int) -> None:
     """Calls until a rank dies; every result that is given is right."""
     all_reduce(torch.ones(4), group)
     if moment == "in a copy":
@@ -72,33 +75,78 @@ def _run(group: PeerGroup, moment: str, seed: int, is_victim: bool, ready: int) 
             for k, row in enumerate(rows):
                 assert row[0] == k, "a wrong result was given"
                 assert row[-1] == k, "a wrong result was given"
+    _stop(moment, is_victim, ready)
+    os.write(ready, b"x")
+    while True:
+        random_calls(group, seed, 50)
+
+
+def _stop(moment: str, is_victim: bool, ready: int) -> None:
+    """The victim's part where it is to be killed in a wait, or before a call."""
     if moment == "in a wait" and is_victim:
         os.write(ready, b"x")
         signal.pause()
     if moment == "before a call" and is_victim:
         os.write(ready, b"x")
         os.kill(os.getpid(), signal.SIGKILL)
-    os.write(ready, b"x")
-    while True:
-        random_calls(group, seed, 50)
 
 
-def _rank(rank: int, num_ranks: int, victim: int, store: str, moment: str, seed: int, ready: int) -> dict[str, Any]:
+def _run_p2p(p2p: P2P, moment: str, seed: int, is_victim: bool, ready: int) -> None:
+    """Sends to all ranks and receives from all until one dies; every value that is given is right."""
+    ranks = [rank for rank in range(p2p.num_ranks) if rank != p2p.rank]
+    draw = random.Random(seed)
+    length, is_shared = (1 << 20 if moment == "in a copy" else 100), draw.random() < 0.5
+    for step in count():
+        if step == 1:
+            _stop(moment, is_victim, ready)
+            os.write(ready, b"x")
+        value = torch.full((length,), float(p2p.rank + step))
+        if is_shared:
+            value = p2p.empty(length, dtype=torch.float32).copy_(value)
+        targets = {rank: p2p.empty(length, dtype=torch.float32) for rank in ranks}
+        try:
+            works = [p2p.irecv(target, rank, tag=step) for rank, target in targets.items()]
+            for work in (*works, p2p.isend(value, ranks, tag=step)):
+                work.wait()
+        except ChannelBroken:
+            p2p.check()  # another one may have heard of it first, and have closed its side
+            raise
+        for rank, target in targets.items():
+            assert target[0] == target[-1] == rank + step, "a wrong value was given"
+
+
+def _open_collectives(seed: int, num_ranks: int) -> PeerGroup:
+    replayable = bool(seed % 2)
+    return open_group(
+        device="cpu", buffer_bytes=(1 << 16) * num_ranks, num_lanes=2, num_streams=3, is_replayable=replayable
+    )
+
+
+def _open_p2p(seed: int, num_ranks: int) -> P2P:
+    return P2P(device="cpu", buffer_bytes=(1 << 16) * (seed % 3))
+
+
+SUBJECTS: dict[str, tuple[Callable[[int, int], Any], Callable[..., None]]] = {
+    "collectives": (_open_collectives, _run_collectives),
+    "p2p": (_open_p2p, _run_p2p),
+}
+
+
+def _rank(
+    rank: int, what: str, num_ranks: int, victim: int, store: str, moment: str, seed: int, ready: int
+) -> dict[str, Any]:
     join_world(rank, num_ranks, store)
     dist.barrier()
     before = footprint(os.getpid())
-    replayable = bool(seed % 2)
-    group = open_group(
-        device="cpu", buffer_bytes=(1 << 16) * num_ranks, num_lanes=2, num_streams=3, is_replayable=replayable
-    )
+    begin, run = SUBJECTS[what]
+    opened = begin(seed, num_ranks)
     noticed, text = 0.0, ""
     try:
-        _run(group, moment, seed, rank == victim, ready)
+        run(opened, moment, seed, rank == victim, ready)
     except ChannelBroken as error:
         noticed, text = calm_s(), str(error)
-    names = [report.peer for report in group.reports]
-    group.close()
-    group.close()
+    opened.close()
+    opened.close()
     grown = held_more(before)
     left = [k for k in range(num_ranks) if k != victim]
     if len(left) > 1:
@@ -107,7 +155,7 @@ def _rank(rank: int, num_ranks: int, victim: int, store: str, moment: str, seed:
         total = all_reduce(torch.full((3,), float(rank)), smaller)
         assert total.tolist() == [float(sum(left))] * 3
         smaller.close()
-    return {"noticed": noticed, "text": text, "reports": names, "grown": grown}
+    return {"noticed": noticed, "text": text, "grown": grown}
 
 
 def _child(rank: int, said: int, *args: Any) -> None:
@@ -119,7 +167,7 @@ def _child(rank: int, said: int, *args: Any) -> None:
     os._exit(0)
 
 
-def kill_once(seed: int, folder: Path) -> dict[str, Any]:
+def kill_once(what: str, seed: int, folder: Path) -> dict[str, Any]:
     """One kill: what was done, and what each of the other ranks says."""
     draw = random.Random(seed)
     num_ranks, moment = draw.choice((2, 3, 4)), MOMENTS[seed % len(MOMENTS)]
@@ -131,7 +179,7 @@ def kill_once(seed: int, folder: Path) -> dict[str, Any]:
         pid = os.fork()
         if not pid:
             signal.alarm(int(LIMIT_S))  # nothing stays, whatever happens
-            _child(rank, said, num_ranks, victim, str(folder / f"store{seed}"), moment, seed, ready)
+            _child(rank, said, what, num_ranks, victim, str(folder / f"store{seed}"), moment, seed, ready)
         os.close(said)
         pids.append(pid)
         ends.append(mine)
@@ -159,10 +207,10 @@ def kill_once(seed: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    first, num = map(int, sys.argv[1:])
+    what, (first, num) = sys.argv[1], map(int, sys.argv[2:])
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, first + num):
-            print(json.dumps(kill_once(seed, Path(folder))), flush=True)
+            print(json.dumps(kill_once(what, seed, Path(folder))), flush=True)
 
 
 if __name__ == "__main__":

@@ -355,6 +355,8 @@ class P2P:
             pair.close()
         for side in self._sides.values():
             side.close()
+        self._pairs, self._alarms = [], []  # and the other ranks' memory with them
+        self._waiting.close()
 
     def __enter__(self) -> Self:
         return self

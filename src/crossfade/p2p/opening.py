@@ -68,10 +68,12 @@ def open_ranks(group: ProcessGroup, device: torch.device, buffer_bytes: int, tim
                 if k != rank:
                     place = layout.words_for(rank, is_host=is_host)
                     theirs = Counters(side.driver, party.memory, place, f"rank {k}'s windows for rank {rank}")
-                memories = OpenedMemories(side.driver, f"memory of {names[k]}", side.exports if k == rank else None)
+                memories = OpenedMemories(side.driver, names[k], side.exports if k == rank else None)
                 ends[is_host] = Ends(side, counters, theirs, memories)
             inbox = Inbox(own, layout.letters_of(k))
-            pairs.append(Pair(names[k], inbox, Outbox(mappings[k], layout.letters_of(rank), alarms[k]), ends))
+            pairs.append(
+                Pair(names[k], party.pid, inbox, Outbox(mappings[k], layout.letters_of(rank), alarms[k]), ends)
+            )
         pidfds = {k: open_pidfd(party.pid) for k, party in enumerate(parties) if k != rank}
     finally:
         for party in parties:

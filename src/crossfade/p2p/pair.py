@@ -21,7 +21,8 @@ from functools import partial
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
-from crossfade.errors import ChannelBroken, ChannelError
+from crossfade.errors import ChannelBroken, ChannelError, DeviceError
+from crossfade.host.processes import is_ending
 from crossfade.p2p.board import Inbox, Outbox
 from crossfade.p2p.letters import (
     Announced,
@@ -77,8 +78,9 @@ class Pair:
     side has closed too. Then each says that it has made its last copy, and both have ended.
     """
 
-    def __init__(self, name: str, inbox: Inbox, outbox: Outbox, ends: Mapping[bool, Ends]) -> None:
+    def __init__(self, name: str, pid: int, inbox: Inbox, outbox: Outbox, ends: Mapping[bool, Ends]) -> None:
         self.name = name
+        self._pid = pid
         self.ended: Exception | None = None  # why this side begins no transfer any more
         self.death: Exception | None = None  # of the other rank
         self._is_closed = False  # the other rank begins none any more
@@ -125,7 +127,9 @@ class Pair:
             return
         ends, window = self._ends[is_host], posted.window
         side, counters = ends.side, ends.theirs
-        target = self._reach(ends, window, send.size_bytes)
+        target = self._reach(ends, window, send)
+        if target is None:
+            return
         stream = side.push_stream
         send.ready.hold(stream)
         if not counters.ready(window.word).has(window.uses):
@@ -259,7 +263,9 @@ class Pair:
     def _pull(self, receive: Receive, window: Window) -> None:
         ends = self._ends[receive.side.is_host]
         side, counters = ends.side, ends.theirs
-        source = self._reach(ends, window, receive.size_bytes)
+        source = self._reach(ends, window, receive)
+        if source is None:
+            return
         stream = side.pull_stream
         if receive.free is not None:
             receive.free.hold(stream)
@@ -271,8 +277,16 @@ class Pair:
         if window.is_lent:
             self._outbox.put(Pulled(window.word, receive.side.is_host))
 
-    def _reach(self, ends: Ends, window: Window, size_bytes: int) -> int:
-        return ends.memories.address(window.memory, window.offset, size_bytes)
+    def _reach(self, ends: Ends, window: Window, transfer: Transfer) -> int | None:
+        """Where the other rank's window is here; None if its memory cannot be opened, which breaks the pair."""
+        try:
+            return ends.memories.address(window.memory, window.offset, transfer.size_bytes)
+        except DeviceError as error:
+            broken = ChannelBroken(f"the memory of {self.name} cannot be opened: {error}")
+            self._outbox.put(Closed())
+            self.on_death(ChannelBroken(f"{self.name} died") if is_ending(self._pid) else broken)
+            transfer.fail(copy(self.death or broken))
+            return None
 
     def _collect(self) -> None:
         """Releases tensors that no device uses any more."""

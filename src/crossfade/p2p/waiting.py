@@ -104,6 +104,10 @@ class Waiting:
         self.bury()
         return ready()
 
+    def close(self) -> None:
+        """Nobody waits any more: releases the alarm's memory."""
+        del self._alarm
+
     def notify(self) -> None:
         """Threads that wait look again: this one has found something, or has stopped looking."""
         if self._num_beside:

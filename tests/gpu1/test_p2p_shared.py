@@ -1,0 +1,13 @@
+"""Tagged transfers between two and three ranks that share one GPU, or have one each."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.helpers.p2p_cases import CASES, RANDOM
+from tests.helpers.ranks import suite
+
+TestTwoRanks = suite({**CASES, **RANDOM}, 2, "cuda", limit_s=200)
+TestThreeRanks = suite({**CASES, **RANDOM}, 3, "cuda", limit_s=200)
