@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="ranks of a torch.distributed group")
 
+from crossfade.errors import DeviceError  # noqa: E402
+from crossfade.p2p import P2P  # noqa: E402
 from tests.helpers.p2p_cases import CASES, RANDOM  # noqa: E402
 from tests.helpers.peer_kills import kill_many  # noqa: E402
 from tests.helpers.ranks import suite  # noqa: E402
+
+
+def test_no_process_group() -> None:
+    with pytest.raises(DeviceError, match=r"no process group\nhint: call torch.distributed.init_process_group"):
+        P2P(device="cpu")
+
 
 TestTwoRanks = suite({**CASES, **RANDOM}, 2, limit_s=100)
 TestThreeRanks = suite({**CASES, **RANDOM}, 3, limit_s=100)
@@ -17,3 +28,46 @@ TestThreeRanks = suite({**CASES, **RANDOM}, 3, limit_s=100)
 @pytest.mark.timeout(120)
 def test_a_rank_that_is_killed_at_any_moment() -> None:
     assert min(kill_many(0, 12, 100, "p2p").values()) >= 3
+
+
+@pytest.fixture
+def alone(world: None) -> Iterator[P2P]:
+    with P2P(device="cpu") as p2p:
+        yield p2p
+
+
+@pytest.mark.parametrize(
+    ("tensor", "options", "error", "text"),
+    [
+        ([1.0], {}, TypeError, "isend was given a list\nhint: it takes one torch tensor"),
+        (torch.zeros(4, device="meta"), {}, TypeError, "a tensor on meta\nhint"),
+        (torch.zeros(4).to_sparse(), {}, TypeError, "torch.sparse_coo tensor of torch.float32\nhint"),
+        (torch.zeros([1] * 17), {}, ValueError, "a tensor of 17 dimensions\nhint: flatten it; 16 are possible"),
+        (torch.zeros(4), {"dst": 1}, ValueError, r"given \[1\] as ranks\nhint: the ranks are 0 to 0"),
+        (torch.zeros(4), {"dst": [0, 0]}, ValueError, r"given \[0, 0\] as ranks\nhint"),
+        (torch.zeros(4), {"dst": []}, ValueError, r"given \[\] as ranks\nhint"),
+        (torch.zeros(4), {"tag": 1 << 63}, ValueError, "given the tag 9223372036854775808\nhint"),
+    ],
+)
+def test_what_cannot_be_sent(
+    alone: P2P, tensor: Any, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        alone.isend(tensor, **{"dst": 0, **options})
+
+
+@pytest.mark.parametrize("options", [{"buffer_bytes": -1}, {"timeout_s": 0}])
+def test_options_that_make_no_sense(world: None, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"buffer_bytes is .* and timeout_s .*\nhint"):
+        P2P(device="cpu", **options)
+
+
+def test_a_device_that_is_none(world: None) -> None:
+    with pytest.raises(DeviceError, match="no point-to-point for device 'meta'\nhint: take a CUDA device or 'cpu'"):
+        P2P(device="meta")
+
+
+def test_a_tensor_of_empty_outlives_the_communicator(world: None) -> None:
+    with P2P(device="cpu") as p2p:
+        tensor = p2p.empty(1000, dtype=torch.float32).fill_(3)
+    assert tensor.eq(3).all()

@@ -152,6 +152,37 @@ def posted_first(device: str) -> None:
             dist.barrier()
 
 
+def each_way(device: str) -> None:
+    """A posted receive is pushed into, a long value is lent, another one is copied first: once each, by who comes second."""
+    rank, num_ranks = _world()
+    if num_ranks % 2:
+        return
+    peer = rank ^ 1
+    for is_posted, is_shared in ((True, True), (False, True), (False, False)):
+        with opened(device) as p2p:
+            dist.barrier()
+            length = 100_000 if is_shared else 100
+            value = p2p.empty(length, dtype=torch.float32).fill_(rank)
+            target = p2p.empty(length, dtype=torch.float32)
+            if not is_shared and device == "cpu":
+                value = value.clone()
+            works = []
+            for is_first in (True, False):
+                if (rank < peer) == is_first:
+                    works.append(p2p.irecv(target, peer) if is_posted == is_first else p2p.isend(value, peer))
+                dist.barrier()
+            for work in works:
+                work.wait()
+            dist.barrier()
+            known = p2p.statistics()
+            is_sender = (rank < peer) != is_posted
+            assert (known.num_pushed, known.num_pulled) == (is_sender and is_posted, not is_sender and not is_posted)
+            assert known.num_lent == (is_sender and is_shared and not is_posted)
+            assert known.num_copied_first == (is_sender and not is_shared)
+            assert known.num_bytes == (4 * length if known.num_pushed or known.num_pulled else 0)
+            assert is_sender or target.eq(peer).all()
+
+
 def unknown_shapes(device: str) -> None:
     peer = _peer()
     with opened(device) as p2p:
@@ -328,6 +359,7 @@ CASES: dict[str, Case] = {
     for case in (
         in_reverse,
         posted_first,
+        each_way,
         unknown_shapes,
         several_destinations,
         a_tensor_that_is_changed_after_the_wait,

@@ -1,6 +1,6 @@
 """Kills one rank of a CPU group at some moment, many times, each time with new ranks; says what became of the others.
 
-``python -m tests.helpers.peer_kills WHAT FIRST_SEED NUM_KILLS``, where WHAT is what the ranks have open, prints a line of JSON a kill.
+``python -m tests.helpers.peer_kills WHAT FIRST_SEED NUM_KILLS`` prints a line of JSON a kill; WHAT is what the ranks have open.
 """
 
 from __future__ import annotations

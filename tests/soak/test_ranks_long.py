@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.ops_cases import LONG_CASES
 from tests.helpers.ops_gradient_cases import CASES as GRADIENT_CASES
 from tests.helpers.ops_modules import CASES as MODULE_CASES
+from tests.helpers.p2p_cases import many_random_programs
 from tests.helpers.peer_cases import CASES
 from tests.helpers.peer_kills import kill_many
 from tests.helpers.ranks import suite
@@ -26,6 +29,10 @@ TestOf2, TestOf3, TestOf4, TestOf5 = (suite(LONG_CASES, num_ranks, limit_s=1700)
 TestGradientsOf2, TestGradientsOf4, TestGradientsOf5 = (suite(GRADIENT_CASES, num, limit_s=380) for num in (2, 4, 5))
 TestModulesOf2, TestModulesOf4, TestModulesOf6 = (suite(MODULE_CASES, num, limit_s=380) for num in (2, 4, 6))
 """48 features are shared out."""
+TestTransfersOf2, TestTransfersOf3, TestTransfersOf4 = (
+    suite({f"{first}": partial(many_random_programs, first, 100) for first in range(0, 2000, 100)}, num, limit_s=900)
+    for num in (2, 3, 4)
+)
 TestPeersOf3, TestPeersOf4, TestPeersOf5 = (suite(CASES, num, limit_s=500) for num in (3, 4, 5))
 
 
@@ -39,6 +46,7 @@ def test_pr1_pr2_two_thousand_random_worlds_have_no_fault(world: OpsWorld, first
 @pytest.mark.parametrize("first_seed", range(1000, 2000, 100))
 def test_a_killed_rank_is_named_and_the_others_go_on(first_seed: int) -> None:
     kill_many(first_seed, 100, 500)
+    kill_many(first_seed, 20, 200, "p2p")
 
 
 @settings(settings.get_profile("soak"), max_examples=2_000)

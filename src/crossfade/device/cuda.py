@@ -238,13 +238,13 @@ class CudaDriver:
     def allocation_of(self, address: int) -> Allocation | None:
         attribute = self._cu.CUpointer_attribute
         names = ("RANGE_START_ADDR", "RANGE_SIZE", "BUFFER_ID", "IS_LEGACY_CUDA_IPC_CAPABLE")
-        values = []
-        for name in names:
-            code, value = self._cu.cuPointerGetAttribute(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}"), address)
-            if code:
-                return None
-            values.append(int(value))
-        begin, size_bytes, identity, is_exportable = values
+        read = [
+            self._cu.cuPointerGetAttribute(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}"), address)
+            for name in names
+        ]
+        if any(code for code, _ in read):
+            return None
+        begin, size_bytes, identity, is_exportable = (int(value) for _, value in read)
         return Allocation(begin, size_bytes, identity) if is_exportable else None
 
     def is_idle(self, stream: int) -> bool:

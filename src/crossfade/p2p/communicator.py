@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from types import TracebackType
@@ -27,9 +28,20 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["P2P"]
+__all__ = ["P2P", "P2PStatistics"]
 
 _MOST_TAG = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class P2PStatistics:
+    """Counters of one rank."""
+
+    num_pushed: int  # values copied into a receive that waited
+    num_pulled: int  # values copied out of the sender's memory
+    num_lent: int  # values that were announced where they lie
+    num_copied_first: int  # values that were copied into memory of the communicator, and announced there
+    num_bytes: int  # of all values pushed and pulled
 
 
 class P2P:
@@ -257,7 +269,7 @@ class P2P:
                 while side.exports.forgotten:
                     memory = side.exports.forgotten.pop()
                     for pair in self._pairs:
-                        pair.forget(memory)
+                        pair.copies.forget(memory)
             for pair in self._pairs:
                 has_come |= pair.progress()
         if has_come:
@@ -295,8 +307,8 @@ class P2P:
         watchdog = Watchdog(side.driver)
         for rank, pidfd in self._pidfds.items():
             pair = self._pairs[rank]
-            mark = partial(pair.suspect, _died(pair.name))
-            watchdog.watch(pair.name, pidfd, pair.signals, side.awaiting, _ignore, before_release=mark)
+            mark = partial(pair.copies.suspect, _died(pair.name))
+            watchdog.watch(pair.name, pidfd, pair.copies.signals, side.awaiting, _ignore, before_release=mark)
         return watchdog
 
     def _on_death(self, rank: int) -> None:
@@ -312,8 +324,19 @@ class P2P:
         """
         self._waiting.bury()
         for pair in self._pairs:
-            if pair.death is not None:
-                raise copy(pair.death)
+            if pair.copies.death is not None:
+                raise copy(pair.copies.death)
+
+    def statistics(self) -> P2PStatistics:
+        """What this rank has enqueued until now; zeros once it is closed."""
+        copies = [pair.copies for pair in self._pairs]
+        return P2PStatistics(
+            num_pushed=sum(each.num_pushed for each in copies),
+            num_pulled=sum(each.num_pulled for each in copies),
+            num_lent=sum(each.num_lent for each in copies),
+            num_copied_first=sum(each.num_copied_first for each in copies),
+            num_bytes=sum(each.num_bytes for each in copies),
+        )
 
     # The end
 
@@ -352,7 +375,7 @@ class P2P:
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         for pair in self._pairs:
-            pair.close()
+            pair.copies.close()
         for side in self._sides.values():
             side.close()
         self._pairs, self._alarms = [], []  # and the other ranks' memory with them

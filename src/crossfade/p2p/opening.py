@@ -12,8 +12,9 @@ from crossfade.device.host_driver import HostDriver
 from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
 from crossfade.p2p.board import Alarm, BoardLayout, Inbox, Outbox, format_board
+from crossfade.p2p.copies import Copies, Ends
 from crossfade.p2p.memory import OpenedMemories, Side
-from crossfade.p2p.pair import Ends, Pair
+from crossfade.p2p.pair import Pair
 from crossfade.p2p.windows import Counters
 from crossfade.peers.rendezvous import await_all, gather, meet
 
@@ -70,10 +71,8 @@ def open_ranks(group: ProcessGroup, device: torch.device, buffer_bytes: int, tim
                     theirs = Counters(side.driver, party.memory, place, f"rank {k}'s windows for rank {rank}")
                 memories = OpenedMemories(side.driver, names[k], side.exports if k == rank else None)
                 ends[is_host] = Ends(side, counters, theirs, memories)
-            inbox = Inbox(own, layout.letters_of(k))
-            pairs.append(
-                Pair(names[k], party.pid, inbox, Outbox(mappings[k], layout.letters_of(rank), alarms[k]), ends)
-            )
+            outbox = Outbox(mappings[k], layout.letters_of(rank), alarms[k])
+            pairs.append(Pair(names[k], party.pid, Inbox(own, layout.letters_of(k)), outbox, Copies(ends, outbox)))
         pidfds = {k: open_pidfd(party.pid) for k, party in enumerate(parties) if k != rank}
     finally:
         for party in parties:

@@ -41,6 +41,12 @@ class Transfer:
         self._event: PooledEvent | None = None
         self._counter: tuple[Counter, int] | None = None
 
+    @property
+    def address(self) -> int:
+        """Where its tensor lies, until it has been copied."""
+        assert self.tensor is not None, "it is released by the last copy"
+        return self.tensor.data_ptr()
+
     def finish(self, *, event: PooledEvent | None = None, counter: tuple[Counter, int] | None = None) -> None:
         """All is enqueued. The copy has been made when the event, or the counter, comes; without either there is none."""
         self._event, self._counter = event, counter

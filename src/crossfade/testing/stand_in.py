@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crossfade.device.driver import Allocation
 from crossfade.device.ledger import Ledger
 
 __all__ = ["StandIn"]
@@ -35,6 +36,10 @@ class StandIn:
 
     def close_handle(self, address: int) -> None:
         self.ledger.drop_at("opened", address)
+
+    def allocation_of(self, address: int) -> Allocation | None:
+        """Nothing that is not a policy's own can be exported."""
+        return None
 
     def free(self, address: int) -> None:
         self.ledger.drop_at("memory", address)

@@ -1,0 +1,206 @@
+"""What is enqueued for the transfers with one other rank.
+
+::
+
+    posted      sender's push stream    (wait ready) | copy into the receiver's tensor | set done    then `Pushed`
+    announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
+
+So whoever comes second enqueues the copy, a large value is copied once, and no stream waits for what is not enqueued (PL-5). The
+sender's memory is its tensor (*lent*: the sender waits for ``done`` before it changes it), or a cell into which the sender's stream
+has copied it: so it is with short values, whose sender then has nothing to wait for, and with memory that cannot be exported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from copy import copy
+
+from crossfade.device.events import PooledEvent
+from crossfade.device.signals import Counter
+from crossfade.p2p.board import Outbox
+from crossfade.p2p.letters import Forgotten, Window
+from crossfade.p2p.memory import Cell, OpenedMemories, Place, Side
+from crossfade.p2p.transfer import Receive, Send, Transfer
+from crossfade.p2p.windows import Counters, OpenWindow, Windows
+
+__all__ = ["LENT_BYTES", "Copies", "Ends"]
+
+LENT_BYTES = 256 << 10
+"""A value of at least this length is read where it lies, if its memory can be exported; a shorter one is copied first."""
+
+
+class Ends:
+    """Both ranks' windows, and the other one's memory, of one kind."""
+
+    def __init__(self, side: Side, own: Counters, theirs: Counters, memories: OpenedMemories) -> None:
+        self.side = side
+        self.windows = Windows(own)
+        self.theirs = theirs
+        self.memories = memories
+
+    def signals(self) -> list[Counter]:
+        """What the other rank sets and streams here may wait for. Any thread may ask."""
+        return [*self.windows.counters.all(), *self.theirs.all()]
+
+    def close(self) -> None:
+        self.windows.give_up()
+        self.memories.close()
+        self.windows.counters.close()
+        self.theirs.close()
+
+
+class Copies:
+    """The copies between this rank's memory and another one's. ``ends``: by whether they are of host memory.
+
+    A method that enqueues raises a `DeviceError` if a driver refused, or the other rank's memory cannot be opened.
+    """
+
+    def __init__(self, ends: Mapping[bool, Ends], outbox: Outbox) -> None:
+        self.ends = ends
+        self.death: Exception | None = None  # of the other rank
+        self.num_pushed = self.num_pulled = self.num_lent = self.num_copied_first = self.num_bytes = 0
+        self._outbox = outbox
+        self._told: set[int] = set()  # memory that the other rank knows of
+        self._under_way: deque[Transfer] = deque()  # only devices are left to wait for; they use the tensors' memory
+
+    def push(self, send: Send, window: Window) -> None:
+        """Copies a value into a posted window."""
+        self._copy(send, window, send.ready, send.side.push_stream, is_into=True)
+        self.num_pushed += 1
+
+    def pull(self, receive: Receive, window: Window) -> None:
+        """Copies a value out of an announced window."""
+        self._copy(receive, window, receive.free, receive.side.pull_stream, is_into=False)
+        self.num_pulled += 1
+
+    def _copy(
+        self, transfer: Transfer, window: Window, after: PooledEvent | None, stream: int, *, is_into: bool
+    ) -> None:
+        side = transfer.side
+        ends = self.ends[side.is_host]
+        own, there = transfer.address, ends.memories.address(window.memory, window.offset, transfer.size_bytes)
+        ready, done = ends.theirs.ready(window.word), ends.theirs.done(window.word)
+        if after is not None:
+            after.hold(stream)
+        if not ready.has(window.uses):
+            ready.wait(stream, window.uses)
+        target, source = (there, own) if is_into else (own, there)
+        side.driver.copy(target, source, transfer.size_bytes, stream)
+        done.set(stream, window.uses)
+        self.num_bytes += transfer.size_bytes
+        self._finish(transfer, event=side.events.at(stream))
+
+    def post(self, receive: Receive, place: Place) -> Window:
+        """Opens a window on the receive's tensor, where `has_window`."""
+        windows = self.ends[receive.side.is_host].windows
+        self._tell_of(place)
+        window = receive.window = windows.open(_nothing)
+        windows.counters.ready(window.word).set(receive.side.current_stream(), window.uses)
+        return _as_letter(place, window, is_lent=True)
+
+    def has_window(self, side: Side) -> bool:
+        """Whether a window can be opened."""
+        return self.ends[side.is_host].windows.has_free
+
+    def offer(
+        self, send: Send, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
+    ) -> tuple[Window, OpenWindow] | None:
+        """Opens a window on a value, or on a copy of it; None if that has to wait. ``on_closed`` gives what the end of the window
+        calls. What is urgent is copied on a stream of ours, behind the value's event; else it goes on the current stream.
+        """
+        side = send.side
+        windows = self.ends[side.is_host].windows
+        if not windows.has_free:
+            return None
+        place = side.exports.find(send.address, send.size_bytes) if send.size_bytes >= LENT_BYTES else None
+        cell: Cell | None = None
+        if place is None:
+            cell = self._take_cell(side, send.size_bytes, is_urgent=is_urgent)
+            if cell is None:
+                return None
+            place = side.exports.find(cell.address, send.size_bytes)
+            assert place is not None, "a pool's memory can be exported"
+        self._tell_of(place)
+        stream = side.push_stream if is_urgent else side.current_stream()
+        if is_urgent:
+            send.ready.hold(stream)
+        if cell is not None:
+            side.driver.copy(cell.address, send.address, send.size_bytes, stream)
+        self.num_lent += cell is None
+        self.num_copied_first += cell is not None
+        window = windows.open(on_closed(cell))
+        windows.counters.ready(window.word).set(stream, window.uses)
+        if cell is not None and is_urgent:
+            self._finish(send, event=side.events.at(stream))
+        elif cell is not None:  # in the order of the stream on which the value was made
+            send.finish()
+        return _as_letter(place, window, is_lent=cell is None), window
+
+    def _take_cell(self, side: Side, size_bytes: int, *, is_urgent: bool) -> Cell | None:
+        cell = side.cells.take(size_bytes, is_urgent=False)
+        if cell is None:
+            self.ends[side.is_host].windows.collect(is_thorough=True)
+            cell = side.cells.take(size_bytes, is_urgent=is_urgent)
+        return cell
+
+    def finish(self, transfer: Transfer, window: OpenWindow) -> None:
+        """The other rank has enqueued the copy through a window of this one's."""
+        done = self.ends[transfer.side.is_host].windows.counters.done(window.word)
+        self._finish(transfer, counter=(done, window.uses))
+
+    def _finish(
+        self, transfer: Transfer, *, event: PooledEvent | None = None, counter: tuple[Counter, int] | None = None
+    ) -> None:
+        transfer.finish(event=event, counter=counter)
+        self._under_way.append(transfer)
+        if self.death is not None:
+            transfer.error = copy(self.death)
+
+    def _tell_of(self, place: Place) -> None:
+        if place.exported.memory not in self._told:
+            self._told.add(place.exported.memory)
+            self._outbox.put(place.exported)
+
+    def forget(self, memory: int) -> None:
+        """Memory of this rank is not there any more."""
+        if memory in self._told:
+            self._told.remove(memory)
+            self._outbox.put(Forgotten(memory))
+
+    def collect(self) -> None:
+        """Releases tensors that no device uses any more, and windows that both sides have done with."""
+        while self._under_way and self._under_way[0].is_copied():
+            self._under_way.popleft().tensor = None
+        for ends in self.ends.values():
+            ends.windows.collect()
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether devices may still be copying, as of the last `collect`."""
+        return bool(self._under_way)
+
+    def suspect(self, death: Exception) -> None:
+        """The other rank has died, and streams that wait for it are about to be released: what they copy then is not valid. Called
+        in another thread, and waits for none: the program's may be waiting for the device.
+        """
+        self.death = death
+        for transfer in tuple(self._under_way):
+            if not transfer.is_copied():
+                transfer.error = copy(death)
+
+    def signals(self) -> list[Counter]:
+        """What the other rank sets and streams here may wait for. Any thread may ask."""
+        return [signal for ends in self.ends.values() for signal in ends.signals()]
+
+    def close(self) -> None:
+        """Gives everything back; nothing may be under way."""
+        for ends in self.ends.values():
+            ends.close()
+
+
+def _as_letter(place: Place, window: OpenWindow, *, is_lent: bool) -> Window:
+    return Window(place.exported.memory, place.offset, window.word, window.uses, is_lent)
+
+
+def _nothing() -> None: ...
