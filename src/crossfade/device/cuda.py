@@ -236,12 +236,9 @@ class CudaDriver:
     # look
 
     def allocation_of(self, address: int) -> Allocation | None:
-        attribute = self._cu.CUpointer_attribute
+        ask, attribute = self._cu.cuPointerGetAttribute, self._cu.CUpointer_attribute
         names = ("RANGE_START_ADDR", "RANGE_SIZE", "BUFFER_ID", "IS_LEGACY_CUDA_IPC_CAPABLE")
-        read = [
-            self._cu.cuPointerGetAttribute(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}"), address)
-            for name in names
-        ]
+        read = [ask(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}"), address) for name in names]
         if any(code for code, _ in read):
             return None
         begin, size_bytes, identity, is_exportable = (int(value) for _, value in read)

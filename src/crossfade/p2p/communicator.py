@@ -19,7 +19,7 @@ from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, Devic
 from crossfade.p2p.attendant import Attendant
 from crossfade.p2p.memory import Side
 from crossfade.p2p.opening import open_ranks
-from crossfade.p2p.payload import check_tensor, empty, number_of
+from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.waiting import Waiting
 from crossfade.p2p.work import Work
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["P2P", "P2PStatistics"]
-
-_MOST_TAG = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,7 @@ class P2P:
         Raises:
             ChannelTimeout: nothing came in time. What comes later meets the next receive.
         """
-        self._check_ranks("recv_any", [src], tag)
+        check_ranks("recv_any", [src], tag, self.num_ranks)
         with self._lock:
             self._begin()
             receive = Receive(next(iter(self._sides.values())), tag, src, None, None, None)
@@ -228,7 +226,7 @@ class P2P:
 
     def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> Side:
         check_tensor(tensor, call)
-        self._check_ranks(call, ranks, tag)
+        check_ranks(call, ranks, tag, self.num_ranks)
         is_host = tensor.device.type == "cpu"
         side = self._sides.get(is_host)
         if side is None or (not is_host and tensor.device.index != side.driver.device):
@@ -242,14 +240,6 @@ class P2P:
                 f"{call} cannot be captured into a CUDA graph", hint="call it before or after the capture"
             )
         return side
-
-    def _check_ranks(self, call: str, ranks: Sequence[int], tag: int) -> None:
-        if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < self.num_ranks for rank in ranks):
-            raise ValueError(
-                f"{call} was given {ranks} as ranks\nhint: the ranks are 0 to {self.num_ranks - 1}, and each can be named once"
-            )
-        if not -_MOST_TAG <= tag <= _MOST_TAG:
-            raise ValueError(f"{call} was given the tag {tag}\nhint: tags are integers from -2^62 to 2^62")
 
     def _begin(self) -> None:
         """At the beginning of a call, with the lock."""
@@ -323,7 +313,9 @@ class P2P:
             ChannelBroken: it names the rank.
         """
         self._waiting.bury()
-        for pair in self._pairs:
+        for rank, pair in enumerate(self._pairs):
+            if pair.is_dying():
+                self._on_death(rank)
             if pair.copies.death is not None:
                 raise copy(pair.copies.death)
 

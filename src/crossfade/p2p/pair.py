@@ -283,6 +283,10 @@ class Pair:
             not (self._unserved or self._wanted or self._incoming.is_waiting or self._awaited) and self._outbox.flush()
         )
 
+    def is_dying(self) -> bool:
+        """Whether the other rank's process is on its way out, which its descriptor tells later."""
+        return self.copies.death is None and is_ending(self._pid)
+
     def on_death(self, death: Exception) -> None:
         """The other rank has died: nothing begins any more, and what needs its host fails."""
         if self.copies.death is None:

@@ -1,7 +1,8 @@
-"""Tensors as bytes that are copied, and back."""
+"""What can be sent, and to whom; tensors for what comes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,15 @@ from crossfade.p2p.letters import MOST_DIMS, Announced
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_tensor", "empty", "number_of"]
+__all__ = ["check_ranks", "check_tensor", "empty", "number_of"]
 
 _NAMES = (
     "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128 complex32 float8_e4m3fn float8_e5m2 "
     "float8_e4m3fnuz float8_e5m2fnuz uint16 uint32 uint64"
 )
+
+
+_MOST_TAG = 1 << 62
 
 
 @cache
@@ -52,3 +56,13 @@ def check_tensor(tensor: Any, call: str) -> None:
         raise ValueError(
             f"{call} was given a tensor of {tensor.dim()} dimensions\nhint: flatten it; {MOST_DIMS} are possible"
         )
+
+
+def check_ranks(call: str, ranks: Sequence[int], tag: int, num_ranks: int) -> None:
+    """Raises a `ValueError` for other ranks than those of the group, and for what is no tag."""
+    if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < num_ranks for rank in ranks):
+        raise ValueError(
+            f"{call} was given {ranks} as ranks\nhint: the ranks are 0 to {num_ranks - 1}, and each can be named once"
+        )
+    if not -_MOST_TAG <= tag <= _MOST_TAG:
+        raise ValueError(f"{call} was given the tag {tag}\nhint: tags are integers from -2^62 to 2^62")
