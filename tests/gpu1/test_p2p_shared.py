@@ -7,7 +7,13 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.helpers.p2p_cases import CASES, RANDOM
+from tests.helpers.peer_kills import kill_many
 from tests.helpers.ranks import suite
 
 TestTwoRanks = suite({**CASES, **RANDOM}, 2, "cuda", limit_s=200)
 TestThreeRanks = suite({**CASES, **RANDOM}, 3, "cuda", limit_s=200)
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_that_is_killed_at_any_moment() -> None:
+    assert min(kill_many(0, 24, 280, "p2p_gpu").values()) >= 6

@@ -100,7 +100,7 @@ def _run_p2p(p2p: P2P, moment: str, seed: int, is_victim: bool, ready: int) -> N
         if step == 1:
             _stop(moment, is_victim, ready)
             os.write(ready, b"x")
-        value = torch.full((length,), float(p2p.rank + step))
+        value = torch.full((length,), float(p2p.rank + step), device=p2p.empty(0, dtype=torch.float32).device)
         if is_shared:
             value = p2p.empty(length, dtype=torch.float32).copy_(value)
         targets = {rank: p2p.empty(length, dtype=torch.float32) for rank in ranks}
@@ -108,11 +108,13 @@ def _run_p2p(p2p: P2P, moment: str, seed: int, is_victim: bool, ready: int) -> N
             works = [p2p.irecv(target, rank, tag=step) for rank, target in targets.items()]
             for work in (*works, p2p.isend(value, ranks, tag=step)):
                 work.wait()
+            firsts = {rank: (float(target[0]), float(target[-1])) for rank, target in targets.items()}
+            p2p.check()  # on a GPU, what was copied is not known to be valid before
         except ChannelBroken:
             p2p.check()  # another one may have heard of it first, and have closed its side
             raise
-        for rank, target in targets.items():
-            assert target[0] == target[-1] == rank + step, "a wrong value was given"
+        for rank, ends in firsts.items():
+            assert ends == (rank + step, rank + step), "a wrong value was given"
 
 
 def _open_collectives(seed: int, num_ranks: int) -> PeerGroup:
@@ -126,9 +128,14 @@ def _open_p2p(seed: int, num_ranks: int) -> P2P:
     return P2P(device="cpu", buffer_bytes=(1 << 16) * (seed % 3))
 
 
+def _open_p2p_gpu(seed: int, num_ranks: int) -> P2P:
+    return P2P(device="cuda", buffer_bytes=(1 << 16) * (seed % 3))
+
+
 SUBJECTS: dict[str, tuple[Callable[[int, int], Any], Callable[..., None]]] = {
     "collectives": (_open_collectives, _run_collectives),
     "p2p": (_open_p2p, _run_p2p),
+    "p2p_gpu": (_open_p2p_gpu, _run_p2p),  # all ranks share one GPU
 }
 
 
@@ -137,6 +144,8 @@ def _rank(
 ) -> dict[str, Any]:
     join_world(rank, num_ranks, store)
     dist.barrier()
+    if what == "p2p_gpu":
+        torch.zeros(1 << 20, device="cuda").add_(1).sum().item()  # what CUDA takes for itself
     before = footprint(os.getpid())
     begin, run = SUBJECTS[what]
     opened = begin(seed, num_ranks)
