@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from types import TracebackType
@@ -17,29 +16,20 @@ from crossfade.device.borrowed import tensor_on, torch_or_raise
 from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
 from crossfade.p2p.attendant import Attendant
+from crossfade.p2p.copies import P2PStatistics
 from crossfade.p2p.memory import Side
-from crossfade.p2p.opening import open_ranks
+from crossfade.p2p.opening import open_ranks, ranks_of
 from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.waiting import Waiting
 from crossfade.p2p.work import Work
+from crossfade.peers.rendezvous import Ranks
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["P2P", "P2PStatistics"]
-
-
-@dataclass(frozen=True, slots=True)
-class P2PStatistics:
-    """Counters of one rank."""
-
-    num_pushed: int  # values copied into a receive that waited
-    num_pulled: int  # values copied out of the sender's memory
-    num_lent: int  # values that were announced where they lie
-    num_copied_first: int  # values that were copied into memory of the communicator, and announced there
-    num_bytes: int  # of all values pushed and pulled
+__all__ = ["P2P"]
 
 
 class P2P:
@@ -52,7 +42,7 @@ class P2P:
     Any thread may use it. Opening and `close` are collective.
 
     Args:
-        group: of torch.distributed; None for the default group.
+        group: of torch.distributed; None for the default group. (Or `crossfade.peers.rendezvous.Ranks`, where there is none yet.)
         device: this rank's GPU, or ``"cpu"``; None for torch's current GPU where there is one. CPU tensors can be sent in any case.
         buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors shorter than
             256 KB or in memory that cannot be exported). Sends beyond that wait for their receives.
@@ -65,26 +55,22 @@ class P2P:
 
     def __init__(
         self,
-        group: ProcessGroup | None = None,
+        group: ProcessGroup | Ranks | None = None,
         *,
         device: torch.device | str | None = None,
         buffer_bytes: int = 256 << 20,
         timeout_s: float = 60.0,
     ) -> None:
-        torch = torch_or_raise()
-        chosen = torch.distributed.group.WORLD if group is None else group
-        if chosen is None:
-            raise DeviceError("there is no process group", hint="call torch.distributed.init_process_group first")
-        if torch.distributed.get_rank(chosen) < 0:
-            raise DeviceError("this process is not in the group", hint="only the ranks of a group open it")
         if buffer_bytes < 0 or not timeout_s > 0:
             raise ValueError(
                 f"buffer_bytes is {buffer_bytes} and timeout_s {timeout_s}\nhint: bytes and seconds, the latter more than 0"
             )
+        torch = torch_or_raise()
         where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         if where.type not in ("cpu", "cuda"):
             raise DeviceError(f"there is no point-to-point for device '{where}'", hint="take a CUDA device or 'cpu'")
-        opened = open_ranks(chosen, where, buffer_bytes, timeout_s)
+        ranks = group if isinstance(group, Ranks) else ranks_of(group, where)
+        opened = open_ranks(ranks, where, buffer_bytes, timeout_s)
         self.rank = opened.rank
         self.num_ranks = len(opened.pairs)
         self._timeout_s = timeout_s
@@ -183,7 +169,7 @@ class P2P:
             receive = Receive(next(iter(self._sides.values())), tag, src, None, None, None)
             self._pairs[src].receive(receive)
         try:
-            self._settle(lambda: receive.arrival is not None or receive.is_settled, receive, timeout)
+            self._await(lambda: receive.arrival is not None or receive.is_settled, str(receive), timeout)
         except ChannelTimeout:
             with self._lock:
                 if self._pairs[src].withdraw(receive):
@@ -199,6 +185,25 @@ class P2P:
             self._pairs[src].accept(receive, receive.arrival)
         Work(self, [receive]).wait(timeout)
         return tensor
+
+    def probe(self, tag: int = 0, *, timeout: float | None = None) -> int:
+        """Waits until a value with a tag was sent to this rank that no receive has met. Errors are those of `recv_any`.
+
+        Returns:
+            The rank that sent it; the lowest, if there are several.
+        """
+        check_ranks("probe", range(self.num_ranks), tag, self.num_ranks)
+        with self._lock:
+            self._begin()
+        found: list[int] = []
+
+        def ready() -> bool:
+            with self._lock:
+                found[:] = [rank for rank, pair in enumerate(self._pairs) if pair.has_value(tag)]
+            return bool(found)
+
+        self._await(ready, f"a receive from any rank with tag {tag}", timeout)
+        return found[0]
 
     def empty(self, *shape: int, dtype: torch.dtype, device: torch.device | str | None = None) -> torch.Tensor:
         """A tensor in memory that other ranks reach in any case: a receive into it, and a send of it, copy once. So it is with CPU
@@ -273,14 +278,14 @@ class P2P:
     def settle(self, transfer: Transfer, timeout: float | None) -> None:
         """Waits until everything is enqueued that a transfer needs. Raises as `Work.wait` does."""
         if not transfer.is_settled:
-            self._settle(lambda: transfer.is_settled, transfer, timeout)
+            self._await(lambda: transfer.is_settled, str(transfer), timeout)
         if transfer.error is not None:
             raise copy(transfer.error)
 
-    def _settle(self, ready: Callable[[], bool], transfer: Transfer, timeout: float | None) -> None:
+    def _await(self, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
         limit_s = self._timeout_s if timeout is None else timeout
-        if not self._waiting.until(ready, limit_s, lambda: f"waits for {transfer}"):
-            raise ChannelTimeout(f"{transfer} has not met its other side within {limit_s:g} s{self._who_waits()}")
+        if not self._waiting.until(ready, limit_s, lambda: f"waits for {what}"):
+            raise ChannelTimeout(f"{what} has not met its other side within {limit_s:g} s{self._who_waits()}")
 
     def _who_waits(self) -> str:
         """For errors: what all ranks wait for."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import dataclass
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
@@ -24,10 +25,21 @@ from crossfade.p2p.memory import Cell, OpenedMemories, Place, Side
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.windows import Counters, OpenWindow, Windows
 
-__all__ = ["LENT_BYTES", "Copies", "Ends"]
+__all__ = ["LENT_BYTES", "Copies", "Ends", "P2PStatistics"]
 
 LENT_BYTES = 256 << 10
 """A value of at least this length is read where it lies, if its memory can be exported; a shorter one is copied first."""
+
+
+@dataclass(frozen=True, slots=True)
+class P2PStatistics:
+    """Counters of one rank."""
+
+    num_pushed: int  # values copied into a receive that waited
+    num_pulled: int  # values copied out of the sender's memory
+    num_lent: int  # values that were announced where they lie
+    num_copied_first: int  # values that were copied into memory of the communicator, and announced there
+    num_bytes: int  # of all values pushed and pulled
 
 
 class Ends:

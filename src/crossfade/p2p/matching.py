@@ -119,6 +119,10 @@ class Incoming(Generic[A, R]):
         """Whether a receive waits that is not posted."""
         return any(not is_posted for waiting in self._waiting.values() for _, is_posted in waiting)
 
+    def has(self, tag: int) -> bool:
+        """Whether a value with a tag was announced that no receive has met."""
+        return tag in self._announced
+
     def cancel(self, tag: int, receive: R) -> bool:
         """Takes back one that is not posted; False if it does not wait."""
         waiting = self._waiting.get(tag, deque())

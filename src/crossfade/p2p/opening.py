@@ -9,6 +9,7 @@ from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import check_pairs, judge, read_facts, require
 from crossfade.device.driver import TimedDriver
 from crossfade.device.host_driver import HostDriver
+from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
 from crossfade.p2p.board import Alarm, BoardLayout, Inbox, Outbox, format_board
@@ -16,13 +17,13 @@ from crossfade.p2p.copies import Copies, Ends
 from crossfade.p2p.memory import OpenedMemories, Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.windows import Counters
-from crossfade.peers.rendezvous import await_all, gather, meet
+from crossfade.peers.rendezvous import Ranks, meet
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Opened", "open_ranks"]
+__all__ = ["Opened", "open_ranks", "ranks_of"]
 
 _HINT = "open it with device='cpu' and send CPU tensors, or use torch.distributed's own send and recv"
 
@@ -38,21 +39,17 @@ class Opened(NamedTuple):
     pidfds: dict[int, int]  # of the other ranks
 
 
-def open_ranks(group: ProcessGroup, device: torch.device, buffer_bytes: int, timeout_s: float) -> Opened:
-    """Opens everything that the ranks of a group share. Collective. ``device``: a GPU for tensors on it and on the CPU, or the CPU
-    for the latter alone.
-    """
-    torch = torch_or_raise()
-    num_ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    speaks = _device_of_group(group, device)
+def open_ranks(ranks: Ranks, device: torch.device, buffer_bytes: int, timeout_s: float) -> Opened:
+    """Opens everything that the ranks share. All of them call it. ``device``: a GPU, and then the CPU as well, or the CPU."""
+    rank, num_ranks = ranks.rank, ranks.num_ranks
     layout = BoardLayout(num_ranks)
     numbers = count()
     drivers: list[TimedDriver] = [HostDriver(timeout_s)]
     if device.type == "cuda":
-        drivers.append(_cuda_driver(group, speaks, device))
+        drivers.append(_cuda_driver(ranks, device))
     board = Memory.create("p2p", layout.size_bytes)
     own = format_board(board, layout)
-    parties = meet(group, speaks, board)
+    parties = meet(ranks, board)
     try:
         names = [f"rank {k} (process {party.pid})" for k, party in enumerate(parties)]
         mappings = [own if k == rank else party.memory.map(layout.letters_bytes) for k, party in enumerate(parties)]
@@ -77,18 +74,23 @@ def open_ranks(group: ProcessGroup, device: torch.device, buffer_bytes: int, tim
     finally:
         for party in parties:
             party.memory.close()
-    await_all(group, speaks)
+    ranks.gather([0])  # all have come here
     return Opened(rank, sides, pairs, alarms, names, pidfds)
 
 
-def _device_of_group(group: ProcessGroup, device: torch.device) -> torch.device:
-    """Where the group moves the few numbers by which the ranks find each other."""
-    torch = torch_or_raise()
-    is_gpu = device.type == "cuda" and "gloo" not in str(torch.distributed.get_backend_config(group))
-    return device if is_gpu else torch.device("cpu")
+def ranks_of(group: ProcessGroup | None, device: torch.device) -> Ranks:
+    """The ranks of a group, None for the default one. Raises a `DeviceError` if there is none, or this process is not in it."""
+    distributed = torch_or_raise().distributed
+    chosen = distributed.group.WORLD if group is None else group
+    if chosen is None:
+        raise DeviceError("there is no process group", hint="call torch.distributed.init_process_group first")
+    if distributed.get_rank(chosen) < 0:
+        raise DeviceError("this process is not in the group", hint="only the ranks of a group open it")
+    is_gpu = device.type == "cuda" and "gloo" not in str(distributed.get_backend_config(chosen))
+    return Ranks.of_group(chosen, device if is_gpu else torch_or_raise().device("cpu"))
 
 
-def _cuda_driver(group: ProcessGroup, speaks: torch.device, device: torch.device) -> TimedDriver:
+def _cuda_driver(ranks: Ranks, device: torch.device) -> TimedDriver:
     """This rank's GPU, if every other rank's GPU can reach it."""
     from crossfade.device.cuda import CudaDriver
 
@@ -97,6 +99,6 @@ def _cuda_driver(group: ProcessGroup, speaks: torch.device, device: torch.device
         index = torch.cuda.current_device()
     facts = read_facts()
     require(judge(facts))
-    devices = {row[0] for row in gather(group, speaks, [index])}
+    devices = {row[0] for row in ranks.gather([index])}
     check_pairs(facts.links, permutations(devices, 2), hint=_HINT)
     return CudaDriver(index)

@@ -138,6 +138,10 @@ class Pair:
                 window, num_read = self.copies.post(receive, place), self._incoming.num_read
                 self._outbox.put(Posted(receive.tag, receive.size_bytes, receive.side.is_host, num_read, window))
 
+    def has_value(self, tag: int) -> bool:
+        """Whether a value with a tag has come that no receive has met."""
+        return self._incoming.has(tag)
+
     def withdraw(self, receive: Receive) -> bool:
         """Takes back a receive without a tensor; False if a value has come for it."""
         return self._incoming.cancel(receive.tag, receive)

@@ -13,7 +13,7 @@ from crossfade.device.tensors import load_kernels
 from crossfade.errors import DeviceError
 from crossfade.host.memory import PAGE_BYTES, Memory, align
 from crossfade.peers.memory import GroupMemory, OpenedGroup
-from crossfade.peers.rendezvous import await_all, meet
+from crossfade.peers.rendezvous import Ranks, await_all, meet
 from crossfade.peers.triton_kernels import TritonKernels
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def open_cuda_memory(
     driver = CudaDriver(index)
     board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
     memory = Memory.create("peers", board_bytes)
-    parties = meet(group, torch.device("cuda", index), memory)
+    parties = meet(Ranks.of_group(group, torch.device("cuda", index)), memory)
     tensor, addresses = _share(group, index, board_bytes + buffer_bytes)
     tensor[:board_bytes].zero_()
     rank = torch.distributed.get_rank(group)

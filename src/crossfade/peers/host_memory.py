@@ -10,7 +10,7 @@ from crossfade.device.host_driver import HostDriver
 from crossfade.device.signals import WORD_BYTES, HostBoard
 from crossfade.host.memory import PAGE_BYTES, Memory, align
 from crossfade.peers.memory import GroupMemory, OpenedGroup, Reduction
-from crossfade.peers.rendezvous import meet
+from crossfade.peers.rendezvous import Ranks, meet
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ def open_host_memory(group: ProcessGroup, num_words: int, buffer_bytes: int, tim
     torch = torch_or_raise()
     board_bytes = align(num_words * WORD_BYTES, PAGE_BYTES)
     memory = Memory.create("peers", board_bytes + buffer_bytes)
-    parties = meet(group, torch.device("cpu"), memory)
+    parties = meet(Ranks.of_group(group, torch.device("cpu")), memory)
     driver = HostDriver(timeout_s, hint=_HINT)
     boards = [HostBoard(driver, party.memory, num_words, f"rank {k}") for k, party in enumerate(parties)]
     ranges = [

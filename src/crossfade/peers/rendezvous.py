@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,10 +21,37 @@ from crossfade.host.memory import Memory
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
 
-__all__ = ["Party", "agree", "await_all", "count_off", "gather", "meet"]
+__all__ = ["Party", "Ranks", "agree", "await_all", "count_off", "gather", "meet"]
 
 _COUNT = itertools.count(1)
+
+
+class Ranks(NamedTuple):
+    """One rank among several that tell each other numbers. ``gather``: gives all ranks' numbers, by rank; all give equally many."""
+
+    rank: int
+    num_ranks: int
+    gather: Callable[[list[int]], list[list[int]]]
+
+    @classmethod
+    def of_group(cls, group: ProcessGroup, device: torch.device) -> Ranks:
+        """The ranks of a group, which gathers numbers on such a device."""
+        distributed = torch_or_raise().distributed
+        return cls(distributed.get_rank(group), distributed.get_world_size(group), partial(gather, group, device))
+
+    @classmethod
+    def of_store(cls, store: Store, rank: int, num_ranks: int) -> Ranks:
+        """The ranks that have a store together, in which nobody else writes: where there is no group yet."""
+        numbers = itertools.count()
+
+        def gather_by_store(own: list[int]) -> list[list[int]]:
+            number = next(numbers)
+            store.set(f"{number} of {rank}", " ".join(map(str, own)))
+            return [[int(word) for word in store.get(f"{number} of {k}").split()] for k in range(num_ranks)]
+
+        return cls(rank, num_ranks, gather_by_store)
 
 
 class Party(NamedTuple):
@@ -33,13 +61,13 @@ class Party(NamedTuple):
     memory: Memory
 
 
-def meet(group: ProcessGroup, device: torch.device, memory: Memory) -> list[Party]:
+def meet(ranks: Ranks, memory: Memory) -> list[Party]:
     """All ranks' processes and memories, by rank. Collective."""
     parties: list[Party] = []
     try:
-        for party in _find(group, device, memory):
+        for party in _find(ranks, memory):
             parties.append(party)
-        await_all(group, device)
+        ranks.gather([0])  # all have come here
     except BaseException:
         for opened in {memory, *(party.memory for party in parties)}:
             opened.close()
@@ -47,17 +75,16 @@ def meet(group: ProcessGroup, device: torch.device, memory: Memory) -> list[Part
     return parties
 
 
-def _find(group: ProcessGroup, device: torch.device, memory: Memory) -> Iterator[Party]:
-    rank = torch_or_raise().distributed.get_rank(group)
+def _find(ranks: Ranks, memory: Memory) -> Iterator[Party]:
     own = [_host_number(), os.getpid(), memory.fd]
-    rows = gather(group, device, own)
+    rows = ranks.gather(own)
     if any(row[0] != own[0] for row in rows):
         raise DeviceError(
             "the ranks of the group are on several hosts, or in containers that do not see each other's processes",
             hint="make one group for each host: torch.distributed.new_group(ranks of this host)",
         )
     for k, (_, pid, fd) in enumerate(rows):
-        yield Party(pid, memory if k == rank else _open(k, pid, fd))
+        yield Party(pid, memory if k == ranks.rank else _open(k, pid, fd))
 
 
 def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:

@@ -1,0 +1,14 @@
+"""Tagged transfers, and the backend of torch.distributed, between two GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.helpers.p2p_backend_cases import CASES as BACKEND_CASES
+from tests.helpers.p2p_cases import CASES, RANDOM
+from tests.helpers.ranks import suite
+
+TestTransfers = suite({**CASES, **RANDOM}, 2, "cuda", limit_s=200)
+TestBackend = suite(BACKEND_CASES, 2, "cuda", limit_s=200)
