@@ -28,7 +28,7 @@ from crossfade.errors import (
     GraphClosed,
     SessionError,
 )
-from crossfade.interrupted import passed_through_others, uninterrupted
+from crossfade.interrupted import Held, passed_through_others, raise_held, uninterrupted, whole
 from crossfade.plan.plan import Plan
 
 __all__ = ["Executions"]
@@ -199,8 +199,7 @@ class Executions:
     ) -> Any:
         """Takes results in until an output has arrived or ``is_enough()``, which looks at what came. Then `EMPTY` may be returned.
 
-        ``told_timeout`` is the time limit that an error names, if ``timeout`` is what is left of it. With ``looks_first`` False the
-        caller has just looked for results.
+        ``told_timeout`` is the time limit that an error names; ``looks_first`` is False if the caller has just looked for results.
         """
         me = get_ident()
         if me == self._submitter or me == self._collector or me in self._idle:
@@ -254,27 +253,31 @@ class Executions:
             self._idle.discard(me)
         return has_turn
 
-    @uninterrupted
+    @whole
     def is_over(self, execution: Execution, place: int) -> bool:
         """Whether a get of this output would return without waiting. Takes results in, unless another thread is doing so."""
-        me = get_ident()
-        if me == self._submitter or me == self._collector or me in self._idle:
-            self._refuse_reentry()
-        if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
-            try:
-                self._collector = me
-                while execution.values[place] is EMPTY:
-                    if not self._collect_next():
-                        self.opened.check()
-                        break
-            except Exception:
-                return True  # get will say it
-            finally:
-                self._collector = 0
-                self._collecting.release()
-                if self.watchers.is_missed:
-                    self.watchers.notify_missed()
-        return execution.values[place] is not EMPTY or bool(self.ended)
+        try:
+            me = get_ident()
+            if me == self._submitter or me == self._collector or me in self._idle:
+                self._refuse_reentry()
+            if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
+                try:
+                    self._collector = me
+                    while execution.values[place] is EMPTY:
+                        if not self._collect_next():
+                            self.opened.check()
+                            break
+                except Exception:
+                    return True  # get will say it
+                finally:
+                    self._collector = 0
+                    self._collecting.release()
+                    if self.watchers.is_missed:
+                        self.watchers.notify_missed()
+            return execution.values[place] is not EMPTY or bool(self.ended)
+        finally:
+            if Held.is_pending:
+                raise_held()
 
     @uninterrupted
     def take_in(self, num_own: int = 0) -> None:
@@ -364,7 +367,6 @@ class Executions:
     # Ending
 
     def abandon(self) -> None:
-        """The session ends."""
         self.end("the session was shut down")
         self.opened.nudge()
 
