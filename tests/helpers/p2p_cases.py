@@ -201,6 +201,19 @@ def unknown_shapes(device: str) -> None:
             work.wait()
 
 
+def very_many(device: str) -> None:
+    """More than there are windows, or letters that find room; received in reverse."""
+    peer, num = _peer(), 700
+    with opened(device) as p2p:
+        works = [p2p.isend(torch.full((3,), float(k), device=device), peer, tag=k) for k in range(num)]
+        targets = [torch.empty(3, device=device) for _ in range(num)]
+        for k in reversed(range(num)):
+            p2p.recv(targets[k], peer, tag=k)
+        for k, (work, target) in enumerate(zip(works, targets, strict=True)):
+            work.wait()
+            assert target.eq(float(k)).all()
+
+
 def several_destinations(device: str) -> None:
     rank, num_ranks = _world()
     with opened(device) as p2p:
@@ -361,6 +374,7 @@ CASES: dict[str, Case] = {
         posted_first,
         each_way,
         unknown_shapes,
+        very_many,
         several_destinations,
         a_tensor_that_is_changed_after_the_wait,
         lengths_that_differ,

@@ -193,8 +193,7 @@ class P2P:
             The rank that sent it; the lowest, if there are several.
         """
         check_ranks("probe", range(self.num_ranks), tag, self.num_ranks)
-        with self._lock:
-            self._begin()
+        self._begin()
         found: list[int] = []
 
         def ready() -> bool:
@@ -251,8 +250,6 @@ class P2P:
         if self._is_closing:
             raise ChannelClosed("the communicator is closed", hint="open a new one with P2P(group)")
         self.look()
-
-    # Progress and waits
 
     def look(self) -> bool:
         """Handles what other ranks have said. Whether anything came."""
@@ -354,10 +351,11 @@ class P2P:
         is_closed = self._waiting.until(self._have_all_closed, self._timeout_s, lambda: "closes its communicator")
         with self._lock:
             self._is_closed = True
+        self._alarms[self.rank].ring()
         self._attendant.close()
-        late = "" if is_closed else self._who_waits()
+        late = self._who_waits()
         self._give_back()
-        if late:
+        if not is_closed:
             raise ChannelTimeout(f"not all ranks closed their communicators within {self._timeout_s:g} s{late}")
 
     def _have_all_closed(self) -> bool:

@@ -113,7 +113,7 @@ class Copies:
 
     def has_window(self, side: Side) -> bool:
         """Whether a window can be opened."""
-        return self.ends[side.is_host].windows.has_free
+        return self.ends[side.is_host].windows.has_free()
 
     def offer(
         self, send: Send, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
@@ -123,7 +123,7 @@ class Copies:
         """
         side = send.side
         windows = self.ends[side.is_host].windows
-        if not windows.has_free:
+        if not windows.has_free(is_urgent=is_urgent):
             return None
         place = side.exports.find(send.address, send.size_bytes) if send.size_bytes >= LENT_BYTES else None
         cell: Cell | None = None

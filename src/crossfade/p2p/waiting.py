@@ -58,15 +58,19 @@ class Waiting:
             self._alarm.status = ""
             with self._changed:
                 self._num_program -= 1
+                self._changed.notify_all()
 
     def attend(self, is_quiet: Callable[[], bool]) -> None:
-        """Waits, and handles what comes, until there is nothing to wait for, or a thread of the program waits."""
+        """Once no thread of the program waits: waits, and handles what comes, until one does, or there is nothing to wait for."""
 
         def ready() -> bool:
             return self._num_program > 0 or is_quiet()
 
-        while not self._sleep(ready, _SLICE_S):
-            pass
+        with self._changed:
+            while self._num_program:
+                self._changed.wait(_SLICE_S)
+        while not ready():
+            self._sleep(ready, _SLICE_S)
 
     def bury(self) -> None:
         """Notices ranks that have died."""

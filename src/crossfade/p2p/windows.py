@@ -13,6 +13,9 @@ from crossfade.p2p.board import NUM_WINDOWS
 __all__ = ["Counters", "OpenWindow", "Windows"]
 
 
+_NUM_KEPT = 16
+
+
 class Counters:
     """The counters of one rank's windows towards another one, as this process's device sees them."""
 
@@ -61,14 +64,17 @@ class Windows:
         self._uses = [0] * NUM_WINDOWS
         self._open: deque[OpenWindow] = deque()
 
-    @property
-    def has_free(self) -> bool:
-        if not self._free:
+    def has_free(self, *, is_urgent: bool = False) -> bool:
+        """Whether one can be opened. Some are kept for what is urgent: values whose receives have begun, which close soon, whatever
+        waits in all the others.
+        """
+        num_kept = 0 if is_urgent else _NUM_KEPT
+        if len(self._free) <= num_kept:
             self.collect(is_thorough=True)
-        return bool(self._free)
+        return len(self._free) > num_kept
 
     def open(self, on_closed: Callable[[], None]) -> OpenWindow:
-        """Opens one, where `has_free`."""
+        """Opens one, where `has_free` said yes."""
         word = self._free.pop()
         self._uses[word] += 1
         window = OpenWindow(word, self._uses[word], on_closed)
