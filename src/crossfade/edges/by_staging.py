@@ -34,7 +34,7 @@ from crossfade.edges.arrivals import Arrivals, Arriving, Coming, Requests, put_t
 from crossfade.edges.carrier import Incoming, Outgoing
 from crossfade.edges.host_copies import Joiner
 from crossfade.edges.lane import Post
-from crossfade.edges.layout import Lanes, Mailbox
+from crossfade.edges.layout import Lanes
 from crossfade.edges.sources import Sources, cannot_send, places_from
 from crossfade.errors import ChannelBroken, DeviceError
 from crossfade.host.doorbell import Bell
@@ -75,14 +75,13 @@ class _LaneOut:
 
     def __init__(self, home: DeviceContext, lanes: Lanes, lane: int, chunks: Chunks, bell: Bell, label: str) -> None:
         board, offset, layout = lanes
-        self._mail = Mailbox(board, offset + layout.to_writer(lane))
-        self._post = Post(Mailbox(board, offset + layout.to_reader(lane)), bell)
+        self._post = Post(board, offset + layout.to_writer(lane), offset + layout.to_reader(lane), bell)
         self._is_finished = self._is_alone = False
         streams, tell = staged_streams(home, Role.UP), self._post.put_unless_known
         self.sender = StagedSender(home.driver, chunks.memory, chunks.layout, streams, tell, label, chunks.of(lane))
 
     def progress(self) -> bool:
-        while (record := self._mail.take()) is not None:
+        while (record := self._post.take()) is not None:
             self.sender.on_record(record)
         self.sender.collect()
         return not self._post.flush()
@@ -112,8 +111,7 @@ class _LaneIn:
     def __init__(self, home: DeviceContext, lanes: Lanes, lane: int, chunks: Chunks, bell: Bell, label: str) -> None:
         board, offset, layout = lanes
         self.num_bytes = 0
-        self._mail = Mailbox(board, offset + layout.to_reader(lane))
-        self._post = Post(Mailbox(board, offset + layout.to_writer(lane)), bell)
+        self._post = Post(board, offset + layout.to_reader(lane), offset + layout.to_writer(lane), bell)
         self._coming: deque[tuple[Arriving, int]] = deque()  # with executions; the first one first
         self._is_receiving = self._is_finished = False
         streams = staged_streams(home, Role.DOWN)
@@ -150,7 +148,7 @@ class _LaneIn:
             raise ChannelBroken(f"{self.receiver.label}: the other side closed it")
 
     def progress(self) -> bool:
-        while (record := self._mail.take()) is not None:
+        while (record := self._post.take()) is not None:
             if isinstance(record, Finished):
                 self._is_finished = True  # what it has not enqueued until now does not come any more
             elif self.receiver.ended is None:

@@ -9,19 +9,20 @@ what leads to them) go through two mailboxes; the end that puts one in wakes the
 from __future__ import annotations
 
 import mmap
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from crossfade.device.context import DeviceContext
-from crossfade.device.records import Announced, Finished, Offer, Record
+from crossfade.device.records import Announced, Finished, Offer, Record, pack, unpack
 from crossfade.device.ring import NUM_GROUPS
 from crossfade.device.ring_receiver import Leased, RingReceiver
 from crossfade.device.ring_sender import RingSender
 from crossfade.device.signals import SignalBoard
-from crossfade.edges.layout import Lanes, Mailbox
+from crossfade.edges.layout import MAILBOX, Lanes
 from crossfade.errors import DeviceError
 from crossfade.host.doorbell import Bell
+from crossfade.host.mailbox import Mailbox, Outbox
 from crossfade.host.memory import address_of
 from crossfade.host.semaphore import open_semaphore
 
@@ -29,36 +30,32 @@ __all__ = ["LaneReader", "LaneWriter", "Post"]
 
 
 class Post:
-    """Puts records into the other side's mailbox, as room allows, and rings its bell. One thread uses it."""
+    """The records of one side of a lane: takes the other side's, and sends its own. One thread uses it."""
 
-    def __init__(self, mailbox: Mailbox, bell: Bell) -> None:
-        self._mailbox = mailbox
-        self._bell = bell
-        self._unsent: deque[Record] = deque()
+    def __init__(self, board: mmap.mmap, own: int, theirs: int, bell: Bell) -> None:
+        self._own = Mailbox(board, own, MAILBOX)
+        self._outbox = Outbox(Mailbox(board, theirs, MAILBOX), partial(_wake, bell))
+        self.flush = self._outbox.flush
+        self.drop = self._outbox.drop  # the other side is gone
+
+    def take(self) -> Record | None:
+        """The next record; None if there is none. Raises a `ChannelError` if no record lies there."""
+        data = self._own.take()
+        return None if data is None else unpack(data)
 
     def put(self, record: Record) -> None:
         """Sends it, now or with a later call of anything here."""
-        self._unsent.append(record)
-        self.flush()
+        self._outbox.put(pack(record))
 
     def put_unless_known(self, record: Record) -> None:
         """For a staged sender: that a value comes is known by the channel's own record."""
         if not isinstance(record, Announced):
             self.put(record)
 
-    def flush(self) -> bool:
-        has_sent = False
-        while self._unsent and self._mailbox.try_put(self._unsent[0]):
-            self._unsent.popleft()
-            has_sent = True
-        if has_sent:
-            self._bell.announce_mail()
-            self._bell.ring()
-        return not self._unsent
 
-    def drop(self) -> None:
-        """The other side is gone."""
-        self._unsent.clear()
+def _wake(bell: Bell) -> None:
+    bell.announce_mail()
+    bell.ring()
 
 
 class LaneWriter:
@@ -69,8 +66,7 @@ class LaneWriter:
     ) -> None:
         board, offset, layout = lanes
         base = address_of(board, offset)
-        self._mail = Mailbox(board, offset + layout.to_writer(lane))
-        self._post = Post(Mailbox(board, offset + layout.to_reader(lane)), bell)
+        self._post = Post(board, offset + layout.to_writer(lane), offset + layout.to_reader(lane), bell)
         self._freed = [
             [open_semaphore(base + layout.freed(lane, group, slot)).acquire for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
@@ -96,7 +92,7 @@ class LaneWriter:
         self.ring.let_go_of_copied()
 
     def _take_mail(self) -> None:
-        while (record := self._mail.take()) is not None:
+        while (record := self._post.take()) is not None:
             if isinstance(record, Offer):
                 for acquire in self._freed[record.group]:  # the posts of an earlier generation
                     while acquire(False):
@@ -178,8 +174,7 @@ class LaneReader:
         board, offset, layout = lanes
         base = address_of(board, offset)
         self._home = home
-        self._mail = Mailbox(board, offset + layout.to_reader(lane))
-        self._post = Post(Mailbox(board, offset + layout.to_writer(lane)), bell)
+        self._post = Post(board, offset + layout.to_reader(lane), offset + layout.to_writer(lane), bell)
         freed: list[list[Callable[[], None]]] = [
             [open_semaphore(base + layout.freed(lane, group, slot)).release for slot in range(layout.num_slots)]
             for group in range(NUM_GROUPS)
@@ -206,7 +201,7 @@ class LaneReader:
 
     def progress(self) -> bool:
         """Handles control records. True if it should be called again soon."""
-        while (record := self._mail.take()) is not None:
+        while (record := self._post.take()) is not None:
             self.ring.on_record(record)
         self.ring.collect()
         if self._is_broken:

@@ -10,18 +10,16 @@ import mmap
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crossfade.device.records import Record, pack, unpack
 from crossfade.device.ring import NUM_GROUPS, num_signals
 from crossfade.device.signals import WORD_BYTES
 from crossfade.edges.turns import PROGRESS_BYTES
+from crossfade.host.mailbox import MailboxShape
 from crossfade.host.memory import address_of, align
-from crossfade.host.semaphore import SEMAPHORE_BYTES, Semaphore, init_semaphore, open_semaphore
+from crossfade.host.semaphore import SEMAPHORE_BYTES, init_semaphore
 
-__all__ = ["DeviceLayout", "Lanes", "Mailbox", "format_lanes"]
+__all__ = ["MAILBOX", "DeviceLayout", "Lanes", "format_lanes"]
 
-_NUM_LETTERS = 16
-_LETTER_BYTES = 128
-_MAILBOX_BYTES = 2 * SEMAPHORE_BYTES + _NUM_LETTERS * _LETTER_BYTES
+MAILBOX = MailboxShape(num_letters=16, letter_bytes=128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +41,11 @@ class DeviceLayout:
 
     def to_writer(self, lane: int) -> int:
         """Offset of the mailbox of what the reader tells."""
-        return self.to_reader(lane) + _MAILBOX_BYTES
+        return self.to_reader(lane) + MAILBOX.size_bytes
 
     def freed(self, lane: int, group: int, slot: int) -> int:
         """Offset of the semaphore that the reader posts when it has enqueued ``free`` of a slot."""
-        return self.to_writer(lane) + _MAILBOX_BYTES + (group * self.num_slots + slot) * SEMAPHORE_BYTES
+        return self.to_writer(lane) + MAILBOX.size_bytes + (group * self.num_slots + slot) * SEMAPHORE_BYTES
 
     def enqueued(self, lane: int) -> int:
         """Offset of the semaphore that the writer posts when it has enqueued what a record told beforehand (`TENSOR_AHEAD`)."""
@@ -60,7 +58,7 @@ class DeviceLayout:
     @property
     def _lane_bytes(self) -> int:
         num_semaphores = NUM_GROUPS * self.num_slots + 1
-        return align(2 * _MAILBOX_BYTES + num_semaphores * SEMAPHORE_BYTES, 64) + PROGRESS_BYTES
+        return align(2 * MAILBOX.size_bytes + num_semaphores * SEMAPHORE_BYTES, 64) + PROGRESS_BYTES
 
     @property
     def size_bytes(self) -> int:
@@ -100,44 +98,8 @@ def format_lanes(board: mmap.mmap, offset: int, layout: DeviceLayout) -> None:
     base = address_of(board, offset)
     for lane in range(layout.num_lanes):
         for mailbox in (layout.to_reader(lane), layout.to_writer(lane)):
-            init_semaphore(base + mailbox, 0)
-            init_semaphore(base + mailbox + SEMAPHORE_BYTES, _NUM_LETTERS)
+            MAILBOX.format(base + mailbox)
         for group in range(NUM_GROUPS):
             for slot in range(layout.num_slots):
                 init_semaphore(base + layout.freed(lane, group, slot), 0)
         init_semaphore(base + layout.enqueued(lane), 0)
-
-
-class Mailbox:
-    """A few records on their way from one process to another, in shared memory. Each end is used by one thread."""
-
-    def __init__(self, board: mmap.mmap, offset: int) -> None:
-        base = address_of(board, offset)
-        self._board = board  # semaphores point into it
-        self._letters: Semaphore = open_semaphore(base)
-        self._room: Semaphore = open_semaphore(base + SEMAPHORE_BYTES)
-        self._first = offset + 2 * SEMAPHORE_BYTES
-        self._next = 0
-
-    def _place(self) -> int:
-        number, self._next = self._next, (self._next + 1) % _NUM_LETTERS
-        return self._first + number * _LETTER_BYTES
-
-    def try_put(self, record: Record) -> bool:
-        """Puts a record in; False if there is no room."""
-        if not self._room.acquire(False):
-            return False
-        data, at = pack(record), self._place()
-        self._board[at] = len(data)
-        self._board[at + 1 : at + 1 + len(data)] = data
-        self._letters.release()
-        return True
-
-    def take(self) -> Record | None:
-        """The next record; None if there is none. Raises a `ChannelError` if no record lies there."""
-        if not self._letters.acquire(False):
-            return None
-        at = self._place()
-        data = self._board[at + 1 : at + 1 + self._board[at]]
-        self._room.release()
-        return unpack(data)

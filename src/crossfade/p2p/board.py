@@ -3,35 +3,28 @@
 Each rank makes one and opens those of the others. In a rank's memory::
 
     page 0     the alarm: a semaphore, whether the rank sleeps; what it waits for, in words (for the time-out errors of all ranks)
-    page 1 on  for each rank, its letters to this one: two semaphores and a row of places
+    page 1 on  for each rank, its letters to this one: a mailbox
     then       for each rank, the counters of this rank's windows towards it: first those of host memory, then those of a GPU's
 """
 
 from __future__ import annotations
 
 import mmap
-from collections import deque
 from collections.abc import Callable
 
 from crossfade.device.signals import WORD_BYTES
+from crossfade.host.mailbox import Mailbox, MailboxShape, Outbox
 from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
-from crossfade.host.semaphore import (
-    FENCE_AFTER_POST,
-    SEMAPHORE_BYTES,
-    Semaphore,
-    full_fence,
-    init_semaphore,
-    open_semaphore,
-)
+from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, init_semaphore, open_semaphore
 from crossfade.p2p.letters import LETTER_BYTES, Letter, pack, unpack
 
-__all__ = ["NUM_WINDOWS", "Alarm", "BoardLayout", "Inbox", "Outbox", "format_board"]
+__all__ = ["NUM_WINDOWS", "Alarm", "BoardLayout", "Inbox", "LetterBox", "format_board"]
 
 NUM_WINDOWS = 256
 """Windows of one kind of memory that a rank can have open towards another one."""
 
-NUM_LETTERS = 256
-_ROW_BYTES = align(2 * SEMAPHORE_BYTES + NUM_LETTERS * LETTER_BYTES, PAGE_BYTES)
+_LETTERS = MailboxShape(num_letters=256, letter_bytes=LETTER_BYTES)
+_ROW_BYTES = align(_LETTERS.size_bytes, PAGE_BYTES)
 _WORDS_BYTES = align(2 * NUM_WINDOWS * WORD_BYTES, PAGE_BYTES)
 _ASLEEP, _STATUS, _MOST_STATUS_BYTES = 64, 128, 2048
 
@@ -60,8 +53,7 @@ def format_board(memory: Memory, layout: BoardLayout) -> mmap.mmap:
     base = address_of(mapping)
     init_semaphore(base, 0)
     for rank in range(layout.num_ranks):
-        init_semaphore(base + layout.letters_of(rank), 0)
-        init_semaphore(base + layout.letters_of(rank) + SEMAPHORE_BYTES, NUM_LETTERS)
+        _LETTERS.format(base + layout.letters_of(rank))
     return mapping
 
 
@@ -109,61 +101,26 @@ class Alarm:
         self._mapping[_STATUS : _STATUS + 2] = len(data).to_bytes(2, "little")
 
 
-class _Row:
-    """Letters on their way from one rank to another. One thread at a time uses each end."""
+class Inbox:
+    """The letters of one rank to this one. One thread at a time uses it."""
 
     def __init__(self, mapping: mmap.mmap, offset: int) -> None:
-        base = address_of(mapping, offset)
-        self._mapping = mapping  # semaphores point into it
-        self._letters: Semaphore = open_semaphore(base)
-        self._room: Semaphore = open_semaphore(base + SEMAPHORE_BYTES)
-        self._first = offset + 2 * SEMAPHORE_BYTES
-        self._next = 0
-
-    def _place(self) -> int:
-        number, self._next = self._next, (self._next + 1) % NUM_LETTERS
-        return self._first + number * LETTER_BYTES
-
-
-class Inbox(_Row):
-    """The letters of one rank to this one."""
+        self._mailbox = Mailbox(mapping, offset, _LETTERS)
 
     def take(self) -> Letter | None:
         """The next letter; None if there is none."""
-        if not self._letters.acquire(False):
-            return None
-        at = self._place()
-        data = self._mapping[at + 1 : at + 1 + self._mapping[at]]
-        self._room.release()
-        return unpack(data)
+        data = self._mailbox.take()
+        return None if data is None else unpack(data)
 
 
-class Outbox(_Row):
-    """The letters of this rank to another one, whose ``alarm`` is rung. What finds no room waits here, in order."""
+class LetterBox:
+    """The letters of this rank to another one, whose ``alarm`` is rung. One thread at a time uses it."""
 
     def __init__(self, mapping: mmap.mmap, offset: int, alarm: Alarm) -> None:
-        super().__init__(mapping, offset)
-        self._alarm = alarm
-        self._unsent: deque[bytes] = deque()
+        self._outbox = Outbox(Mailbox(mapping, offset, _LETTERS), alarm.ring)
+        self.flush = self._outbox.flush
+        self.drop = self._outbox.drop  # the other rank is gone
 
     def put(self, letter: Letter) -> None:
         """Sends it, now or with a later call of anything here."""
-        self._unsent.append(pack(letter))
-        self.flush()
-
-    def flush(self) -> bool:
-        """Sends what there is room for; whether that was all."""
-        has_sent = False
-        while self._unsent and self._room.acquire(False):
-            data, at = self._unsent.popleft(), self._place()
-            self._mapping[at] = len(data)
-            self._mapping[at + 1 : at + 1 + len(data)] = data
-            self._letters.release()
-            has_sent = True
-        if has_sent:
-            self._alarm.ring()
-        return not self._unsent
-
-    def drop(self) -> None:
-        """The other rank is gone."""
-        self._unsent.clear()
+        self._outbox.put(pack(letter))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
-from crossfade.p2p.board import Outbox
+from crossfade.p2p.board import LetterBox
 from crossfade.p2p.letters import Forgotten, Window
 from crossfade.p2p.memory import Cell, OpenedMemories, Place, Side
 from crossfade.p2p.transfer import Receive, Send, Transfer
@@ -68,7 +68,7 @@ class Copies:
     A method that enqueues raises a `DeviceError` if a driver refused, or the other rank's memory cannot be opened.
     """
 
-    def __init__(self, ends: Mapping[bool, Ends], outbox: Outbox) -> None:
+    def __init__(self, ends: Mapping[bool, Ends], outbox: LetterBox) -> None:
         self.ends = ends
         self.death: Exception | None = None  # of the other rank
         self.num_pushed = self.num_pulled = self.num_lent = self.num_copied_first = self.num_bytes = 0

@@ -12,7 +12,7 @@ from crossfade.device.host_driver import HostDriver
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
-from crossfade.p2p.board import Alarm, BoardLayout, Inbox, Outbox, format_board
+from crossfade.p2p.board import Alarm, BoardLayout, Inbox, LetterBox, format_board
 from crossfade.p2p.copies import Copies, Ends
 from crossfade.p2p.memory import OpenedMemories, Side
 from crossfade.p2p.pair import Pair
@@ -68,7 +68,7 @@ def open_ranks(ranks: Ranks, device: torch.device, buffer_bytes: int, timeout_s:
                     theirs = Counters(side.driver, party.memory, place, f"rank {k}'s windows for rank {rank}")
                 memories = OpenedMemories(side.driver, names[k], side.exports if k == rank else None)
                 ends[is_host] = Ends(side, counters, theirs, memories)
-            outbox = Outbox(mappings[k], layout.letters_of(rank), alarms[k])
+            outbox = LetterBox(mappings[k], layout.letters_of(rank), alarms[k])
             pairs.append(Pair(names[k], party.pid, Inbox(own, layout.letters_of(k)), outbox, Copies(ends, outbox)))
         pidfds = {k: open_pidfd(party.pid) for k, party in enumerate(parties) if k != rank}
     finally:

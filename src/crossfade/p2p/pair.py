@@ -14,7 +14,7 @@ from functools import partial
 
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.host.processes import is_ending
-from crossfade.p2p.board import Inbox, Outbox
+from crossfade.p2p.board import Inbox, LetterBox
 from crossfade.p2p.copies import Copies
 from crossfade.p2p.letters import (
     Announced,
@@ -48,7 +48,7 @@ class Pair:
     side has closed too. Then each says that it has made its last copy, and both have ended.
     """
 
-    def __init__(self, name: str, pid: int, inbox: Inbox, outbox: Outbox, copies: Copies) -> None:
+    def __init__(self, name: str, pid: int, inbox: Inbox, outbox: LetterBox, copies: Copies) -> None:
         self.name = name
         self._pid = pid
         self.ended: Exception | None = None  # why this side begins no transfer any more
