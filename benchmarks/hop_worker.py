@@ -1,7 +1,7 @@
 """The side that is measured, in a process of its own: reads requests on stdin, answers with JSON.
 
 ``python -m benchmarks.hop_worker crossfade|blocking|ray``. Both libraries run the same graphs from the same code; what
-differs between them is in `Crossfade` and `Ray`. Every answer of a graph is compared with what it has to be, outside
+differs between them is in `benchmarks.hop_libraries`. Every answer of a graph is compared with what it has to be, outside
 the timed stretch.
 
 For each request, one line goes back with the result, and one more when everything that the request started is gone.
@@ -16,8 +16,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+from benchmarks.hop_libraries import LIBRARIES, Library
 
 Request = Mapping[str, Any]
 Result = dict[str, Any]
@@ -25,7 +27,6 @@ Result = dict[str, Any]
 NUM_WARM_UPS = 100
 NUM_LARGE_WARM_UPS = 30
 WARM_UP_S = 0.5
-MAX_INFLIGHT = 8
 
 
 class Echo:
@@ -55,100 +56,6 @@ class Echo:
 
     def corners(self, *tensors: Any) -> tuple[float, float]:
         return float(tensors[0][0]), float(tensors[-1][-1])
-
-
-class Library(Protocol):
-    """What differs between the two libraries."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def new_actor(self) -> Any: ...
-    def kill(self, actor: Any) -> None: ...
-    def input_node(self) -> Any: ...
-    def outputs(self, nodes: Sequence[Any]) -> Any: ...
-    def compile(self, dag: Any) -> Any: ...
-    def get(self, result: Any) -> Any: ...
-
-
-class Crossfade:
-    """crossfade; ``blocking`` waits without spinning first."""
-
-    def __init__(self, *, blocking: bool) -> None:
-        import crossfade
-
-        self._crossfade: Any = crossfade
-        self._options = {"spin_us": 0} if blocking else {}
-
-    def start(self) -> None:
-        self._crossfade.init(**self._options)
-        self._actor_class = self._crossfade.remote(Echo)
-        self.get: Callable[[Any], Any] = self._crossfade.get
-
-    def stop(self) -> None:
-        self._crossfade.shutdown()
-
-    def new_actor(self) -> Any:
-        return self._actor_class.remote()
-
-    def kill(self, actor: Any) -> None:
-        self._crossfade.kill(actor)
-
-    def input_node(self) -> Any:
-        return self._crossfade.InputNode()
-
-    def outputs(self, nodes: Sequence[Any]) -> Any:
-        return self._crossfade.MultiOutputNode(list(nodes))
-
-    def compile(self, dag: Any) -> Any:
-        return dag.compile(max_inflight=MAX_INFLIGHT)
-
-
-class Ray:
-    """Ray Compiled Graph."""
-
-    def __init__(self) -> None:
-        os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_CGRAPH_get_timeout="60", RAY_CGRAPH_submit_timeout="60")
-        import ray
-        import ray.dag
-
-        self._ray: Any = ray
-
-    def start(self) -> None:
-        self._ray.init(
-            address="local",
-            num_cpus=16,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _node_ip_address="127.0.0.1",
-        )
-        self._actor_class = self._ray.remote(Echo)
-        self.get: Callable[[Any], Any] = self._ray.get
-
-    def stop(self) -> None:
-        self._ray.shutdown()
-
-    def new_actor(self) -> Any:
-        return self._actor_class.remote()
-
-    def kill(self, actor: Any) -> None:
-        self._ray.kill(actor)
-
-    def input_node(self) -> Any:
-        return self._ray.dag.InputNode()
-
-    def outputs(self, nodes: Sequence[Any]) -> Any:
-        return self._ray.dag.MultiOutputNode(list(nodes))
-
-    def compile(self, dag: Any) -> Any:
-        return dag.experimental_compile(_max_inflight_executions=MAX_INFLIGHT)
-
-
-LIBRARIES: Mapping[str, Callable[[], Library]] = {
-    "crossfade": lambda: Crossfade(blocking=False),
-    "blocking": lambda: Crossfade(blocking=True),
-    "ray": Ray,
-}
 
 
 @contextlib.contextmanager
@@ -396,7 +303,7 @@ def main() -> None:
         os.dup2(2, 1)
         start = time.perf_counter_ns()
         library = LIBRARIES[sys.argv[1]]()
-        library.start()
+        library.start(Echo)
         print(json.dumps({"result": {"init_us": (time.perf_counter_ns() - start) / 1_000}}), file=replies, flush=True)
         for line in sys.stdin:
             answer(library, line, replies)
