@@ -160,7 +160,7 @@ def test_a_death_may_be_heard_of_in_the_middle_of_telling() -> None:
     with open_copy(2, 1) as (pair, writer, (reader,)):
         assert pair.write(torch.arange(4))
         (tensor,) = pair.read()
-        mailbox = reader.carrier.lanes[0]._post._mailbox
+        mailbox = reader.carrier.lanes[0]._post._outbox._mailbox
         try_put = mailbox.try_put
 
         def die_first(record: Any) -> bool:
