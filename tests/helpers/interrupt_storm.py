@@ -10,6 +10,7 @@ most once.
 from __future__ import annotations
 
 import collections
+import faulthandler
 import gc
 import json
 import os
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import crossfade
@@ -27,13 +29,14 @@ from crossfade import interrupted
 from tests.helpers.footprint import footprint
 from tests.helpers.programs import python
 
-_MARGIN_S = 120.0
+_MARGIN_S = 60.0  # then the program says where its threads are, and ends
+_DUMPED_S = 10.0  # for that
 
 
 def storm(kind: str, duration_s: float, seed: int) -> dict[str, Any]:
     """A storm of that signal, for so long, in which nothing is lost and the program does not hang."""
     command = ("-X", "faulthandler", "-m", "tests.helpers.interrupt_storm", kind, str(duration_s), str(seed))
-    ran = python(*command, timeout_s=duration_s + _MARGIN_S)
+    ran = python(*command, timeout_s=duration_s + _MARGIN_S + _DUMPED_S)
     assert ran.returncode == 0, f"seed {seed}: {ran.returncode}\n{ran.stderr}"
     counts: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return counts
@@ -43,6 +46,7 @@ __all__: list[str] = []
 
 PERIOD_S = 0.002
 LIMIT_S = 60.0
+ON_ITS_WAY_S = 0.05
 LARGE_BYTES = 300_000
 MAX_INFLIGHT = 4
 
@@ -101,7 +105,11 @@ class Storm:
     """Sends the signals, from another process."""
 
     def __init__(self, number: int) -> None:
-        self._popen = subprocess.Popen([sys.executable, "-c", _SENDER, *map(str, (os.getpid(), number, PERIOD_S))])
+        self._number = number
+        # The pipes of this program are not its own: whoever reads them waits until the last one has closed them.
+        command = [sys.executable, "-c", _SENDER, *map(str, (os.getpid(), number, PERIOD_S))]
+        none = subprocess.DEVNULL
+        self._popen = subprocess.Popen(command, stdin=none, stdout=none, stderr=none)
 
     @contextmanager
     def calm(self) -> Iterator[None]:
@@ -109,13 +117,17 @@ class Storm:
         self._popen.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._popen.pid, os.WSTOPPED)
         self.forget()
-        yield
-        self._popen.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._popen.send_signal(signal.SIGCONT)
 
-    @staticmethod
-    def forget() -> None:
-        """What is pending is not raised."""
-        signal.sigpending()
+    def forget(self) -> None:
+        """What is pending is not raised, nor what a brief function has sent to itself again."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {self._number})
+        while signal.sigtimedwait({self._number}, ON_ITS_WAY_S):
+            pass
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {self._number})
         interrupted.Held.is_pending = False
 
     def end(self) -> None:
@@ -278,6 +290,8 @@ class Program:
             self.get_call()
         with self.storm.calm():
             self.look()
+        # After a shutdown Ctrl-C comes anywhere: this program goes on holding it back, by a handler that is not crossfade's own.
+        signal.signal(signal.SIGINT, partial(interrupted.on_interrupt))
         self.until_done("shutdown", crossfade.shutdown)
         self.storm.end()
         crossfade.shutdown()
@@ -299,6 +313,7 @@ class Program:
 
 @interrupted.whole
 def main(kind: str, duration_s: float, seed: int) -> None:
+    faulthandler.dump_traceback_later(duration_s + _MARGIN_S, exit=True)
     interrupted.PATIENCE_S = 1e9  # nobody presses a key five hundred times a second
     crossfade.init()
     crossfade.shutdown()  # what is imported, and stays open, once
