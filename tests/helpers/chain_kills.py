@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -179,10 +180,17 @@ def waits_for_the_dead(peers: dict[int, Peer], other: int) -> dict[str, Any]:
     """Waits for a signal that the other process would have set."""
     end, ring = open_receiver(peers[other], 2)
     party = Party(peers, [(other, end, ring)])
-    peers[other].put("die")
+
+    def order_death() -> None:
+        until(lambda: not end.driver.is_idle(STREAM), "the wait")
+        peers[other].put("die")
+
+    thread = Thread(target=order_death)
+    thread.start()
     begin = calm_s()
     ring.accept(Enqueued(0, 1, 8), STREAM).release()  # a breach of PL-5: nothing was enqueued
     taken_s = calm_s() - begin
+    thread.join()
     until(lambda: bool(party.reports), "the report")
     party.close()
     _close_receiver(peers[other], end, ring)
