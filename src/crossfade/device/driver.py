@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 from crossfade.device.ledger import Ledger
 from crossfade.host.memory import Memory
 
-__all__ = ["HOST", "Allocation", "Driver", "HostRange", "TimedDriver"]
+__all__ = ["HOST", "Allocation", "DeviceMemory", "Driver", "HostRange", "TimedDriver"]
 
 HOST = -1
 """The device of a driver whose memory is the host's own."""
@@ -62,18 +62,14 @@ class HostRange(Protocol):
         """Takes it away from the device. Idempotent."""
 
 
-class Driver(Protocol):
-    """One process's words for one device.
+class DeviceMemory(Protocol):
+    """Memory that a device's copies reach, and that other processes open. For set-up, but for `allocation_of`.
 
     Attributes:
-        device: the device's index in this process, or `HOST`.
-        ledger: what was taken and not given back.
+        device: the index of the device in this process whose tensors may lie in it, or `HOST`.
     """
 
     device: int
-    ledger: Ledger
-
-    # set-up
 
     def allocate(self, size_bytes: int, label: str) -> int:
         """Plain device memory that can be exported, aligned to 256 bytes at least."""
@@ -89,6 +85,23 @@ class Driver(Protocol):
 
     def close_handle(self, address: int) -> None:
         """Ends the use of opened memory; this process's operations on it must have finished."""
+
+    def allocation_of(self, address: int) -> Allocation | None:
+        """Where the memory at an address begins and ends; None if it cannot be exported."""
+
+
+class Driver(DeviceMemory, Protocol):
+    """One process's words for one device.
+
+    Attributes:
+        device: the device's index in this process, or `HOST`.
+        ledger: what was taken and not given back.
+    """
+
+    device: int
+    ledger: Ledger
+
+    # set-up
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> HostRange:
         """Maps shared host memory and pins it for the device."""
@@ -138,9 +151,6 @@ class Driver(Protocol):
         """Holds the stream until the event, as it was last recorded, has happened."""
 
     # look
-
-    def allocation_of(self, address: int) -> Allocation | None:
-        """Where the memory at an address begins and ends; None if it cannot be exported."""
 
     def is_idle(self, stream: int) -> bool:
         """Whether the stream has done all that it was given."""

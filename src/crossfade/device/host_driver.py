@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 
-from crossfade.device.driver import HOST, Allocation
-from crossfade.device.host_memory import HostMemory
+from crossfade.device.driver import HOST
+from crossfade.device.host_memory import HostMemories
 from crossfade.device.ledger import Ledger
 from crossfade.errors import ChannelTimeout, DeviceError
 from crossfade.host.memory import Memory, address_of, align
@@ -64,19 +64,17 @@ class SharedRange:
         self._ledger.drop(self._number)
 
 
-class HostDriver:
+class HostDriver(HostMemories):
     """A CPU in the place of a device (see `TimedDriver`). A wait beyond ``timeout_s`` raises an error with ``hint``."""
 
     def __init__(self, timeout_s: float, hint: str = _HINT) -> None:
-        self.device = HOST
-        self.ledger = Ledger()
+        super().__init__(HOST, Ledger())
         self._timeout_s = timeout_s
         self._hint = hint
         self._labels: dict[int, str] = {}
         self._times_ns: dict[int, int] = {}  # of timers, 0 before the first recording
         self._waiting: Counter[int] = Counter()
         self._numbers = count(1)
-        self._memory: dict[int, HostMemory] = {}
         self._graphs: dict[int, list[Callable[[], None]]] = {}
         self._capture = threading.local()
         self._fence = full_fence()
@@ -87,32 +85,6 @@ class HostDriver:
         number = next(self._numbers)
         self.ledger.take_at(kind, number, label)
         return number
-
-    def _hold(self, kind: str, memory: HostMemory, label: str) -> int:
-        self._memory[memory.address] = memory
-        self.ledger.take_at(kind, memory.address, label)
-        return memory.address
-
-    def _let_go(self, kind: str, address: int) -> None:
-        self.ledger.drop_at(kind, address)
-        self._memory.pop(address).close()
-
-    def allocate(self, size_bytes: int, label: str) -> int:
-        """Raises a `DeviceError` if there is no such amount of memory."""
-        return self._hold("memory", HostMemory.create(size_bytes), f"{label}, {size_bytes} bytes")
-
-    def free(self, address: int) -> None:
-        self._let_go("memory", address)
-
-    def export(self, address: int) -> bytes:
-        return self._memory[address].handle
-
-    def open_handle(self, handle: bytes, label: str) -> int:
-        """Raises a `DeviceError` if the handle does not, or no longer, lead to the memory that it was made for."""
-        return self._hold("opened", HostMemory.open(handle, label), label)
-
-    def close_handle(self, address: int) -> None:
-        self._let_go("opened", address)
 
     def map_host(self, memory: Memory, offset: int, size_bytes: int, label: str) -> SharedRange:
         return SharedRange(self, memory, offset, size_bytes, label)
@@ -221,12 +193,6 @@ class HostDriver:
         """Nothing: it has happened."""
 
     # look
-
-    def allocation_of(self, address: int) -> Allocation | None:
-        for begin, memory in list(self._memory.items()):
-            if begin <= address < begin + memory.size_bytes and memory.is_own:
-                return Allocation(begin, memory.size_bytes, memory.identity)
-        return None
 
     def is_idle(self, stream: int) -> bool:
         return not self._waiting[stream]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from crossfade.device.driver import Driver
+from crossfade.device.driver import DeviceMemory
 from crossfade.errors import DeviceError
 from crossfade.host.memory import align
 
@@ -67,7 +67,7 @@ class Pool:
     may wait for all streams of the device.
     """
 
-    def __init__(self, driver: Driver, reclaim: Callable[[], None] | None = None) -> None:
+    def __init__(self, driver: DeviceMemory, reclaim: Callable[[], None] | None = None) -> None:
         self.driver = driver
         self._reclaim = reclaim
         self._idle: dict[int, list[Block]] = {}  # by size
@@ -138,7 +138,7 @@ class Pool:
 class OpenedMemory:
     """Another process's block, opened in the context of this process's device. Closed with its last user."""
 
-    def __init__(self, driver: Driver, handle: bytes, size_bytes: int, label: str) -> None:
+    def __init__(self, driver: DeviceMemory, handle: bytes, size_bytes: int, label: str) -> None:
         self._driver = driver
         self.label = label
         self.size_bytes = size_bytes
