@@ -19,7 +19,7 @@ from crossfade.p2p.attendant import Attendant
 from crossfade.p2p.copies import P2PStatistics
 from crossfade.p2p.memory import Side
 from crossfade.p2p.opening import open_ranks, ranks_of
-from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of
+from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of, transport_of
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.waiting import Waiting
 from crossfade.p2p.work import Work
@@ -44,12 +44,15 @@ class P2P:
     Args:
         group: of torch.distributed; None for the default group. (Or `crossfade.peers.rendezvous.Ranks`, where there is none yet.)
         device: this rank's GPU, or ``"cpu"``; None for torch's current GPU where there is one. CPU tensors can be sent in any case.
+        transport: ``"copy"``: GPUs read and write each other's memory, which takes NVLink; ``"staged"``: values pass through pinned
+            memory of the host; ``"auto"``: the former between GPUs that NVLink connects, the latter between others. All ranks
+            give the same. On the CPU ``"staged"`` takes the same steps, for tests.
         buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors shorter than
-            256 KB or in memory that cannot be exported). Sends beyond that wait for their receives.
+            256 KB or in memory that cannot be exported, all that is staged). Sends beyond that wait for their receives.
         timeout_s: the longest that a call waits for other ranks' hosts.
 
     Raises:
-        DeviceError: there is no group, the ranks are on several hosts, or their GPUs cannot reach each other.
+        DeviceError: there is no group, the ranks are on several hosts, or ``"copy"`` was asked for where it cannot be.
         ValueError: an argument makes no sense.
     """
 
@@ -58,6 +61,7 @@ class P2P:
         group: ProcessGroup | Ranks | None = None,
         *,
         device: torch.device | str | None = None,
+        transport: str = "auto",
         buffer_bytes: int = 256 << 20,
         timeout_s: float = 60.0,
     ) -> None:
@@ -65,12 +69,13 @@ class P2P:
             raise ValueError(
                 f"buffer_bytes is {buffer_bytes} and timeout_s {timeout_s}\nhint: bytes and seconds, the latter more than 0"
             )
+        way = transport_of(transport)
         torch = torch_or_raise()
         where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         if where.type not in ("cpu", "cuda"):
             raise DeviceError(f"there is no point-to-point for device '{where}'", hint="take a CUDA device or 'cpu'")
         ranks = group if isinstance(group, Ranks) else ranks_of(group, where)
-        opened = open_ranks(ranks, where, buffer_bytes, timeout_s)
+        opened = open_ranks(ranks, where, way, buffer_bytes, timeout_s)
         self.rank = opened.rank
         self.num_ranks = len(opened.pairs)
         self._timeout_s = timeout_s
@@ -135,8 +140,7 @@ class P2P:
         with self._lock:
             self._begin()
             free = side.events.at(side.current_stream())
-            place = side.exports.find(target.data_ptr(), target.nbytes)
-            receive = Receive(side, tag, src, target, free, place)
+            receive = Receive(side, tag, src, target, free)
             self._pairs[src].receive(receive)
         self._attendant.call()
         return Work(self, [receive], None if is_direct else partial(tensor.detach().copy_, target))
@@ -166,7 +170,7 @@ class P2P:
         check_ranks("recv_any", [src], tag, self.num_ranks)
         with self._lock:
             self._begin()
-            receive = Receive(next(iter(self._sides.values())), tag, src, None, None, None)
+            receive = Receive(next(iter(self._sides.values())), tag, src, None, None)
             self._pairs[src].receive(receive)
         try:
             self._await(lambda: receive.arrival is not None or receive.is_settled, str(receive), timeout)
@@ -225,7 +229,7 @@ class P2P:
         size_bytes = prod(shape) * dtype.itemsize
         with self._lock:
             self._begin()
-            address, owner = side.cells.own(size_bytes)
+            address, owner = side.direct.cells.own(size_bytes)
         return tensor_on(address, shape, dtype, side.driver.device, owner)
 
     def _check(self, call: str, tensor: torch.Tensor, ranks: Sequence[int], tag: int) -> Side:
@@ -258,8 +262,7 @@ class P2P:
                 return False
             has_come = False
             for side in self._sides.values():
-                while side.exports.forgotten:
-                    memory = side.exports.forgotten.pop()
+                for memory in side.forgotten():
                     for pair in self._pairs:
                         pair.copies.forget(memory)
             for pair in self._pairs:

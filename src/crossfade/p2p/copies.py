@@ -4,10 +4,13 @@
 
     posted      sender's push stream    (wait ready) | copy into the receiver's tensor | set done    then `Pushed`
     announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
+    staged      sender's push stream    for each piece: copy into pinned memory of the host | set ready
+                receiver's pull stream  for each piece: (wait ready) | copy out of it, and behind the last one set done
 
 So whoever comes second enqueues the copy, a large value is copied once, and no stream waits for what is not enqueued (PL-5). The
 sender's memory is its tensor (*lent*: the sender waits for ``done`` before it changes it), or a cell into which the sender's stream
-has copied it: so it is with short values, whose sender then has nothing to wait for, and with memory that cannot be exported.
+has copied it: so it is with short values, whose sender then has nothing to wait for, and with memory that cannot be exported. Where
+GPUs cannot reach each other, cells lie in memory of the host, and values go up and down in pieces (`device.staged_layout`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
 from crossfade.p2p.board import LetterBox
 from crossfade.p2p.letters import Forgotten, Window
-from crossfade.p2p.memory import Cell, OpenedMemories, Place, Side
+from crossfade.p2p.memory import Cell, OpenedMemories, Place, Shared
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.windows import Counters, OpenWindow, Windows
 
@@ -43,10 +46,10 @@ class P2PStatistics:
 
 
 class Ends:
-    """Both ranks' windows, and the other one's memory, of one kind."""
+    """Both ranks' windows, this one's memory that the other one reaches, and that one's, of one kind."""
 
-    def __init__(self, side: Side, own: Counters, theirs: Counters, memories: OpenedMemories) -> None:
-        self.side = side
+    def __init__(self, shared: Shared, own: Counters, theirs: Counters, memories: OpenedMemories) -> None:
+        self.shared = shared
         self.windows = Windows(own)
         self.theirs = theirs
         self.memories = memories
@@ -92,68 +95,78 @@ class Copies:
         side = transfer.side
         ends = self.ends[side.is_host]
         own, there = transfer.address, ends.memories.address(window.memory, window.offset, transfer.size_bytes)
+        target, source = (there, own) if is_into else (own, there)
         ready, done = ends.theirs.ready(window.word), ends.theirs.done(window.word)
         if after is not None:
             after.hold(stream)
-        if not ready.has(window.uses):
-            ready.wait(stream, window.uses)
-        target, source = (there, own) if is_into else (own, there)
-        side.driver.copy(target, source, transfer.size_bytes, stream)
+        pieces = ends.shared.pieces(transfer.size_bytes)
+        for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
+            if not ready.has(step):
+                ready.wait(stream, step)
+            side.driver.copy(target + offset, source + offset, length, stream)
         done.set(stream, window.uses)
         self.num_bytes += transfer.size_bytes
         self._finish(transfer, event=side.events.at(stream))
 
+    def place_of(self, receive: Receive) -> Place | None:
+        """Where a receive's tensor lies, if the other rank can write there, and a window on it can be opened."""
+        ends = self.ends[receive.side.is_host]
+        if not (receive.size_bytes and ends.windows.has_free()):
+            return None
+        return ends.shared.exports.find(receive.address, receive.size_bytes)
+
     def post(self, receive: Receive, place: Place) -> Window:
-        """Opens a window on the receive's tensor, where `has_window`."""
+        """Opens a window on the receive's tensor, which has this `place_of`."""
         windows = self.ends[receive.side.is_host].windows
         self._tell_of(place)
         window = receive.window = windows.open(_nothing)
         windows.counters.ready(window.word).set(receive.side.current_stream(), window.uses)
         return _as_letter(place, window, is_lent=True)
 
-    def has_window(self, side: Side) -> bool:
-        """Whether a window can be opened."""
-        return self.ends[side.is_host].windows.has_free()
-
     def offer(
         self, send: Send, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
     ) -> tuple[Window, OpenWindow] | None:
         """Opens a window on a value, or on a copy of it; None if that has to wait. ``on_closed`` gives what the end of the window
-        calls. What is urgent is copied on a stream of ours, behind the value's event; else it goes on the current stream.
+        calls. What is urgent or staged is copied on a stream of ours, behind the value's event; else it goes on the current stream.
         """
-        side = send.side
-        windows = self.ends[side.is_host].windows
+        side, ends = send.side, self.ends[send.side.is_host]
+        exports, windows = ends.shared.exports, ends.windows
         if not windows.has_free(is_urgent=is_urgent):
             return None
-        place = side.exports.find(send.address, send.size_bytes) if send.size_bytes >= LENT_BYTES else None
+        place = exports.find(send.address, send.size_bytes) if send.size_bytes >= LENT_BYTES else None
         cell: Cell | None = None
         if place is None:
-            cell = self._take_cell(side, send.size_bytes, is_urgent=is_urgent)
+            cell = self._take_cell(ends, send.size_bytes, is_urgent=is_urgent)
             if cell is None:
                 return None
-            place = side.exports.find(cell.address, send.size_bytes)
+            place = exports.find(cell.address, send.size_bytes)
             assert place is not None, "a pool's memory can be exported"
         self._tell_of(place)
-        stream = side.push_stream if is_urgent else side.current_stream()
-        if is_urgent:
+        is_beside = is_urgent or ends.shared.is_staged
+        stream = side.push_stream if is_beside else side.current_stream()
+        if is_beside:
             send.ready.hold(stream)
-        if cell is not None:
-            side.driver.copy(cell.address, send.address, send.size_bytes, stream)
         self.num_lent += cell is None
         self.num_copied_first += cell is not None
-        window = windows.open(on_closed(cell))
-        windows.counters.ready(window.word).set(stream, window.uses)
-        if cell is not None and is_urgent:
+        pieces = ends.shared.pieces(send.size_bytes)
+        window = windows.open(on_closed(cell), len(pieces))
+        for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
+            if cell is not None:
+                side.driver.copy(cell.address + offset, send.address + offset, length, stream)
+            windows.counters.ready(window.word).set(stream, step)
+        if cell is not None and is_beside:
             self._finish(send, event=side.events.at(stream))
         elif cell is not None:  # in the order of the stream on which the value was made
             send.finish()
         return _as_letter(place, window, is_lent=cell is None), window
 
-    def _take_cell(self, side: Side, size_bytes: int, *, is_urgent: bool) -> Cell | None:
-        cell = side.cells.take(size_bytes, is_urgent=False)
+    @staticmethod
+    def _take_cell(ends: Ends, size_bytes: int, *, is_urgent: bool) -> Cell | None:
+        cells = ends.shared.cells
+        cell = cells.take(size_bytes, is_urgent=False)
         if cell is None:
-            self.ends[side.is_host].windows.collect(is_thorough=True)
-            cell = side.cells.take(size_bytes, is_urgent=is_urgent)
+            ends.windows.collect(is_thorough=True)
+            cell = cells.take(size_bytes, is_urgent=is_urgent)
         return cell
 
     def finish(self, transfer: Transfer, window: OpenWindow) -> None:

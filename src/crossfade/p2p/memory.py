@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import accumulate, count
 from typing import NamedTuple
 
-from crossfade.device.driver import HOST, TimedDriver
+from crossfade.device.driver import HOST, DeviceMemory, TimedDriver
 from crossfade.device.events import EventPool
+from crossfade.device.host_memory import HostMemories
 from crossfade.device.memory import Block, OpenedMemory, Pool
+from crossfade.device.staged_layout import StagedLayout
 from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import stream_getter
 from crossfade.errors import ChannelError, DeviceError
@@ -17,7 +19,7 @@ from crossfade.host.memory import align
 from crossfade.interrupted import brief
 from crossfade.p2p.letters import Exported
 
-__all__ = ["Cell", "Cells", "Exports", "OpenedMemories", "Place", "Side"]
+__all__ = ["Cell", "Cells", "Exports", "OpenedMemories", "Place", "Shared", "Side"]
 
 _SLAB_BYTES = 4 << 20
 _LARGEST_CELL_BYTES = 1 << 20
@@ -35,15 +37,15 @@ class Place(NamedTuple):
 class Exports:
     """Memory of this process that others may open. ``numbers`` gives each a number of its own."""
 
-    def __init__(self, driver: TimedDriver, numbers: count[int]) -> None:
-        self._driver = driver
+    def __init__(self, memory: DeviceMemory, numbers: count[int]) -> None:
+        self._memory = memory
         self._numbers = numbers
         self._known: dict[int, tuple[int, Exported]] = {}  # by where it begins, with the allocation's identity
         self.forgotten: list[int] = []  # numbers of memory that is not there any more
 
     def find(self, address: int, size_bytes: int) -> Place | None:
         """Where a value lies; None if its memory cannot be exported."""
-        allocation = self._driver.allocation_of(address)
+        allocation = self._memory.allocation_of(address)
         if allocation is None or address + size_bytes > allocation.address + allocation.size_bytes:
             return None
         known = self._known.get(allocation.address)
@@ -51,10 +53,10 @@ class Exports:
             if known is not None:
                 self.forgotten.append(known[1].memory)
             try:
-                handle = self._driver.export(allocation.address)
+                handle = self._memory.export(allocation.address)
             except DeviceError:
                 return None
-            exported = Exported(next(self._numbers), allocation.size_bytes, self._driver.device == HOST, handle)
+            exported = Exported(next(self._numbers), allocation.size_bytes, self._memory.device == HOST, handle)
             known = self._known[allocation.address] = (allocation.identity, exported)
         return Place(known[1], address - allocation.address)
 
@@ -66,8 +68,8 @@ class Exports:
 class OpenedMemories:
     """One rank's memory of one kind, opened when it is first needed. ``own``: if that rank is this one."""
 
-    def __init__(self, driver: TimedDriver, label: str, own: Exports | None = None) -> None:
-        self._driver = driver
+    def __init__(self, memory: DeviceMemory, label: str, own: Exports | None = None) -> None:
+        self._memory = memory
         self._label = label
         self._own = own
         self._told: dict[int, Exported] = {}
@@ -91,7 +93,7 @@ class OpenedMemories:
             return self._own.begin_of(memory) + offset
         opened = self._opened.get(memory)
         if opened is None:
-            opened = OpenedMemory(self._driver, exported.handle, exported.size_bytes, self._label)
+            opened = OpenedMemory(self._memory, exported.handle, exported.size_bytes, self._label)
             self._opened[memory] = opened
         return opened.address + offset
 
@@ -215,6 +217,35 @@ def _length_of(size_bytes: int) -> int:
     return max(power, _SMALLEST_CELL_BYTES) if power <= _LARGEST_CELL_BYTES else align(size_bytes, power // 8)
 
 
+class Shared:
+    """Memory of one side that another rank reaches: the device's own, or, staged, pinned memory of the host that both have.
+
+    A staged value passes in pieces, each with a step of its own: it goes up from the one GPU while it comes down to the other.
+    """
+
+    def __init__(self, driver: TimedDriver, numbers: count[int], buffer_bytes: int, *, is_staged: bool) -> None:
+        memory = HostMemories(driver.device, driver.ledger, driver) if is_staged else driver
+        self.memory: DeviceMemory = memory
+        self.is_staged = is_staged
+        self.exports = Exports(memory, numbers)
+        self.pool = Pool(memory)
+        self.cells = Cells(self.pool, buffer_bytes)
+        self._layout = StagedLayout()
+
+    def pieces(self, size_bytes: int) -> list[tuple[int, int]]:
+        """How a value is cut: where each piece begins, and its length."""
+        if not self.is_staged:
+            return [(0, size_bytes)]
+        lengths = self._layout.lengths(size_bytes)
+        return list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+
+    def close(self) -> None:
+        """Gives everything back; nothing may be under way. Memory in which tensors live stays until the process ends."""
+        if not self.cells.are_lived_in:
+            self.cells.close()
+            self.pool.close()
+
+
 class Side:
     """The host's memory, or this rank's GPU, as transfers use it."""
 
@@ -223,22 +254,27 @@ class Side:
         self.is_host = driver.device == HOST
         self.current_stream = stream_getter(driver.device)
         self.events = EventPool(driver)
-        self.exports = Exports(driver, numbers)
-        self.pool = Pool(driver)
-        self.cells = Cells(self.pool, buffer_bytes)
+        self.direct, self.staged = (
+            Shared(driver, numbers, buffer_bytes, is_staged=is_staged) for is_staged in (False, True)
+        )
         self.streams = Streams(driver)
         self.push_stream = self.streams.get(Role.PUSH)
         self.pull_stream = self.streams.get(Role.DOWN)
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
+
+    def forgotten(self) -> Iterator[int]:
+        """Numbers of memory that is not there any more; each once."""
+        for shared in (self.direct, self.staged):
+            while shared.exports.forgotten:
+                yield shared.exports.forgotten.pop()
 
     def is_idle(self) -> bool:
         """Whether all copies of this side's streams have been made."""
         return all(map(self.driver.is_idle, self.streams.all()))
 
     def close(self) -> None:
-        """Gives everything back; nothing may be under way. Memory in which tensors live stays until the process ends."""
-        if not self.cells.are_lived_in:
-            self.cells.close()
-            self.pool.close()
+        """Gives everything back; nothing may be under way."""
+        self.direct.close()
+        self.staged.close()
         self.streams.close()
         self.events.close()

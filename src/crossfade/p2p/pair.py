@@ -125,9 +125,8 @@ class Pair:
     def receive(self, receive: Receive) -> None:
         """Begins a receive."""
         self._check()
-        place = receive.place
-        is_postable = place is not None and receive.size_bytes > 0 and self.copies.has_window(receive.side)
-        arrival, is_posted = self._incoming.receive(receive.tag, receive, is_postable=is_postable)
+        place = self.copies.place_of(receive)
+        arrival, is_posted = self._incoming.receive(receive.tag, receive, is_postable=place is not None)
         if arrival is not None:
             self._meet(receive, arrival)
         elif self._is_closed:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.p2p.letters import MOST_DIMS, Announced
+from crossfade.types import Transport
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_ranks", "check_tensor", "empty", "number_of"]
+__all__ = ["check_ranks", "check_tensor", "empty", "number_of", "transport_of"]
 
 _NAMES = (
     "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128 complex32 float8_e4m3fn float8_e5m2 "
@@ -20,6 +21,7 @@ _NAMES = (
 )
 
 
+_TRANSPORTS = (Transport.AUTO, Transport.COPY, Transport.STAGED)
 _MOST_TAG = 1 << 62
 
 
@@ -37,6 +39,13 @@ def empty(value: Announced, device: int) -> torch.Tensor:
     """A tensor for an announced value, on a device's index or `HOST`."""
     made: torch.Tensor = torch_or_raise().empty(value.shape, dtype=_dtypes()[value.dtype], device=device_of(device))
     return made
+
+
+def transport_of(name: str) -> Transport:
+    """What a communicator was asked to move values by. Raises a `ValueError` for what is none of these."""
+    if name not in _TRANSPORTS:
+        raise ValueError(f"the transport is {name!r}\nhint: it is one of {', '.join(_TRANSPORTS)}")
+    return Transport(name)
 
 
 def check_tensor(tensor: Any, call: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
 from crossfade.p2p.letters import Announced
-from crossfade.p2p.memory import Place, Side
+from crossfade.p2p.memory import Side
 from crossfade.p2p.windows import OpenWindow
 
 if TYPE_CHECKING:
@@ -118,11 +118,9 @@ class Receive(Transfer):
         rank: int,
         tensor: torch.Tensor | None,
         free: PooledEvent | None,
-        place: Place | None,
     ) -> None:
         super().__init__(side, tag, rank, tensor)
         self.free = free
-        self.place = place  # of its memory, if the sender may write there
         self.window: OpenWindow | None = None  # while it is posted
         self.arrival: Arrival | None = None  # what came for a receive without a tensor
 

@@ -73,10 +73,10 @@ class Windows:
             self.collect(is_thorough=True)
         return len(self._free) > num_kept
 
-    def open(self, on_closed: Callable[[], None]) -> OpenWindow:
-        """Opens one, where `has_free` said yes."""
+    def open(self, on_closed: Callable[[], None], num_steps: int = 1) -> OpenWindow:
+        """Opens one, where `has_free` said yes. ``ready`` comes to its value in so many steps."""
         word = self._free.pop()
-        self._uses[word] += 1
+        self._uses[word] += num_steps
         window = OpenWindow(word, self._uses[word], on_closed)
         self._open.append(window)
         return window
