@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="ranks of a torch.distributed group"
 
 from crossfade.errors import DeviceError  # noqa: E402
 from crossfade.p2p import P2P  # noqa: E402
-from tests.helpers.p2p_cases import CASES, RANDOM, STAGED  # noqa: E402
+from tests.helpers.p2p_cases import CASES, FAR, RANDOM, STAGED  # noqa: E402
 from tests.helpers.peer_kills import kill_many  # noqa: E402
 from tests.helpers.ranks import suite  # noqa: E402
 
@@ -25,6 +25,8 @@ TestTwoRanks = suite({**CASES, **RANDOM}, 2, limit_s=100)
 TestThreeRanks = suite({**CASES, **RANDOM}, 3, limit_s=100)
 TestTwoRanksStaged = suite(STAGED, 2, limit_s=100)
 TestThreeRanksStaged = suite(STAGED, 3, limit_s=100)
+TestTwoRanksFar = suite(FAR, 2, limit_s=100)
+TestThreeRanksFar = suite(FAR, 3, limit_s=100)
 
 
 @pytest.mark.timeout(120)

@@ -18,7 +18,7 @@ from crossfade.host.memory import PAGE_BYTES, Memory, address_of, align
 from crossfade.host.semaphore import FENCE_AFTER_POST, full_fence, init_semaphore, open_semaphore
 from crossfade.p2p.letters import LETTER_BYTES, Letter, pack, unpack
 
-__all__ = ["NUM_WINDOWS", "Alarm", "BoardLayout", "Inbox", "LetterBox", "format_board"]
+__all__ = ["NUM_WINDOWS", "Alarm", "BoardLayout", "NearLetters", "format_board"]
 
 NUM_WINDOWS = 256
 """Windows of one kind of memory that a rank can have open towards another one."""
@@ -101,26 +101,18 @@ class Alarm:
         self._mapping[_STATUS : _STATUS + 2] = len(data).to_bytes(2, "little")
 
 
-class Inbox:
-    """The letters of one rank to this one. One thread at a time uses it."""
+class NearLetters:
+    """The letters between this rank and another one of this host, whose ``alarm`` is rung (see `crossfade.p2p.carrier.Letters`)."""
 
-    def __init__(self, mapping: mmap.mmap, offset: int) -> None:
-        self._mailbox = Mailbox(mapping, offset, _LETTERS)
+    def __init__(self, own: mmap.mmap, own_offset: int, theirs: mmap.mmap, their_offset: int, alarm: Alarm) -> None:
+        self._inbox = Mailbox(own, own_offset, _LETTERS)
+        self._outbox = Outbox(Mailbox(theirs, their_offset, _LETTERS), alarm.ring)
+        self.flush = self._outbox.flush
+        self.drop = self._outbox.drop
 
     def take(self) -> Letter | None:
-        """The next letter; None if there is none."""
-        data = self._mailbox.take()
+        data = self._inbox.take()
         return None if data is None else unpack(data)
 
-
-class LetterBox:
-    """The letters of this rank to another one, whose ``alarm`` is rung. One thread at a time uses it."""
-
-    def __init__(self, mapping: mmap.mmap, offset: int, alarm: Alarm) -> None:
-        self._outbox = Outbox(Mailbox(mapping, offset, _LETTERS), alarm.ring)
-        self.flush = self._outbox.flush
-        self.drop = self._outbox.drop  # the other rank is gone
-
     def put(self, letter: Letter) -> None:
-        """Sends it, now or with a later call of anything here."""
         self._outbox.put(pack(letter))

@@ -16,7 +16,7 @@ from crossfade.device.borrowed import tensor_on, torch_or_raise
 from crossfade.device.watchdog import DeathReport, Watchdog
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelTimeout, DeviceError
 from crossfade.p2p.attendant import Attendant
-from crossfade.p2p.copies import P2PStatistics
+from crossfade.p2p.carrier import P2PStatistics
 from crossfade.p2p.memory import Side
 from crossfade.p2p.opening import open_ranks, ranks_of
 from crossfade.p2p.payload import check_ranks, check_tensor, empty, number_of, transport_of
@@ -33,7 +33,7 @@ __all__ = ["P2P"]
 
 
 class P2P:
-    """Sends and receives tensors between the ranks of a torch.distributed group, all of one host.
+    """Sends and receives tensors between the ranks of a torch.distributed group.
 
     The k-th send from one rank to another with a tag meets the k-th receive of that pair with that tag, in whatever order the two
     ranks begin them, and whatever is under way with other tags. Between GPUs the copy engines move the bytes, beside whatever the
@@ -45,14 +45,14 @@ class P2P:
         group: of torch.distributed; None for the default group. (Or `crossfade.peers.rendezvous.Ranks`, where there is none yet.)
         device: this rank's GPU, or ``"cpu"``; None for torch's current GPU where there is one. CPU tensors can be sent in any case.
         transport: ``"copy"``: GPUs read and write each other's memory, which takes NVLink; ``"staged"``: values pass through pinned
-            memory of the host; ``"auto"``: the former between GPUs that NVLink connects, the latter between others. All ranks
-            give the same. On the CPU ``"staged"`` takes the same steps, for tests.
+            memory of the host; ``"auto"``: the former between GPUs that NVLink connects, the latter between others. Between hosts
+            values go by gloo, everywhere with ``"gloo"``. All ranks give the same. On the CPU ``"staged"`` is for tests.
         buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors shorter than
             256 KB or in memory that cannot be exported, all that is staged). Sends beyond that wait for their receives.
         timeout_s: the longest that a call waits for other ranks' hosts.
 
     Raises:
-        DeviceError: there is no group, the ranks are on several hosts, or ``"copy"`` was asked for where it cannot be.
+        DeviceError: there is no group, or ``"copy"`` was asked for where it cannot be.
         ValueError: an argument makes no sense.
     """
 
@@ -82,11 +82,11 @@ class P2P:
         self._sides = opened.sides
         self._pairs = opened.pairs
         self._alarms = opened.alarms
-        self._names = opened.names
         self._pidfds = opened.pidfds
         self._lock = threading.RLock()
         self._is_closing = self._is_closed = False
-        self._waiting = Waiting(opened.alarms[self.rank], self.look, opened.pidfds, self._on_death)
+        self._alarm = opened.own_alarm
+        self._waiting = Waiting(self._alarm, self.look, opened.pidfds, self._on_death)
         self._attendant = Attendant(
             [side.driver for side in self._sides.values()],
             self._is_quiet,
@@ -264,7 +264,7 @@ class P2P:
             for side in self._sides.values():
                 for memory in side.forgotten():
                     for pair in self._pairs:
-                        pair.copies.forget(memory)
+                        pair.carrier.forget(memory)
             for pair in self._pairs:
                 has_come |= pair.progress()
         if has_come:
@@ -289,8 +289,11 @@ class P2P:
 
     def _who_waits(self) -> str:
         """For errors: what all ranks wait for."""
-        ranks = zip(self._names, self._alarms, strict=True)
-        return "".join(f"\n{name} {alarm.status or 'does not wait in crossfade.p2p'}" for name, alarm in ranks)
+        lines = []
+        for pair, alarm in zip(self._pairs, self._alarms, strict=True):
+            status = "does not say here what it waits for" if alarm is None else alarm.status
+            lines.append(f"\n{pair.name} {status or 'does not wait in crossfade.p2p'}")
+        return "".join(lines)
 
     # Deaths
 
@@ -302,8 +305,8 @@ class P2P:
         watchdog = Watchdog(side.driver)
         for rank, pidfd in self._pidfds.items():
             pair = self._pairs[rank]
-            mark = partial(pair.copies.suspect, _died(pair.name))
-            watchdog.watch(pair.name, pidfd, pair.copies.signals, side.awaiting, _ignore, before_release=mark)
+            mark = partial(pair.carrier.suspect, _died(pair.name))
+            watchdog.watch(pair.name, pidfd, pair.carrier.signals, side.awaiting, _ignore, before_release=mark)
         return watchdog
 
     def _on_death(self, rank: int) -> None:
@@ -321,19 +324,12 @@ class P2P:
         for rank, pair in enumerate(self._pairs):
             if pair.is_dying():
                 self._on_death(rank)
-            if pair.copies.death is not None:
-                raise copy(pair.copies.death)
+            if pair.carrier.death is not None:
+                raise copy(pair.carrier.death)
 
     def statistics(self) -> P2PStatistics:
         """What this rank has enqueued until now; zeros once it is closed."""
-        copies = [pair.copies for pair in self._pairs]
-        return P2PStatistics(
-            num_pushed=sum(each.num_pushed for each in copies),
-            num_pulled=sum(each.num_pulled for each in copies),
-            num_lent=sum(each.num_lent for each in copies),
-            num_copied_first=sum(each.num_copied_first for each in copies),
-            num_bytes=sum(each.num_bytes for each in copies),
-        )
+        return P2PStatistics.of([pair.carrier for pair in self._pairs])
 
     # The end
 
@@ -354,7 +350,7 @@ class P2P:
         is_closed = self._waiting.until(self._have_all_closed, self._timeout_s, lambda: "closes its communicator")
         with self._lock:
             self._is_closed = True
-        self._alarms[self.rank].ring()
+        self._alarm.ring()
         self._attendant.close()
         late = self._who_waits()
         self._give_back()
@@ -373,10 +369,11 @@ class P2P:
         for pidfd in self._pidfds.values():
             os.close(pidfd)
         for pair in self._pairs:
-            pair.copies.close()
+            pair.carrier.close()
         for side in self._sides.values():
             side.close()
         self._pairs, self._alarms = [], []  # and the other ranks' memory with them
+        del self._alarm
         self._waiting.close()
 
     def __enter__(self) -> Self:

@@ -18,31 +18,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
 
 from crossfade.device.events import PooledEvent
 from crossfade.device.signals import Counter
-from crossfade.p2p.board import LetterBox
-from crossfade.p2p.letters import Forgotten, Window
+from crossfade.p2p.carrier import Carrier, Letters, Offer
+from crossfade.p2p.letters import Exported, Forgotten, Window
 from crossfade.p2p.memory import Cell, OpenedMemories, Place, Shared
 from crossfade.p2p.transfer import Receive, Send, Transfer
 from crossfade.p2p.windows import Counters, OpenWindow, Windows
 
-__all__ = ["LENT_BYTES", "Copies", "Ends", "P2PStatistics"]
+__all__ = ["LENT_BYTES", "Copies", "Ends"]
 
 LENT_BYTES = 256 << 10
 """A value of at least this length is read where it lies, if its memory can be exported; a shorter one is copied first."""
-
-
-@dataclass(frozen=True, slots=True)
-class P2PStatistics:
-    """Counters of one rank."""
-
-    num_pushed: int  # values copied into a receive that waited
-    num_pulled: int  # values copied out of the sender's memory
-    num_lent: int  # values that were announced where they lie
-    num_copied_first: int  # values that were copied into memory of the communicator, and announced there
-    num_bytes: int  # of all values pushed and pulled
 
 
 class Ends:
@@ -65,27 +53,24 @@ class Ends:
         self.theirs.close()
 
 
-class Copies:
+class Copies(Carrier):
     """The copies between this rank's memory and another one's. ``ends``: by whether they are of host memory.
 
     A method that enqueues raises a `DeviceError` if a driver refused, or the other rank's memory cannot be opened.
     """
 
-    def __init__(self, ends: Mapping[bool, Ends], outbox: LetterBox) -> None:
-        self.ends = ends
-        self.death: Exception | None = None  # of the other rank
-        self.num_pushed = self.num_pulled = self.num_lent = self.num_copied_first = self.num_bytes = 0
-        self._outbox = outbox
+    def __init__(self, ends: Mapping[bool, Ends], letters: Letters) -> None:
+        super().__init__()
+        self._ends = ends
+        self._letters = letters
         self._told: set[int] = set()  # memory that the other rank knows of
         self._under_way: deque[Transfer] = deque()  # only devices are left to wait for; they use the tensors' memory
 
     def push(self, send: Send, window: Window) -> None:
-        """Copies a value into a posted window."""
         self._copy(send, window, send.ready, send.side.push_stream, is_into=True)
         self.num_pushed += 1
 
-    def pull(self, receive: Receive, window: Window) -> None:
-        """Copies a value out of an announced window."""
+    def pull(self, receive: Receive, number: int, window: Window) -> None:
         self._copy(receive, window, receive.free, receive.side.pull_stream, is_into=False)
         self.num_pulled += 1
 
@@ -93,7 +78,7 @@ class Copies:
         self, transfer: Transfer, window: Window, after: PooledEvent | None, stream: int, *, is_into: bool
     ) -> None:
         side = transfer.side
-        ends = self.ends[side.is_host]
+        ends = self._ends[side.is_host]
         own, there = transfer.address, ends.memories.address(window.memory, window.offset, transfer.size_bytes)
         target, source = (there, own) if is_into else (own, there)
         ready, done = ends.theirs.ready(window.word), ends.theirs.done(window.word)
@@ -109,27 +94,25 @@ class Copies:
         self._finish(transfer, event=side.events.at(stream))
 
     def place_of(self, receive: Receive) -> Place | None:
-        """Where a receive's tensor lies, if the other rank can write there, and a window on it can be opened."""
-        ends = self.ends[receive.side.is_host]
+        ends = self._ends[receive.side.is_host]
         if not (receive.size_bytes and ends.windows.has_free()):
             return None
         return ends.shared.exports.find(receive.address, receive.size_bytes)
 
     def post(self, receive: Receive, place: Place) -> Window:
-        """Opens a window on the receive's tensor, which has this `place_of`."""
-        windows = self.ends[receive.side.is_host].windows
+        windows = self._ends[receive.side.is_host].windows
         self._tell_of(place)
         window = receive.window = windows.open(_nothing)
         windows.counters.ready(window.word).set(receive.side.current_stream(), window.uses)
         return _as_letter(place, window, is_lent=True)
 
     def offer(
-        self, send: Send, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
-    ) -> tuple[Window, OpenWindow] | None:
-        """Opens a window on a value, or on a copy of it; None if that has to wait. ``on_closed`` gives what the end of the window
-        calls. What is urgent or staged is copied on a stream of ours, behind the value's event; else it goes on the current stream.
+        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
+    ) -> Offer | None:
+        """See `Carrier`. What is urgent or staged is copied on a stream of ours, behind the value's event; else it goes on the
+        current stream.
         """
-        side, ends = send.side, self.ends[send.side.is_host]
+        side, ends = send.side, self._ends[send.side.is_host]
         exports, windows = ends.shared.exports, ends.windows
         if not windows.has_free(is_urgent=is_urgent):
             return None
@@ -158,7 +141,7 @@ class Copies:
             self._finish(send, event=side.events.at(stream))
         elif cell is not None:  # in the order of the stream on which the value was made
             send.finish()
-        return _as_letter(place, window, is_lent=cell is None), window
+        return Offer(_as_letter(place, window, is_lent=cell is None), window)
 
     @staticmethod
     def _take_cell(ends: Ends, size_bytes: int, *, is_urgent: bool) -> Cell | None:
@@ -170,8 +153,7 @@ class Copies:
         return cell
 
     def finish(self, transfer: Transfer, window: OpenWindow) -> None:
-        """The other rank has enqueued the copy through a window of this one's."""
-        done = self.ends[transfer.side.is_host].windows.counters.done(window.word)
+        done = self._ends[transfer.side.is_host].windows.counters.done(window.word)
         self._finish(transfer, counter=(done, window.uses))
 
     def _finish(
@@ -185,42 +167,42 @@ class Copies:
     def _tell_of(self, place: Place) -> None:
         if place.exported.memory not in self._told:
             self._told.add(place.exported.memory)
-            self._outbox.put(place.exported)
+            self._letters.put(place.exported)
+
+    def on_exported(self, exported: Exported) -> None:
+        self._ends[exported.is_host].memories.on_exported(exported)
+
+    def on_forgotten(self, memory: int) -> None:
+        for ends in self._ends.values():
+            ends.memories.on_forgotten(memory)
 
     def forget(self, memory: int) -> None:
-        """Memory of this rank is not there any more."""
         if memory in self._told:
             self._told.remove(memory)
-            self._outbox.put(Forgotten(memory))
+            self._letters.put(Forgotten(memory))
 
     def collect(self) -> None:
         """Releases tensors that no device uses any more, and windows that both sides have done with."""
         while self._under_way and self._under_way[0].is_copied():
             self._under_way.popleft().tensor = None
-        for ends in self.ends.values():
+        for ends in self._ends.values():
             ends.windows.collect()
 
     @property
     def are_under_way(self) -> bool:
-        """Whether devices may still be copying, as of the last `collect`."""
         return bool(self._under_way)
 
     def suspect(self, death: Exception) -> None:
-        """The other rank has died, and streams that wait for it are about to be released: what they copy then is not valid. Called
-        in another thread, and waits for none: the program's may be waiting for the device.
-        """
         self.death = death
         for transfer in tuple(self._under_way):
             if not transfer.is_copied():
                 transfer.error = copy(death)
 
     def signals(self) -> list[Counter]:
-        """What the other rank sets and streams here may wait for. Any thread may ask."""
-        return [signal for ends in self.ends.values() for signal in ends.signals()]
+        return [signal for ends in self._ends.values() for signal in ends.signals()]
 
     def close(self) -> None:
-        """Gives everything back; nothing may be under way."""
-        for ends in self.ends.values():
+        for ends in self._ends.values():
             ends.close()
 
 

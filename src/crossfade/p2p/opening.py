@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, read_topology, require
@@ -12,12 +13,14 @@ from crossfade.device.host_driver import HostDriver
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
-from crossfade.p2p.board import Alarm, BoardLayout, Inbox, LetterBox, format_board
+from crossfade.p2p.board import Alarm, BoardLayout, NearLetters, format_board
 from crossfade.p2p.copies import Copies, Ends
+from crossfade.p2p.far import FarCopies
 from crossfade.p2p.memory import OpenedMemories, Side
 from crossfade.p2p.pair import Pair
 from crossfade.p2p.windows import Counters
-from crossfade.peers.rendezvous import Ranks, meet
+from crossfade.p2p.wire import Wire
+from crossfade.peers.rendezvous import Party, Ranks, meet_near
 from crossfade.topology import LinkKind
 from crossfade.types import Transport
 
@@ -36,52 +39,89 @@ class Opened(NamedTuple):
     rank: int
     sides: dict[bool, Side]  # by whether it is the host's memory
     pairs: list[Pair]  # by rank, this one's with itself among them
-    alarms: list[Alarm]  # by rank
-    names: list[str]  # by rank
-    pidfds: dict[int, int]  # of the other ranks
+    own_alarm: Alarm
+    alarms: list[Alarm | None]  # by rank; None for those of other hosts
+    pidfds: dict[int, int]  # of the other ranks of this host
 
 
 def open_ranks(ranks: Ranks, device: torch.device, transport: Transport, buffer_bytes: int, timeout_s: float) -> Opened:
     """Opens everything that the ranks share. All of them call it. ``device``: a GPU, and then the CPU as well, or the CPU."""
     rank, num_ranks = ranks.rank, ranks.num_ranks
-    layout = BoardLayout(num_ranks)
     numbers = count()
     drivers: list[TimedDriver] = [HostDriver(timeout_s)]
-    is_direct = [k == rank or transport is not Transport.STAGED for k in range(num_ranks)]
     if device.type == "cuda":
         drivers.append(_cuda_driver(device))
-        is_direct = _find_direct(ranks, drivers[-1].device, transport)
+    layout = BoardLayout(num_ranks)
     board = Memory.create("p2p", layout.size_bytes)
     own = format_board(board, layout)
-    parties = meet(ranks, board)
+    parties = meet_near(ranks, board)
     try:
-        names = [f"rank {k} (process {party.pid})" for k, party in enumerate(parties)]
-        mappings = [own if k == rank else party.memory.map(layout.letters_bytes) for k, party in enumerate(parties)]
-        alarms = [Alarm(mapping) for mapping in mappings]
+        if transport is Transport.GLOO:
+            parties = _alone(parties, rank)
+        is_direct = [transport is not Transport.STAGED] * num_ranks
+        if device.type == "cuda":
+            is_direct = _find_direct(ranks, parties, drivers[-1].device, transport)
         sides = {side.is_host: side for side in (Side(driver, numbers, buffer_bytes) for driver in drivers)}
+        gloo = ranks.open_gloo(timeout_s) if None in parties else None
+        own_alarm = Alarm(own)
+        alarms: list[Alarm | None] = []
         pairs = []
         for k, party in enumerate(parties):
+            if party is None:
+                alarms.append(None)
+                pairs.append(_open_far(gloo, k, sides.values(), own_alarm))
+                continue
+            mapping = own if k == rank else party.memory.map(layout.letters_bytes)
+            alarms.append(Alarm(mapping))
+            name = f"rank {k} (process {party.pid})"
+            letters = NearLetters(own, layout.letters_of(k), mapping, layout.letters_of(rank), Alarm(mapping))
             ends = {}
             for is_host, side in sides.items():
-                is_staged = not is_direct[k] and is_host == (device.type == "cpu")
-                shared = side.staged if is_staged else side.direct
-                counters = Counters(
-                    side.driver, board, layout.words_for(k, is_host=is_host), f"rank {rank}'s windows for rank {k}"
+                is_staged = k != rank and not is_direct[k] and is_host == (device.type == "cpu")
+                boards = (
+                    (board, layout.words_for(k, is_host=is_host)),
+                    (party.memory, layout.words_for(rank, is_host=is_host)),
                 )
-                theirs = counters
-                if k != rank:
-                    place = layout.words_for(rank, is_host=is_host)
-                    theirs = Counters(side.driver, party.memory, place, f"rank {k}'s windows for rank {rank}")
-                memories = OpenedMemories(shared.memory, names[k], shared.exports if k == rank else None)
-                ends[is_host] = Ends(shared, counters, theirs, memories)
-            outbox = LetterBox(mappings[k], layout.letters_of(rank), alarms[k])
-            pairs.append(Pair(names[k], party.pid, Inbox(own, layout.letters_of(k)), outbox, Copies(ends, outbox)))
-        pidfds = {k: open_pidfd(party.pid) for k, party in enumerate(parties) if k != rank}
+                ends[is_host] = _open_ends(side, boards, name, is_own=k == rank, is_staged=is_staged)
+            pairs.append(Pair(name, party.pid, letters, Copies(ends, letters)))
+        pidfds = {k: open_pidfd(party.pid) for k, party in enumerate(parties) if party is not None and k != rank}
     finally:
         for party in parties:
-            party.memory.close()
+            if party is not None:
+                party.memory.close()
     ranks.gather([0])  # all have come here
-    return Opened(rank, sides, pairs, alarms, names, pidfds)
+    return Opened(rank, sides, pairs, own_alarm, alarms, pidfds)
+
+
+def _alone(parties: list[Party | None], rank: int) -> list[Party | None]:
+    """As if all other ranks were on other hosts."""
+    for k, party in enumerate(parties):
+        if party is not None and k != rank:
+            party.memory.close()
+    return [party if k == rank else None for k, party in enumerate(parties)]
+
+
+def _open_ends(
+    side: Side, boards: tuple[tuple[Memory, int], tuple[Memory, int]], name: str, *, is_own: bool, is_staged: bool
+) -> Ends:
+    """What transfers of one kind with a rank of this host need. ``boards``: this rank's counters towards it, and the reverse."""
+    shared = side.staged if is_staged else side.direct
+    own = theirs = Counters(side.driver, *boards[0], f"this rank's windows for {name}")
+    if not is_own:
+        theirs = Counters(side.driver, *boards[1], f"windows of {name} for this rank")
+    return Ends(shared, own, theirs, OpenedMemories(shared.memory, name, shared.exports if is_own else None))
+
+
+def _open_far(gloo: Any, rank: int, sides: Iterable[Side], alarm: Alarm) -> Pair:
+    """The pair with a rank of another host. ``alarm``: this rank's own."""
+
+    def enter_thread() -> None:
+        for side in sides:
+            side.driver.enter_thread()
+
+    name = f"rank {rank} (of another host)"
+    wire = Wire(gloo, rank, name, alarm.ring, enter_thread)
+    return Pair(name, None, wire, FarCopies(wire))
 
 
 def ranks_of(group: ProcessGroup | None, device: torch.device) -> Ranks:
@@ -106,7 +146,7 @@ def _cuda_driver(device: torch.device) -> TimedDriver:
         return CudaDriver(torch.cuda.current_device())
 
 
-def _find_direct(ranks: Ranks, device: int, transport: Transport) -> list[bool]:
+def _find_direct(ranks: Ranks, parties: Sequence[Party | None], device: int, transport: Transport) -> list[bool]:
     """For each rank, whether its GPU and this one reach each other's memory and may use that. Collective.
 
     GPUs are told apart by UUID, since a process may see only some of the host's. Both ranks of a pair must come to one answer.
@@ -118,9 +158,11 @@ def _find_direct(ranks: Ranks, device: int, transport: Transport) -> list[bool]:
     reached = [there == device or links.get((device, there or 0)) is LinkKind.NVLINK for there in seen]
     rows = ranks.gather([transport is not Transport.STAGED and each for each in reached])
     direct = [bool(rows[ranks.rank][k] and rows[k][ranks.rank]) or k == ranks.rank for k in range(ranks.num_ranks)]
-    if transport is Transport.COPY and not all(direct):
-        far = ", ".join(f"rank {k}" for k, is_direct in enumerate(direct) if not is_direct)
-        raise DeviceError(f"no NVLink connects this rank's GPU and that of {far}, or one of them is hidden", hint=_HINT)
+    apart = [k for k, party in enumerate(parties) if party is not None and not direct[k]]
+    if transport is Transport.COPY and apart:
+        names = ", ".join(f"rank {k}" for k in apart)
+        text = f"no NVLink connects this rank's GPU and that of {names}, or one of them is hidden from the other rank"
+        raise DeviceError(text, hint=_HINT)
     return direct
 
 

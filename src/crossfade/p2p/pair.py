@@ -14,8 +14,7 @@ from functools import partial
 
 from crossfade.errors import ChannelBroken, ChannelError, DeviceError
 from crossfade.host.processes import is_ending
-from crossfade.p2p.board import Inbox, LetterBox
-from crossfade.p2p.copies import Copies
+from crossfade.p2p.carrier import Carrier, Letters
 from crossfade.p2p.letters import (
     Announced,
     Closed,
@@ -42,21 +41,20 @@ _NOTHING = Window(0, 0, 0, 0, is_lent=False)
 
 
 class Pair:
-    """The transfers with one rank, which may be this one. One thread at a time uses it.
+    """The transfers with one rank, which may be this one. One thread at a time uses it. ``pid``: of its process, on this host.
 
     Either side closes by `leave`: it begins no transfer any more, and what it has announced can still be received until the other
     side has closed too. Then each says that it has made its last copy, and both have ended.
     """
 
-    def __init__(self, name: str, pid: int, inbox: Inbox, outbox: LetterBox, copies: Copies) -> None:
+    def __init__(self, name: str, pid: int | None, letters: Letters, carrier: Carrier) -> None:
         self.name = name
         self._pid = pid
         self.ended: Exception | None = None  # why this side begins no transfer any more
         self._is_closed = False  # the other rank begins none any more
         self._has_left = self._is_left = False  # this rank, and the other one, has made its last copy
-        self._inbox = inbox
-        self._outbox = outbox
-        self.copies = copies
+        self._letters = letters
+        self.carrier = carrier
         self._outgoing: Outgoing[Posted] = Outgoing()
         self._incoming: Incoming[Arrival, Receive] = Incoming()
         self._num_announced = 0
@@ -84,32 +82,33 @@ class Pair:
             if window is None:
                 self._unserved[number] = send
             is_host = send.side.is_host
-            self._outbox.put(Announced(send.tag, send.size_bytes, is_host, send.dtype, send.shape, window))
+            self._letters.put(Announced(send.tag, send.size_bytes, is_host, send.dtype, send.shape, window))
 
     def _push(self, send: Send, posted: Posted) -> None:
         """The receive waits already: the value goes where it wants it."""
         is_host = send.side.is_host
         if (posted.size_bytes, posted.is_host) != (send.size_bytes, is_host):
-            self._outbox.put(Refused(0, 1, send.tag, send.size_bytes, is_host))
+            self._letters.put(Refused(0, 1, send.tag, send.size_bytes, is_host))
             send.fail(_do_not_fit(send, posted.size_bytes, posted.is_host))
             return
         with self._breaking(send):
-            self.copies.push(send, posted.window)
-            self._outbox.put(Pushed(send.tag))
+            self.carrier.push(send, posted.window)
+            self._letters.put(Pushed(send.tag))
 
     def _offer(self, send: Send, number: int, *, is_urgent: bool) -> Window | None:
         """Makes the value reachable; None if that has to wait."""
         if not send.size_bytes:
             send.finish()
             return _NOTHING
-        offered = self.copies.offer(send, partial(self._when_closed, number), is_urgent=is_urgent)
-        if offered is None:
+        offer = self.carrier.offer(send, number, partial(self._when_closed, number), is_urgent=is_urgent)
+        if offer is None:
             return None
-        letter, window = offered
-        self._announced[number] = send, window
-        if letter.is_lent:
-            self._lent[send.side.is_host, window.word] = send, window
-        return letter
+        window = offer.opened
+        if window is not None:
+            self._announced[number] = send, window
+            if offer.window.is_lent:
+                self._lent[send.side.is_host, window.word] = send, window
+        return offer.window
 
     def _when_closed(self, number: int, cell: Cell | None) -> Callable[[], None]:
         def on_closed() -> None:
@@ -125,7 +124,7 @@ class Pair:
     def receive(self, receive: Receive) -> None:
         """Begins a receive."""
         self._check()
-        place = self.copies.place_of(receive)
+        place = self.carrier.place_of(receive)
         arrival, is_posted = self._incoming.receive(receive.tag, receive, is_postable=place is not None)
         if arrival is not None:
             self._meet(receive, arrival)
@@ -134,8 +133,8 @@ class Pair:
             raise self._has_closed()
         elif is_posted and place is not None:
             with self._breaking(receive):
-                window, num_read = self.copies.post(receive, place), self._incoming.num_read
-                self._outbox.put(Posted(receive.tag, receive.size_bytes, receive.side.is_host, num_read, window))
+                window, num_read = self.carrier.post(receive, place), self._incoming.num_read
+                self._letters.put(Posted(receive.tag, receive.size_bytes, receive.side.is_host, num_read, window))
 
     def has_value(self, tag: int) -> bool:
         """Whether a value with a tag has come that no receive has met."""
@@ -161,21 +160,22 @@ class Pair:
         number, value = arrival
         is_host = receive.side.is_host
         if (value.size_bytes, value.is_host) != (receive.size_bytes, is_host):
-            self._outbox.put(Refused(number, 0, receive.tag, receive.size_bytes, is_host))
+            self._letters.put(Refused(number, 0, receive.tag, receive.size_bytes, is_host))
             receive.fail(_do_not_fit(receive, value.size_bytes, value.is_host))
         elif not value.size_bytes:
             receive.finish()
         elif value.window is None:
             self._awaited[number] = receive
-            self._outbox.put(Requested(number))
+            self.carrier.expect(number, receive)
+            self._letters.put(Requested(number))
         else:
-            self._pull(receive, value.window)
+            self._pull(receive, number, value.window)
 
-    def _pull(self, receive: Receive, window: Window) -> None:
+    def _pull(self, receive: Receive, number: int, window: Window) -> None:
         with self._breaking(receive):
-            self.copies.pull(receive, window)
+            self.carrier.pull(receive, number, window)
             if window.is_lent:
-                self._outbox.put(Pulled(window.word, receive.side.is_host))
+                self._letters.put(Pulled(window.word, receive.side.is_host))
 
     @contextmanager
     def _breaking(self, transfer: Transfer) -> Iterator[None]:
@@ -184,21 +184,24 @@ class Pair:
             yield
         except DeviceError as error:
             broken = ChannelBroken(f"a transfer with {self.name} could not be enqueued: {error}")
-            self._outbox.put(Closed())
-            self.on_death(ChannelBroken(f"{self.name} died") if is_ending(self._pid) else broken)
-            transfer.fail(copy(self.copies.death or broken))
+            self._letters.put(Closed())
+            self.on_death(ChannelBroken(f"{self.name} died") if self._is_ending() else broken)
+            transfer.fail(copy(self.carrier.death or broken))
 
     # Letters
 
     def progress(self) -> bool:
         """Handles what the other rank has said, and what waits for room. Whether a letter came."""
         has_come = False
-        while (letter := self._inbox.take()) is not None:
+        while (letter := self._letters.take()) is not None:
             has_come = True
-            if self.copies.death is None:
+            if self.carrier.death is None:
                 self._on_letter(letter)
-        self._outbox.flush()
-        self.copies.collect()
+        self._letters.flush()
+        self.carrier.collect()
+        failure = self.carrier.failure()
+        if failure is not None and self.carrier.death is None:
+            self.on_death(failure)
         while self._wanted and self._serve(*self._wanted[0]):
             self._wanted.popleft()
         return has_come
@@ -208,7 +211,7 @@ class Pair:
         with self._breaking(send):
             window = self._offer(send, number, is_urgent=True)
             if window is not None:
-                self._outbox.put(Here(number, window))
+                self._letters.put(Here(number, window))
             return window is not None
         return False
 
@@ -228,12 +231,11 @@ class Pair:
             case Requested(number):
                 self._wanted.append((number, self._unserved.pop(number)))
             case Here(number, window):
-                self._pull(self._awaited.pop(number), window)
+                self._pull(self._awaited.pop(number), number, window)
             case Exported():
-                self.copies.ends[letter.is_host].memories.on_exported(letter)
+                self.carrier.on_exported(letter)
             case Forgotten(memory):
-                for ends in self.copies.ends.values():
-                    ends.memories.on_forgotten(memory)
+                self.carrier.on_forgotten(memory)
             case Refused():
                 self._on_refused(letter)
             case Closed():
@@ -244,11 +246,11 @@ class Pair:
 
     def _on_pulled(self, pulled: Pulled) -> None:
         send, window = self._lent.pop((pulled.is_host, pulled.word))
-        self.copies.finish(send, window)
+        self.carrier.finish(send, window)
 
     def _on_pushed(self, tag: int) -> None:
         receive, window = self._posted(tag)
-        self.copies.finish(receive, window)
+        self.carrier.finish(receive, window)
 
     def _posted(self, tag: int) -> tuple[Receive, OpenWindow]:
         """The oldest posted receive with a tag, which is posted no more."""
@@ -283,19 +285,22 @@ class Pair:
     def is_quiet(self) -> bool:
         """Whether the other rank waits for nothing that this process's host still has to do."""
         return (
-            not (self._unserved or self._wanted or self._incoming.is_waiting or self._awaited) and self._outbox.flush()
+            not (self._unserved or self._wanted or self._incoming.is_waiting or self._awaited) and self._letters.flush()
         )
 
     def is_dying(self) -> bool:
         """Whether the other rank's process is on its way out, which its descriptor tells later."""
-        return self.copies.death is None and is_ending(self._pid)
+        return self.carrier.death is None and self._is_ending()
+
+    def _is_ending(self) -> bool:
+        return self._pid is not None and is_ending(self._pid)
 
     def on_death(self, death: Exception) -> None:
         """The other rank has died: nothing begins any more, and what needs its host fails."""
-        if self.copies.death is None:
-            self.copies.suspect(death)
+        if self.carrier.death is None:
+            self.carrier.suspect(death)
         self.ended = self.ended or death
-        self._outbox.drop()
+        self._letters.drop()
         self._fail([*self._incoming.withdraw(), *self._awaited.values(), *self._take_unmet()], death)
         self._awaited.clear()
 
@@ -319,17 +324,17 @@ class Pair:
         """This side begins no transfer any more, and its receives that have met nothing fail."""
         self.ended = self.ended or why
         self._fail(self._incoming.waiting(), why)
-        self._outbox.put(Closed())
+        self._letters.put(Closed())
 
     def has_ended(self) -> bool:
         """After `leave`: whether neither rank copies anything any more, or the other one is dead."""
-        if self.copies.death is not None:
+        if self.carrier.death is not None:
             return True
         self.progress()
-        if self._is_closed and not (self._has_left or self._awaited or self.copies.are_under_way):
+        if self._is_closed and not (self._has_left or self._awaited or self.carrier.are_under_way):
             self._has_left = True
-            self._outbox.put(Left())
-        return self._has_left and self._is_left and self._outbox.flush()
+            self._letters.put(Left())
+        return self._has_left and self._is_left and self._letters.flush()
 
 
 def _do_not_fit(transfer: Transfer, other_bytes: int, is_other_host: bool) -> ChannelError:

@@ -21,7 +21,7 @@ _NAMES = (
 )
 
 
-_TRANSPORTS = (Transport.AUTO, Transport.COPY, Transport.STAGED)
+_TRANSPORTS = (Transport.AUTO, Transport.COPY, Transport.STAGED, Transport.GLOO)
 _MOST_TAG = 1 << 62
 
 

@@ -10,9 +10,10 @@ import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
@@ -23,35 +24,50 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.distributed_c10d import Store
 
-__all__ = ["Party", "Ranks", "agree", "await_all", "count_off", "gather", "meet"]
+__all__ = ["Party", "Ranks", "agree", "await_all", "count_off", "gather", "meet", "meet_near"]
 
 _COUNT = itertools.count(1)
 
 
 class Ranks(NamedTuple):
-    """One rank among several that tell each other numbers. ``gather``: gives all ranks' numbers, by rank; all give equally many."""
+    """One rank among several that tell each other numbers. ``gather``: gives all ranks' numbers, by rank; all give equally many.
+    ``open_gloo``: makes torch's backend for gloo between them, which nobody else uses. Both are collective.
+    """
 
     rank: int
     num_ranks: int
     gather: Callable[[list[int]], list[list[int]]]
+    open_gloo: Callable[[float], Any]  # of the time limit in seconds
 
     @classmethod
     def of_group(cls, group: ProcessGroup, device: torch.device) -> Ranks:
         """The ranks of a group, which gathers numbers on such a device."""
         distributed = torch_or_raise().distributed
-        return cls(distributed.get_rank(group), distributed.get_world_size(group), partial(gather, group, device))
+
+        rank, num_ranks = distributed.get_rank(group), distributed.get_world_size(group)
+
+        def open_gloo(timeout_s: float) -> Any:
+            # Not `new_group`: a second one of some ranks of the world finds the addresses of the first.
+            store = distributed.distributed_c10d._get_default_store()
+            first = distributed.get_global_rank(group, 0)
+            return _gloo(store, f"crossfade {first} {count_off(group, device)}", rank, num_ranks, timeout_s)
+
+        return cls(rank, num_ranks, partial(gather, group, device), open_gloo)
 
     @classmethod
     def of_store(cls, store: Store, rank: int, num_ranks: int) -> Ranks:
         """The ranks that have a store together, in which nobody else writes: where there is no group yet."""
         numbers = itertools.count()
 
+        def open_gloo(timeout_s: float) -> Any:
+            return _gloo(store, f"gloo {next(numbers)}", rank, num_ranks, timeout_s)
+
         def gather_by_store(own: list[int]) -> list[list[int]]:
             number = next(numbers)
             store.set(f"{number} of {rank}", " ".join(map(str, own)))
             return [[int(word) for word in store.get(f"{number} of {k}").split()] for k in range(num_ranks)]
 
-        return cls(rank, num_ranks, gather_by_store)
+        return cls(rank, num_ranks, gather_by_store, open_gloo)
 
 
 class Party(NamedTuple):
@@ -61,30 +77,47 @@ class Party(NamedTuple):
     memory: Memory
 
 
+def _gloo(store: Store, name: str, rank: int, num_ranks: int, timeout_s: float) -> Any:
+    distributed = torch_or_raise().distributed
+    own = distributed.PrefixStore(name, store)
+    return distributed.ProcessGroupGloo(own, rank, num_ranks, timedelta(seconds=timeout_s))
+
+
 def meet(ranks: Ranks, memory: Memory) -> list[Party]:
-    """All ranks' processes and memories, by rank. Collective."""
-    parties: list[Party] = []
+    """All ranks' processes and memories, by rank. Collective. Raises a `DeviceError` if they are on several hosts."""
+    parties = meet_near(ranks, memory)
+    if None in parties:
+        for party in parties:
+            if party is not None:
+                party.memory.close()
+        raise DeviceError(
+            "the ranks of the group are on several hosts, or in containers that do not see each other's processes",
+            hint="make one group for each host: torch.distributed.new_group(ranks of this host)",
+        )
+    return [party for party in parties if party is not None]
+
+
+def meet_near(ranks: Ranks, memory: Memory) -> list[Party | None]:
+    """The processes and memories of the ranks on this host, by rank; None for those of other hosts. Collective."""
+    parties: list[Party | None] = []
     try:
         for party in _find(ranks, memory):
             parties.append(party)
         ranks.gather([0])  # all have come here
     except BaseException:
-        for opened in {memory, *(party.memory for party in parties)}:
+        for opened in {memory, *(party.memory for party in parties if party is not None)}:
             opened.close()
         raise
     return parties
 
 
-def _find(ranks: Ranks, memory: Memory) -> Iterator[Party]:
+def _find(ranks: Ranks, memory: Memory) -> Iterator[Party | None]:
     own = [_host_number(), os.getpid(), memory.fd]
-    rows = ranks.gather(own)
-    if any(row[0] != own[0] for row in rows):
-        raise DeviceError(
-            "the ranks of the group are on several hosts, or in containers that do not see each other's processes",
-            hint="make one group for each host: torch.distributed.new_group(ranks of this host)",
-        )
-    for k, (_, pid, fd) in enumerate(rows):
-        yield Party(pid, memory if k == ranks.rank else _open(k, pid, fd))
+    for k, (host, pid, fd) in enumerate(ranks.gather(own)):
+        if host == own[0]:
+            yield Party(pid, memory if k == ranks.rank else _open(k, pid, fd))
+        else:
+            yield None
 
 
 def agree(group: ProcessGroup, device: torch.device, **arguments: int) -> None:

@@ -1,0 +1,137 @@
+"""What moves the values of a pair of ranks, and its letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from crossfade.device.signals import Counter
+from crossfade.p2p.letters import Exported, Letter, Window
+from crossfade.p2p.memory import Cell, Place
+from crossfade.p2p.transfer import Receive, Send, Transfer
+from crossfade.p2p.windows import OpenWindow
+
+__all__ = ["Carrier", "Letters", "Offer", "P2PStatistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class P2PStatistics:
+    """Counters of one rank."""
+
+    num_pushed: int  # values copied into a receive that waited
+    num_pulled: int  # values copied out of the sender's memory, or received from another host
+    num_lent: int  # values that were announced where they lie
+    num_copied_first: int  # values that were copied into memory of the communicator, and announced there
+    num_bytes: int  # of all values pushed and pulled
+
+    @classmethod
+    def of(cls, carriers: Sequence[Carrier]) -> P2PStatistics:
+        """Of all pairs together."""
+        return cls(*(sum(getattr(each, field.name) for each in carriers) for field in fields(cls)))
+
+
+class Letters(Protocol):
+    """The letters to one other rank, and from it. One thread at a time uses them."""
+
+    def take(self) -> Letter | None:
+        """The next letter; None if there is none."""
+
+    def put(self, letter: Letter) -> None:
+        """Sends it, now or with a later call of anything here."""
+
+    def flush(self) -> bool:
+        """Whether all letters are on their way."""
+
+    def drop(self) -> None:
+        """The other rank is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A value that the other rank can have."""
+
+    window: Window  # for the letter
+    opened: OpenWindow | None  # None if nothing is kept of it here
+
+
+class Carrier:
+    """What moves the values of a pair: `crossfade.p2p.copies.Copies` through windows, `crossfade.p2p.far.FarCopies` without them.
+
+    A method that enqueues raises a `DeviceError` if a driver refused.
+    """
+
+    def __init__(self) -> None:
+        self.death: Exception | None = None  # of the other rank
+        self.num_pushed = self.num_pulled = self.num_lent = self.num_copied_first = self.num_bytes = 0
+
+    # Sending
+
+    def push(self, send: Send, window: Window) -> None:
+        """Copies a value into a posted window."""
+        raise NotImplementedError
+
+    def offer(
+        self, send: Send, number: int, on_closed: Callable[[Cell | None], Callable[[], None]], *, is_urgent: bool
+    ) -> Offer | None:
+        """Makes a value reachable, or a copy of it; None if that has to wait, which what is urgent (requested) need not for long.
+        ``number``: of its announcement. ``on_closed`` gives what the end of its window calls.
+        """
+        raise NotImplementedError
+
+    # Receiving
+
+    def place_of(self, receive: Receive) -> Place | None:
+        """Where a receive's tensor lies, if the other rank can write there, and a window on it can be opened."""
+        return None
+
+    def post(self, receive: Receive, place: Place) -> Window:
+        """Opens a window on the receive's tensor, which has this `place_of`."""
+        raise NotImplementedError
+
+    def expect(self, number: int, receive: Receive) -> None:
+        """The value with that number is about to be requested."""
+
+    def pull(self, receive: Receive, number: int, window: Window) -> None:
+        """Copies a value out of an announced window, or takes the one that was requested."""
+        raise NotImplementedError
+
+    # Both
+
+    def finish(self, transfer: Transfer, window: OpenWindow) -> None:
+        """The other rank has enqueued the copy through a window of this one's."""
+        raise NotImplementedError
+
+    def on_exported(self, exported: Exported) -> None:
+        """The other rank's windows lie in this memory, too."""
+
+    def on_forgotten(self, memory: int) -> None:
+        """The other rank has no windows in this memory any more."""
+
+    def forget(self, memory: int) -> None:
+        """Memory of this rank is not there any more."""
+
+    def collect(self) -> None:
+        """Releases what no device uses any more."""
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether devices may still be copying, as of the last `collect`."""
+        return False
+
+    def suspect(self, death: Exception) -> None:
+        """The other rank has died, and streams that wait for it are about to be released: what they copy then is not valid. Called
+        in another thread, and waits for none: the program's may be waiting for the device.
+        """
+        self.death = death
+
+    def failure(self) -> Exception | None:
+        """Why the other rank cannot be reached, where nothing else tells."""
+        return None
+
+    def signals(self) -> list[Counter]:
+        """What the other rank sets and streams here may wait for. Any thread may ask."""
+        return []
+
+    def close(self) -> None:
+        """Gives everything back; nothing may be under way."""
