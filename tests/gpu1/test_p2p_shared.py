@@ -17,5 +17,6 @@ TestThreeRanksStaged = suite(STAGED, 3, "cuda", limit_s=200)
 
 
 @pytest.mark.timeout(300)
-def test_a_rank_that_is_killed_at_any_moment() -> None:
-    assert min(kill_many(0, 24, 280, "p2p_gpu").values()) >= 6
+@pytest.mark.parametrize("what", ["p2p_gpu", "p2p_gpu_staged"])
+def test_a_rank_that_is_killed_at_any_moment(what: str) -> None:
+    assert min(kill_many(0, 24, 280, what).values()) >= 6

@@ -413,4 +413,5 @@ RANDOM: dict[str, Case] = {
 }
 
 STAGED: dict[str, Case] = {name: partial(over, "staged", case) for name, case in {**CASES, **RANDOM}.items()}
-FAR: dict[str, Case] = {name: partial(over, "gloo", case) for name, case in {**CASES, **RANDOM}.items()}
+_SOME = dict(list(RANDOM.items())[:2])  # opening connections takes long
+FAR: dict[str, Case] = {name: partial(over, "tcp", case) for name, case in {**CASES, **_SOME}.items()}

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def kill_many(first_seed: int, num_kills: int, timeout_s: float, what: str = "co
 
 MOMENTS = ("before a call", "in a wait", "in a copy", "any")
 LIMIT_S = 30.0
+FAR = "p2p_far"
 
 
 def _run_collectives(group: PeerGroup, moment: str, seed: int, is_victim: bool, ready: int) -> None:
@@ -124,18 +126,17 @@ def _open_collectives(seed: int, num_ranks: int) -> PeerGroup:
     )
 
 
-def _open_p2p(seed: int, num_ranks: int) -> P2P:
-    return P2P(device="cpu", buffer_bytes=(1 << 16) * (seed % 3))
-
-
-def _open_p2p_gpu(seed: int, num_ranks: int) -> P2P:
-    return P2P(device="cuda", buffer_bytes=(1 << 16) * (seed % 3))
+def _open_p2p(device: str, transport: str, seed: int, num_ranks: int) -> P2P:
+    return P2P(device=device, transport=transport, buffer_bytes=(1 << 16) * (seed % 3))
 
 
 SUBJECTS: dict[str, tuple[Callable[[int, int], Any], Callable[..., None]]] = {
     "collectives": (_open_collectives, _run_collectives),
-    "p2p": (_open_p2p, _run_p2p),
-    "p2p_gpu": (_open_p2p_gpu, _run_p2p),  # all ranks share one GPU
+    "p2p": (partial(_open_p2p, "cpu", "auto"), _run_p2p),
+    "p2p_staged": (partial(_open_p2p, "cpu", "staged"), _run_p2p),
+    FAR: (partial(_open_p2p, "cpu", "tcp"), _run_p2p),
+    "p2p_gpu": (partial(_open_p2p, "cuda", "auto"), _run_p2p),  # all ranks share one GPU
+    "p2p_gpu_staged": (partial(_open_p2p, "cuda", "staged"), _run_p2p),
 }
 
 
@@ -144,7 +145,7 @@ def _rank(
 ) -> dict[str, Any]:
     join_world(rank, num_ranks, store)
     dist.barrier()
-    if what == "p2p_gpu":
+    if what.startswith("p2p_gpu"):
         torch.zeros(1 << 20, device="cuda").add_(1).sum().item()  # what CUDA takes for itself
     before = footprint(os.getpid())
     begin, run = SUBJECTS[what]
@@ -209,7 +210,7 @@ def kill_once(what: str, seed: int, folder: Path) -> dict[str, Any]:
     return {
         "seed": seed,
         "moment": moment,
-        "victim": f"rank {victim} (process {pids[victim]})",
+        "victim": f"rank {victim} ({'of another host' if what == FAR else f'process {pids[victim]}'})",
         "killed": killed,
         "answers": answers,
     }

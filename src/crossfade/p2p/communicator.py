@@ -46,7 +46,7 @@ class P2P:
         device: this rank's GPU, or ``"cpu"``; None for torch's current GPU where there is one. CPU tensors can be sent in any case.
         transport: ``"copy"``: GPUs read and write each other's memory, which takes NVLink; ``"staged"``: values pass through pinned
             memory of the host; ``"auto"``: the former between GPUs that NVLink connects, the latter between others. Between hosts
-            values go by gloo, everywhere with ``"gloo"``. All ranks give the same. On the CPU ``"staged"`` is for tests.
+            values go by TCP, everywhere with ``"tcp"``. All ranks give the same. On the CPU ``"staged"`` is for tests.
         buffer_bytes: what values may take that are copied before the receiver asks for them (CPU tensors, GPU tensors shorter than
             256 KB or in memory that cannot be exported, all that is staged). Sends beyond that wait for their receives.
         timeout_s: the longest that a call waits for other ranks' hosts.

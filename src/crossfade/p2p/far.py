@@ -1,4 +1,4 @@
-"""What moves values between two hosts: gloo, from and into memory of the host.
+"""What moves values between two hosts: a stream of bytes, from and into memory of the host.
 
 A value goes when its receive has begun, and is requested: what is sent needs no memory before that, and a value that nobody asks
 for is in nobody's way. CPU tensors go from where they lie to where they are wanted; those of GPUs pass through pinned memory.
@@ -47,15 +47,14 @@ class FarCopies(Carrier):
             return None
         side = send.side
         if side.is_host:
-            value = tensor_on(send.address, (send.size_bytes,), torch_or_raise().uint8, HOST, send.tensor)
             self._unsent[number] = send
-            self._wire.load(number, Load(value, bool, partial(self._on_sent, number)))
+            self._wire.load(number, Load(_bytes_of(send), bool, partial(self._on_sent, number)))
         else:
             value = _pinned(send.size_bytes)
             send.ready.hold(side.push_stream)
             side.driver.copy(value.data_ptr(), send.address, send.size_bytes, side.push_stream)
             copied = self._follow(send, side.push_stream, value)
-            self._wire.load(number, Load(value, copied.wait, bool))
+            self._wire.load(number, Load(_view(value), copied.wait, bool))
         return Offer(_BEHIND, None)
 
     def _on_sent(self, number: int) -> None:
@@ -67,10 +66,10 @@ class FarCopies(Carrier):
 
     def expect(self, number: int, receive: Receive) -> None:
         if receive.side.is_host:
-            landing = tensor_on(receive.address, (receive.size_bytes,), torch_or_raise().uint8, HOST, receive.tensor)
+            self._wire.expect(number, _bytes_of(receive))
         else:
             landing = self._landings[number] = _pinned(receive.size_bytes)
-        self._wire.expect(number, landing)
+            self._wire.expect(number, _view(landing))
 
     def pull(self, receive: Receive, number: int, window: Window) -> None:
         self.num_pulled += 1
@@ -112,6 +111,19 @@ class FarCopies(Carrier):
 
     def close(self) -> None:
         self._wire.close()
+        self._landings.clear()
+        self._under_way.clear()
+        self._unsent.clear()
+
+
+def _bytes_of(transfer: Transfer) -> memoryview:
+    """The memory of a tensor on the CPU, which lives as long as the view."""
+    size_bytes = transfer.size_bytes
+    return _view(tensor_on(transfer.address, (size_bytes,), torch_or_raise().uint8, HOST, transfer.tensor))
+
+
+def _view(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.numpy().data)
 
 
 def _pinned(size_bytes: int) -> torch.Tensor:

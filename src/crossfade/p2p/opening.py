@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.device.capabilities import judge, read_facts, read_topology, require
@@ -13,16 +13,17 @@ from crossfade.device.host_driver import HostDriver
 from crossfade.errors import DeviceError
 from crossfade.host.memory import Memory
 from crossfade.host.processes import open_pidfd
+from crossfade.host.tcp import Stream, open_streams
 from crossfade.p2p.board import Alarm, BoardLayout, NearLetters, format_board
 from crossfade.p2p.copies import Copies, Ends
 from crossfade.p2p.far import FarCopies
 from crossfade.p2p.memory import OpenedMemories, Side
 from crossfade.p2p.pair import Pair
+from crossfade.p2p.payload import Transport
 from crossfade.p2p.windows import Counters
 from crossfade.p2p.wire import Wire
 from crossfade.peers.rendezvous import Party, Ranks, meet_near
 from crossfade.topology import LinkKind
-from crossfade.types import Transport
 
 if TYPE_CHECKING:
     import torch
@@ -56,20 +57,21 @@ def open_ranks(ranks: Ranks, device: torch.device, transport: Transport, buffer_
     own = format_board(board, layout)
     parties = meet_near(ranks, board)
     try:
-        if transport is Transport.GLOO:
+        if transport is Transport.TCP:
             parties = _alone(parties, rank)
         is_direct = [transport is not Transport.STAGED] * num_ranks
         if device.type == "cuda":
             is_direct = _find_direct(ranks, parties, drivers[-1].device, transport)
         sides = {side.is_host: side for side in (Side(driver, numbers, buffer_bytes) for driver in drivers)}
-        gloo = ranks.open_gloo(timeout_s) if None in parties else None
+        far = [k for k, party in enumerate(parties) if party is None]
+        streams = open_streams(rank, far, ranks.gather, timeout_s) if _is_anywhere(ranks, far) else {}
         own_alarm = Alarm(own)
         alarms: list[Alarm | None] = []
         pairs = []
         for k, party in enumerate(parties):
             if party is None:
                 alarms.append(None)
-                pairs.append(_open_far(gloo, k, sides.values(), own_alarm))
+                pairs.append(_open_far(streams[k], k, sides.values(), own_alarm))
                 continue
             mapping = own if k == rank else party.memory.map(layout.letters_bytes)
             alarms.append(Alarm(mapping))
@@ -93,6 +95,11 @@ def open_ranks(ranks: Ranks, device: torch.device, transport: Transport, buffer_
     return Opened(rank, sides, pairs, own_alarm, alarms, pidfds)
 
 
+def _is_anywhere(ranks: Ranks, far: Sequence[int]) -> bool:
+    """Whether any rank has one on another host. Collective."""
+    return any(number for (number,) in ranks.gather([len(far)]))
+
+
 def _alone(parties: list[Party | None], rank: int) -> list[Party | None]:
     """As if all other ranks were on other hosts."""
     for k, party in enumerate(parties):
@@ -112,7 +119,7 @@ def _open_ends(
     return Ends(shared, own, theirs, OpenedMemories(shared.memory, name, shared.exports if is_own else None))
 
 
-def _open_far(gloo: Any, rank: int, sides: Iterable[Side], alarm: Alarm) -> Pair:
+def _open_far(stream: Stream, rank: int, sides: Iterable[Side], alarm: Alarm) -> Pair:
     """The pair with a rank of another host. ``alarm``: this rank's own."""
 
     def enter_thread() -> None:
@@ -120,7 +127,7 @@ def _open_far(gloo: Any, rank: int, sides: Iterable[Side], alarm: Alarm) -> Pair
             side.driver.enter_thread()
 
     name = f"rank {rank} (of another host)"
-    wire = Wire(gloo, rank, name, alarm.ring, enter_thread)
+    wire = Wire(stream, name, alarm.ring, enter_thread)
     return Pair(name, None, wire, FarCopies(wire))
 
 

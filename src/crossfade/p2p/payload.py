@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from crossfade.device.borrowed import device_of, torch_or_raise
 from crossfade.p2p.letters import MOST_DIMS, Announced
-from crossfade.types import Transport
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_ranks", "check_tensor", "empty", "number_of", "transport_of"]
+__all__ = ["Transport", "check_ranks", "check_tensor", "empty", "number_of", "transport_of"]
 
 _NAMES = (
     "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128 complex32 float8_e4m3fn float8_e5m2 "
@@ -21,7 +21,15 @@ _NAMES = (
 )
 
 
-_TRANSPORTS = (Transport.AUTO, Transport.COPY, Transport.STAGED, Transport.GLOO)
+class Transport(StrEnum):
+    """What a communicator is asked to move values by. Between hosts it is always the last one."""
+
+    AUTO = "auto"
+    COPY = "copy"
+    STAGED = "staged"
+    TCP = "tcp"
+
+
 _MOST_TAG = 1 << 62
 
 
@@ -43,9 +51,10 @@ def empty(value: Announced, device: int) -> torch.Tensor:
 
 def transport_of(name: str) -> Transport:
     """What a communicator was asked to move values by. Raises a `ValueError` for what is none of these."""
-    if name not in _TRANSPORTS:
-        raise ValueError(f"the transport is {name!r}\nhint: it is one of {', '.join(_TRANSPORTS)}")
-    return Transport(name)
+    try:
+        return Transport(name)
+    except ValueError:
+        raise ValueError(f"the transport is {name!r}\nhint: it is one of {', '.join(Transport)}") from None
 
 
 def check_tensor(tensor: Any, call: str) -> None:

@@ -10,10 +10,9 @@ import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crossfade.device.borrowed import torch_or_raise
 from crossfade.errors import DeviceError
@@ -30,14 +29,11 @@ _COUNT = itertools.count(1)
 
 
 class Ranks(NamedTuple):
-    """One rank among several that tell each other numbers. ``gather``: gives all ranks' numbers, by rank; all give equally many.
-    ``open_gloo``: makes torch's backend for gloo between them, which nobody else uses. Both are collective.
-    """
+    """One rank among several that tell each other numbers. ``gather``: gives all ranks' numbers, by rank; all give equally many."""
 
     rank: int
     num_ranks: int
     gather: Callable[[list[int]], list[list[int]]]
-    open_gloo: Callable[[float], Any]  # of the time limit in seconds
 
     @classmethod
     def of_group(cls, group: ProcessGroup, device: torch.device) -> Ranks:
@@ -45,29 +41,19 @@ class Ranks(NamedTuple):
         distributed = torch_or_raise().distributed
 
         rank, num_ranks = distributed.get_rank(group), distributed.get_world_size(group)
-
-        def open_gloo(timeout_s: float) -> Any:
-            # Not `new_group`: a second one of some ranks of the world finds the addresses of the first.
-            store = distributed.distributed_c10d._get_default_store()
-            first = distributed.get_global_rank(group, 0)
-            return _gloo(store, f"crossfade {first} {count_off(group, device)}", rank, num_ranks, timeout_s)
-
-        return cls(rank, num_ranks, partial(gather, group, device), open_gloo)
+        return cls(rank, num_ranks, partial(gather, group, device))
 
     @classmethod
     def of_store(cls, store: Store, rank: int, num_ranks: int) -> Ranks:
         """The ranks that have a store together, in which nobody else writes: where there is no group yet."""
         numbers = itertools.count()
 
-        def open_gloo(timeout_s: float) -> Any:
-            return _gloo(store, f"gloo {next(numbers)}", rank, num_ranks, timeout_s)
-
         def gather_by_store(own: list[int]) -> list[list[int]]:
             number = next(numbers)
             store.set(f"{number} of {rank}", " ".join(map(str, own)))
             return [[int(word) for word in store.get(f"{number} of {k}").split()] for k in range(num_ranks)]
 
-        return cls(rank, num_ranks, gather_by_store, open_gloo)
+        return cls(rank, num_ranks, gather_by_store)
 
 
 class Party(NamedTuple):
@@ -75,12 +61,6 @@ class Party(NamedTuple):
 
     pid: int
     memory: Memory
-
-
-def _gloo(store: Store, name: str, rank: int, num_ranks: int, timeout_s: float) -> Any:
-    distributed = torch_or_raise().distributed
-    own = distributed.PrefixStore(name, store)
-    return distributed.ProcessGroupGloo(own, rank, num_ranks, timedelta(seconds=timeout_s))
 
 
 def meet(ranks: Ranks, memory: Memory) -> list[Party]:
