@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.helpers.p2p_cases import CASES, RANDOM, STAGED
+from tests.helpers.p2p_cases import CASES, FAR, RANDOM, STAGED
 from tests.helpers.peer_kills import kill_many
 from tests.helpers.ranks import suite
 
@@ -14,6 +14,7 @@ TestTwoRanks = suite({**CASES, **RANDOM}, 2, "cuda", limit_s=200)
 TestThreeRanks = suite({**CASES, **RANDOM}, 3, "cuda", limit_s=200)
 TestTwoRanksStaged = suite(STAGED, 2, "cuda", limit_s=200)
 TestThreeRanksStaged = suite(STAGED, 3, "cuda", limit_s=200)
+TestTwoRanksFar = suite(FAR, 2, "cuda", limit_s=200)
 
 
 @pytest.mark.timeout(300)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from crossfade.errors import ChannelBroken, ChannelClosed, ChannelError, ChannelTimeout
 from crossfade.p2p import P2P, Work
+from crossfade.peers import rendezvous
 from tests.helpers.ranks import Case
 
 _SIZES = (0, 1, 7, 1000, 5000, 70_000, 300_000)
@@ -390,6 +391,14 @@ def come_and_go(device: str) -> None:
     assert num_descriptors() <= before + 1
 
 
+def on_two_hosts(case: Case, device: str) -> None:
+    """A case as if the first half of the ranks were on one host, and the others on another one."""
+    rank, num_ranks = _world()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "_host_number", lambda: 2 * rank // num_ranks)
+        case(device)
+
+
 CASES: dict[str, Case] = {
     case.__name__: case
     for case in (
@@ -415,3 +424,4 @@ RANDOM: dict[str, Case] = {
 STAGED: dict[str, Case] = {name: partial(over, "staged", case) for name, case in {**CASES, **RANDOM}.items()}
 _SOME = dict(list(RANDOM.items())[:2])  # opening connections takes long
 FAR: dict[str, Case] = {name: partial(over, "tcp", case) for name, case in {**CASES, **_SOME}.items()}
+HOSTS: dict[str, Case] = {name: partial(on_two_hosts, case) for name, case in {**CASES, **_SOME}.items()}

@@ -71,6 +71,11 @@ def _work(
         mend_the_interpreter()
     join = join_world if device == "cpu" else join_gpus
     join(rank, num_ranks, f"{folder}/store")
+    return try_cases(cases, device)
+
+
+def try_cases(cases: Mapping[str, Case], device: str) -> dict[str, str]:
+    """What each case says, up to the first that fails; the process leaves its group then."""
     said: dict[str, str] = {}
     name = ""
     try:
