@@ -185,6 +185,25 @@ def pipelines(device: str) -> None:
     dist.destroy_process_group(others)
 
 
+def options(device: str) -> None:
+    """Arguments of the communicator; a wrong one is refused on all ranks."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    given: Any = {"transport": "staged", "buffer_bytes": 1 << 20}
+    group: Any = dist.new_group(backend="crossfade", pg_options=given)
+    value, target = torch.full((100_000,), float(rank), device=device), torch.zeros(100_000, device=device)
+    works = [dist.isend(value, (rank + 1) % num_ranks, group), dist.irecv(target, (rank - 1) % num_ranks, group)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert target.eq((rank - 1) % num_ranks).all()
+    assert group.p2p.statistics().num_copied_first == 1
+    dist.destroy_process_group(group)
+    wrong: Any = {"transport": "pigeons"}
+    with pytest.raises(ValueError, match=r"the transport is 'pigeons'\nhint: it is one of auto, copy, staged, tcp"):
+        dist.new_group(backend="crossfade", pg_options=wrong)
+
+
 CASES: dict[str, Case] = {
-    case.__name__: case for case in (tags_in_reverse, a_batch, from_any_rank, collectives, pipelines, the_whole_world)
+    case.__name__: case
+    for case in (tags_in_reverse, a_batch, from_any_rank, collectives, pipelines, options, the_whole_world)
 }

@@ -2,7 +2,8 @@
 
 ``dist.new_group(backend="crossfade")`` and ``dist.init_process_group("crossfade")`` give a group whose ``send``, ``recv``,
 ``isend``, ``irecv`` and ``batch_isend_irecv`` go by `crossfade.p2p`: tags count, and tensors may be received in any order. Its
-collectives are those of gloo for CPU tensors and of NCCL for CUDA tensors.
+collectives are those of gloo for CPU tensors and of NCCL for CUDA tensors. ``pg_options``, a dict, holds arguments of
+`crossfade.p2p.P2P`, such as ``{"transport": "staged"}``.
 
 torch takes a Python group as the whole group. So the name stands alone, and not in a list such as ``cuda:crossfade,cpu:gloo``,
 which would mean the same.
@@ -10,7 +11,7 @@ which would mean the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -74,7 +75,9 @@ class CrossfadeGroup(ProcessGroup):
     inherits would do the same, but call them with Python's lock held, which a thread of gloo may need.)
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, options: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg,arg-type,unused-ignore]
         self._collectives = ProcessGroup(PrefixStore("collectives", store), rank, size)
         gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
@@ -87,7 +90,7 @@ class CrossfadeGroup(ProcessGroup):
                 group._register_backend(device, kind, backend)
             group._set_default_backend(ProcessGroup.BackendType.GLOO)
         ranks = Ranks.of_store(PrefixStore(NAME, store), rank, size)
-        self.p2p = P2P(ranks, timeout_s=timeout.total_seconds())
+        self.p2p = P2P(ranks, timeout_s=timeout.total_seconds(), **(options or {}))
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> CrossfadeWork:
         return CrossfadeWork(self.p2p.isend(_only(tensors), dst, tag))
@@ -132,8 +135,8 @@ def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensor
 
 
-def _create(store: Store, rank: int, size: int, timeout: timedelta) -> CrossfadeGroup:
-    return CrossfadeGroup(store, rank, size, timeout)
+def _create(asked: Any, options: Mapping[str, Any] | None) -> CrossfadeGroup:
+    return CrossfadeGroup(asked.store, asked.group_rank, asked.group_size, asked.timeout, options)
 
 
-dist.Backend.register_backend(NAME, _create, devices=["cpu", "cuda"])
+dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
