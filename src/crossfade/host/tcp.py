@@ -26,6 +26,10 @@ __all__ = ["Stream", "open_streams", "own_address"]
 _KEY_BITS = 62
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _NUMBER = struct.Struct("<q")
+_PROOF_S = 5.0
+"""How long whoever has connected may take to show that he has the key: others wait meanwhile."""
+_STRANGERS = 100
+"""How many more than the peers may knock at once."""
 _HINT = "set GLOO_SOCKET_IFNAME to the network interface by which the hosts reach each other"
 
 
@@ -112,9 +116,8 @@ def open_streams(
     streams: dict[int, Stream] = {}
     with ExitStack() as undo:
         try:
-            listening = undo.enter_context(
-                socket.create_server((own_address() if peers else "127.0.0.1", 0), backlog=len(peers))
-            )
+            place = (own_address() if peers else "127.0.0.1", 0)
+            listening = undo.enter_context(socket.create_server(place, backlog=len(peers) + _STRANGERS))
             address, port = listening.getsockname()
             keys = [secrets.randbits(_KEY_BITS) for _ in range(2)]
             rows = gather([int(IPv4Address(address)), port, *keys])
@@ -164,7 +167,7 @@ def _accept(
     stream = Stream(connected)
     peer: Any = None
     with suppress(OSError, EOFError, AuthenticationError, struct.error):
-        stream.prove(key, is_first=True, limit_s=left_s)
+        stream.prove(key, is_first=True, limit_s=min(left_s, _PROOF_S))
         (peer,) = _NUMBER.unpack(stream.receive())
     if peer in peers and peer not in streams:
         streams[peer] = stream
