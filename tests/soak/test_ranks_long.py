@@ -14,7 +14,7 @@ from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.ops_cases import LONG_CASES
 from tests.helpers.ops_gradient_cases import CASES as GRADIENT_CASES
 from tests.helpers.ops_modules import CASES as MODULE_CASES
-from tests.helpers.p2p_cases import many_random_programs
+from tests.helpers.p2p_cases import many_random_programs, over
 from tests.helpers.peer_cases import CASES
 from tests.helpers.peer_kills import kill_many
 from tests.helpers.ranks import suite
@@ -33,6 +33,14 @@ TestTransfersOf2, TestTransfersOf3, TestTransfersOf4 = (
     suite({f"{first}": partial(many_random_programs, first, 100) for first in range(0, 2000, 100)}, num, limit_s=900)
     for num in (2, 3, 4)
 )
+TestStaged, TestFar = (
+    suite(
+        {f"{first}": partial(over, way, partial(many_random_programs, first, 100)) for first in range(0, 1000, 100)},
+        3,
+        limit_s=900,
+    )
+    for way in ("staged", "tcp")
+)
 TestPeersOf3, TestPeersOf4, TestPeersOf5 = (suite(CASES, num, limit_s=500) for num in (3, 4, 5))
 
 
@@ -42,11 +50,12 @@ def test_pr1_pr2_two_thousand_random_worlds_have_no_fault(world: OpsWorld, first
     assert_sound(world, range(first, first + 20), is_strict=False)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("first_seed", range(1000, 2000, 100))
 def test_a_killed_rank_is_named_and_the_others_go_on(first_seed: int) -> None:
     kill_many(first_seed, 100, 500)
-    kill_many(first_seed, 20, 200, "p2p")
+    for what in ("p2p", "p2p_staged", "p2p_far"):
+        kill_many(first_seed, 20, 200, what)
 
 
 @settings(settings.get_profile("soak"), max_examples=2_000)
