@@ -10,5 +10,8 @@ from tests.helpers.p2p_backend_cases import CASES
 from tests.helpers.ranks import suite
 
 TestTransfers = suite(
-    {name: CASES[name] for name in ("tags_in_reverse", "a_batch", "from_any_rank", "pipelines")}, 2, "cuda", limit_s=200
+    {name: CASES[name] for name in ("tags_in_reverse", "a_batch", "from_any_rank", "pipelines", "options")},
+    2,
+    "cuda",
+    limit_s=200,
 )

@@ -163,7 +163,7 @@ def _find_direct(ranks: Ranks, parties: Sequence[Party | None], device: int, tra
     theirs = [number for (number,) in ranks.gather([own[device]])]
     seen = [own.index(number) if number in own else None for number in theirs]
     reached = [there == device or links.get((device, there or 0)) is LinkKind.NVLINK for there in seen]
-    rows = ranks.gather([transport is not Transport.STAGED and each for each in reached])
+    rows = ranks.gather([int(transport is not Transport.STAGED and each) for each in reached])
     direct = [bool(rows[ranks.rank][k] and rows[k][ranks.rank]) or k == ranks.rank for k in range(ranks.num_ranks)]
     apart = [k for k, party in enumerate(parties) if party is not None and not direct[k]]
     if transport is Transport.COPY and apart:
