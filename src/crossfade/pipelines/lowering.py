@@ -1,0 +1,167 @@
+"""A schedule's order as a plan: a node for each pass, channels where values go from rank to rank.
+
+``F1.3`` is the forward pass of microbatch 3 in stage 1, and the activations that come out of it; ``B1.3`` its backward pass and the
+gradients; ``I1.3`` and ``W1.3`` where it comes in two parts. A rank reads a value right before the pass that needs it, and writes what a
+pass made right behind it. Over transports with sends and receives, a receive is started at the place where the receiving rank stands when
+the value is sent, all ranks doing a pass in turn: so both ends have one order, and it has no cycle.
+
+``go`` starts the first stage, and each rank's last pass is an output of the plan, so that a step is over when all ranks have done theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from crossfade.errors import PlanError
+from crossfade.pipelines.orders import Kind, Order, Pass
+from crossfade.plan.actions import RECV_STREAM, SEND_STREAM, Action, Verb
+from crossfade.plan.plan import ChannelSpec, InputSpec, NodeSpec, Plan
+from crossfade.types import DRIVER, Transport
+
+__all__ = ["id_of", "method_of", "plan_of", "rank_name"]
+
+GO = "go"
+"""The id of the plan's input."""
+
+
+def id_of(each: Pass) -> str:
+    """A pass as plans write it."""
+    return f"{each.kind}{each.stage}.{each.microbatch}"
+
+
+def method_of(kind: Kind, stage: int) -> str:
+    """The method that a pass is in the plan, such as ``forward_0``: one for all microbatches."""
+    return f"{kind.name.lower()}_{stage}"
+
+
+def rank_name(rank: int) -> str:
+    """The name of a rank's actor."""
+    return f"rank{rank}"
+
+
+def plan_of(order: Order, transport: Transport, gpus: Mapping[int, int] | None = None) -> Plan:
+    """Returns the plan of one training step.
+
+    Args:
+        order: what each rank does.
+        transport: how values go between ranks.
+        gpus: index of each rank's GPU; None for ranks without.
+
+    Raises:
+        PlanError: the order cannot be carried out: each rank waits for another.
+    """
+    return _Lowering(order, transport, gpus or {}).plan()
+
+
+class _Lowering:
+    def __init__(self, order: Order, transport: Transport, gpus: Mapping[int, int]) -> None:
+        self._order, self._transport, self._gpus = order, transport, gpus
+        self._rank = {each: rank for rank, passes in order.items() for each in passes}
+        self._reader = self._readers()
+        self._nodes: list[NodeSpec] = []
+        self._programs: dict[str, list[Action]] = {rank_name(rank): [] for rank in sorted(order)}
+        self._first_stage = {rank for rank, passes in order.items() if any(each.stage == 0 for each in passes)}
+
+    def plan(self) -> Plan:
+        for rank in self._first_stage:
+            self._do(rank, Verb.READ, GO)
+        self._run_all()
+        for rank in self._first_stage:
+            self._do(rank, Verb.FREE, GO)
+        last = [id_of(passes[-1]) for _, passes in sorted(self._order.items()) if passes]
+        outputs = [self._output_channel(value) for value in last]
+        for channel in outputs:
+            self._programs[channel.writer].append(Action(Verb.WRITE, channel.id))
+        driver = [Action(Verb.WRITE, GO)]
+        for channel in outputs:
+            driver += [Action(Verb.READ, channel.id), Action(Verb.FREE, channel.value)]
+        readers = tuple(rank_name(rank) for rank in sorted(self._first_stage))
+        start = ChannelSpec(GO, GO, DRIVER, readers, Transport.SHM, 1)
+        return Plan(
+            inputs=(InputSpec(GO, "go"),),
+            nodes=tuple(self._nodes),
+            channels=(start, *(self._channel(each) for each in self._reader), *outputs),
+            programs={DRIVER: tuple(driver), **{name: tuple(actions) for name, actions in self._programs.items()}},
+            outputs=tuple(last),
+            returns_list=len(last) > 1,
+            max_inflight=1,
+            devices={rank_name(rank): (gpu,) for rank, gpu in sorted(self._gpus.items())},
+        )
+
+    def _run_all(self) -> None:
+        """Every rank does its next pass in turn, if what it needs has been made."""
+        places, done = dict.fromkeys(sorted(self._order), 0), set[Pass]()
+        while True:
+            doable = [
+                rank
+                for rank, place in places.items()
+                if place < len(self._order[rank]) and done.issuperset(self._needs(self._order[rank][place]))
+            ]
+            if not doable:
+                break
+            for rank in doable:
+                each = self._order[rank][places[rank]]
+                self._run(rank, each)
+                done.add(each)
+                places[rank] += 1
+        stuck = [id_of(self._order[rank][place]) for rank, place in places.items() if place < len(self._order[rank])]
+        if stuck:
+            raise PlanError(
+                f"PL-2: the schedule stops before {', '.join(stuck)}, each of which waits for another",
+                hint="this is a bug of the schedule; take another one",
+            )
+
+    def _needs(self, each: Pass) -> list[Pass]:
+        """The passes whose results it takes, its own stage's first."""
+        if each.kind is Kind.FORWARD:
+            before = Pass(Kind.FORWARD, each.stage - 1, each.microbatch)
+            return [before] if each.stage else []
+        if each.kind is Kind.BACKWARD_WEIGHT:
+            return [Pass(Kind.BACKWARD_INPUT, each.stage, each.microbatch)]
+        own = Pass(Kind.FORWARD, each.stage, each.microbatch)
+        later = [Pass(kind, each.stage + 1, each.microbatch) for kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT)]
+        return [own, *(later_pass for later_pass in later if later_pass in self._rank)]
+
+    def _readers(self) -> dict[Pass, int]:
+        """The rank that reads what a pass makes, where it is another one."""
+        return {
+            need: rank
+            for rank, passes in sorted(self._order.items())
+            for each in passes
+            for need in self._needs(each)
+            if self._rank[need] != rank
+        }
+
+    def _run(self, rank: int, each: Pass) -> None:
+        needs = self._needs(each)
+        inputs = tuple(map(id_of, needs)) or (GO,)
+        value = id_of(each)
+        self._nodes.append(NodeSpec(value, rank_name(rank), method_of(each.kind, each.stage), inputs, (value,)))
+        received = [id_of(need) for need in needs if self._rank[need] != rank]
+        is_ordered = bool(received or each in self._reader) and self._channel_of(value).is_ordered
+        for name in received if not is_ordered else ():
+            self._do(rank, Verb.READ, name)
+        self._do(rank, Verb.RUN, value)
+        if each in self._reader and is_ordered:
+            self._do(rank, Verb.SEND, value, SEND_STREAM)
+            self._do(self._reader[each], Verb.RECV, value, RECV_STREAM)
+        elif each in self._reader:
+            self._do(rank, Verb.WRITE, value)
+        for name in received:
+            self._do(rank, Verb.FREE, name)
+
+    def _do(self, rank: int, verb: Verb, target: str, stream: str = "main") -> None:
+        self._programs[rank_name(rank)].append(Action(verb, target, stream))
+
+    def _channel(self, each: Pass) -> ChannelSpec:
+        value, slots = id_of(each), int(self._transport is Transport.COPY)
+        ends = rank_name(self._rank[each]), (rank_name(self._reader[each]),)
+        return ChannelSpec(value, value, *ends, self._transport, 1, slots=slots)
+
+    def _channel_of(self, value: str) -> ChannelSpec:
+        """A channel of the plan's transport, for what all of them have."""
+        return ChannelSpec(value, value, DRIVER, (), self._transport, 1)
+
+    def _output_channel(self, value: str) -> ChannelSpec:
+        writer = next(node.actor for node in self._nodes if node.id == value)
+        return ChannelSpec(f"{value}~shm", value, writer, (DRIVER,), Transport.SHM, 1)

@@ -1,0 +1,223 @@
+"""The second look: how long whole stages take, as torch's schedules run them.
+
+All stages run one after the other, forward to the end and backward to the front, on values that are cut off from autograd in
+between, as they are between ranks. The backward pass is torch's own, in one part and in two (`stage_backward` and, for schedules
+that put off the gradients of weights, `stage_backward_input` and `stage_backward_weight`), and adds to gradients that are there, as it
+does for all microbatches but the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+import torch
+from torch import fx
+
+from crossfade.pipelines.timing import Loss, now_us
+from crossfade.pipelines.torch_names import backward_functions, pipe_split_operator
+
+__all__ = ["RunnableStage", "StageTimes", "measure_stages", "runnable_stages"]
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class RunnableStage:
+    """A stage as something to call."""
+
+    run: Callable[[Tensors], Tensors]  # what the stage before it returned, or the module's inputs, to what it returns
+    parameters: list[torch.nn.Parameter]
+    buffers: list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """What one stage takes for one microbatch: medians, in microseconds and bytes."""
+
+    forward_us: float
+    """Of the last stage with the loss, where one was given."""
+    backward_us: float
+    """The whole backward pass."""
+    input_us: float | None
+    """The part of it that a schedule with a divided backward pass does first; None where torch cannot divide it."""
+    weight_us: float | None
+    """The other part."""
+    activation_bytes: int
+    """What stays from the forward pass to the backward pass: what autograd saves, and what comes in and goes out."""
+    sent_bytes: int
+    """What goes to the next stage; 0 for the last."""
+    returned_bytes: int
+    """Gradients that go to the stage before; 0 for the first."""
+
+    @property
+    def time_us(self) -> float:
+        """Forward and backward."""
+        return self.forward_us + self.backward_us
+
+
+def runnable_stages(module: fx.GraphModule) -> list[RunnableStage]:
+    """The stages of a graph that has its cuts in it (`crossfade.pipelines.stages`)."""
+    attributes, stages = [], [[]]
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            attributes.append(node)
+        elif node.target is pipe_split_operator():
+            stages.append([])
+        elif node.op.startswith("call_"):
+            stages[-1].append(node)
+    last = next(node for node in module.graph.nodes if node.op == "output")
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    found = []
+    for nodes, following in zip(stages, [*stages[1:], [last]], strict=True):
+        outputs = list(last.all_input_nodes) if following == [last] else _crossing(nodes, following)
+        found.append(_runnable(module, attributes, nodes, inputs, outputs))
+        inputs = outputs
+    return found
+
+
+def _crossing(nodes: Sequence[fx.Node], following: Sequence[fx.Node]) -> list[fx.Node]:
+    users = set(following)
+    return [node for node in nodes if not users.isdisjoint(node.users)]
+
+
+def _runnable(
+    module: fx.GraphModule,
+    attributes: Sequence[fx.Node],
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+) -> RunnableStage:
+    used = {each for node in nodes for each in node.all_input_nodes}
+    own = [node for node in attributes if node in used]
+
+    def run(values: Tensors) -> Tensors:
+        interpreter = fx.Interpreter(module, garbage_collect_values=False)
+        interpreter.env.update(zip(inputs, values, strict=True))
+        for node in (*own, *nodes):
+            interpreter.env[node] = interpreter.run_node(node)
+        return tuple(interpreter.env[node] for node in outputs)
+
+    tensors = {id(t): t for t in (fx.Interpreter(module).fetch_attr(str(node.target)) for node in own)}.values()
+    parameters = [each for each in tensors if isinstance(each, torch.nn.Parameter)]
+    buffers = [each for each in tensors if isinstance(each, torch.Tensor) and not isinstance(each, torch.nn.Parameter)]
+    return RunnableStage(run, parameters, buffers)
+
+
+def measure_stages(
+    stages: Sequence[RunnableStage], inputs: Tensors, loss: Loss, device: torch.device, num_passes: int
+) -> list[StageTimes]:
+    """Runs all stages ``num_passes`` times in each way, after one pass of each that does not count.
+
+    Args:
+        stages: in order.
+        inputs: of the module.
+        loss: what follows the last stage.
+        device: where all of it is.
+        num_passes: at least 1.
+    """
+    sizes = _Pass(stages, loss, device)
+    with sizes.counting_memory():
+        sizes.forward(inputs)
+    whole = [_Pass(stages, loss, device).run(inputs, is_divided=False) for _ in range(num_passes + 1)][1:]
+    try:
+        divided = [_Pass(stages, loss, device).run(inputs, is_divided=True) for _ in range(num_passes + 1)][1:]
+    except (RuntimeError, KeyError, AssertionError):
+        divided = []
+    return [
+        StageTimes(
+            forward_us=median(each.forward_us[index] for each in whole),
+            backward_us=median(each.backward_us[index] for each in whole),
+            input_us=median(each.backward_us[index] for each in divided) if divided else None,
+            weight_us=median(each.weight_us[index] for each in divided) if divided else None,
+            activation_bytes=sizes.kept_bytes(index),
+            sent_bytes=_bytes(sizes.outputs[index]) if index + 1 < len(stages) else 0,
+            returned_bytes=_bytes([t for t in sizes.inputs[index] if t.requires_grad]) if index else 0,
+        )
+        for index in range(len(stages))
+    ]
+
+
+class _Pass:
+    """One microbatch, through all stages and back."""
+
+    def __init__(self, stages: Sequence[RunnableStage], loss: Loss, device: torch.device) -> None:
+        self._stages, self._loss, self._device = stages, loss, device
+        self._whole, self._input, self._weight = backward_functions()
+        self.inputs: list[Tensors] = []
+        self.outputs: list[Tensors] = []
+        self._saved: list[dict[int, int]] = []
+        num = len(stages)
+        self.forward_us, self.backward_us, self.weight_us = [0.0] * num, [0.0] * num, [0.0] * num
+
+    def run(self, inputs: Tensors, *, is_divided: bool) -> _Pass:
+        """Forward and backward; returns itself."""
+        self.forward(inputs)
+        self.backward(is_divided=is_divided)
+        return self
+
+    def forward(self, values: Tensors) -> None:
+        """All stages, from the first to the last, and the loss."""
+        for index, stage in enumerate(self._stages):
+            if index:
+                values = tuple(each.detach().requires_grad_(each.is_floating_point()) for each in values)
+            self.inputs.append(values)
+            self._saved.append({})
+            start_us = now_us(self._device)
+            values = stage.run(values)
+            if index + 1 == len(self._stages):
+                values = self._loss.roots(values)
+            self.forward_us[index] = now_us(self._device) - start_us
+            self.outputs.append(values)
+
+    def backward(self, *, is_divided: bool) -> None:
+        """All stages, from the last to the first."""
+        ones = [torch.ones_like(each) for each in self.outputs[-1]]
+        gradients: Sequence[torch.Tensor | None] = ones
+        for index in reversed(range(len(self._stages))):
+            outputs, inputs = self.outputs[index], list(self.inputs[index])
+            if is_divided and gradients is ones:  # instead of a loss: torch detaches it in place, which a view refuses
+                outputs = tuple(each.clone() for each in outputs)
+            start_us = now_us(self._device)
+            if is_divided and index:
+                weights = self._stages[index].parameters
+                gradients, groups = self._input(list(outputs), gradients, inputs, iter(weights))
+                self.backward_us[index] = now_us(self._device) - start_us
+                start_us = now_us(self._device)
+                self._weight(iter(weights), groups)
+                self.weight_us[index] = now_us(self._device) - start_us
+            elif any(each.requires_grad for each in outputs):
+                gradients = self._whole(outputs, tuple(gradients), inputs)
+                times_us = self.weight_us if is_divided else self.backward_us
+                times_us[index] = now_us(self._device) - start_us
+            gradients = [
+                torch.zeros_like(value) if gradient is None else gradient
+                for value, gradient in zip(inputs, gradients, strict=False)
+            ]
+
+    def counting_memory(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """Inside, what autograd saves is counted."""
+
+        def save(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            self._saved[-1][storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
+
+    def kept_bytes(self, index: int) -> int:
+        """What a stage keeps for its backward pass, its parameters and buffers left out."""
+        stage = self._stages[index]
+        kept = dict(self._saved[index])
+        kept |= {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*self.inputs[index], *self.outputs[index])}
+        for tensor in (*stage.parameters, *stage.buffers):
+            kept.pop(tensor.untyped_storage().data_ptr(), None)
+        return sum(kept.values())
+
+
+def _bytes(values: Sequence[torch.Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in values)
+
+

@@ -1,0 +1,134 @@
+"""What a training step will take: a schedule's order as a plan, simulated with the stages' measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from crossfade.errors import GraphError
+from crossfade.pipelines.lowering import id_of, method_of, plan_of, rank_name
+from crossfade.pipelines.orders import Kind, Order, Pass, order_of
+from crossfade.pipelines.report import StageReport
+from crossfade.plan.plan import Plan
+from crossfade.plan.spans import COMPUTE
+from crossfade.plan.timeline import Timeline
+from crossfade.plan.validate import validate
+from crossfade.schedule.cost import CostModel, Workload
+from crossfade.schedule.simulate import simulate
+from crossfade.types import Transport
+
+__all__ = ["Prediction", "predict"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A training step that was not run."""
+
+    schedule: str
+    """The schedule's name."""
+    num_microbatches: int
+    """Of one step."""
+    plan: Plan
+    """What each rank does; ``print(prediction.plan)`` shows it."""
+    timeline: Timeline
+    """When, of the type that measured timelines have."""
+    step_us: float
+    """From the first pass to the end of the last, in microseconds. The optimizer's step is not in it."""
+    bubbles: tuple[float, ...]
+    """For each rank the share of the step in which it computes nothing."""
+    exposed_us: tuple[float, ...]
+    """For each rank how long it communicates and does not compute, in microseconds."""
+    memory_bytes: tuple[int, ...]
+    """For each rank the most that it holds: parameters, gradients, buffers, and the activations that are alive at once."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks it has."""
+        return len(self.bubbles)
+
+
+def predict(
+    stages: Sequence[StageReport],
+    schedule: str,
+    num_microbatches: int,
+    num_ranks: int | None,
+    device: torch.device,
+    costs: CostModel | None = None,
+    transport: Transport | str | None = None,
+) -> Prediction:
+    """See `crossfade.pipelines.Split.predict`."""
+    order = order_of(schedule, len(stages), num_microbatches, num_ranks)
+    _check_divided(stages, schedule, order)
+    is_cuda = device.type == "cuda"
+    how = Transport(transport) if transport else (Transport.COPY if is_cuda else Transport.SHM)
+    plan = plan_of(order, how, {rank: rank for rank in order} if is_cuda else None)
+    validate(plan)
+    times_us = _times_us(stages, order)
+    workload = Workload(
+        compute_us={} if is_cuda else times_us,
+        device_us=times_us if is_cuda else {},
+        value_bytes={id_of(each): _size(stages, each) for passes in order.values() for each in passes},
+    )
+    timeline = simulate(plan, workload, costs or CostModel(num_cores=2 * len(order)))
+    names = [rank_name(rank) for rank in sorted(order)]
+    spans = [span for span in timeline.spans if span.kind == COMPUTE]
+    step_us = max(span.end_us for span in spans) - min(span.start_us for span in spans)
+    return Prediction(
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+        plan=plan,
+        timeline=timeline,
+        step_us=step_us,
+        bubbles=tuple(max(0.0, 1 - timeline.compute_us(name) / step_us) for name in names),
+        exposed_us=tuple(timeline.exposed_us(name) for name in names),
+        memory_bytes=tuple(_peak_bytes(stages, order[rank]) for rank in sorted(order)),
+    )
+
+
+def _check_divided(stages: Sequence[StageReport], schedule: str, order: Order) -> None:
+    is_divided = any(each.kind is Kind.BACKWARD_WEIGHT for passes in order.values() for each in passes)
+    if is_divided and any(stage.times.weight_us is None for stage in stages):
+        raise GraphError(
+            f"{schedule} divides the backward pass, and torch cannot divide that of these stages",
+            hint="take a schedule that does not: GPipe, 1F1B, Interleaved1F1B",
+        )
+
+
+def _times_us(stages: Sequence[StageReport], order: Order) -> Mapping[str, float]:
+    """The time of each method of the plan."""
+    used = {(each.kind, each.stage) for passes in order.values() for each in passes}
+    return {method_of(kind, stage): _time_us(stages[stage], kind) for kind, stage in sorted(used)}
+
+
+def _time_us(stage: StageReport, kind: Kind) -> float:
+    times = stage.times
+    return {
+        Kind.FORWARD: times.forward_us,
+        Kind.BACKWARD: times.backward_us,
+        Kind.BACKWARD_INPUT: times.input_us or 0.0,
+        Kind.BACKWARD_WEIGHT: times.weight_us or 0.0,
+    }[kind]
+
+
+def _size(stages: Sequence[StageReport], each: Pass) -> int:
+    """The bytes that go out of a pass."""
+    times = stages[each.stage].times
+    if each.kind is Kind.FORWARD:
+        return times.sent_bytes
+    return times.returned_bytes if each.kind.sends_back else 0
+
+
+def _peak_bytes(stages: Sequence[StageReport], passes: Sequence[Pass]) -> int:
+    """The most that a rank holds. Activations stay until the whole backward pass, or its second part, is done."""
+    held_bytes = sum(stages[stage].held_bytes for stage in {each.stage for each in passes})
+    alive_bytes = most_bytes = 0
+    for each in passes:
+        size = stages[each.stage].times.activation_bytes
+        if each.kind is Kind.FORWARD:
+            alive_bytes += size
+            most_bytes = max(most_bytes, alive_bytes)
+        elif each.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            alive_bytes -= size
+    return held_bytes + most_bytes

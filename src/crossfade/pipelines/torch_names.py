@@ -1,0 +1,51 @@
+"""What is taken from torch under names that it does not document. Nothing else in this room uses such names.
+
+A torch that lacks one of them is told by its version.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed.pipelining  # registers the operator
+
+from crossfade.errors import CrossfadeError
+
+__all__ = ["backward_functions", "pipe_split_operator", "schedule_order"]
+
+
+def pipe_split_operator() -> Any:
+    """The operator that marks a cut in a traced graph; `torch.distributed.pipelining.pipe_split` calls it."""
+    return _named(torch.ops, "pippy._pipe_split.default")
+
+
+def backward_functions() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """What a stage calls for its whole backward pass, for the part with its inputs' gradients, and for that with its weights'."""
+    module = importlib.import_module("torch.distributed.pipelining._backward")
+    return (
+        _named(module, "stage_backward"),
+        _named(module, "stage_backward_input"),
+        _named(module, "stage_backward_weight"),
+    )
+
+
+def schedule_order(schedule: Any) -> dict[int, list[Any]]:
+    """Each rank's actions, None for an idle step, of a schedule with several stages on each rank."""
+    order: dict[int, list[Any]] = _named(schedule, "pipeline_order")
+    return order
+
+
+def _named(owner: Any, name: str) -> Any:
+    found = owner
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise CrossfadeError(
+            f"torch {torch.__version__} has no {name} in {getattr(owner, '__name__', type(owner).__name__)}",
+            hint="crossfade.pipelines works with torch 2.11 to 2.15: install one of them",
+        ) from None
+    return found
