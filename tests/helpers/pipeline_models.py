@@ -1,6 +1,8 @@
-"""Three models to cut into stages: a transformer with tied embeddings, a ResNet, an encoder-decoder with skips. They grow with their arguments."""
+"""Three models to cut into stages, of any size: a transformer with tied embeddings, a ResNet, an encoder-decoder with skips."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +100,8 @@ class ResNet(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """Images [batch, 3, height, width] and a scale [batch, 1, 1, 1] -> images, and features [batch, channels] of the narrowest place.
+    """Images [batch, 3, height, width] and a scale [batch, 1, 1, 1] -> images, and features [batch, channels] of the narrowest
+    place.
 
     Each encoder level's result goes to the decoder level of its size, and the input to the last product.
     """
@@ -107,10 +110,8 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         widths = [num_channels * 2**level for level in range(num_levels)]
         self.stem = nn.Conv2d(3, num_channels, 3, 1, 1)
-        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in zip(widths, widths[1:], strict=False))
-        self.up = nn.ModuleList(
-            nn.ConvTranspose2d(b, a, 2, 2) for a, b in reversed(list(zip(widths, widths[1:], strict=False)))
-        )
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairwise(widths))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in reversed(list(pairwise(widths))))
         self.merge = nn.ModuleList(nn.Conv2d(2 * a, a, 3, 1, 1) for a in reversed(widths[:-1]))
         self.head = nn.Conv2d(num_channels, 3, 1)
 

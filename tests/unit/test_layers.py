@@ -65,7 +65,7 @@ NAMES_FOUND_AT_RUN_TIME = {
     "crossfade.ops.__init__": "likewise",
     "crossfade.peers.__init__": "likewise",
     "crossfade.not_here": "a facade's submodules, by the name that was looked for",
-    "crossfade.cli.plan": "the user's module",
+    "crossfade.cli.target": "the user's module",
 }
 """The modules that may import by a name that is no literal, and what."""
 

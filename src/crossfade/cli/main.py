@@ -141,6 +141,31 @@ def plan(
 
 
 @app.command()
+def pipeline(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="Returns (module, example_inputs), the inputs of one microbatch in a tuple; takes no arguments.",
+        ),
+    ],
+    stages: Annotated[int, typer.Option(min=1, help="How many stages to cut the module into.")],
+    microbatches: Annotated[int, typer.Option(min=1, help="How many microbatches a training step has.")],
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="How many ranks; if not given, as many as each schedule wants.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Where to measure, such as cuda; where the module is, if not given.")
+    ] = "",
+) -> None:
+    """Cuts a module into stages of equal time, and predicts a training step by each of torch's schedules."""
+    with _command():
+        from crossfade.cli.pipeline import show_pipeline
+
+        show_pipeline(target, num_stages=stages, num_microbatches=microbatches, num_ranks=ranks, device=device)
+
+
+@app.command()
 def topology(
     json: Annotated[
         Path | None,

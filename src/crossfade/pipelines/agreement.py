@@ -1,4 +1,4 @@
-"""One rank measures and decides, and all do what it has decided: ranks that measured by themselves would cut in different places."""
+"""One rank decides where to cut, and all do what it has decided: by their own measurements ranks would cut in different places."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 
 from crossfade.errors import GraphError
 
-__all__ = ["decided_by_first"]
+__all__ = ["decided_by_first", "told_by_all"]
 
 T = TypeVar("T")
 
@@ -41,3 +41,18 @@ def decided_by_first(group: ProcessGroup | None, decide: Callable[[], T]) -> T:
         raise GraphError(told[1])
     decided: T = told[0]
     return decided
+
+
+def told_by_all(group: ProcessGroup | None, find: Callable[[], T]) -> list[T]:
+    """Returns on all ranks of a group what each of them found, all at the same time; without torch.distributed, what this one did.
+
+    Args:
+        group: the default group, if None.
+        find: what it returns can be pickled.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return [find()]
+    dist.barrier(group)
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, find(), group)
+    return told

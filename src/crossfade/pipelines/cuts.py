@@ -1,12 +1,14 @@
 """Where to cut: a list of operations into contiguous stages, so that the slowest stage is as short as possible. Pure code.
 
 Operations are numbered in their topological order. Cut ``c`` lies before operation ``c``; ``n`` operations have the cuts ``1`` to
-``n - 1``, of which only some are allowed. A stage ``[i, j)`` is feasible when its time and its memory are within the limits, and then
-every part of it is feasible too. So for each end ``j`` there is one earliest start, all of them are found with two pointers, and both
-searches below need nothing else:
+``n - 1``, of which only some are allowed. A stage ``[i, j)`` is feasible when its time and its memory are within the limits, and
+then every part of it is feasible too. So for each end ``j`` there is one earliest start, all of them are found with two pointers,
+and both searches below need nothing else:
 
-- the shortest slowest stage: bisection over the time limit; whether a limit can be kept is seen by making each stage as long as it may be;
-- among cuts whose slowest stage is at most ``tolerance`` longer than that, those that the fewest bytes cross: dynamic programming over
+- the shortest slowest stage: bisection over the time limit; whether a limit can be kept is seen by making each stage as long as
+it may be;
+- among cuts whose slowest stage is at most ``tolerance`` longer than that, those that the fewest bytes cross: dynamic programming
+over
   (number of stages, cut), with a sliding minimum. O(num_stages * n).
 """
 

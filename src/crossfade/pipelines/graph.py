@@ -1,8 +1,8 @@
 """What a traced module's graph says about cuts: operations, the values that cross, where a cut cannot be.
 
-A graph has inputs (``placeholder``), parameters and buffers (``get_attr``), operations (all that is called) and one output. Cut ``c`` lies
-before operation ``c``. A value *crosses* a cut when it is made before it and used, or returned, behind it. Parameters and buffers
-never cross: each stage that uses one has it.
+A graph has inputs (``placeholder``), parameters and buffers (``get_attr``), operations (all that is called) and one output. Cut
+``c`` lies before operation ``c``. A value *crosses* a cut when it is made before it and used, or returned, behind it. Parameters
+and buffers never cross: each stage that uses one has it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """A schedule's order as a plan: a node for each pass, channels where values go from rank to rank.
 
 ``F1.3`` is the forward pass of microbatch 3 in stage 1, and the activations that come out of it; ``B1.3`` its backward pass and the
-gradients; ``I1.3`` and ``W1.3`` where it comes in two parts. A rank reads a value right before the pass that needs it, and writes what a
-pass made right behind it. Over transports with sends and receives, a receive is started at the place where the receiving rank stands when
-the value is sent, all ranks doing a pass in turn: so both ends have one order, and it has no cycle.
+gradients; ``I1.3`` and ``W1.3`` where it comes in two parts. A rank reads a value right before the pass that needs it, and writes
+what a pass made right behind it. Over transports with sends and receives, a receive is started at the place where the receiving
+rank stands when the value is sent, all ranks doing a pass in turn: so both ends have one order, and it has no cycle.
 
-``go`` starts the first stage, and each rank's last pass is an output of the plan, so that a step is over when all ranks have done theirs.
+``go`` starts the first stage, and each rank's last pass is an output of the plan, so that a step is over when all ranks have done
+theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The first look: how long each operation of a traced module takes, forward and backward, and what it keeps.
 
 The whole module runs a few times, forward one operation after another, backward in one go. What an operation's backward pass takes
-is what autograd's nodes take that its forward pass made, the accumulation of its parameters' gradients included: a hook before and one
-behind each node read the clock. What an operation keeps are the tensors that autograd saves while it runs.
+is what autograd's nodes take that its forward pass made, the accumulation of its parameters' gradients included: a hook before
+and one behind each node read the clock. What an operation keeps are the tensors that autograd saves while it runs.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class _Pass(fx.Interpreter):
         removes = [
             handle.remove
             for node in self._owners
-            for handle in (node.register_prehook(self._start), node.register_hook(partial(self._end, self._owners[node])))
+            for handle in (
+                node.register_prehook(self._start),
+                node.register_hook(partial(self._end, self._owners[node])),
+            )
         ]
         if roots:
             torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
@@ -137,5 +140,3 @@ class _Pass(fx.Interpreter):
 
 def _state(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
-
-

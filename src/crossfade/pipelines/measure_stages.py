@@ -2,15 +2,15 @@
 
 All stages run one after the other, forward to the end and backward to the front, on values that are cut off from autograd in
 between, as they are between ranks. The backward pass is torch's own, in one part and in two (`stage_backward` and, for schedules
-that put off the gradients of weights, `stage_backward_input` and `stage_backward_weight`), and adds to gradients that are there, as it
-does for all microbatches but the first.
+that put off the gradients of weights, `stage_backward_input` and `stage_backward_weight`), and adds to gradients that are there,
+as it does for all microbatches but the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import TypeAlias
 
 import torch
@@ -19,7 +19,7 @@ from torch import fx
 from crossfade.pipelines.timing import Loss, now_us
 from crossfade.pipelines.torch_names import backward_functions, pipe_split_operator
 
-__all__ = ["RunnableStage", "StageTimes", "measure_stages", "runnable_stages"]
+__all__ = ["RunnableStage", "StageTimes", "mean_times", "measure_stages", "runnable_stages"]
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -56,6 +56,22 @@ class StageTimes:
     def time_us(self) -> float:
         """Forward and backward."""
         return self.forward_us + self.backward_us
+
+
+def mean_times(seen: Sequence[StageTimes]) -> StageTimes:
+    """What several ranks measured of one stage, as one: the means of times. What is None for one of them is None."""
+
+    def mean(name: str) -> float:
+        return fmean(getattr(each, name) for each in seen)
+
+    is_divided = all(each.weight_us is not None for each in seen)
+    return replace(
+        seen[0],
+        forward_us=mean("forward_us"),
+        backward_us=mean("backward_us"),
+        input_us=mean("input_us") if is_divided else None,
+        weight_us=mean("weight_us") if is_divided else None,
+    )
 
 
 def runnable_stages(module: fx.GraphModule) -> list[RunnableStage]:
@@ -211,7 +227,10 @@ class _Pass:
         """What a stage keeps for its backward pass, its parameters and buffers left out."""
         stage = self._stages[index]
         kept = dict(self._saved[index])
-        kept |= {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in (*self.inputs[index], *self.outputs[index])}
+        kept |= {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for t in (*self.inputs[index], *self.outputs[index])
+        }
         for tensor in (*stage.parameters, *stage.buffers):
             kept.pop(tensor.untyped_storage().data_ptr(), None)
         return sum(kept.values())
@@ -219,5 +238,3 @@ class _Pass:
 
 def _bytes(values: Sequence[torch.Tensor]) -> int:
     return sum(each.numel() * each.element_size() for each in values)
-
-

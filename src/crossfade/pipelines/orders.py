@@ -1,7 +1,7 @@
 """In which order each rank does its passes, schedule by schedule.
 
-GPipe and 1F1B are written down here, as `torch.distributed.pipelining` runs them. The order of those with several stages on each rank is torch's own:
-the schedule is made with stand-ins of stages, without a process group.
+GPipe and 1F1B are written down here, as `torch.distributed.pipelining` runs them. The order of those with several stages on each
+rank is torch's own: the schedule is made with stand-ins of stages, without a process group.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def order_of(schedule: str, num_stages: int, num_microbatches: int, num_ranks: i
 def _single(schedule: str, num_stages: int, num_microbatches: int, num_ranks: int) -> Order:
     if num_ranks != num_stages:
         raise GraphError(
-            f"{schedule} has one stage on each rank, not {num_stages} on {num_ranks}", hint=f"cut it into {num_ranks} stages"
+            f"{schedule} has one stage on each rank, not {num_stages} on {num_ranks}",
+            hint=f"cut it into {num_ranks} stages",
         )
     if schedule == "1F1B" and num_microbatches < num_stages:
         raise GraphError(

@@ -31,7 +31,10 @@ def tidy_parameters(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[Sha
     users: defaultdict[int, dict[int, list[str]]] = defaultdict(dict)
     for index, stage in enumerate(stages):
         used = set(_used_names(stage))
-        for name in [*dict(stage.named_parameters(remove_duplicate=False)), *dict(stage.named_buffers(remove_duplicate=False))]:
+        for name in [
+            *dict(stage.named_parameters(remove_duplicate=False)),
+            *dict(stage.named_buffers(remove_duplicate=False)),
+        ]:
             if name not in used:
                 _delete(stage, name)
             elif _name_in_whole(name) in own:

@@ -1,4 +1,5 @@
-"""Gradients of parameters that several stages share, such as tied embeddings: each stage has a copy, and the copies' gradients are summed.
+"""Gradients of parameters that several stages share, such as tied embeddings: each stage has a copy, and the copies' gradients
+are summed.
 
 All copies begin equal. When each step adds the same gradient to all of them, and each has the same optimizer, they stay equal.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +14,11 @@ from torch.distributed.pipelining import Pipe, pipeline
 from torch.utils import _pytree as pytree
 
 from crossfade.errors import GraphError
-from crossfade.pipelines.agreement import decided_by_first
+from crossfade.pipelines.agreement import decided_by_first, told_by_all
 from crossfade.pipelines.cuts import stages_of
 from crossfade.pipelines.cutting import Look, Wish, find_cuts
 from crossfade.pipelines.graph import TracedGraph, module_of
-from crossfade.pipelines.measure_stages import RunnableStage, StageTimes, measure_stages
+from crossfade.pipelines.measure_stages import RunnableStage, StageTimes, mean_times, measure_stages
 from crossfade.pipelines.parameters import tidy_parameters
 from crossfade.pipelines.predict import Prediction, predict
 from crossfade.pipelines.report import StageReport, format_stages
@@ -89,8 +90,8 @@ class Split:
         return self._pipe.build_stage(index, torch.device(device or self.device), group)
 
     def sync_shared_gradients(self, stages: Sequence[Any]) -> None:
-        """Gives all copies of each shared parameter the sum of their gradients. Call it on every rank, after the schedule's step and before
-        the optimizer's. It does nothing where no parameter is shared.
+        """Gives all copies of each shared parameter the sum of their gradients. Call it on every rank, after the schedule's step
+        and before the optimizer's. It does nothing where no parameter is shared.
 
         Args:
             stages: the stages of this rank, that the schedule was made with.
@@ -114,7 +115,8 @@ class Split:
         Args:
             schedule: one of `crossfade.pipelines.SCHEDULES`.
             num_microbatches: of one step.
-            num_ranks: of the pipeline. None: as many as there are stages, or half as many for schedules that have several on a rank.
+            num_ranks: of the pipeline. None: as many as there are stages, or half as many for schedules that have several on a
+                rank.
             costs: what transfers cost, and how many cores there are; by default enough cores for every rank.
             transport: how values go between ranks; by default ``copy`` between GPUs and ``shm`` between CPUs.
 
@@ -134,7 +136,9 @@ class Split:
         )
         for names in self.shared:
             where = ", ".join(f"stage {index} ({name})" for index, name in sorted(names.items()))
-            lines.append(f"shared parameter, a copy in each: {where}; call sync_shared_gradients before the optimizer's step")
+            lines.append(
+                f"shared parameter, a copy in each: {where}; call sync_shared_gradients before the optimizer's step"
+            )
         return "\n".join(lines)
 
 
@@ -155,11 +159,12 @@ def split(
 ) -> Split:
     """Cuts a module into stages that take about the same time, forward and backward.
 
-    The module is traced by `torch.export`, and runs some times on the example inputs; its gradients, buffers and the random numbers'
-    states are then what they were. Sizes, constants, and whether it trains or evaluates become part of the stages.
+    The module is traced by `torch.export`, and runs some times on the example inputs; its gradients, buffers and the random
+    numbers' states are then what they were. Sizes, constants, and whether it trains or evaluates become part of the stages.
 
-    Where torch.distributed is initialised, all ranks of the group call it, with a module that is alike on all of them (one seed, or one
-    checkpoint). The group's first rank measures and chooses, and the others take its cuts.
+    Where torch.distributed is initialised, all ranks of the group call it, with a module that is alike on all of them (one seed,
+    or one checkpoint). The group's first rank measures and chooses, and the others take its cuts; then all of them measure the
+    stages, at the same time, as they will run.
 
     Args:
         module: takes tensors, and returns a tensor or a tuple or list of tensors.
@@ -171,14 +176,17 @@ def split(
         target: for ``loss_fn``, of one microbatch.
         device: where to measure; the module is moved there. None: where it is.
         group: the ranks that call it; the default group, if None.
-        memory_limit_bytes: of each stage: parameters, their gradients, buffers, and the activations of ``num_alive`` microbatches. The
+        memory_limit_bytes: of each stage: parameters, their gradients, buffers, and the activations of ``num_alive``
+            microbatches. The
             optimizer's state is not counted.
-        num_alive: how many microbatches a stage holds activations of, at most; ``num_stages`` if None, which is what 1F1B's first one has.
+        num_alive: how many microbatches a stage holds activations of, at most; ``num_stages`` if None, which is what 1F1B's first
+            one has.
         num_passes: how often each thing is measured; medians count.
         tolerance: how much longer than necessary the slowest stage may be for fewer bytes that cross.
 
     Raises:
-        GraphError: the module cannot be traced or cut so, or an input or output is not supported; the message says why, the hint what to
+        GraphError: the module cannot be traced or cut so, or an input or output is not supported; the message says why, the hint
+            what to
             do.
     """
     if num_stages < 1 or num_passes < 1:
@@ -223,13 +231,12 @@ class _Splitter:
             cause = str(error.__cause__ or error).strip().partition("\n")[0]
             raise GraphError(
                 f"the module cannot be traced and cut: {cause}",
-                hint="torch.export.export(module, example_inputs) must succeed: no Python decisions on values of tensors, no calls of "
-                "code that torch does not know",
+                hint="torch.export.export(module, example_inputs) must succeed: no Python decisions on values of tensors, "
+                "no calls of code that torch does not know",
             ) from error
         modules = [pipe.get_stage_module(index) for index in range(pipe.num_stages)]
         shared = tidy_parameters(self._module, modules)
-        reports = decided_by_first(self._group, lambda: self._reports(modules))
-        return Split(pipe, reports, self._looks, shared, self._device)
+        return Split(pipe, self._reports(modules), self._looks, shared, self._device)
 
     def _cut(self, traced: fx.GraphModule) -> fx.GraphModule:
         graph = TracedGraph(traced)
@@ -246,7 +253,8 @@ class _Splitter:
     def _reports(self, modules: Sequence[nn.Module]) -> list[StageReport]:
         stages = [RunnableStage(self._runner(m, i), [*m.parameters()], [*m.buffers()]) for i, m in enumerate(modules)]
         inputs = tensors_in(tuple(pytree.tree_leaves((self._args, self._kwargs))))
-        times = measure_stages(stages, inputs, self._loss, self._device, self._wish.num_passes)
+        measure = partial(measure_stages, stages, inputs, self._loss, self._device, self._wish.num_passes)
+        times = [mean_times(seen) for seen in zip(*told_by_all(self._group, measure), strict=True)]
         reports = [_report(names, stage, seen) for names, stage, seen in zip(self._names, stages, times, strict=True)]
         for each in (parameter for stage in stages for parameter in stage.parameters):
             each.grad = None

@@ -1,10 +1,10 @@
 """A traced graph gets its cuts: what crosses one, and in which form.
 
-Every value that crosses goes from a stage to the next one only: where a later stage needs it as well, those between pass it on, so that
-every schedule can carry it (torch's run between neighbours, and take a value's gradient from one place only). Whatever crosses is cloned at
-the end of its stage: torch detaches what a stage returns in place, which views refuse and which breaks a backward pass that still
-needs the value, and transports want contiguous memory. The first stage gets all inputs, in the order of the signature, and the last one
-returns all outputs.
+Every value that crosses goes from a stage to the next one only: where a later stage needs it as well, those between pass it on,
+so that every schedule can carry it (torch's run between neighbours, and take a value's gradient from one place only). Whatever
+crosses is cloned at the end of its stage: torch detaches what a stage returns in place, which views refuse and which breaks a
+backward pass that still needs the value, and transports want contiguous memory. The first stage gets all inputs, in the order of
+the signature, and the last one returns all outputs.
 """
 
 from __future__ import annotations
@@ -86,7 +86,12 @@ class _Cutter:
         return self._call(torch.ops.aten.clone.default, value, (value,), kwargs, beside)
 
     def _call(
-        self, operator: torch._ops.OpOverload, value: fx.Node, args: tuple[fx.Node], kwargs: dict[str, object], beside: fx.Node
+        self,
+        operator: torch._ops.OpOverload,
+        value: fx.Node,
+        args: tuple[fx.Node],
+        kwargs: dict[str, object],
+        beside: fx.Node,
     ) -> fx.Node:
         node = self._graph.call_function(operator, args, dict(kwargs))
         node.meta["val"] = operator(value.meta["val"], **kwargs)

@@ -1,0 +1,58 @@
+"""``crossfade pipeline``: where a user's module would be cut, and what each schedule would make of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfade.cli.exits import UsersMistake
+from crossfade.cli.target import call_target, describe
+from crossfade.errors import GraphError, MissingDependency
+
+__all__ = ["show_pipeline"]
+
+
+def show_pipeline(target: str, *, num_stages: int, num_microbatches: int, num_ranks: int | None, device: str) -> None:
+    """Prints the split of the module that a function returns, and a row for each schedule."""
+    made = call_target(target, example="my_package.my_model:make", returns="a module and its example inputs")
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise MissingDependency("torch", extra="torch", needed_for="crossfade pipeline") from None
+    from crossfade.pipelines import SCHEDULES, split
+    from crossfade.pipelines.report import format_bytes, format_table
+
+    module, example_inputs = _taken_apart(made, target, torch.nn.Module)
+    try:
+        cut = split(module, example_inputs, num_stages, device=device or None)
+    except GraphError as error:
+        raise _mistake(f"the module of {target} cannot be cut", error) from None
+    print(cut)
+    print(f"\npredicted, for a step of {num_microbatches} microbatches, without the optimizer:\n")
+    rows = [["schedule", "ranks", "step", "bubble", "memory", "exposed"]]
+    refused = []
+    for name in SCHEDULES:
+        try:
+            found = cut.predict(name, num_microbatches, num_ranks)
+        except GraphError as error:
+            message, _, hint = str(error).partition("\nhint: ")
+            refused.append(f"{name}: {message}; {hint}")
+            continue
+        bubble = f"{sum(found.bubbles) / found.num_ranks:.1%}"
+        memory, exposed = format_bytes(max(found.memory_bytes)), f"{max(found.exposed_us) / 1e3:.2f} ms"
+        rows.append([name, str(found.num_ranks), f"{found.step_us / 1e3:.2f} ms", bubble, memory, exposed])
+    print("\n".join([*format_table(rows, num_left=1), *refused]))
+    print("\nbubble: the mean of all ranks; memory and exposed communication: of the rank that has most")
+
+
+def _taken_apart(made: Any, target: str, kind: type) -> tuple[Any, Any]:
+    hint = "return (module, example_inputs), the inputs of one microbatch in a tuple"
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise UsersMistake(f"{target}() returned {describe(made)}, not a module and its example inputs", hint=hint)
+    if not isinstance(made[0], kind):
+        raise UsersMistake(f"{target}() returned {describe(made[0])} first, which is no torch.nn.Module", hint=hint)
+    return made[0], made[1]
+
+
+def _mistake(what: str, error: GraphError) -> UsersMistake:
+    message, _, hint = str(error).partition("\nhint: ")
+    return UsersMistake(f"{what}: {message}", hint=hint or "see above")

@@ -1,0 +1,141 @@
+"""Torch's schedules as plans: sound, complete, printable, simulated."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("torch", reason="the schedules are torch's")
+
+from types import SimpleNamespace
+
+import torch
+
+from crossfade import parse_plan
+from crossfade.errors import CrossfadeError, GraphError, PlanError
+from crossfade.pipelines.lowering import id_of, plan_of
+from crossfade.pipelines.measure_stages import StageTimes
+from crossfade.pipelines.orders import SCHEDULES, Kind, Pass, order_of
+from crossfade.pipelines.predict import Prediction, predict
+from crossfade.pipelines.report import StageReport
+from crossfade.pipelines.torch_names import schedule_order
+from crossfade.plan.actions import Verb
+from crossfade.plan.validate import validate
+from crossfade.schedule.cost import CostModel
+from crossfade.types import Transport
+
+NUMBERS = [(4, 8), (8, 8), (8, 16), (2, 4), (6, 9)]
+"""Stages and microbatches."""
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), NUMBERS, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("transport", [Transport.SHM, Transport.GLOO])
+def test_every_schedule_is_a_sound_plan_that_does_each_pass_once(
+    schedule: str, num_stages: int, num_microbatches: int, transport: Transport
+) -> None:
+    order = order_of(schedule, num_stages, num_microbatches)
+    counts = Counter(each for passes in order.values() for each in passes)
+    assert set(counts.values()) == {1}
+    for stage in range(num_stages):
+        for number in range(num_microbatches):
+            assert counts[Pass(Kind.FORWARD, stage, number)] == 1
+            divided = [counts[Pass(kind, stage, number)] for kind in (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)]
+            whole = counts[Pass(Kind.BACKWARD, stage, number)]
+            assert (whole, *divided) in ((1, 0, 0), (0, 1, 1))
+    plan = plan_of(order, transport)
+    validate(plan)
+    assert parse_plan(str(plan)) == plan
+    for rank, passes in order.items():
+        ran = [action.target for action in plan.programs[f"rank{rank}"] if action.verb is Verb.RUN]
+        assert ran == [id_of(each) for each in passes]
+
+
+@pytest.mark.parametrize("transport", [Transport.COPY, Transport.STAGED, Transport.NCCL])
+def test_plans_of_gpus_are_sound_and_simulated(transport: Transport) -> None:
+    prediction = predict(stages(4), "Interleaved1F1B", 4, 2, torch.device("cuda"), transport=transport)
+    assert prediction.plan.devices == {"rank0": (0,), "rank1": (1,)}
+    assert 4 * 2 * 30 <= prediction.step_us < 10 * 4 * 2 * 30
+
+
+def test_one_forward_one_backward_is_the_textbooks() -> None:
+    order = order_of("1F1B", 2, 3)
+    assert [id_of(each) for each in order[0]] == ["F0.0", "F0.1", "B0.0", "F0.2", "B0.1", "B0.2"]
+    assert [id_of(each) for each in order[1]] == ["F1.0", "B1.0", "F1.1", "B1.1", "F1.2", "B1.2"]
+
+
+def stages(num: int, forward_us: float = 10.0, backward_us: float = 20.0) -> list[StageReport]:
+    times = StageTimes(forward_us, backward_us, backward_us / 2, backward_us / 2, 100, 0, 0)
+    return [StageReport("a", "b", times, 1000, 1000, 0) for _ in range(num)]
+
+
+def without_costs(schedule: str, num_stages: int, num_microbatches: int, num_ranks: int | None = None) -> Prediction:
+    """A prediction in which only passes take time."""
+    free = CostModel(
+        write_us=0, write_large_us=0, write_us_per_mb=0, read_us=0, read_large_us=0, hop_us=0, wake_us=0, step_us=0,
+        num_cores=num_stages,
+    )  # fmt: skip
+    return predict(stages(num_stages), schedule, num_microbatches, num_ranks, torch.device("cpu"), free)
+
+
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(2, 4), (4, 4), (4, 12)], ids=str)
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_the_predicted_step_is_the_textbooks(schedule: str, num_stages: int, num_microbatches: int) -> None:
+    found = without_costs(schedule, num_stages, num_microbatches)
+    assert found.step_us == pytest.approx((num_microbatches + num_stages - 1) * 30.0)
+    bubble = (num_stages - 1) / (num_microbatches + num_stages - 1)
+    assert found.bubbles == pytest.approx([bubble] * num_stages)
+    assert found.exposed_us == pytest.approx([0.0] * num_stages, abs=1e-6)
+    alive = [num_microbatches if schedule == "GPipe" else num_stages - stage for stage in range(num_stages)]
+    assert found.memory_bytes == tuple(2000 + 100 * num for num in alive)
+
+
+def test_interleaved_has_a_smaller_bubble_and_zero_bubble_a_smaller_one_still() -> None:
+    plain, interleaved, zero = (
+        max(without_costs(schedule, num_stages, 8).bubbles)
+        for schedule, num_stages in (("1F1B", 4), ("Interleaved1F1B", 8), ("ZBVZeroBubble", 8))
+    )
+    assert plain > interleaved > zero
+
+
+REFUSED = [
+    ("1F2B", 4, 8, None, "there is no schedule '1F2B'", "1F1B"),
+    ("GPipe", 4, 8, 2, "one stage on each rank, not 4 on 2", "cut it into 2 stages"),
+    ("1F1B", 4, 2, None, "as many microbatches as stages, 4", "GPipe"),
+    ("Interleaved1F1B", 4, 8, 3, "4 do not go on 3", "a multiple of 3"),
+    ("ZBVZeroBubble", 8, 8, 2, "torch refuses ZBVZeroBubble with 8 stages, 2 ranks", "other numbers"),
+    ("DualPipeV", 8, 4, 4, "torch refuses DualPipeV", "other numbers"),
+    ("GPipe", 4, 0, None, "0 microbatches", "at least 1"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "num_stages", "num", "num_ranks", "says", "hint"), REFUSED)
+def test_what_a_schedule_cannot_do_is_refused_with_the_reason(
+    schedule: str, num_stages: int, num: int, num_ranks: int | None, says: str, hint: str
+) -> None:
+    with pytest.raises(GraphError) as caught:
+        order_of(schedule, num_stages, num, num_ranks)
+    message, _, told = str(caught.value).partition("\nhint: ")
+    assert says in message
+    assert hint in told
+
+
+def test_stages_that_cannot_divide_their_backward_pass_are_refused_where_it_matters() -> None:
+    whole = [
+        StageReport(each.first, each.last, StageTimes(1, 2, None, None, 0, 0, 0), 0, 0, 0) for each in stages(4)
+    ]
+    assert predict(whole, "Interleaved1F1B", 4, 2, torch.device("cpu")).step_us > 0
+    with pytest.raises(GraphError, match="torch cannot divide"):
+        predict(whole, "ZBVZeroBubble", 4, 2, torch.device("cpu"))
+
+
+def test_an_order_that_stops_is_an_error_that_names_the_passes() -> None:
+    order = {0: (Pass(Kind.BACKWARD, 0, 0), Pass(Kind.FORWARD, 0, 0)), 1: (Pass(Kind.FORWARD, 1, 0),)}
+    with pytest.raises(PlanError, match=r"PL-2: the schedule stops before B0\.0, F1\.0"):
+        plan_of(order, Transport.SHM)
+
+
+def test_a_torch_without_what_is_needed_is_named_by_its_version() -> None:
+    with pytest.raises(CrossfadeError, match=rf"torch {torch.__version__.split('+')[0]}.* has no pipeline_order"):
+        schedule_order(SimpleNamespace())
