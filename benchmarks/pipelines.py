@@ -229,7 +229,8 @@ def main() -> None:
             f"`python -m benchmarks.pipelines --device {args.device} {how} --report`\n\n{_summary(rows)}\n\n"
             "Two ranks, one torch thread each on CPUs, over the backend `crossfade`. Each repetition cuts the model "
             f"anew, measures its stages, predicts, and then trains {args.steps} steps (the slowest rank's time, without the "
-            f"optimizer's step) after two that do not count. Medians, with the lowest and the highest. {quiet.summary()}\n\n{table.markdown()}\n"
+            f"optimizer's step) after two that do not count. Medians, with the lowest and the highest. "
+            f"{quiet.summary()}\n\n{table.markdown()}\n"
         )
         path = write_report("pipelines", machine, text)
         (REPORTS / f"{path.stem}.json").write_text(json.dumps(rows, indent=1) + "\n")

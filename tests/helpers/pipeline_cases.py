@@ -157,7 +157,8 @@ CASES: dict[str, Case] = {
     **{f"transformer by {name}": partial(_case, problem="transformer", schedule=name) for name in SCHEDULES},
     **{f"encoder-decoder by {name}": partial(_case, problem="encoder_decoder", schedule=name) for name in SCHEDULES},
     "resnet by 1F1B, gloo": partial(_case, problem="resnet", schedule="1F1B", backend="gloo"),
-    "resnet by ZBVZeroBubble, gloo": partial(_case, problem="resnet", schedule="ZBVZeroBubble", backend="gloo"),
+    "resnet by Interleaved1F1B, gloo": partial(_case, problem="resnet", schedule="Interleaved1F1B", backend="gloo"),
+    "resnet by ZBVZeroBubble": partial(_case, problem="resnet", schedule="ZBVZeroBubble"),
     "transformer by InterleavedZeroBubble, gloo": partial(
         _case, problem="transformer", schedule="InterleavedZeroBubble", backend="gloo"
     ),

@@ -21,7 +21,8 @@ class Attention(nn.Module):
         parts = self.into(self.norm(x)).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.out(attended.transpose(1, 2).flatten(2))
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return x + out
 
 
 class Mlp(nn.Module):
@@ -32,7 +33,8 @@ class Mlp(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
+        down: Tensor = self.down(functional.gelu(self.up(self.norm(x))))
+        return x + down
 
 
 class Transformer(nn.Module):
@@ -72,7 +74,8 @@ class ResidualBlock(nn.Module):
         y = self.relu(self.first_norm(self.first(x)))
         y = self.second_norm(self.second(y))
         y += self.short(x)
-        return self.relu(y)
+        out: Tensor = self.relu(y)
+        return out
 
 
 class ResNet(nn.Module):

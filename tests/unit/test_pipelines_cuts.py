@@ -20,9 +20,7 @@ SIZES = {name: 10 * 2**place for place, name in enumerate("abcde")}
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[list[Operation], int, dict[int, int], int | None]:
     num = draw(st.integers(1, 9))
-    operations = [
-        Operation(draw(st.integers(0, 20)), {name: SIZES[name] for name in draw(NAMES)}) for _ in range(num)
-    ]
+    operations = [Operation(draw(st.integers(0, 20)), {name: SIZES[name] for name in draw(NAMES)}) for _ in range(num)]
     allowed = draw(st.sets(st.integers(1, max(1, num - 1)), max_size=num - 1)) if num > 1 else set()
     crossing = {cut: draw(st.integers(0, 5)) for cut in sorted(allowed)}
     limit = draw(st.none() | st.integers(0, 400))

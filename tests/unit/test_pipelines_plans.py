@@ -122,9 +122,7 @@ def test_what_a_schedule_cannot_do_is_refused_with_the_reason(
 
 
 def test_stages_that_cannot_divide_their_backward_pass_are_refused_where_it_matters() -> None:
-    whole = [
-        StageReport(each.first, each.last, StageTimes(1, 2, None, None, 0, 0, 0), 0, 0, 0) for each in stages(4)
-    ]
+    whole = [StageReport(each.first, each.last, StageTimes(1, 2, None, None, 0, 0, 0), 0, 0, 0) for each in stages(4)]
     assert predict(whole, "Interleaved1F1B", 4, 2, torch.device("cpu")).step_us > 0
     with pytest.raises(GraphError, match="torch cannot divide"):
         predict(whole, "ZBVZeroBubble", 4, 2, torch.device("cpu"))

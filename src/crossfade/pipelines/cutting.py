@@ -17,7 +17,7 @@ from crossfade.pipelines.timing import Loss
 
 __all__ = ["Look", "Wish", "find_cuts"]
 
-MOST_LOOKS = 6
+MOST_LOOKS = 4
 """How often stages are measured before the best cuts so far are taken."""
 
 
@@ -77,7 +77,8 @@ def find_cuts(
             break
         candidate = _copy_of(traced)
         cut_graph(candidate, cuts)
-        times = measure_stages(runnable_stages(candidate.module), tuple(inputs), loss, device, wish.num_passes)
+        stages = runnable_stages(candidate.module)
+        times = measure_stages(stages, tuple(inputs), loss, device, wish.num_passes, divides=False)
         looks.append(Look(cuts, times))
         for stage, seen in zip(stages_of(cuts, len(times_us)), times, strict=True):
             ratio = seen.time_us / max(1e-9, sum(times_us[place] for place in stage))

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 __all__ = ["TracedGraph", "bytes_of", "module_of"]
 
@@ -37,9 +38,7 @@ class TracedGraph:
     def outputs(self) -> list[fx.Node]:
         """The values that the module returns, in order; one may be there twice."""
         last = next(node for node in self.module.graph.nodes if node.op == "output")
-        found: list[fx.Node] = []
-        fx.node.map_arg(last.args, lambda node: found.append(node) or node)
-        return found
+        return nodes_in(last.args)
 
     @cached_property
     def place(self) -> dict[fx.Node, int]:
@@ -176,8 +175,13 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 def _arguments(node: fx.Node, schema: torch.FunctionSchema) -> list[tuple[torch.Argument, fx.Node]]:
     """The values that an operation gets, each with the parameter of the operator's schema that it is for."""
-    found: list[tuple[torch.Argument, fx.Node]] = []
-    for index, argument in enumerate(schema.arguments):
-        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-        fx.node.map_arg(given, lambda each, argument=argument: found.append((argument, each)) or each)
-    return found
+    given = [*node.args, *(None for _ in schema.arguments[len(node.args) :])]
+    named = (node.kwargs.get(argument.name, value) for argument, value in zip(schema.arguments, given, strict=False))
+    return [
+        (argument, each) for argument, value in zip(schema.arguments, named, strict=False) for each in nodes_in(value)
+    ]
+
+
+def nodes_in(value: object) -> list[fx.Node]:
+    """The nodes in an argument, which may be nested, in order."""
+    return [each for each in pytree.tree_leaves(value) if isinstance(each, fx.Node)]

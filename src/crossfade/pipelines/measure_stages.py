@@ -76,7 +76,8 @@ def mean_times(seen: Sequence[StageTimes]) -> StageTimes:
 
 def runnable_stages(module: fx.GraphModule) -> list[RunnableStage]:
     """The stages of a graph that has its cuts in it (`crossfade.pipelines.stages`)."""
-    attributes, stages = [], [[]]
+    attributes: list[fx.Node] = []
+    stages: list[list[fx.Node]] = [[]]
     for node in module.graph.nodes:
         if node.op == "get_attr":
             attributes.append(node)
@@ -123,7 +124,13 @@ def _runnable(
 
 
 def measure_stages(
-    stages: Sequence[RunnableStage], inputs: Tensors, loss: Loss, device: torch.device, num_passes: int
+    stages: Sequence[RunnableStage],
+    inputs: Tensors,
+    loss: Loss,
+    device: torch.device,
+    num_passes: int,
+    *,
+    divides: bool = True,
 ) -> list[StageTimes]:
     """Runs all stages ``num_passes`` times in each way, after one pass of each that does not count.
 
@@ -133,14 +140,16 @@ def measure_stages(
         loss: what follows the last stage.
         device: where all of it is.
         num_passes: at least 1.
+        divides: whether the divided backward pass is measured too.
     """
     sizes = _Pass(stages, loss, device)
     with sizes.counting_memory():
         sizes.forward(inputs)
     whole = [_Pass(stages, loss, device).run(inputs, is_divided=False) for _ in range(num_passes + 1)][1:]
     try:
-        divided = [_Pass(stages, loss, device).run(inputs, is_divided=True) for _ in range(num_passes + 1)][1:]
-    except (RuntimeError, KeyError, AssertionError):
+        num = num_passes + 1 if divides else 0
+        divided = [_Pass(stages, loss, device).run(inputs, is_divided=True) for _ in range(num)][1:]
+    except (RuntimeError, KeyError, AssertionError):  # torch cannot divide this one
         divided = []
     return [
         StageTimes(

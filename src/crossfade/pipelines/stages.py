@@ -9,7 +9,10 @@ the signature, and the last one returns all outputs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -52,7 +55,7 @@ class _Cutter:
         for node in self._traced.inputs:
             with self._graph.inserting_before(self._operations[0]):
                 alias = self._call(torch.ops.aten.alias.default, node, (node,), {}, self._operations[0])
-            node.replace_all_uses_with(alias, delete_user_cb=lambda user, alias=alias: user is not alias)
+            node.replace_all_uses_with(alias, delete_user_cb=partial(operator.is_not, alias))
             self._now[node] = alias
 
     def cut(self, cut: int) -> None:
@@ -82,18 +85,18 @@ class _Cutter:
         self._last.args = fx.node.map_arg(self._last.args, lambda _: next(rest))
 
     def _clone(self, value: fx.Node, beside: fx.Node) -> fx.Node:
-        kwargs = {"memory_format": torch.contiguous_format}
+        kwargs: dict[str, Any] = {"memory_format": torch.contiguous_format}
         return self._call(torch.ops.aten.clone.default, value, (value,), kwargs, beside)
 
     def _call(
         self,
-        operator: torch._ops.OpOverload,
+        called: Any,
         value: fx.Node,
         args: tuple[fx.Node],
-        kwargs: dict[str, object],
+        kwargs: dict[str, Any],
         beside: fx.Node,
     ) -> fx.Node:
-        node = self._graph.call_function(operator, args, dict(kwargs))
-        node.meta["val"] = operator(value.meta["val"], **kwargs)
-        node.meta["nn_module_stack"] = dict(beside.meta.get("nn_module_stack", {}))
+        node = self._graph.call_function(called, args, kwargs)
+        node.meta["val"] = called(value.meta["val"], **kwargs)
+        node.meta["nn_module_stack"] = {**beside.meta.get("nn_module_stack", {})}
         return node
