@@ -128,3 +128,23 @@ class EncoderDecoder(nn.Module):
         for up, merge in zip(self.up, self.merge, strict=True):
             x = torch.tanh(merge(torch.cat([up(x), skips.pop()], 1)))
         return self.head(x) + images * scale, features
+
+
+class Frozen(nn.Module):
+    """Tokens [batch, length] -> logits [batch, 5]; the first half needs no gradients, and the tokens are used again at the end."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+        self.head = nn.Linear(width, 5)
+        for module in (self.embedding, *self.layers[:3]):
+            module.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        is_word = (tokens > 0).unsqueeze(-1)
+        logits: Tensor = self.head((x * is_word).mean(1))
+        return logits
