@@ -3,7 +3,7 @@
 ::
 
     CrossfadeError
-    ├── GraphError                a graph that cannot be compiled: the user's mistake, with a hint; also a ValueError
+    ├── GraphError                a graph that cannot be compiled, a module that cannot be cut: the user's mistake; a ValueError
     │   └── UnknownTransport      a transport that does not exist, or not on this machine
     ├── PlanError                 a plan that breaks an invariant (PL-1 ...): a bug in crossfade, or in a hand-written plan
     │   └── PlanSyntaxError       a plan's text that does not parse
@@ -78,7 +78,7 @@ class CrossfadeError(Exception):
 
 
 class GraphError(CrossfadeError, ValueError):
-    """A graph that cannot be compiled. The message names the node."""
+    """A graph that cannot be compiled, with the node's name; a module that cannot be cut; a schedule that cannot run."""
 
 
 class UnknownTransport(GraphError):

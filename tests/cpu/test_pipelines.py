@@ -16,6 +16,7 @@ from crossfade.cli import pipeline as cli
 from crossfade.cli.exits import UsersMistake
 from crossfade.errors import GraphError
 from crossfade.pipelines import SCHEDULES, Split, split
+from crossfade.pipelines.shared import sync_shared_gradients
 from tests.helpers.command_line import crossfade_command
 from tests.helpers.pipeline_cases import PROBLEMS, SIZE, seeded
 
@@ -148,6 +149,7 @@ REFUSED: list[tuple[str, Callable[[], object], str, str]] = [
     ("a dict", lambda: split(ReturnsNames(), torch.ones(2), 1), "returns a dict", "returns its tensors in a tuple"),
     ("a number", lambda: split(nn.Flatten(), (torch.ones(2, 2), 3), 1), "an example input is a int: 3", "in a module"),
     ("a decision", lambda: split(Decides(), torch.ones(2), 1), "cannot be traced and cut", "torch.export.export"),
+    ("no stage", lambda: sync_shared_gradients((), ()), "no stage was given", "the stages of this rank"),
     ("too many", lambda: split(nn.Linear(2, 2), torch.ones(2, 2), 9), "9 stages need 8 cuts", "fewer stages"),
     ("none", lambda: split(nn.Linear(2, 2), torch.ones(2, 2), 0), "num_stages=0", "at least 1"),
     (

@@ -44,12 +44,6 @@ class Look:
         """Forward and backward of the slowest stage."""
         return max(each.time_us for each in self.times)
 
-    @property
-    def imbalance(self) -> float:
-        """The slowest stage over the mean, less 1."""
-        mean_us = sum(each.time_us for each in self.times) / len(self.times)
-        return self.slowest_us / mean_us - 1 if mean_us else 0.0
-
 
 def find_cuts(
     traced: TracedGraph, inputs: Sequence[torch.Tensor], loss: Loss, device: torch.device, wish: Wish

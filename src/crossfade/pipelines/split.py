@@ -70,7 +70,8 @@ class Split:
     @property
     def imbalance(self) -> float:
         """The slowest stage's time over the mean of all, less 1."""
-        return Look((), [stage.times for stage in self.stages]).imbalance
+        times_us = [stage.times.time_us for stage in self.stages]
+        return max(times_us) * len(times_us) / sum(times_us) - 1
 
     def build_stage(
         self, index: int, device: torch.device | str | None = None, group: ProcessGroup | None = None
@@ -129,11 +130,12 @@ class Split:
         best = min(self._looks, key=lambda look: look.slowest_us)
         tried = ", ".join(f"{look.slowest_us / 1e3:.2f} ms" for look in self._looks)
         slowest_us = max(stage.times.time_us for stage in self.stages)
-        lines = [*format_stages(self.stages), ""]
-        lines.append(
-            f"slowest stage {slowest_us / 1e3:.2f} ms, {self.imbalance:.1%} over the mean; slowest of the "
-            f"{len(self._looks)} choices that were measured: {tried}; number {self._looks.index(best) + 1} was taken"
-        )
+        lines = [
+            *format_stages(self.stages),
+            "",
+            f"the slowest stage takes {slowest_us / 1e3:.2f} ms, {self.imbalance:.1%} more than the mean",
+            f"cuts that were tried, by their slowest stage: {tried}; number {self._looks.index(best) + 1} was taken",
+        ]
         for names in self.shared:
             where = ", ".join(f"stage {index} ({name})" for index, name in sorted(names.items()))
             lines.append(
