@@ -103,8 +103,8 @@ class ResNet(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """Images [batch, 3, height, width] and a scale [batch, 1, 1, 1] -> images, and features [batch, channels] of the narrowest
-    place.
+    """Images [batch, 3, height, width] and a scale [batch, 1, 1, 1] -> images, and features [batch, channels] of the
+    narrowest place.
 
     Each encoder level's result goes to the decoder level of its size, and the input to the last product.
     """

@@ -6,10 +6,9 @@ then every part of it is feasible too. So for each end ``j`` there is one earlie
 and both searches below need nothing else:
 
 - the shortest slowest stage: bisection over the time limit; whether a limit can be kept is seen by making each stage as long as
-it may be;
+  it may be;
 - among cuts whose slowest stage is at most ``tolerance`` longer than that, those that the fewest bytes cross: dynamic programming
-over
-  (number of stages, cut), with a sliding minimum. O(num_stages * n).
+  over (number of stages, cut), with a sliding minimum. O(num_stages * n).
 """
 
 from __future__ import annotations

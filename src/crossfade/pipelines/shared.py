@@ -1,5 +1,4 @@
-"""Gradients of parameters that several stages share, such as tied embeddings: each stage has a copy, and the copies' gradients
-are summed.
+"""Gradients of parameters that several stages share, such as tied embeddings: those of all copies are summed.
 
 All copies begin equal. When each step adds the same gradient to all of them, and each has the same optimizer, they stay equal.
 """

@@ -116,8 +116,8 @@ class Split:
         Args:
             schedule: one of `crossfade.pipelines.SCHEDULES`.
             num_microbatches: of one step.
-            num_ranks: of the pipeline. None: as many as there are stages, or half as many for schedules that have several on a
-                rank.
+            num_ranks: of the pipeline. None: as many as there are stages, or half as many for schedules that have several
+                on a rank.
             costs: what transfers cost, and how many cores there are; by default enough cores for every rank.
             transport: how values go between ranks; by default ``copy`` between GPUs and ``shm`` between CPUs.
 
@@ -179,8 +179,7 @@ def split(
         device: where to measure; the module is moved there. None: where it is.
         group: the ranks that call it; the default group, if None.
         memory_limit_bytes: of each stage: parameters, their gradients, buffers, and the activations of ``num_alive``
-            microbatches. The
-            optimizer's state is not counted.
+            microbatches. The optimizer's state is not counted.
         num_alive: how many microbatches a stage holds activations of, at most; ``num_stages`` if None, which is what 1F1B's first
             one has.
         num_passes: how often each thing is measured; medians count.
@@ -188,8 +187,7 @@ def split(
 
     Raises:
         GraphError: the module cannot be traced or cut so, or an input or output is not supported; the message says why, the hint
-            what to
-            do.
+            what to do.
     """
     if num_stages < 1 or num_passes < 1:
         raise GraphError(f"num_stages={num_stages}, num_passes={num_passes}", hint="both are at least 1")
