@@ -129,7 +129,7 @@ class _Pass(fx.Interpreter):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._held:
             self.saved[self._place][f"saved {storage.data_ptr():x}"] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an output that autograd saves would keep itself alive
 
     def _start(self, *_: Any) -> None:
         self._started_us = now_us(self._device)

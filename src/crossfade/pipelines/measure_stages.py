@@ -142,15 +142,16 @@ def measure_stages(
         num_passes: at least 1.
         divides: whether the divided backward pass is measured too.
     """
-    sizes = _Pass(stages, loss, device)
-    with sizes.counting_memory():
-        sizes.forward(inputs)
     whole = [_Pass(stages, loss, device).run(inputs, is_divided=False) for _ in range(num_passes + 1)][1:]
     try:
         num = num_passes + 1 if divides else 0
         divided = [_Pass(stages, loss, device).run(inputs, is_divided=True) for _ in range(num)][1:]
     except (RuntimeError, KeyError, AssertionError):  # torch cannot divide this one
         divided = []
+    sizes = _Pass(stages, loss, device)
+    with sizes.counting_memory():
+        sizes.forward(inputs)
+    sizes.backward(is_divided=False)  # frees what was saved
     return [
         StageTimes(
             forward_us=median(each.forward_us[index] for each in whole),
@@ -178,9 +179,11 @@ class _Pass:
         self.forward_us, self.backward_us, self.weight_us = [0.0] * num, [0.0] * num, [0.0] * num
 
     def run(self, inputs: Tensors, *, is_divided: bool) -> _Pass:
-        """Forward and backward; returns itself."""
+        """Forward and backward; returns itself, without the values."""
         self.forward(inputs)
         self.backward(is_divided=is_divided)
+        self.inputs.clear()
+        self.outputs.clear()
         return self
 
     def forward(self, values: Tensors) -> None:
@@ -223,14 +226,16 @@ class _Pass:
             ]
 
     def counting_memory(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """Inside, what autograd saves is counted."""
+        """Inside, what autograd saves is counted; there is no way back."""
+        kept: list[torch.Tensor] = []  # so that no two of them have one address
 
-        def save(tensor: torch.Tensor) -> torch.Tensor:
+        def save(tensor: torch.Tensor) -> int:
             storage = tensor.untyped_storage()
             self._saved[-1][storage.data_ptr()] = storage.nbytes()
-            return tensor
+            kept.append(tensor.detach())
+            return len(kept)
 
-        return torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
+        return torch.autograd.graph.saved_tensors_hooks(save, lambda place: kept[place - 1])
 
     def kept_bytes(self, index: int) -> int:
         """What a stage keeps for its backward pass, its parameters and buffers left out."""
