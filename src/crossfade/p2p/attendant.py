@@ -12,10 +12,14 @@ __all__ = ["Attendant"]
 _GRACE_S = 0.002
 """How long a transfer waits for the program's own threads, which are quicker where they wait for it anyway."""
 
+_MOST_GRACES = 50
+"""How often in a row it is put off because the program has begun another one."""
+
 
 class Attendant:
     """Sleeps until something may need it. ``is_quiet`` says whether nothing does; ``attend`` works, and waits, until then, or until
-    a thread of the program waits. It must not raise.
+    a thread of the program waits. It must not raise. While the program goes on beginning transfers, which handles what has come,
+    it works rarely: it would only take a core from the program.
     """
 
     def __init__(self, drivers: Iterable[Driver], is_quiet: Callable[[], bool], attend: Callable[[], None]) -> None:
@@ -24,10 +28,12 @@ class Attendant:
         self._attend = attend
         self._wanted = threading.Event()
         self._ended = threading.Event()
+        self._num_calls = 0
         self._thread: threading.Thread | None = None
 
     def call(self) -> None:
         """A transfer has begun."""
+        self._num_calls += 1
         if not self._wanted.is_set() and not self._is_quiet():
             self._wanted.set()
             if self._thread is None:
@@ -37,10 +43,16 @@ class Attendant:
     def _run(self) -> None:
         for driver in self._drivers:
             driver.enter_thread()
+        num_graces = 0
         while True:
             self._wanted.wait()
+            num_calls = self._num_calls
             if self._ended.wait(_GRACE_S):
                 return
+            if num_calls != self._num_calls and num_graces < _MOST_GRACES:
+                num_graces += 1
+                continue
+            num_graces = 0
             if self._is_quiet():
                 self._wanted.clear()
                 if self._ended.is_set():  # `close` has set both
