@@ -35,8 +35,9 @@ def cpu_steps() -> list[Step]:
     from benchmarks.p2p_pair import Step
 
     sides = ("crossfade", "crossfade, backend", "gloo")
+    limit_s = 400.0  # beside others, many blocks are repeated
     acts = ("send", "isend", "out and back", "both directions", "batch")
-    steps = [Step(f"CPU, {act}", sides, (act,), CPU_SIZES) for act in acts]
+    steps = [Step(f"CPU, {act}", sides, (act,), CPU_SIZES, limit_s=limit_s) for act in acts]
     tags = ("ten tags in order", "ten tags in reverse")
     steps.append(Step("CPU, tags", ("crossfade", "gloo"), tags, tuple(size for size in CPU_SIZES if size <= 4 * MB)))
     steps.append(Step("CPU, beside", ("crossfade", "gloo"), (), (4 * MB,), loads=("products", "ViT", "all-reduces")))
