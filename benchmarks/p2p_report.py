@@ -203,8 +203,8 @@ def others_text(steps: Mapping[str, Any]) -> str:
     cores = statistics.median(block["others"] for block in blocks)
     num_loud = sum(map(is_loud, blocks))
     return (
-        f"Other programs used {cores:.2f} cores in the median block. {num_loud} of {len(blocks)} blocks, beside which they used more "
-        f"than {LIMIT_CORES}, were repeated in vain; they are left out."
+        f"Other programs used {cores:.2f} cores in the median block. {num_loud} of {len(blocks)} blocks, beside which they used "
+        f"more than {LIMIT_CORES}, were repeated in vain; they are left out."
     )
 
 
