@@ -50,8 +50,7 @@ def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     steps: dict[str, Any] = {}
     for each in runs:
         for name, step in each["steps"].items():
-            known = steps.setdefault(name, {"sides": step["sides"], "missing": {}, "failed": [], "sizes": {}})
-            known["missing"] |= step["missing"]
+            known = steps.setdefault(name, {"sides": step["sides"], "failed": [], "sizes": {}})
             known["failed"] += [step["failed"]] if step["failed"] else []
             for size, rows in step["sizes"].items():
                 there = known["sizes"].setdefault(size, {})
@@ -224,7 +223,6 @@ def report(paths: Sequence[Path], note: Path | None, about: str) -> Path:
         tables.insert(0, targets(steps))
     parts += [table.markdown() for table in tables]
     for name, step in steps.items():
-        parts += [f"{name}: {side} is not there: {why}." for side, why in step["missing"].items()]
         parts += [f"{name} broke off:\n\n```\n{failed}\n```" for failed in step["failed"]]
     slug = (
         f"{machine['hardware']}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -55,18 +54,12 @@ class Side(Protocol):
 
 
 class Direct:
-    """crossfade's communicator. ``transport``: None for its own choice."""
+    """crossfade's communicator."""
 
     checks = has_tags = True
 
-    def __init__(self, other: int, device: torch.device, transport: str | None) -> None:
-        options: dict[str, Any] = {"device": device}
-        if transport is not None:
-            if "transport" in inspect.signature(P2P).parameters:
-                options["transport"] = transport
-            elif transport != "copy":
-                raise NotImplementedError(f"this crossfade's P2P has no transport '{transport}'")
-        self._p2p = P2P(**options)
+    def __init__(self, other: int, device: torch.device, transport: str) -> None:
+        self._p2p = P2P(device=device, transport=transport)
         self._other = other
 
     def isend(self, tensor: torch.Tensor, tag: int) -> Waits:
@@ -216,14 +209,10 @@ class Pinned:
 
 
 def open_side(name: str, other: int, device: torch.device) -> Side:
-    """A side by its name in tables. Collective.
-
-    Raises:
-        NotImplementedError: this crossfade does not have it.
-    """
+    """A side by its name in tables. Collective."""
     match name:
         case "crossfade":
-            return Direct(other, device, None)
+            return Direct(other, device, "auto")
         case "copies" | "staged":
             return Direct(other, device, "copy" if name == "copies" else name)
         case "crossfade, backend":

@@ -91,7 +91,7 @@ def run_step(step: Step, device: str, *, is_shared: bool, options: dict[str, Any
         except Exception:
             failed = traceback.format_exc()[-3000:]
         path = Path(folder, "results.json")
-        results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"missing": {}, "sizes": {}}
+        results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"sizes": {}}
     return {**results, "sides": step.sides, "failed": failed, "taken_s": time.monotonic() - begin_s}
 
 
@@ -115,7 +115,7 @@ def run(path: Path, options: argparse.Namespace) -> None:
         if options.only and not any(word in step.name for word in options.only):
             continue
         result = results["steps"][step.name] = run_step(step, device, is_shared=options.shared, options=chosen)
-        print(f"{step.name}: {result['taken_s']:.1f} s", result["failed"], result["missing"] or "", flush=True)
+        print(f"{step.name}: {result['taken_s']:.1f} s", result["failed"], flush=True)
         path.write_text(json.dumps(results))
 
 

@@ -32,7 +32,7 @@ def measured(step: Step) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_every_act_of_every_side_that_a_cpu_has(is_ahead: bool) -> None:
-    sides = ("copies", "crossfade, backend", "gloo", "pinned copy")
+    sides = ("copies", "staged", "crossfade, backend", "gloo", "pinned copy")
     result = measured(Step("any", sides, ALL_ACTS, (4, 300_000), is_ahead=is_ahead))
     assert set(result["sizes"]) == {"4", "300000"}
     assert len(result["sizes"]["4"]) == len(sides) * len(ALL_ACTS)
@@ -75,7 +75,7 @@ def test_a_report_of_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run = {
         "machine": {"text": "a machine", "hardware": "some", "gpus": ["NVIDIA X", "NVIDIA X"], "driver": "a driver"},
         "is_shared": False,
-        "steps": {name: {"sides": sides, "missing": {}, "failed": "", "sizes": sizes} for name, sizes in steps.items()},
+        "steps": {name: {"sides": sides, "failed": "", "sizes": sizes} for name, sizes in steps.items()},
     }
     paths = [tmp_path / "1.json", tmp_path / "2.json"]
     for path in paths:
