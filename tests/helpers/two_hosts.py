@@ -1,17 +1,24 @@
 """Two hosts on one: two namespaces of the network and of processes, joined by a pair of virtual interfaces.
 
-``python -m tests.helpers.two_hosts NUM_RANKS`` runs the cases of `crossfade.p2p` on them, half of the ranks on each, and prints
-what every rank said as JSON; it exits with 77 where the system does not allow namespaces.
+``python -m tests.helpers.two_hosts PROGRAM NUM_RANKS`` runs a program on them, half of the ranks on each, and prints what every
+rank said as JSON: ``cases``, those of `crossfade.p2p`, or ``cut``, what a receive says after the link has gone down, and when. It
+exits with 77 where the system does not allow namespaces.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
+
+import pytest
+
+from tests.helpers.programs import python
 
 NOT_ALLOWED = 77
 LIMIT_S = 150
@@ -19,6 +26,17 @@ _ADDRESSES = ("10.213.7.1", "10.213.7.2")
 _LINKS = ("crossfade0", "crossfade1")
 _PORT = 29431
 _UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def said_on_two_hosts(program: str, num_ranks: int) -> dict[str, Any]:
+    """What the ranks said, by rank; skips the test where there can be no namespaces."""
+    ran = python("-m", "tests.helpers.two_hosts", program, str(num_ranks), timeout_s=LIMIT_S + 20)
+    if ran.returncode == NOT_ALLOWED:
+        pytest.skip(f"no namespaces here: {ran.stderr.strip()}; the cases over loopback go the same way over loopback")
+    assert ran.returncode == 0, ran.stderr
+    said: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert len(said) == num_ranks
+    return said
 
 
 def _ip(*arguments: str) -> None:
@@ -31,7 +49,7 @@ def _configure(host: int) -> None:
     _ip("link", "set", _LINKS[host], "up")
 
 
-def _run_rank(rank: int, num_ranks: int, host: int) -> dict[str, str]:
+def _run_rank(program: str, rank: int, num_ranks: int, host: int) -> dict[str, Any]:
     from datetime import timedelta
 
     import torch
@@ -45,16 +63,41 @@ def _run_rank(rank: int, num_ranks: int, host: int) -> dict[str, str]:
     os.environ["GLOO_SOCKET_IFNAME"] = _LINKS[host]
     where, limit = f"tcp://{_ADDRESSES[0]}:{_PORT}", timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=num_ranks, timeout=limit)
+    if program == "cut":
+        return _cut(host)
     cases = {**CASES, **dict(list(RANDOM.items())[:2]), **BACKEND_CASES}
-    del cases["each_way"]  # which of the ways on one host is taken
+    for name in ("each_way", "options"):  # which of the ways on one host is taken
+        del cases[name]
     return try_cases(cases, "cpu")
 
 
-def _run_host(host: int, num_ranks: int) -> dict[int, Any]:
+def _cut(host: int) -> dict[str, Any]:
+    """What a receive says after the link has gone down, and after how long."""
+    import torch
+
+    from crossfade.errors import ChannelBroken
+    from crossfade.p2p import P2P
+
+    p2p = P2P(device="cpu", timeout_s=60.0)
+    p2p.isend(torch.ones(4), 1 - p2p.rank)
+    assert p2p.recv_any(1 - p2p.rank).eq(1).all()
+    said, begin = "", time.monotonic()
+    if host == 0:
+        _ip("link", "set", _LINKS[0], "down")
+    try:
+        p2p.recv_any(1 - p2p.rank)
+    except ChannelBroken as error:
+        said = str(error)
+    taken_s = time.monotonic() - begin
+    p2p.close()
+    return {"said": said, "taken_s": taken_s}
+
+
+def _run_host(program: str, host: int, num_ranks: int) -> dict[int, Any]:
     """Runs this host's ranks, each in a process of its own."""
     _configure(host)
     own = [rank for rank in range(num_ranks) if rank * 2 // num_ranks == host]
-    command = [sys.executable, "-m", "tests.helpers.two_hosts", str(num_ranks)]
+    command = [sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks)]
     with tempfile.TemporaryDirectory() as folder:
         files = {rank: os.path.join(folder, str(rank)) for rank in own}
         ranks = [subprocess.Popen([*command, "rank", str(rank), str(host), file]) for rank, file in files.items()]
@@ -71,9 +114,9 @@ def _load(path: str) -> Any:
         return {"all": "it died"}
 
 
-def _run_both(num_ranks: int) -> dict[int, Any]:
+def _run_both(program: str, num_ranks: int) -> dict[int, Any]:
     """In the first host's namespaces: makes the second host, and the link to it."""
-    command = [*_UNSHARE, sys.executable, "-m", "tests.helpers.two_hosts", str(num_ranks), "host"]
+    command = [*_UNSHARE, sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks), "host"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second:
         assert second.stdin is not None
         assert second.stdout is not None
@@ -81,30 +124,35 @@ def _run_both(num_ranks: int) -> dict[int, Any]:
         _ip("link", "add", _LINKS[0], "type", "veth", "peer", "name", _LINKS[1], "netns", str(second.pid))
         second.stdin.write("go\n")
         second.stdin.flush()
-        said = _run_host(0, num_ranks)
+        said = _run_host(program, 0, num_ranks)
         others = json.loads(second.communicate(timeout=LIMIT_S)[0])
     return {**said, **others}
 
 
-def main(num_ranks: int, what: str = "", *args: str) -> None:
+def main(program: str, num_ranks: int, what: str = "", *args: str) -> None:
     if what == "rank":
-        said = _run_rank(int(args[0]), num_ranks, int(args[1]))
+        said = _run_rank(program, int(args[0]), num_ranks, int(args[1]))
         with open(args[2], "w") as file:
             json.dump(said, file)
+        sys.stdout.flush()
+        os._exit(0)  # torch's own group may wait for the other host
     elif what == "host":
         print("here", flush=True)
         sys.stdin.readline()
-        print(json.dumps(_run_host(1, num_ranks)), flush=True)
+        print(json.dumps(_run_host(program, 1, num_ranks)), flush=True)
     elif what == "both":
-        print(json.dumps(_run_both(num_ranks)), flush=True)
+        print(json.dumps(_run_both(program, num_ranks)), flush=True)
     else:
+        if not (shutil.which("unshare") and shutil.which("ip")):
+            print("the commands unshare and ip are not installed", file=sys.stderr)
+            raise SystemExit(NOT_ALLOWED)
         allowed = subprocess.run([*_UNSHARE, "ip", "link", "add", "crossfade2", "type", "veth"], capture_output=True)
         if allowed.returncode:
             print(allowed.stderr.decode(), file=sys.stderr)
             raise SystemExit(NOT_ALLOWED)
-        command = [*_UNSHARE, sys.executable, "-m", "tests.helpers.two_hosts", str(num_ranks), "both"]
+        command = [*_UNSHARE, sys.executable, "-m", "tests.helpers.two_hosts", program, str(num_ranks), "both"]
         raise SystemExit(subprocess.run(command, check=False).returncode)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -26,6 +26,14 @@ __all__ = ["Stream", "open_streams", "own_address"]
 _KEY_BITS = 62
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _NUMBER = struct.Struct("<q")
+_OPTIONS = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 5,  # seconds of silence before the other host is asked whether it is there,
+    socket.TCP_KEEPINTVL: 3,  # seconds between questions,
+    socket.TCP_KEEPCNT: 3,  # and how many remain without an answer
+    socket.TCP_USER_TIMEOUT: 15_000,  # ms that sent bytes may remain unconfirmed
+}
+"""A process that dies is told of at once; that a host or a link to it is gone, within 15 seconds."""
 _PROOF_S = 5.0
 """How long whoever has connected may take to show that he has the key: others wait meanwhile."""
 _STRANGERS = 100
@@ -39,7 +47,9 @@ class Stream:
     """
 
     def __init__(self, connected: socket.socket) -> None:
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _OPTIONS.items():
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
         self._socket = connected
         self._connection = Connection(os.dup(connected.fileno()))
 
