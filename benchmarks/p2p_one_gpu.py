@@ -1,9 +1,9 @@
 """Staged transfers of `crossfade.p2p` where one GPU is all there is: both ranks are in one process, and share its context.
 
 ``python -m benchmarks.p2p_one_gpu`` measures and writes a report. A value goes up to pinned memory of the host and comes down
-again, by copy engines of the same GPU; between two GPUs each would have one of the two ways. The limit is one copy to pinned memory.
-The sides take turns block by block; ratios are those of neighbours. (Ranks in two processes would take turns in slices of 2 ms on
-one GPU, since streams of both wait for each other.)
+again, by copy engines of the same GPU; between two GPUs each has one of the two ways. So there are two limits: one copy to pinned
+memory, and one while another comes down. The sides take turns block by block; ratios are those of neighbours. (Ranks in two
+processes would take turns in slices of 2 ms on one GPU, since streams of both wait for each other.)
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -58,11 +60,13 @@ class Bench:
         self.pair = open_pair(device, "staged")
         self.source = torch.randint(0, 255, (most_bytes,), dtype=torch.uint8, device=device)
         self.target = torch.zeros(most_bytes, dtype=torch.uint8, device=device)
-        self.pinned = torch.zeros(most_bytes, dtype=torch.uint8, pin_memory=self.is_gpu)
+        self.spare = torch.zeros_like(self.target)
+        self.pinned, self.other = (torch.zeros(most_bytes, dtype=torch.uint8, pin_memory=self.is_gpu) for _ in range(2))
+        self.down: Any = torch.cuda.Stream() if self.is_gpu else None  # type: ignore[no-untyped-call,unused-ignore]
 
     def settle(self) -> None:
         if self.is_gpu:
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.synchronize()
 
     def staged(self, size_bytes: int, num: int) -> None:
         for _ in range(num):
@@ -74,6 +78,14 @@ class Bench:
     def pinned_copy(self, size_bytes: int, num: int) -> None:
         for _ in range(num):
             self.pinned[:size_bytes].copy_(self.source[:size_bytes], non_blocking=True)
+
+    def both_ways(self, size_bytes: int, num: int) -> None:
+        """Copies up and down at once, which do not wait for each other."""
+        down = torch.cuda.stream(self.down) if self.is_gpu else nullcontext()
+        for _ in range(num):
+            self.pinned[:size_bytes].copy_(self.source[:size_bytes], non_blocking=True)
+            with down:
+                self.spare[:size_bytes].copy_(self.other[:size_bytes], non_blocking=True)
 
     def time_us(self, act: Callable[[int, int], None], size_bytes: int, num: int) -> float:
         """Microseconds of each of ``num`` transfers, from the first call until the device has done all."""
@@ -88,24 +100,29 @@ class Bench:
 
 
 def measure_sizes(bench: Bench, sizes: tuple[int, ...], rounds: int) -> Table:
-    table = Table("One way (us)", ["size", "staged", "pinned copy", "pinned copy / staged", "right"])
+    titles = [
+        "size",
+        "staged",
+        "pinned copy",
+        "one up and one down",
+        "pinned copy / staged",
+        "up and down / staged",
+        "right",
+    ]
+    table = Table("One way (us)", titles)
     for size_bytes in sizes:
-        series = {"staged": Series(), "pinned copy": Series()}
+        acts = (bench.staged, bench.pinned_copy, bench.both_ways)
+        staged, limit, both = series = tuple(Series() for _ in acts)
         num = max(4, min(20, 512 * MB // size_bytes))
         bench.target.zero_()
-        for act in (bench.staged, bench.pinned_copy):
+        for act in acts:
             bench.time_us(act, size_bytes, num)  # memory is pinned at its first use
         for _ in range(rounds):
-            series["staged"].add([bench.time_us(bench.staged, size_bytes, num)])
-            series["pinned copy"].add([bench.time_us(bench.pinned_copy, size_bytes, num)])
-        shown = f"{size_bytes // MB} MB"
-        cells = [_spread(each) for each in series.values()]
-        table.add(
-            shown,
-            *cells,
-            str(ratio(series["pinned copy"], series["staged"])),
-            "yes" if bench.is_right(size_bytes) else "NO",
-        )
+            for act, each in zip(acts, series, strict=True):
+                each.add([bench.time_us(act, size_bytes, num)])
+        ratios = (str(ratio(each, staged)) for each in (limit, both))
+        is_right = "yes" if bench.is_right(size_bytes) else "NO"
+        table.add(f"{size_bytes // MB} MB", *map(_spread, series), *ratios, is_right)
     return table
 
 
