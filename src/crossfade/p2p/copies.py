@@ -4,8 +4,8 @@
 
     posted      sender's push stream    (wait ready) | copy into the receiver's tensor | set done    then `Pushed`
     announced   receiver's pull stream  (wait ready) | copy out of the sender's memory | set done    (then `Pulled`)
-    staged      sender's push stream    for each piece: copy into pinned memory of the host | set ready
-                receiver's pull stream  for each piece: (wait ready) | copy out of it, and behind the last one set done
+    staged      sender's push stream    for each piece: copy into pinned memory of the host, and beside it set ready
+                receiver's pull stream  for each piece: (wait ready, beside it) | copy out of it, and behind the last one set done
 
 So whoever comes second enqueues the copy, a large value is copied once, and no stream waits for what is not enqueued (PL-5). The
 sender's memory is its tensor (*lent*: the sender waits for ``done`` before it changes it), or a cell into which the sender's stream
@@ -86,8 +86,7 @@ class Copies(Carrier):
             after.hold(stream)
         pieces = ends.shared.pieces(transfer.size_bytes)
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
-            if not ready.has(step):
-                ready.wait(stream, step)
+            side.await_step(ready, step, stream, is_staged=ends.shared.is_staged)
             side.driver.copy(target + offset, source + offset, length, stream)
         done.set(stream, window.uses)
         self.num_bytes += transfer.size_bytes
@@ -136,7 +135,7 @@ class Copies(Carrier):
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             if cell is not None:
                 side.driver.copy(cell.address + offset, send.address + offset, length, stream)
-            windows.counters.ready(window.word).set(stream, step)
+            side.tell(windows.counters.ready(window.word), step, stream, is_staged=ends.shared.is_staged)
         if cell is not None and is_beside:
             self._finish(send, event=side.events.at(stream))
         elif cell is not None:  # in the order of the stream on which the value was made

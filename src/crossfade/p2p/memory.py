@@ -11,6 +11,7 @@ from crossfade.device.driver import HOST, DeviceMemory, TimedDriver
 from crossfade.device.events import EventPool
 from crossfade.device.host_memory import HostMemories
 from crossfade.device.memory import Block, OpenedMemory, Pool
+from crossfade.device.signals import Counter
 from crossfade.device.staged_layout import StagedLayout
 from crossfade.device.streams import Role, Streams
 from crossfade.device.tensors import stream_getter
@@ -261,6 +262,27 @@ class Side:
         self.push_stream = self.streams.get(Role.PUSH)
         self.pull_stream = self.streams.get(Role.DOWN)
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
+
+    def tell(self, counter: Counter, step: int, stream: int, *, is_staged: bool) -> None:
+        """Says behind a stream that a step is done: on the stream itself, or beside it, so that the next piece need not wait."""
+        if is_staged:
+            told = self.events.at(stream)
+            stream = self.streams.get(Role.PUSH, "sets")
+            told.hold(stream)
+        counter.set(stream, step)
+
+    def await_step(self, counter: Counter, step: int, stream: int, *, is_staged: bool) -> None:
+        """Holds a stream until a step is done. What is staged is waited for beside it, while the stream copies the piece before."""
+        if counter.has(step):
+            return
+        if not is_staged:
+            counter.wait(stream, step)
+            return
+        beside = self.streams.get(Role.DOWN, "waits")
+        if beside not in self.awaiting:
+            self.awaiting.append(beside)
+        counter.wait(beside, step)
+        self.events.at(beside).hold(stream)
 
     def forgotten(self) -> Iterator[int]:
         """Numbers of memory that is not there any more; each once."""
