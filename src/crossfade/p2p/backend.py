@@ -79,6 +79,9 @@ class CrossfadeGroup(ProcessGroup):
         self, store: Store, rank: int, size: int, timeout: timedelta, options: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg,arg-type,unused-ignore]
+        # First, since it may refuse the options: a gloo group that ends while it is made breaks off the making of it elsewhere.
+        ranks = Ranks.of_store(PrefixStore(NAME, store), rank, size)
+        self.p2p = P2P(ranks, timeout_s=timeout.total_seconds(), **(options or {}))
         self._collectives = ProcessGroup(PrefixStore("collectives", store), rank, size)
         gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
         backends = [(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)]
@@ -89,8 +92,6 @@ class CrossfadeGroup(ProcessGroup):
             for device, kind, backend in backends:
                 group._register_backend(device, kind, backend)
             group._set_default_backend(ProcessGroup.BackendType.GLOO)
-        ranks = Ranks.of_store(PrefixStore(NAME, store), rank, size)
-        self.p2p = P2P(ranks, timeout_s=timeout.total_seconds(), **(options or {}))
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> CrossfadeWork:
         return CrossfadeWork(self.p2p.isend(_only(tensors), dst, tag))
