@@ -28,7 +28,7 @@ from benchmarks.common import REPORTS, Table, this_machine, today, write_report
 from benchmarks.quiet import Quiet
 from crossfade.pipelines import SCHEDULES, Split, split
 from crossfade.pipelines.orders import order_of
-from crossfade.schedule.cost import CostModel
+from crossfade.pipelines.predict import host_costs
 from tests.helpers.pipeline_models import EncoderDecoder, ResNet, Transformer
 
 NUM_RANKS = 2
@@ -125,7 +125,7 @@ def _measure(args: argparse.Namespace, device: torch.device, model_name: str, na
     num_stages = NUM_RANKS if name in ("GPipe", "1F1B") else 2 * NUM_RANKS
     module = model.make()
     cut = split(module, example, num_stages, loss_fn=model.loss, target=target, device=device, num_passes=args.passes)
-    costs = CostModel(num_cores=os.cpu_count() or 1)
+    costs = host_costs(num_cores=os.cpu_count() or 1)
     predicted = cut.predict(name, args.microbatches, NUM_RANKS, costs=costs)
     return {
         "model": model_name,

@@ -17,6 +17,7 @@ from crossfade.cli.exits import UsersMistake
 from crossfade.errors import GraphError
 from crossfade.pipelines import SCHEDULES, Split, split
 from crossfade.pipelines.shared import sync_shared_gradients
+from crossfade.pipelines.stages import with_contiguous_gradient
 from tests.helpers.command_line import crossfade_command
 from tests.helpers.pipeline_cases import PROBLEMS, SIZE, seeded
 
@@ -224,3 +225,12 @@ def test_a_function_that_returns_something_else_is_a_mistake(
     monkeypatch.setattr(cli, "call_target", lambda *_, **__: made)
     with pytest.raises(UsersMistake, match=says):
         cli.show_pipeline("models:f", num_stages=2, num_microbatches=4, num_ranks=None, device="")
+
+
+def test_a_gradient_that_crosses_is_contiguous() -> None:
+    value, rows = torch.randn(3, 4, requires_grad=True), torch.randn(4, 3)
+    (plain,) = torch.autograd.grad((value * 1).t(), value, rows)
+    (sent,) = torch.autograd.grad(with_contiguous_gradient(value).t(), value, rows)
+    assert not torch.autograd.grad(value.t(), value, rows)[0].is_contiguous()
+    assert sent.is_contiguous()
+    assert torch.equal(sent, plain)

@@ -19,7 +19,7 @@ from crossfade.schedule.cost import CostModel, Workload
 from crossfade.schedule.simulate import simulate
 from crossfade.types import Transport
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["Prediction", "host_costs", "predict"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def predict(
         device_us=times_us if is_cuda else {},
         value_bytes={id_of(each): _size(stages, each) for passes in order.values() for each in passes},
     )
-    timeline = simulate(plan, workload, costs or CostModel(num_cores=2 * len(order)))
+    timeline = simulate(plan, workload, costs or host_costs(num_cores=2 * len(order)))
     names = [rank_name(rank) for rank in sorted(order)]
     spans = [span for span in timeline.spans if span.kind == COMPUTE]
     step_us = max(span.end_us for span in spans) - min(span.start_us for span in spans)
@@ -85,6 +85,15 @@ def predict(
         exposed_us=tuple(timeline.exposed_us(name) for name in names),
         memory_bytes=tuple(_peak_bytes(stages, order[rank]) for rank in sorted(order)),
     )
+
+
+def host_costs(num_cores: int) -> CostModel:
+    """What values cost ranks on CPUs, over `crossfade.p2p`: the sender's thread copies a value, and so does the receiver's.
+
+    The figures are those of two ranks that train on a virtual machine with two cores (`pipelines_2-core-vm_2026-11-24.md` of the
+    reports): Python for a tensor of each side, and 160 us a MB for a copy of memory that is in no cache.
+    """
+    return CostModel(num_cores=num_cores, write_us=40.0, write_us_per_mb=160.0, read_us=40.0, read_us_per_mb=160.0)
 
 
 def _check_divided(stages: Sequence[StageReport], schedule: str, order: Order) -> None:

@@ -118,7 +118,8 @@ class Split:
             num_microbatches: of one step.
             num_ranks: of the pipeline. None: as many as there are stages, or half as many for schedules that have several
                 on a rank.
-            costs: what transfers cost, and how many cores there are; by default enough cores for every rank.
+            costs: what transfers cost, and how many cores there are; by default enough cores for every rank, and on CPUs what
+                transfers of `crossfade.p2p` were measured to cost.
             transport: how values go between ranks; by default ``copy`` between GPUs and ``shm`` between CPUs.
 
         Raises:

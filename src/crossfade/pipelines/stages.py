@@ -3,8 +3,9 @@
 Every value that crosses goes from a stage to the next one only: where a later stage needs it as well, those between pass it on,
 so that every schedule can carry it (torch's run between neighbours, and take a value's gradient from one place only). Whatever
 crosses is cloned at the end of its stage: torch detaches what a stage returns in place, which views refuse and which breaks a
-backward pass that still needs the value, and transports want contiguous memory. The first stage gets all inputs, in the order of
-the signature, and the last one returns all outputs.
+backward pass that still needs the value, and transports want contiguous memory. They want it of gradients too, which torch's
+divided backward pass gives as it finds them. The first stage gets all inputs, in the order of the signature, and the last one
+returns all outputs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,23 @@ from torch import fx
 from crossfade.pipelines.graph import TracedGraph
 from crossfade.pipelines.torch_names import pipe_split_operator
 
-__all__ = ["cut_graph"]
+__all__ = ["cut_graph", "with_contiguous_gradient"]
+
+
+class _ContiguousGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].contiguous()
+
+
+def with_contiguous_gradient(value: torch.Tensor) -> torch.Tensor:
+    """The value; its gradient comes out contiguous."""
+    same: torch.Tensor = _ContiguousGradient.apply(value)  # type: ignore[no-untyped-call,unused-ignore]
+    return same
 
 
 def cut_graph(traced: TracedGraph, cuts: Sequence[int]) -> None:
@@ -70,6 +87,12 @@ class _Cutter:
             self._now[value] = sent
         with self._graph.inserting_before(anchor):
             self._graph.call_function(pipe_split_operator())
+        for value in self._crossing[cut]:
+            sent = self._now[value]
+            with self._graph.inserting_before(anchor):
+                received = self._call(with_contiguous_gradient, sent, (sent,), {}, anchor)
+            sent.replace_all_uses_with(received, delete_user_cb=lambda user: user in behind)
+            self._now[value] = received
 
     def return_from_last(self, cut: int) -> None:
         """Clones what the last stage would return without having made it, and what it would return twice."""
