@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="ranks of a torch.distributed group")
 
 from tests.helpers.gpus import num_gpus
-from tests.helpers.p2p_cases import many_random_programs, over
+from tests.helpers.p2p_programs import many_random_programs, over
 from tests.helpers.ranks import Case, suite
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.skipif(not num_gpus(), reason="there is no GPU")]

@@ -14,7 +14,7 @@ from crossfade.peers.tuning import Direction, Tuning
 from tests.helpers.ops_cases import LONG_CASES
 from tests.helpers.ops_gradient_cases import CASES as GRADIENT_CASES
 from tests.helpers.ops_modules import CASES as MODULE_CASES
-from tests.helpers.p2p_cases import many_random_programs, over
+from tests.helpers.p2p_programs import many_random_programs, over
 from tests.helpers.peer_cases import CASES
 from tests.helpers.peer_kills import kill_many
 from tests.helpers.ranks import suite
