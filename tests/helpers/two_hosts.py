@@ -32,7 +32,7 @@ def said_on_two_hosts(program: str, num_ranks: int) -> dict[str, Any]:
     """What the ranks said, by rank; skips the test where there can be no namespaces."""
     ran = python("-m", "tests.helpers.two_hosts", program, str(num_ranks), timeout_s=LIMIT_S + 20)
     if ran.returncode == NOT_ALLOWED:
-        pytest.skip(f"no namespaces here: {ran.stderr.strip()}; the cases over loopback go the same way over loopback")
+        pytest.skip(f"no namespaces here: {ran.stderr.strip()}: TestSomeFar goes the same way over loopback")
     assert ran.returncode == 0, ran.stderr
     said: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     assert len(said) == num_ranks

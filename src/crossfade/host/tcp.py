@@ -33,7 +33,7 @@ _OPTIONS = {
     socket.TCP_KEEPCNT: 3,  # and how many remain without an answer
     socket.TCP_USER_TIMEOUT: 15_000,  # ms that sent bytes may remain unconfirmed
 }
-"""A process that dies is told of at once; that a host or a link to it is gone, within 15 seconds."""
+"""A process that dies is told of at once; that a host or a link to it is gone, within 20 seconds."""
 _PROOF_S = 5.0
 """How long whoever has connected may take to show that he has the key: others wait meanwhile."""
 _STRANGERS = 100

@@ -263,12 +263,12 @@ class Side:
         self.pull_stream = self.streams.get(Role.DOWN)
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
 
-    def tell(self, counter: Counter, step: int, stream: int, *, is_staged: bool) -> None:
+    def set_step(self, counter: Counter, step: int, stream: int, *, is_staged: bool) -> None:
         """Says behind a stream that a step is done: on the stream itself, or beside it, so that the next piece need not wait."""
         if is_staged:
-            told = self.events.at(stream)
+            copied = self.events.at(stream)
             stream = self.streams.get(Role.PUSH, "sets")
-            told.hold(stream)
+            copied.hold(stream)
         counter.set(stream, step)
 
     def await_step(self, counter: Counter, step: int, stream: int, *, is_staged: bool) -> None:
