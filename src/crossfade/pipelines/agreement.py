@@ -1,58 +1,68 @@
-"""One rank decides where to cut, and all do what it has decided: by their own measurements ranks would cut in different places."""
+"""One rank decides where to cut, and all do what it has decided: by their own measurements ranks would cut in different places.
+
+Ranks tell each other JSON, as numbers over their group: nothing is unpickled.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from crossfade.errors import GraphError
+from crossfade.p2p.opening import ranks_of
 
-__all__ = ["decided_by_first", "told_by_all"]
-
-T = TypeVar("T")
+__all__ = ["decided_by_first", "gathered"]
 
 
-def decided_by_first(group: ProcessGroup | None, decide: Callable[[], T]) -> T:
+def decided_by_first(group: ProcessGroup | None, decide: Callable[[], Any]) -> Any:
     """Returns on all ranks of a group what ``decide`` returns on its first one; without torch.distributed, just that.
 
     Args:
         group: the default group, if None.
-        decide: called on the first rank only; what it returns can be pickled.
+        decide: called on the first rank only; what it returns can be written as JSON.
 
     Raises:
         GraphError: it raised there; the message is the same on all ranks.
     """
     if not dist.is_available() or not dist.is_initialized():
         return decide()
-    told: list[Any] = [None, None]
-    raised: Exception | None = None
+    decided, reason, raised = None, "", None
     if dist.get_rank(group) == 0:
         try:
-            told[0] = decide()
-        except Exception as error:
-            raised, told[1] = error, str(error) or type(error).__name__
-    dist.broadcast_object_list(told, group=group, group_src=0)
+            decided = decide()
+        except Exception as error:  # whatever it is, the other ranks wait for a word
+            raised, reason = error, str(error) or type(error).__name__
+    decided, reason = _gather(group, [decided, reason])[0]
     if raised is not None:
         raise raised
-    if told[1] is not None:
-        raise GraphError(told[1])
-    decided: T = told[0]
+    if reason:
+        raise GraphError(reason)
     return decided
 
 
-def told_by_all(group: ProcessGroup | None, find: Callable[[], T]) -> list[T]:
+def gathered(group: ProcessGroup | None, find: Callable[[], Any]) -> list[Any]:
     """Returns on all ranks of a group what each of them found, all at the same time; without torch.distributed, what this one did.
 
     Args:
         group: the default group, if None.
-        find: what it returns can be pickled.
+        find: what it returns can be written as JSON.
     """
     if not dist.is_available() or not dist.is_initialized():
         return [find()]
     dist.barrier(group)
-    told: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, find(), group)
-    return told
+    return _gather(group, find())
+
+
+def _gather(group: ProcessGroup | None, value: Any) -> list[Any]:
+    chosen: Any = dist.group.WORLD if group is None else group
+    device = torch.device("cpu" if "cpu" in str(dist.get_backend_config(chosen)) else "cuda")
+    gather = ranks_of(chosen, device).gather
+    data = json.dumps(value).encode()
+    lengths = [length for (length,) in gather([len(data)])]
+    rows = gather([*data, *bytes(max(lengths) - len(data))])
+    return [json.loads(bytes(row[:length])) for row, length in zip(rows, lengths, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.pipelining import Pipe, pipeline
 from torch.utils import _pytree as pytree
 
 from crossfade.errors import GraphError
-from crossfade.pipelines.agreement import decided_by_first, told_by_all
+from crossfade.pipelines.agreement import decided_by_first, gathered
 from crossfade.pipelines.cuts import stages_of
 from crossfade.pipelines.cutting import Look, Wish, find_cuts
 from crossfade.pipelines.graph import TracedGraph, module_of
@@ -242,9 +242,14 @@ class _Splitter:
     def _cut(self, traced: fx.GraphModule) -> fx.GraphModule:
         graph = TracedGraph(traced)
         inputs = pytree.tree_leaves((self._args, self._kwargs))
-        self._looks = decided_by_first(
-            self._group, lambda: find_cuts(graph, inputs, self._loss, self._device, self._wish)
-        )
+
+        def find() -> list[Any]:
+            return [asdict(look) for look in find_cuts(graph, inputs, self._loss, self._device, self._wish)]
+
+        self._looks = [
+            Look(tuple(look["cuts"]), [StageTimes(**each) for each in look["times"]])
+            for look in decided_by_first(self._group, find)
+        ]
         cuts = min(self._looks, key=lambda look: look.slowest_us).cuts
         for stage in stages_of(cuts, len(graph.operations)):
             self._names.append((module_of(graph.operations[stage[0]]), module_of(graph.operations[stage[-1]])))
@@ -254,8 +259,13 @@ class _Splitter:
     def _reports(self, modules: Sequence[nn.Module]) -> list[StageReport]:
         stages = [RunnableStage(self._runner(m, i), [*m.parameters()], [*m.buffers()]) for i, m in enumerate(modules)]
         inputs = tensors_in(tuple(pytree.tree_leaves((self._args, self._kwargs))))
-        measure = partial(measure_stages, stages, inputs, self._loss, self._device, self._wish.num_passes)
-        times = [mean_times(seen) for seen in zip(*told_by_all(self._group, measure), strict=True)]
+
+        def measure() -> list[Any]:
+            times = measure_stages(stages, inputs, self._loss, self._device, self._wish.num_passes)
+            return [asdict(each) for each in times]
+
+        seen_by_ranks = zip(*gathered(self._group, measure), strict=True)
+        times = [mean_times([StageTimes(**each) for each in seen]) for seen in seen_by_ranks]
         reports = [_report(names, stage, seen) for names, stage, seen in zip(self._names, stages, times, strict=True)]
         for each in (parameter for stage in stages for parameter in stage.parameters):
             each.grad = None
