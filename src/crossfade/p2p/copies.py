@@ -86,7 +86,7 @@ class Copies(Carrier):
             after.hold(stream)
         pieces = ends.shared.pieces(transfer.size_bytes)
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
-            side.await_step(ready, step, stream, is_staged=ends.shared.is_staged)
+            side.await_step(ready, step, stream, is_first=not offset)
             side.driver.copy(target + offset, source + offset, length, stream)
         done.set(stream, window.uses)
         self.num_bytes += transfer.size_bytes
@@ -135,7 +135,7 @@ class Copies(Carrier):
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             if cell is not None:
                 side.driver.copy(cell.address + offset, send.address + offset, length, stream)
-            side.set_step(windows.counters.ready(window.word), step, stream, is_staged=ends.shared.is_staged)
+            side.set_step(windows.counters.ready(window.word), step, stream, is_last=step == window.uses)
         if cell is not None and is_beside:
             self._finish(send, event=side.events.at(stream))
         elif cell is not None:  # in the order of the stream on which the value was made

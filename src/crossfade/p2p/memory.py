@@ -263,19 +263,19 @@ class Side:
         self.pull_stream = self.streams.get(Role.DOWN)
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
 
-    def set_step(self, counter: Counter, step: int, stream: int, *, is_staged: bool) -> None:
-        """Says behind a stream that a step is done: on the stream itself, or beside it, so that the next piece need not wait."""
-        if is_staged:
+    def set_step(self, counter: Counter, step: int, stream: int, *, is_last: bool) -> None:
+        """Says behind a stream that a step is done: beside it where another piece follows, which then need not wait."""
+        if not is_last:
             copied = self.events.at(stream)
             stream = self.streams.get(Role.PUSH, "sets")
             copied.hold(stream)
         counter.set(stream, step)
 
-    def await_step(self, counter: Counter, step: int, stream: int, *, is_staged: bool) -> None:
-        """Holds a stream until a step is done. What is staged is waited for beside it, while the stream copies the piece before."""
+    def await_step(self, counter: Counter, step: int, stream: int, *, is_first: bool) -> None:
+        """Holds a stream until a step is done: beside it, while the stream copies the piece before, where there is one."""
         if counter.has(step):
             return
-        if not is_staged:
+        if is_first:
             counter.wait(stream, step)
             return
         beside = self.streams.get(Role.DOWN, "waits")
