@@ -13,6 +13,7 @@
     ├── TaskError                 a method raised; arrives as an instance of the method's own error type too
     ├── MutatedValueError         a value was changed after it was returned or passed; found in debug mode only
     ├── StaticShapeError          a value's tensors are not those that ``static_shape`` promised; also a ValueError
+    ├── TraceError                a file of a profiler that cannot be read, or has nothing to diagnose; also a ValueError
     ├── ChannelError              a value cannot be moved
     │   ├── ChannelClosed         closed by this side
     │   ├── ChannelBroken         closed, or broken, by the other side
@@ -64,6 +65,7 @@ __all__ = [  # what `crossfade.exceptions` has too; `Failure` is for the rooms
     "TaskError",
     "TeardownTimeout",
     "TimedOut",
+    "TraceError",
     "UnknownActor",
     "UnknownTransport",
 ]
@@ -189,6 +191,10 @@ class MutatedValueError(CrossfadeError):
 
 class StaticShapeError(CrossfadeError, ValueError):
     """A value promised by ``static_shape`` has tensors of another number, shape or dtype than the first one had."""
+
+
+class TraceError(CrossfadeError, ValueError):
+    """A profiler's trace that is empty, damaged, truncated, of another tool, or without what is asked for."""
 
 
 class TaskError(CrossfadeError):

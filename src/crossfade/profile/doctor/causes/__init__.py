@@ -1,0 +1,35 @@
+"""Causes of idle GPUs and exposed communication, each with its evidence and the change that a fix makes.
+
+::
+
+    host.py         the host waits, allocates, or is not there in time
+    streams.py      collectives: blocking, in one communicator's order, late beside full multiprocessors, small, contended
+    training.py     DDP: buckets, unused parameters; batches launched one after the other
+    ranks.py        a peer is late
+"""
+
+from collections.abc import Callable, Iterator
+
+from crossfade.profile.doctor.causes.host import allocator, host_waits, launches, pageable_copies
+from crossfade.profile.doctor.causes.ranks import late_peer
+from crossfade.profile.doctor.causes.streams import blocking, communicator_order, contention, small_messages, sms_full
+from crossfade.profile.doctor.causes.training import buckets, launch_order, unused_parameters
+from crossfade.profile.doctor.view import Finding, View
+
+__all__ = ["CAUSES"]
+
+CAUSES: tuple[Callable[[View], Iterator[Finding]], ...] = (
+    host_waits,
+    pageable_copies,
+    allocator,
+    launches,
+    blocking,
+    communicator_order,
+    sms_full,
+    small_messages,
+    buckets,
+    unused_parameters,
+    launch_order,
+    late_peer,
+    contention,
+)

@@ -1,0 +1,260 @@
+"""Collectives that are not beside computation although they could be, or that are and slow it down."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from crossfade.profile.doctor.build import LANE_LAG_US, LAUNCH_LAG_US
+from crossfade.profile.doctor.changes import beside_their_callers, merged_into_firsts, without_contention, without_order
+from crossfade.profile.doctor.losses import Reason
+from crossfade.profile.doctor.program import NOBODY, Program
+from crossfade.profile.doctor.view import Cause, Finding, View, share
+from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.waits import EVENT_LAG_US
+
+__all__ = ["blocking", "communicator_order", "contention", "message_bytes", "small_messages", "sms_full"]
+
+_WORTH_A_LOOK = 0.01
+_LATE_US = 8.0
+_SMALL_BYTES = 1 << 20
+_SHORT_US = 100.0
+_FEWEST = 4  # small messages that are worth sending as one
+_ELEMENT_BYTES = {
+    "double": 8,
+    "long": 8,
+    "int64": 8,
+    "float": 4,
+    "int": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "char": 1,
+    "byte": 1,
+}
+
+
+def message_bytes(view: View, work: int) -> int:
+    """How much a collective moves for each rank; 0 where the trace does not say."""
+    message = view.traced.activities[work].message
+    if message is None:
+        return 0
+    return max(message.num_in, message.num_out) * _ELEMENT_BYTES.get(message.dtype.lower(), 2)
+
+
+def blocking(view: View) -> Iterator[Finding]:
+    """Collectives on the stream that computes, or waited for as soon as they are launched."""
+    found = [number for number in view.collectives() if _is_blocking(view, number)]
+    lost = sum(
+        loss.length_us
+        for loss in view.losses
+        if loss.reason in (Reason.TRANSFER, Reason.PEER) and loss.work in set(found)
+    )
+    lost /= view.program.num_ranks
+    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+        return
+    at_end = {number: _first_of_next_step(view, number) for number in found}
+    after_next = _after_next_collective(view, found)
+    num = len(found) / view.program.num_steps / view.program.num_ranks
+    yield Finding(
+        Cause.BLOCKING,
+        "collectives block the stream that computes",
+        f"{num:.3g} collectives a step ({view.name_of(found[0])}, ...) run with nothing beside them for {share(view.share_of(lost))} of the"
+        " time: they are on the computing stream, or are waited for as soon as they are launched. The trace does not say when their"
+        " results are needed: if at once, nothing is won; if only at the end of the step, the most",
+        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        "launch with async_op=True, and wait just before the result is used; where it is needed at once, interleave two halves of the"
+        " batch, or fuse the collective with the product before it (crossfade.ops)",
+        "work = dist.all_reduce(x, async_op=True)\n...                 # computation that does not need x\nwork.wait()",
+        view.work_marks(found, "blocks"),
+        partial(beside_their_callers, works=found, until=at_end.__getitem__),
+        is_at_most=True,
+        likely=partial(beside_their_callers, works=found, until=after_next.__getitem__),
+    )
+
+
+def _is_blocking(view: View, number: int) -> bool:
+    work, activity = view.program.works[number], view.traced.activities[number]
+    waits = view.traced.waits[work.rank]
+    own = waits.is_on_own_stream.get(activity)
+    if own is None or work.call == NOBODY:
+        return False
+    if not own:
+        return True
+    waited = waits.waited_at.get(activity)
+    if waited is None:
+        return False
+    later = work.call + 1
+    while later < len(view.program.calls) and view.traced.calls[later] is not waited:
+        if view.program.calls[later].rank != work.rank:
+            return False
+        if any(view.program.works[n].kind is ActivityKind.COMPUTE for n in view.launched[later]):
+            return False
+        later += 1
+    return True
+
+
+def _first_of_next_step(view: View, number: int) -> int:
+    work = view.program.works[number]
+    for later in range(number + 1, len(view.program.works)):
+        other = view.program.works[later]
+        if other.rank != work.rank:
+            break
+        if other.step > work.step and other.kind is ActivityKind.COMPUTE:
+            return later
+    return NOBODY
+
+
+def _after_next_collective(view: View, numbers: Sequence[int]) -> dict[int, int]:
+    """For each, the first computation of its rank after the collective after it."""
+    until: dict[int, int] = {}
+    for rank in range(view.program.num_ranks):
+        own = [n for n, work in enumerate(view.program.works) if work.rank == rank]
+        collectives = [n for n in own if view.program.works[n].kind is ActivityKind.COMMUNICATION]
+        computes = [n for n in own if view.program.works[n].kind is ActivityKind.COMPUTE]
+        starts = [view.traced.starts_us[n] for n in computes]
+        following = dict(itertools.pairwise(collectives))
+        for number in numbers:
+            if view.program.works[number].rank == rank:
+                end = view.traced.ends_us[following.get(number, number)]
+                place = bisect_left(starts, end)
+                until[number] = computes[place] if place < len(computes) else NOBODY
+    return until
+
+
+def communicator_order(view: View) -> Iterator[Finding]:
+    """Collectives that wait for another one of their communicator, of another size or kind."""
+    found = []
+    for number in view.collectives():
+        before = view.before_on_lane[number]
+        if view.traced.held_by[number] != "lane" or before == NOBODY:
+            continue
+        is_other = view.name_of(number) != view.name_of(before)
+        if view.program.works[before].kind is ActivityKind.COMMUNICATION and is_other:
+            others_done = max(
+                (view.traced.ends_us[wait.work] for wait in view.program.works[number].after), default=0.0
+            )
+            if view.traced.starts_us[number] - others_done > 20.0:
+                found.append(number)
+    lost = view.lost_us(Reason.TRANSFER)
+    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+        return
+    before = view.before_on_lane[found[0]]
+    yield Finding(
+        Cause.COMMUNICATOR,
+        f"{view.name_of(found[0])} waits behind {view.name_of(before)}: one communicator does one thing after the other",
+        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step are ready, and start only when another"
+        f" one of their communicator has ended; computation waits for communication for {share(view.share_of(lost))} of the time",
+        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        "give the one that is needed sooner a group of its own, or launch it first",
+        "urgent = dist.new_group()\ndist.all_reduce(x, group=urgent, async_op=True)",
+        view.work_marks([*found, *(view.before_on_lane[n] for n in found)], "one after the other"),
+        partial(without_order, works=found),
+    )
+
+
+def sms_full(view: View) -> Iterator[Finding]:
+    """Collectives that could start, and find no multiprocessor free."""
+    found = []
+    for number in view.collectives():
+        if view.traced.late_us[number] > _LATE_US and view.traced.held_by[number] != "" and _is_full(view, number):
+            found.append(number)
+    late = sum(view.traced.late_us[number] for number in found) / view.program.num_ranks
+    if view.share_of(late) < _WORTH_A_LOOK:
+        return
+
+    def change(program: Program) -> Program:
+        changed = {}
+        for number in found:
+            work = program.works[number]
+            after = tuple(wait._replace(lag_us=min(wait.lag_us, EVENT_LAG_US)) for wait in work.after)
+            changed[number] = work._replace(
+                launch_lag_us=min(work.launch_lag_us, LAUNCH_LAG_US),
+                lane_lag_us=min(work.lane_lag_us, LANE_LAG_US),
+                after=after,
+            )
+        return program.with_works(changed)
+
+    yield Finding(
+        Cause.SMS_FULL,
+        "collectives wait for free multiprocessors behind kernels that fill the GPU",
+        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step start late, by {share(view.share_of(late))}"
+        " of the time in all, while a kernel with at least as many blocks as the GPU has multiprocessors runs",
+        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        "give communication a stream of high priority, launch it before the large kernel, or use copy engines, which need no"
+        " multiprocessor (crossfade.peers)",
+        "options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)\ngroup = dist.new_group(pg_options=options)",
+        view.work_marks(found, "starts late"),
+        change,
+        is_at_most=True,
+    )
+
+
+def _is_full(view: View, number: int) -> bool:
+    """Whether a kernel that fills the GPU runs while a collective could have started."""
+    begin = view.traced.starts_us[number] - view.traced.late_us[number]
+    for other in range(number - 1, max(number - 200, -1), -1):
+        work = view.program.works[other]
+        if work.rank != view.program.works[number].rank:
+            break
+        if work.demand >= 1.0 and view.traced.starts_us[other] <= begin + _LATE_US < view.traced.ends_us[other]:
+            return True
+    return False
+
+
+def small_messages(view: View) -> Iterator[Finding]:
+    """Many collectives so small that each takes only the time that any one takes at least."""
+    by_lane: dict[tuple[int, int], list[int]] = {}
+    for number in view.collectives():
+        work = view.program.works[number]
+        size = message_bytes(view, number)
+        if 0 < size < _SMALL_BYTES and work.amount_us < _SHORT_US:
+            by_lane.setdefault((work.lane, work.step), []).append(number)
+    groups = [numbers for numbers in by_lane.values() if len(numbers) >= _FEWEST]
+    if not groups:
+        return
+    amounts = [view.program.works[number].amount_us for numbers in groups for number in numbers]
+    total = sum(amounts) / view.program.num_ranks
+    if view.share_of(total) < _WORTH_A_LOOK:
+        return
+    first = groups[0][0]
+    num = sum(map(len, groups)) / view.program.num_steps / view.program.num_ranks
+    yield Finding(
+        Cause.SMALL_MESSAGES,
+        "many small collectives, each of which takes the time that the smallest one takes",
+        f"{num:.3g} collectives of less than 1 MB a step ({view.name_of(first)}, ...), {sum(amounts) / len(amounts):.0f} us each, take"
+        f" {share(view.share_of(total))} of the time in all",
+        view.sites({view.program.works[number].call for numbers in groups for number in numbers} - {NOBODY}),
+        "send them as one: flatten into one tensor, or coalesce",
+        "with dist._coalescing_manager(group, async_ops=True):\n    for x in tensors:\n        dist.all_reduce(x, group=group)",
+        view.work_marks([number for numbers in groups for number in numbers], "small"),
+        partial(merged_into_firsts, groups=groups, saved_us=min(amounts) * 0.9),
+        is_at_most=True,
+    )
+
+
+def contention(view: View) -> Iterator[Finding]:
+    """Communication is beside computation, and both are slower for it."""
+    slower = 0.0
+    for number, work in enumerate(view.program.works):
+        if work.kind is ActivityKind.COMPUTE and work.demand:
+            seen = view.traced.ends_us[number] - view.traced.starts_us[number]
+            slower += max(seen - work.amount_us, 0.0) * work.demand
+    slower /= view.program.num_ranks
+    if not view.traced.rates.is_measured or view.share_of(slower) < _WORTH_A_LOOK:
+        return
+    beside = list(view.collectives())
+    yield Finding(
+        Cause.CONTENTION,
+        "communication is hidden, but it slows down the computation beside it",
+        f"kernels beside collectives run at {view.traced.rates.other_compute:.0%} of their speed alone, which costs"
+        f" {share(view.share_of(slower))} of the time",
+        "all collectives beside computation",
+        "give NCCL fewer multiprocessors where its time allows it, or move the bytes by copy engines, which need none (crossfade.peers,"
+        " crossfade.ops)",
+        "NCCL_MAX_CTAS=8",
+        view.work_marks(beside, "slows computation down"),
+        without_contention,
+        is_at_most=True,
+    )

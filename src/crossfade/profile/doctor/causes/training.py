@@ -1,0 +1,170 @@
+"""What training steps do: gradients in buckets, parameters that are looked for, batches one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from crossfade.profile.doctor.causes.streams import message_bytes
+from crossfade.profile.doctor.changes import in_pieces, in_turns, with_scaled_work
+from crossfade.profile.doctor.losses import Reason
+from crossfade.profile.doctor.program import NOBODY
+from crossfade.profile.doctor.view import Cause, Finding, View, share
+from crossfade.profile.traces.events import ActivityKind
+
+__all__ = ["buckets", "launch_order", "unused_parameters"]
+
+_WORTH_A_LOOK = 0.01
+_LARGE_BUCKET_BYTES = 40 << 20  # torch's own are 25 MB
+_NUM_PIECES = 8
+_MOST_RUNS = 6  # of a step's launches: more often, and batches are launched in turns already
+_LEAST_SHARE = 0.2  # of a step's computation, for a stream that carries a batch
+_INTEGERS = {"int", "int32", "long", "int64"}
+
+
+def buckets(view: View) -> Iterator[Finding]:
+    """Gradients of DDP that travel in few large buckets, the last one when the backward pass is over."""
+    found = [number for number in view.collectives() if _is_large_bucket(view, number)]
+    exposed = [loss for loss in view.losses if loss.reason is Reason.TRANSFER and loss.work in set(found)]
+    lost = sum(loss.length_us for loss in exposed) / view.program.num_ranks
+    if not found or view.share_of(lost) < _WORTH_A_LOOK:
+        return
+    sources = {number: _sources(view, number) for number in found}
+    found = [number for number in found if len(sources[number]) == _NUM_PIECES - 1]
+    whole = Counter(view.program.works[number].meeting for number in found)
+    sizes = Counter(work.meeting for work in view.program.works)
+    found = [n for n in found if (m := view.program.works[n].meeting) == NOBODY or whole[m] == sizes[m]]
+    if not found:
+        return
+    megabytes = max(message_bytes(view, number) for number in found) / 1e6
+    yield Finding(
+        Cause.BUCKETS,
+        f"gradients travel in buckets of up to {megabytes:.0f} MB, which start when most of the backward pass is over",
+        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} large buckets a step; computation waits for them for"
+        f" {share(view.share_of(lost))} of the time",
+        view.sites({view.program.works[number].call for number in found} - {NOBODY}),
+        "use smaller buckets (torch's default is 25 MB), so that gradients travel while the rest of the backward pass computes",
+        "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
+        view.work_marks(found, "a large bucket"),
+        partial(in_pieces, works=found, num_pieces=_NUM_PIECES, sources=sources),
+        is_at_most=True,
+    )
+
+
+def _is_large_bucket(view: View, number: int) -> bool:
+    work, message = view.program.works[number], view.traced.activities[number].message
+    if message is None or "allreduce" not in message.collective.replace("_", "") or work.call == NOBODY:
+        return False
+    call = view.traced.calls[work.call]
+    around = view.traced.traces[work.rank].operators.around(call.thread, call.start_us)
+    is_backward = any("autograd::engine" in scope.name for scope in around)
+    return is_backward and message_bytes(view, number) >= _LARGE_BUCKET_BYTES
+
+
+def _sources(view: View, number: int) -> Sequence[int]:
+    """Kernels that end when a part of the backward pass before a bucket is over."""
+    work = view.program.works[number]
+    last = next(
+        (wait.work for wait in work.after if view.program.works[wait.work].kind is ActivityKind.COMPUTE), NOBODY
+    )
+    if last == NOBODY:
+        return ()
+    thread = view.traced.calls[work.call].thread
+    kernels: list[int] = []
+    for earlier in range(last, -1, -1):
+        other = view.program.works[earlier]
+        if other.rank != work.rank or other.step != work.step:
+            break
+        if other.kind is not ActivityKind.COMPUTE or other.call == NOBODY:
+            continue
+        if view.traced.calls[other.call].thread == thread:
+            kernels.append(earlier)
+    kernels.reverse()
+    total, reached = sum(view.program.works[n].amount_us for n in kernels), 0.0
+    found: list[int] = []
+    for kernel in kernels[:-1]:
+        reached += view.program.works[kernel].amount_us
+        if len(found) < _NUM_PIECES - 1 and reached >= total * (len(found) + 1) / _NUM_PIECES:
+            found.append(kernel)
+    return found
+
+
+def unused_parameters(view: View) -> Iterator[Finding]:
+    """The small all-reduce of integers by which DDP finds out which parameters were used."""
+    found = []
+    for number in view.collectives():
+        message = view.traced.activities[number].message
+        if message is None or "allreduce" not in message.collective.replace("_", ""):
+            continue
+        if message.dtype.lower() in _INTEGERS and 0 < message.num_in < 1 << 17:
+            found.append(number)
+    ddp = any(trace.operators.named("DistributedDataParallel") for trace in view.traced.traces)
+    if not found or not ddp:
+        return
+    amount = sum(view.program.works[number].amount_us for number in found) / view.program.num_ranks
+    yield Finding(
+        Cause.UNUSED_PARAMETERS,
+        "DDP looks for unused parameters in every step",
+        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} all-reduces of integers a step behind the gradients,"
+        f" {share(view.share_of(amount))} of the time",
+        "DistributedDataParallel",
+        "leave find_unused_parameters=True out where all parameters are used in every step",
+        "DistributedDataParallel(model, find_unused_parameters=False)",
+        view.work_marks(found, "which parameters were used?"),
+        partial(with_scaled_work, amounts_us=dict.fromkeys(found, 0.1)),
+    )
+
+
+def launch_order(view: View) -> Iterator[Finding]:
+    """Two batches on two streams, all of one launched before the other: while the host launches one, the other's stream is empty."""
+    lanes = _batches(view)
+    if len(lanes) < 2 or view.share_of(view.lost_us(Reason.TRANSFER, Reason.LAUNCH, Reason.PEER)) < _WORTH_A_LOOK:
+        return
+    num_runs, num_launches = _runs(view, lanes)
+    if num_runs > _MOST_RUNS or num_launches < 4 * len(lanes):
+        return
+    lost = view.lost_us(Reason.TRANSFER, Reason.PEER)
+    yield Finding(
+        Cause.LAUNCH_ORDER,
+        "batches on different streams are launched one after the other",
+        f"the host launches {num_launches:.0f} times a step for {len(lanes)} streams, and changes between them only {num_runs:.0f} times;"
+        f" a collective of one batch has nothing of the other beside it for {share(view.share_of(lost))} of the time",
+        "where the batches are issued",
+        "issue the batches in turns, layer by layer: each collective of one batch between the computation of the other",
+        "",
+        view.loss_marks(
+            [loss for loss in view.losses if loss.reason is Reason.TRANSFER], "nothing of the other batch is launched"
+        ),
+        partial(in_turns, lanes=lanes),
+    )
+
+
+def _batches(view: View) -> set[int]:
+    """The lanes that compute a good part of their rank's work."""
+    totals: Counter[int] = Counter()
+    of_rank: Counter[int] = Counter()
+    ranks: dict[int, int] = {}
+    for work in view.program.works:
+        if work.kind is ActivityKind.COMPUTE:
+            totals[work.lane] += work.amount_us  # type: ignore[assignment]
+            of_rank[work.rank] += work.amount_us  # type: ignore[assignment]
+            ranks[work.lane] = work.rank
+    lanes = {lane for lane, total in totals.items() if total > _LEAST_SHARE * of_rank[ranks[lane]]}
+    several = Counter(ranks[lane] for lane in lanes)
+    return {lane for lane in lanes if several[ranks[lane]] > 1}
+
+
+def _runs(view: View, lanes: set[int]) -> tuple[float, float]:
+    """How often the host changes between lanes in a step, and how often it launches, on the mean of ranks and steps."""
+    num_changes = num_launches = 0
+    last: dict[int, int] = {}
+    for works in view.launched:
+        for number in works[:1]:
+            work = view.program.works[number]
+            if work.lane in lanes:
+                num_launches += 1
+                num_changes += last.get(work.rank, work.lane) != work.lane
+                last[work.rank] = work.lane
+    num = view.program.num_steps * view.program.num_ranks
+    return num_changes / num, num_launches / num

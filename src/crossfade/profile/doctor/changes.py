@@ -1,0 +1,226 @@
+"""What a fix would change in a `Program`. Each function gives a changed program and leaves the one it got alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Wait, Work
+from crossfade.profile.traces.events import ActivityKind
+
+__all__ = [
+    "balanced",
+    "beside_their_callers",
+    "in_pieces",
+    "in_turns",
+    "merged_into_firsts",
+    "with_free_launches",
+    "with_scaled_work",
+    "without_calls",
+    "without_contention",
+    "without_order",
+    "without_waits",
+]
+
+_CALL_US = 5.0  # a call that does not wait
+
+
+def without_waits(program: Program, calls: Iterable[int]) -> Program:
+    """The host does not wait in these calls."""
+    changed = {}
+    for number in calls:
+        call = program.calls[number]
+        changed[number] = call._replace(waits=(), own_us=min(call.own_us, _CALL_US))
+    return program.with_calls(changed)
+
+
+def without_calls(program: Program, calls: Iterable[int]) -> Program:
+    """These calls are not made: they take no time, nor do what they launch."""
+    gone = set(calls)
+    works = {
+        number: work._replace(amount_us=0.0, after=())
+        for number, work in enumerate(program.works)
+        if work.call in gone and work.meeting == NOBODY
+    }
+    changed = {number: program.calls[number]._replace(waits=(), own_us=0.0) for number in gone}
+    return program.with_calls(changed).with_works(works)
+
+
+def with_scaled_work(program: Program, amounts_us: Mapping[int, float]) -> Program:
+    """These works take that long alone."""
+    return program.with_works({n: program.works[n]._replace(amount_us=amount) for n, amount in amounts_us.items()})
+
+
+def with_free_launches(program: Program) -> Program:
+    """The host is always far ahead, but where it waits for the GPU: an upper bound of what CUDA graphs or a compiler win."""
+    return replace(
+        program, calls=tuple(call._replace(gap_us=0.0, own_us=min(call.own_us, 0.5)) for call in program.calls)
+    )
+
+
+def without_contention(program: Program) -> Program:
+    """Communication and computation do not slow each other down."""
+    return replace(program, works=tuple(work._replace(rate=1.0) for work in program.works))
+
+
+def without_order(program: Program, works: Collection[int]) -> Program:
+    """Each of these collectives has a lane of its own, and does not wait for the one before it."""
+    lane = max(work.lane for work in program.works)
+    changed = {}
+    for number in works:
+        lane += 1
+        changed[number] = program.works[number]._replace(lane=lane)
+    return program.with_works(changed)
+
+
+def beside_their_callers(program: Program, works: Collection[int], until: Callable[[int], int]) -> Program:
+    """These collectives run on a lane beside their caller's, which waits for each only before the work ``until`` gives.
+
+    A collective still waits for what was before it on its caller's lane. ``until`` gives `NOBODY` for one that nobody needs.
+    """
+    moved = set(works)
+    last = max(work.lane for work in program.works)
+    lanes: dict[int, int] = {}
+    before: dict[int, int] = {}
+    changed: dict[int, Work] = {}
+    for number, work in enumerate(program.works):
+        if number in moved:
+            lane = lanes.setdefault(work.lane, last + 1 + len(lanes))
+            own = work.after if work.lane not in before else (*work.after, Wait(before[work.lane], work.lane_lag_us))
+            changed[number] = work._replace(lane=lane, after=own)
+        else:
+            before[work.lane] = number
+            kept = tuple(wait for wait in work.after if wait.work not in moved)
+            if len(kept) < len(work.after):
+                changed[number] = work._replace(after=kept)
+    for number in works:
+        needed = until(number)
+        if needed != NOBODY:
+            there = changed.get(needed, program.works[needed])
+            changed[needed] = there._replace(after=(*there.after, Wait(number, 3.0)))
+    return program.with_works(changed)
+
+
+def balanced(program: Program) -> Program:
+    """In each step all ranks compute equally long, and their hosts take equally long."""
+    compute = [[0.0] * program.num_steps for _ in range(program.num_ranks)]
+    host = [[0.0] * program.num_steps for _ in range(program.num_ranks)]
+    for work in program.works:
+        if work.kind is ActivityKind.COMPUTE:
+            compute[work.rank][work.step] += work.amount_us
+    for call in program.calls:
+        host[call.rank][call.step] += call.gap_us
+    share = _shares_of_mean(compute)
+    host_share = _shares_of_mean(host)
+    works = tuple(
+        work._replace(amount_us=work.amount_us * share[work.rank][work.step])
+        if work.kind is ActivityKind.COMPUTE
+        else work
+        for work in program.works
+    )
+    calls = tuple(call._replace(gap_us=call.gap_us * host_share[call.rank][call.step]) for call in program.calls)
+    return replace(program, works=works, calls=calls)
+
+
+def _shares_of_mean(times: Sequence[Sequence[float]]) -> list[list[float]]:
+    means = [sum(of_ranks) / len(of_ranks) for of_ranks in zip(*times, strict=True)]
+    return [[mean / time if time else 1.0 for time, mean in zip(of_rank, means, strict=True)] for of_rank in times]
+
+
+def merged_into_firsts(program: Program, groups: Iterable[Sequence[int]], saved_us: float) -> Program:
+    """Of each group of collectives, all but the last are no longer sent by themselves; each saves that much time."""
+    amounts = {}
+    for group in groups:
+        for number in group[:-1]:
+            amounts[number] = max(program.works[number].amount_us - saved_us, 0.1)
+    return with_scaled_work(program, amounts)
+
+
+def in_turns(program: Program, lanes: Collection[int]) -> Program:
+    """In each step the host launches the work of these lanes in turns, instead of one lane's after the other's.
+
+    The calls of a step change places; each keeps its gap and its length.
+    """
+    lane_of: dict[int, int] = {}
+    for work in program.works:
+        if work.call != NOBODY and work.lane in lanes:
+            lane_of[work.call] = work.lane
+    calls: list[HostCall] = list(program.calls)
+    by_step: dict[tuple[int, int], list[int]] = {}
+    for number, call in enumerate(program.calls):
+        if number in lane_of:
+            by_step.setdefault((call.rank, call.step), []).append(number)
+    for numbers in by_step.values():
+        _take_turns(program, calls, numbers, lane_of)
+    return replace(program, calls=tuple(calls))
+
+
+def _take_turns(program: Program, calls: list[HostCall], numbers: Sequence[int], lane_of: Mapping[int, int]) -> None:
+    """Links the calls from the first of ``numbers`` to the last anew."""
+    first, last = numbers[0], numbers[-1]
+    rank = program.calls[first].rank
+    between = [number for number in range(first, last + 1) if program.calls[number].rank == rank]
+    queues: dict[int, list[int]] = {}
+    current = lane_of[first]
+    for number in between:  # a call that launches nothing of these lanes stays behind the launch before it
+        current = lane_of.get(number, current)
+        queues.setdefault(current, []).append(number)
+    totals = {lane: len(queue) for lane, queue in queues.items()}
+    order = sorted(
+        (place / totals[lane], lane, number) for lane, queue in queues.items() for place, number in enumerate(queue)
+    )
+    in_order = [number for _, _, number in order]
+    calls[in_order[0]] = calls[in_order[0]]._replace(after=program.calls[first].after)
+    for earlier, later in pairwise(in_order):
+        calls[later] = calls[later]._replace(after=earlier)
+    followers = [n for n, call in enumerate(program.calls) if call.after == last and n > last]
+    for number in followers:
+        calls[number] = calls[number]._replace(after=in_order[-1])
+
+
+def in_pieces(program: Program, works: Sequence[int], num_pieces: int, sources: Mapping[int, Sequence[int]]) -> Program:
+    """Each of these collectives is sent in equal pieces: the last as before, each other one as soon as its source is done.
+
+    Args:
+        program: what is changed.
+        works: the collectives; all parts of a meeting are among them.
+        num_pieces: how many pieces each has.
+        sources: for each, ``num_pieces - 1`` kernels of its rank, by start.
+    """
+    pieces: dict[int, list[Work]] = {}
+    meetings = max((work.meeting for work in program.works), default=NOBODY) + 1
+    numbers: dict[tuple[int, int], int] = {}
+    for number in works:
+        work = program.works[number]._replace(amount_us=program.works[number].amount_us / num_pieces)
+        pieces[number] = []
+        for place, source in enumerate(sources[number]):
+            meeting = NOBODY
+            if work.meeting != NOBODY:
+                meeting = meetings + numbers.setdefault((work.meeting, place), len(numbers))
+            after = (Wait(source, 3.0),)
+            piece = work._replace(call=program.works[source].call, launch_lag_us=7.0, after=after, meeting=meeting)
+            pieces[number].append(piece)
+    return _with_pieces(program, pieces, num_pieces)
+
+
+def _with_pieces(program: Program, pieces: Mapping[int, Sequence[Work]], num_pieces: int) -> Program:
+    """Puts new works before old ones, which keep a piece of their amount; all numbers are given anew."""
+    places: list[int] = []
+    num = 0
+    for number in range(len(program.works)):
+        num += len(pieces.get(number, ()))
+        places.append(num)
+        num += 1
+
+    def moved(waits: tuple[Wait, ...]) -> tuple[Wait, ...]:
+        return tuple(wait._replace(work=places[wait.work]) for wait in waits)
+
+    works: list[Work] = []
+    for number, work in enumerate(program.works):
+        new = pieces.get(number, ())
+        works += [piece._replace(after=moved(piece.after)) for piece in new]
+        amount = work.amount_us / num_pieces if new else work.amount_us
+        works.append(work._replace(after=moved(work.after), amount_us=amount))
+    calls = tuple(call._replace(waits=moved(call.waits)) for call in program.calls)
+    return replace(program, calls=calls, works=tuple(works))

@@ -1,0 +1,14 @@
+"""Traces of torch.profiler: reading them, and what their structure says.
+
+::
+
+    chrome.py       the events of a file in Chrome's format, a piece at a time
+    events.py       what is kept of them: GPU activities, CUDA calls of the host, operators, collectives
+    reader.py       a file becomes a `RankTrace`
+    launches.py     which call launched which activity, in which order
+    collectives.py  how collectives of several ranks match, and how far the ranks' clocks are apart
+    steps.py        where steps begin
+    overlap.py      how much communication was hidden; timelines
+
+Importing this room does not import torch: a trace is read on any machine.
+"""

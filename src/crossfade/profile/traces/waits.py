@@ -1,0 +1,277 @@
+"""What waits for what on the GPU and on the host, as far as a trace's structure tells.
+
+A plain trace has no stream and no event on any call. What follows from its structure was found in traces of torch 2.11:
+
+- Inside a collective's ``record_param_comms``, before it is launched, a wait for an event means that it runs on its group's own
+  stream, behind the caller's; without one it runs on the caller's stream.
+- ``Work.wait()`` is a ``record_param_comms`` of the name "wait" around one wait for an event; it does not say for which work.
+- A record and a wait outside of both order two streams: that of the launch before, and that of the launch after.
+- DDP waits for its buckets by bare waits, without a record.
+
+An edge that the activities' own times contradict is left out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from crossfade.profile.traces.events import Activity, ActivityKind, Call, CollectiveCall, RankTrace, Role
+from crossfade.profile.traces.launches import HostOrder
+
+__all__ = ["EVENT_LAG_US", "Waits", "waits_of"]
+
+EVENT_LAG_US = (
+    3.0  # from the end of a work to the start of what waits for its event; 5.2 at the 95th percentile on H200
+)
+_NEAR_US = 12.0  # so soon after an end, what starts was waiting for it
+_GRAPH_US = 200.0  # the same of the first work of a CUDA graph
+_UNEXPLAINED_US = 30.0  # a work that starts so long after all known reasons had another one
+_CLOCK_US = 2.0  # by so much may an edge seem to go backwards
+_RETURN_US = 60.0  # a call that waited returns so soon after the end of what it waited for, at the latest
+_LONG_CALL_US = 30.0
+_MOST_OUTSTANDING = 64
+_QUEUE = 500  # so many launches are under way where a launch waits for room
+
+
+@dataclass
+class Waits:
+    """What was found.
+
+    Attributes:
+        events: for each activity, those of other streams that it waits for.
+        returns: for each call that the host waits in, the activities without which it does not return.
+        is_on_own_stream: for each collective, whether it runs beside its caller's stream.
+        waited_at: for each collective on its own stream, the call with which the caller's stream begins to wait for it.
+    """
+
+    events: dict[Activity, list[Activity]] = field(default_factory=dict)
+    returns: dict[Call, list[Activity]] = field(default_factory=dict)
+    is_on_own_stream: dict[Activity, bool] = field(default_factory=dict)
+    waited_at: dict[Activity, Call] = field(default_factory=dict)
+
+
+def waits_of(trace: RankTrace, order: HostOrder) -> Waits:
+    """Finds what waits for what in one rank's trace."""
+    waits = Waits()
+    _Events(trace, order, waits).find()
+    _find_returns(order, waits)
+    for call in order.calls:
+        if len(call.activities) > 1:
+            _within_graph(call.activities, waits)
+    return waits
+
+
+class _OpenWait(NamedTuple):
+    call: Call
+    scope: CollectiveCall | None  # the call of torch.distributed around it
+    source: Activity | None  # behind what the record before it lies
+
+
+class _Events:
+    """One way through the host's calls: which record and which wait lie between which launches."""
+
+    def __init__(self, trace: RankTrace, order: HostOrder, waits: Waits) -> None:
+        self._order = order
+        self._waits = waits
+        self._scopes = _Scopes(trace.collectives)
+        self._operators = trace.operators
+        self._last: dict[int, Activity] = {}  # the last launched, by thread
+        self._last_of_caller: dict[int, Activity] = {}  # the same, without collectives on streams of their own
+        self._records: dict[int, Activity | None] = {}  # behind what a thread's last record lies, until a wait takes it
+        self._open: dict[int, list[_OpenWait]] = {}  # by thread, waits without a target yet
+        self._outstanding: list[Activity] = []  # collectives that nobody has waited for yet
+        self._starts = {lane: [activity.start_us for activity in found] for lane, found in order.lanes.items()}
+        self._ends = {lane: [activity.end_us for activity in found] for lane, found in order.lanes.items()}
+
+    def find(self) -> None:
+        for call in self._order.calls:
+            scope = self._scopes.around(call)
+            if call.role is Role.LAUNCH:
+                self._launch(call, scope)
+            elif call.role is Role.RECORD and (scope is None or scope.message.collective == "wait"):
+                self._records[call.thread] = self._last.get(call.thread)
+            elif call.role is Role.WAIT_EVENT and not self._is_inside_nccl(call, scope):
+                source = self._records.pop(call.thread, None) if scope is None else None
+                self._open.setdefault(call.thread, []).append(_OpenWait(call, scope, source))
+
+    def _is_inside_nccl(self, call: Call, scope: CollectiveCall | None) -> bool:
+        if scope is None or scope.message.collective == "wait":
+            return False
+        around = self._operators.around(call.thread, call.start_us, 20)
+        return any(inside.name.startswith("nccl:") for inside in around)
+
+    def _launch(self, call: Call, scope: CollectiveCall | None) -> None:
+        target = call.activities[0]
+        own: list[_OpenWait] = []
+        rest: list[_OpenWait] = []
+        for wait in self._open.pop(call.thread, ()):
+            (own if wait.scope is not None and wait.scope is scope else rest).append(wait)
+        if target.kind is ActivityKind.COMMUNICATION and (target.message is not None and scope is not None):
+            self._waits.is_on_own_stream[target] = bool(own)
+            if own:
+                self._add(target, self._last_of_caller.get(call.thread))
+        for wait in rest:
+            self._resolve(target, *wait)
+        self._last[call.thread] = call.activities[-1]
+        is_beside = self._waits.is_on_own_stream.get(target, False)
+        if is_beside:
+            self._outstanding.append(target)
+            del self._outstanding[:-_MOST_OUTSTANDING]
+        else:
+            self._last_of_caller[call.thread] = call.activities[-1]
+
+    def _resolve(self, target: Activity, wait: Call, scope: CollectiveCall | None, source: Activity | None) -> None:
+        """Finds what a wait before ``target`` is for."""
+        if source is not None and source.lane != target.lane:
+            self._add(target, source)
+            if source in self._outstanding:
+                self._take(source, wait)
+            return
+        group = scope.message.group if scope is not None else ""
+        possible = [
+            work
+            for work in self._outstanding
+            if work.lane != target.lane
+            and work.end_us <= target.start_us + _CLOCK_US
+            and (not group or work.message is None or not work.message.group or work.message.group == group)
+        ]
+        binding = [work for work in possible if work.end_us >= target.start_us - _NEAR_US]
+        if not binding:
+            self._add(target, self._ended_before(target, wait))
+        if possible:
+            chosen = binding[0] if binding else possible[0]
+            self._add(target, chosen)
+            self._take(chosen, wait)
+
+    def _ended_before(self, target: Activity, wait: Call) -> Activity | None:
+        """What of another stream ended just before a work started for which no other reason is known: some traces lack records."""
+        lane = self._order.lanes[target.lane]
+        place = bisect_right(self._starts[target.lane], target.start_us) - 2
+        free_us = lane[place].end_us if place >= 0 else 0.0
+        assert target.call is not None, "what waits was launched"
+        if target.start_us - max(free_us, target.call.start_us) < _UNEXPLAINED_US:
+            return None
+        near_us = _NEAR_US if len(target.call.activities) == 1 else _GRAPH_US
+        found = []
+        for lane_of, ends in self._ends.items():
+            at = bisect_right(ends, target.start_us + _CLOCK_US) - 1
+            while lane_of != target.lane and at >= 0 and ends[at] >= target.start_us - near_us:
+                source = self._order.lanes[lane_of][at]
+                if source.call is None or source.call.start_us < wait.start_us:
+                    found.append(source)
+                    break
+                at -= 1
+        return max(found, key=lambda source: source.end_us, default=None)
+
+    def _take(self, work: Activity, wait: Call) -> None:
+        self._outstanding.remove(work)
+        self._waits.waited_at[work] = wait
+
+    def _add(self, target: Activity, source: Activity | None) -> None:
+        if source is None or source.lane == target.lane or source.end_us > target.start_us + _CLOCK_US:
+            return
+        self._waits.events.setdefault(target, []).append(source)
+
+
+class _Scopes:
+    """Calls of torch.distributed, to find the one around a CUDA call."""
+
+    def __init__(self, collectives: list[CollectiveCall]) -> None:
+        self._by_thread: dict[int, list[CollectiveCall]] = {}
+        for collective in collectives:
+            self._by_thread.setdefault(collective.thread, []).append(collective)
+        self._starts = {thread: [one.start_us for one in found] for thread, found in self._by_thread.items()}
+
+    def around(self, call: Call) -> CollectiveCall | None:
+        """The innermost one; None if there is none."""
+        found = self._by_thread.get(call.thread)
+        if not found:
+            return None
+        last = bisect_right(self._starts[call.thread], call.start_us)
+        return next((one for one in reversed(found[max(last - 4, 0) : last]) if one.end_us >= call.start_us), None)
+
+
+def _find_returns(order: HostOrder, waits: Waits) -> None:
+    ends = {lane: [activity.end_us for activity in found] for lane, found in order.lanes.items()}
+    launched = {lane: _launch_times(found) for lane, found in order.lanes.items()}
+    latest: Activity | None = None
+    for call in order.calls:
+        if call.role is Role.LAUNCH:
+            latest = call.activities[-1]
+            waits.returns.update(_of_launch(call, order, ends, launched))
+            continue
+        if call.role in (Role.SYNC_DEVICE, Role.FREE):
+            found = [lane[place] for lane, place in _last_launched(order, launched, call)]
+            waits.returns[call] = [one for one in found if one.end_us <= call.end_us + _CLOCK_US]
+        elif call.role in (Role.SYNC_STREAM, Role.SYNC_EVENT):
+            waited = _waited_for(call, order, ends, launched)
+            if waited is None and latest is not None and latest.end_us <= call.end_us + _CLOCK_US:
+                waited = latest
+            waits.returns[call] = [] if waited is None else [waited]
+
+
+def _launch_times(activities: list[Activity]) -> list[float]:
+    times, latest = [], float("-inf")
+    for activity in activities:
+        latest = max(latest, activity.call.start_us if activity.call is not None else activity.start_us)
+        times.append(latest)
+    return times
+
+
+def _last_launched(
+    order: HostOrder, launched: dict[tuple[int, int], list[float]], call: Call
+) -> Iterator[tuple[list[Activity], int]]:
+    """Each stream's last activity that was launched before a call."""
+    for lane, activities in order.lanes.items():
+        place = bisect_right(launched[lane], call.start_us) - 1
+        if place >= 0:
+            yield activities, place
+
+
+def _waited_for(
+    call: Call, order: HostOrder, ends: dict[tuple[int, int], list[float]], launched: dict[tuple[int, int], list[float]]
+) -> Activity | None:
+    """The activity whose end let a call return; None if the call did not wait."""
+    best: Activity | None = None
+    for lane, activities in order.lanes.items():
+        place = bisect_right(ends[lane], call.end_us + _CLOCK_US) - 1
+        if place < 0 or bisect_right(launched[lane], call.start_us) <= place:
+            continue
+        activity = activities[place]
+        is_last = call.role is Role.SYNC_EVENT or bisect_right(launched[lane], call.start_us) == place + 1
+        if is_last and activity.end_us > max(call.start_us, call.end_us - _RETURN_US):
+            best = activity if best is None or activity.end_us > best.end_us else best
+    return best
+
+
+def _of_launch(
+    call: Call, order: HostOrder, ends: dict[tuple[int, int], list[float]], launched: dict[tuple[int, int], list[float]]
+) -> dict[Call, list[Activity]]:
+    """A copy out of pageable memory blocks its caller; so does a launch where too many are under way."""
+    activity = call.activities[-1]
+    if activity.kind is ActivityKind.COPY and call.end_us > activity.start_us and call.end_us > activity.end_us - 40.0:
+        return {call: [activity]}
+    if call.end_us - call.start_us < _LONG_CALL_US:
+        return {}
+    lane = activity.lane
+    num_under_way = bisect_right(launched[lane], call.start_us) - bisect_right(ends[lane], call.start_us)
+    place = bisect_right(ends[lane], call.end_us) - 1
+    if num_under_way < _QUEUE or place < 0 or ends[lane][place] <= call.start_us:
+        return {}
+    return {call: [order.lanes[lane][place]]}
+
+
+def _within_graph(activities: list[Activity], waits: Waits) -> None:
+    """Work of one CUDA graph has no waits of the host's: what starts just after another stream's end waited for it."""
+    in_order = sorted(activities, key=lambda activity: activity.end_us)
+    ends = [activity.end_us for activity in in_order]
+    for target in activities:
+        place = bisect_right(ends, target.start_us + _CLOCK_US) - 1
+        while place >= 0 and ends[place] >= target.start_us - _NEAR_US:
+            if in_order[place].lane != target.lane:
+                waits.events.setdefault(target, []).append(in_order[place])
+                break
+            place -= 1
