@@ -135,7 +135,7 @@ class Copies(Carrier):
         for step, (offset, length) in enumerate(pieces, window.uses - len(pieces) + 1):
             if cell is not None:
                 side.driver.copy(cell.address + offset, send.address + offset, length, stream)
-            side.set_step(windows.counters.ready(window.word), step, stream, is_last=step == window.uses)
+            side.set_step(windows.counters.ready(window.word), step, stream, is_alone=len(pieces) == 1)
         if cell is not None and is_beside:
             self._finish(send, event=side.events.at(stream))
         elif cell is not None:  # in the order of the stream on which the value was made

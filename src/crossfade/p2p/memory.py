@@ -263,9 +263,12 @@ class Side:
         self.pull_stream = self.streams.get(Role.DOWN)
         self.awaiting = [self.push_stream, self.pull_stream]  # streams that may wait for other ranks
 
-    def set_step(self, counter: Counter, step: int, stream: int, *, is_last: bool) -> None:
-        """Says behind a stream that a step is done: beside it where another piece follows, which then need not wait."""
-        if not is_last:
+    def set_step(self, counter: Counter, step: int, stream: int, *, is_alone: bool) -> None:
+        """Says behind a stream that a step is done: beside it where a value has several pieces, so that the next need not wait.
+
+        All pieces of a value are told of in the same place, or a late word of an earlier one would take back a later one's.
+        """
+        if not is_alone:
             copied = self.events.at(stream)
             stream = self.streams.get(Role.PUSH, "sets")
             copied.hold(stream)
