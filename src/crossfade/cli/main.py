@@ -166,6 +166,24 @@ def pipeline(
 
 
 @app.command()
+def doctor(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACE...", help="Files of torch.profiler, one for each rank, or a folder of them."),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with the timeline, now and after the fix.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Says why communication is not hidden, or why a GPU computes nothing, and what each fix would win, from a trace."""
+    with _command():
+        from crossfade.cli.doctor import examine
+
+        examine(traces, is_json=json, html=html)
+
+
+@app.command()
 def topology(
     json: Annotated[
         Path | None,

@@ -15,6 +15,7 @@ __all__ = [
     "in_pieces",
     "in_turns",
     "merged_into_firsts",
+    "with_faster_host",
     "with_free_launches",
     "with_scaled_work",
     "without_calls",
@@ -57,6 +58,16 @@ def with_free_launches(program: Program) -> Program:
     return replace(
         program, calls=tuple(call._replace(gap_us=0.0, own_us=min(call.own_us, 0.5)) for call in program.calls)
     )
+
+
+def with_faster_host(program: Program, share: float) -> Program:
+    """The host takes that share of its time between its calls, and in calls that launch."""
+    launching = {work.call for work in program.works}
+    calls = tuple(
+        call._replace(gap_us=call.gap_us * share, own_us=call.own_us * (share if number in launching else 1.0))
+        for number, call in enumerate(program.calls)
+    )
+    return replace(program, calls=calls)
 
 
 def without_contention(program: Program) -> Program:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from crossfade.profile.doctor.build import Traced, build
 from crossfade.profile.doctor.causes import CAUSES
+from crossfade.profile.doctor.changes import with_faster_host
 from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import Program
 from crossfade.profile.doctor.replay import Replay, replay
-from crossfade.profile.doctor.view import Finding, View
+from crossfade.profile.doctor.view import Cause, Finding, View
 from crossfade.profile.traces.events import RankTrace
 
 __all__ = ["Diagnosis", "Gain", "Report", "diagnose"]
@@ -21,6 +22,10 @@ REMARK_BELOW = 0.05  # of the step
 ABSTAIN_ABOVE = 0.03  # by so much the unchanged replay may miss the trace
 _AT_MOST_COUNTS = 0.5  # an upper bound is believed half
 _STEADY = 0.3  # each step must win this part of what the median step wins
+_WORTH_SAYING = 0.01  # of the step; less is no remark either
+_A_WHOLE_STEP = 0.3  # of the other steps' length
+UNTRACED_HOST = 0.8  # the host's time without the profiler: 0.63 to 1.0 of a traced one's was seen beside an H100
+UNTRACED_LAUNCHES = 0.65  # the same of a host that only launches
 
 
 @dataclass(frozen=True)
@@ -97,45 +102,87 @@ def diagnose(traces: Sequence[RankTrace]) -> Report:
     abstains = ""
     found: list[Diagnosis] = []
     if error > ABSTAIN_ABOVE:
-        abstains = f"the replay of the trace misses its steps by {error:.1%}, more than {ABSTAIN_ABOVE:.0%}: something in it is not understood"
+        abstains = (
+            f"the replay of the trace misses its steps by {error:.1%}, more than {ABSTAIN_ABOVE:.0%}: something in it is not"
+            " understood, so nothing is said of what a fix would win"
+        )
     else:
-        found = [_weigh(traced, base, finding) for cause in CAUSES for finding in cause(view)]
+        found = _Scales(traced).weigh([finding for cause in CAUSES for finding in cause(view)])
     in_order = sorted(found, key=lambda diagnosis: (diagnosis.is_remark, -diagnosis.gain.likely))
-    step_us = _lengths(traced.step_ends_us)
-    return Report(traced, view, base, error, median(step_us), tuple(in_order), abstains, _unknown(view))
+    step_us = median(_lengths(traced.step_ends_us))
+    return Report(traced, view, base, error, step_us, tuple(in_order), abstains, _unknown(view))
 
 
 def _lengths(step_ends_us: Sequence[float]) -> list[float]:
+    """How long steps take, but the first, which has no end before it, and what is left of one at the trace's end."""
     if len(step_ends_us) < 2:
         return [max(step_ends_us)]
-    return [later - earlier for earlier, later in itertools.pairwise(step_ends_us)]
+    lengths = [later - earlier for earlier, later in pairwise(step_ends_us)]
+    return lengths[:-1] if len(lengths) > 1 and lengths[-1] < _A_WHOLE_STEP * median(lengths[:-1]) else lengths
 
 
 def _error_of(traced: Traced, base: Replay) -> float:
     seen, replayed = _lengths(traced.step_ends_us), _lengths(base.step_ends_us)
-    return max(abs(there / here - 1.0) for here, there in zip(seen, replayed, strict=True) if here > 0)
+    return max(abs(there / here - 1.0) for here, there in zip(seen, replayed, strict=False) if here > 0)
 
 
-def _weigh(traced: Traced, base: Replay, finding: Finding) -> Diagnosis:
-    fixed = finding.change(traced.program)
-    most, is_steady = _gain_of(base, fixed)
-    likely = most
-    if finding.likely is not None:
-        likely, is_steady = _gain_of(base, finding.likely(traced.program))
-    elif finding.is_at_most:
-        likely = most * _AT_MOST_COUNTS
-    gain = Gain(0.0 if finding.is_at_most else most, likely, max(most, likely), is_steady)
-    is_remark = likely < REMARK_BELOW or not is_steady
-    return Diagnosis(finding, gain, is_remark, _confidence(traced, finding, gain), fixed)
+class _Scales:
+    """Weighs findings by replaying the program with each one's change, as it would run without the profiler."""
+
+    def __init__(self, traced: Traced) -> None:
+        self._traced = traced
+        self._start_from(with_faster_host(traced.program, UNTRACED_HOST))
+
+    def _start_from(self, program: Program) -> None:
+        self._program = program
+        self._ends = replay(program).step_ends_us
+
+    def weigh(self, findings: Sequence[Finding]) -> list[Diagnosis]:
+        """What each finding's fix wins. Faster launches are weighed on top of the best other fix.
+
+        A host that waits for the GPU in each layer is never ahead of it: launches in CUDA graphs seem to win what leaving
+        the waits out does.
+        """
+        others = [self._weigh(finding) for finding in findings if finding.cause is not Cause.LAUNCH]
+        best = max((one for one in others if not one.is_remark), key=lambda one: one.gain.likely, default=None)
+        launches = [finding for finding in findings if finding.cause is Cause.LAUNCH]
+        program = with_faster_host(self._traced.program, UNTRACED_LAUNCHES)
+        self._start_from(program if best is None else best.finding.change(program))
+        weighed = [*_without_sums(others), *(self._weigh(finding) for finding in launches)]
+        return [one for one in weighed if one.gain.most >= _WORTH_SAYING]
+
+    def _weigh(self, finding: Finding) -> Diagnosis:
+        fixed = finding.change(self._program)
+        most, is_steady = self._gain_of(fixed)
+        likely = most
+        if finding.likely is not None:
+            likely, is_steady = self._gain_of(finding.likely(self._program))
+        elif finding.is_at_most and finding.cause is not Cause.LAUNCH:
+            likely = most * _AT_MOST_COUNTS
+        gain = Gain(0.0 if finding.is_at_most else most, likely, max(most, likely), is_steady)
+        least = REMARK_BELOW * (2 if finding.cause is Cause.LAUNCH else 1)  # the profiler itself makes launches dearer
+        is_remark = likely < least or not is_steady
+        return Diagnosis(finding, gain, is_remark, _confidence(self._traced, finding, gain), fixed)
+
+    def _gain_of(self, fixed: Program) -> tuple[float, bool]:
+        """Which share of the median step is won, and whether a good part of it is won in each."""
+        before, after = _lengths(self._ends), _lengths(replay(fixed).step_ends_us)
+        shares = [1.0 - there / here for here, there in zip(before, after, strict=False) if here > 0]
+        typical = median(shares)
+        return max(typical, 0.0), min(shares) >= _STEADY * typical
 
 
-def _gain_of(base: Replay, fixed: Program) -> tuple[float, bool]:
-    """Which share of the median step is won, and whether about as much is won in each."""
-    before, after = _lengths(base.step_ends_us), _lengths(replay(fixed).step_ends_us)
-    total = 1.0 - sum(after) / sum(before)
-    shares = [1.0 - there / here for here, there in zip(before, after, strict=True) if here > 0]
-    typical = min(median(shares), total) if len(shares) > 2 else total
-    return max(typical, 0.0), min(shares) >= _STEADY * typical
+def _without_sums(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Leaves out the finding of all places at once where one of its places wins nearly as much."""
+    kept: list[Diagnosis] = []
+    for one in diagnoses:
+        of_places = [
+            other.gain.likely for other in diagnoses if other.finding.cause is one.finding.cause and other is not one
+        ]
+        is_sum = " places" in one.finding.title
+        if not (is_sum and one.gain.likely <= 1.15 * max(of_places, default=0.0)):
+            kept.append(one)
+    return kept
 
 
 def _confidence(traced: Traced, finding: Finding, gain: Gain) -> str:
@@ -159,7 +206,8 @@ def _unknown(view: View) -> tuple[str, ...]:
     late = view.lost_us(Reason.LATE)
     if view.share_of(late) > REMARK_BELOW:
         found.append(
-            f"for {view.share_of(late):.0%} of the time a GPU does nothing although all that the trace knows of is done: hardware queues"
+            f"for {view.share_of(late):.0%} of the time a GPU does nothing although all that the trace knows of"
+            " is done: hardware queues"
             " (CUDA_DEVICE_MAX_CONNECTIONS), work that was not traced, or waits that a trace does not have; record with"
             " `crossfade record`, which keeps them"
         )

@@ -148,12 +148,13 @@ class _Walk:
             if before == NOBODY:
                 break
             role = self._traced.calls[before].role
-            if role in (Role.ALLOCATE, Role.FREE) and not self._waited(before):
+            waited = self._waited(before)
+            if role in (Role.ALLOCATE, Role.FREE) and waited == NOBODY:
                 ended = starts[before] + self._length(before)
                 self._add(ended, time, Reason.LAUNCH)
                 self._add(starts[before], ended, Reason.ALLOCATOR, call=before)
                 time = starts[before]
-            elif (waited := self._waited(before)) != NOBODY:
+            elif waited != NOBODY:
                 begin = max(self._traced.ends_us[waited], starts[before])
                 reason = Reason.ALLOCATOR if role is Role.FREE else Reason.HOST_WAIT
                 if role is Role.LAUNCH:

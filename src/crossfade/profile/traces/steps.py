@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 from crossfade.profile.traces.events import RankTrace
 from crossfade.profile.traces.launches import HostOrder
@@ -10,8 +14,10 @@ from crossfade.profile.traces.launches import HostOrder
 __all__ = ["step_starts"]
 
 _MARK = "ProfilerStep#"
-_ALIKE = 0.98  # so much of a period must be as in the period before
-_MOST_PERIODS = 40
+_MOST_DIFFERENT = 0.02  # so much of a period may differ from the one before
+_LEAST_COVERED = 0.6  # so much of all launches must repeat
+_MOST_NAMES = 100
+_MOST_PERIODS = 300
 
 
 def step_starts(trace: RankTrace, order: HostOrder) -> list[float]:
@@ -25,7 +31,9 @@ def step_starts(trace: RankTrace, order: HostOrder) -> list[float]:
         return marks
     launches = [(call, call.activities[0]) for call in order.calls if call.activities]
     numbers: dict[tuple[str, tuple[int, int]], int] = {}
-    sequence = [numbers.setdefault((activity.name, activity.lane), len(numbers)) for _, activity in launches]
+    sequence = np.array(
+        [numbers.setdefault((activity.name, activity.lane), len(numbers)) for _, activity in launches], dtype=np.int64
+    )
     found = _period_of(sequence)
     if found is None:
         return [0.0]
@@ -36,33 +44,29 @@ def step_starts(trace: RankTrace, order: HostOrder) -> list[float]:
     return [times[place] for place in range(phase, len(times), period)]
 
 
-def _period_of(sequence: Sequence[int]) -> tuple[int, int] | None:
-    """After how many launches all repeats, and from where on it does; None if it does not."""
+def _period_of(sequence: npt.NDArray[np.int64]) -> tuple[int, int] | None:
+    """After how many launches all repeats, and from where on it does; None if it does not.
+
+    Of several periods the one that repeats most exactly is taken: within a step its layers repeat too, but for its begin and end.
+    """
     places: dict[int, list[int]] = {}
-    for place, number in enumerate(sequence):
+    for place, number in enumerate(sequence.tolist()):
         places.setdefault(number, []).append(place)
-    rarest = sorted((found for found in places.values() if len(found) >= 2), key=len)
-    periods = {
-        later - earlier
-        for found in rarest[:_MOST_PERIODS]
-        for earlier, later in zip(found[-2:-1], found[-1:], strict=True)
-    }
-    for period in sorted(periods):
-        first = _repeats_from(sequence, period)
-        if first is not None and len(sequence) - first >= 2 * period:
-            return period, first
-    return None
-
-
-def _repeats_from(sequence: Sequence[int], period: int) -> int | None:
-    """From where on, up to the end, a sequence repeats after a period; None if not even once."""
-    first, num_different = len(sequence), 0
-    for place in range(len(sequence) - period - 1, -1, -1):
-        num_different += sequence[place] != sequence[place + period]
-        if num_different > (1 - _ALIKE) * period + (1 - _ALIKE) * (len(sequence) - period - place):
-            break
-        first = place
-    return first if len(sequence) - period - first >= period else None
+    rarest = sorted((found for found in places.values() if len(found) >= 2), key=len)[:_MOST_NAMES]
+    periods = {later - earlier for found in rarest for earlier, later in pairwise(found)}
+    best: tuple[float, int, int] | None = None
+    for period in sorted(periods)[-_MOST_PERIODS:]:
+        differs = sequence[:-period] != sequence[period:]
+        shares = np.cumsum(differs[::-1])[::-1] / np.arange(len(differs), 0, -1)
+        alike = np.flatnonzero(shares <= _MOST_DIFFERENT)
+        if not len(alike):
+            continue
+        first, num = int(alike[0]), len(sequence) - int(alike[0])
+        if num >= max(2 * period, _LEAST_COVERED * len(sequence)):
+            share = round(float(shares[first]), 3)
+            if best is None or share < best[0]:
+                best = share, period, first
+    return None if best is None else best[1:]
 
 
 def _pause_before(place: int, period: int, times: Sequence[float], ends: Sequence[float]) -> float:

@@ -15,7 +15,11 @@ __all__ = ["allocator", "host_waits", "launches", "pageable_copies"]
 
 _WORTH_A_LOOK = 0.01  # of the steps' time
 _MOST_SITES = 4
-_PINNED_GBS = 24.0  # where the trace has no copy of pinned memory to take the rate from
+_PINNED_GBS = {
+    9: 50.0,
+    8: 24.0,
+}  # by compute capability, where the trace has no copy of pinned memory to take the rate from
+_OTHER_PINNED_GBS = 12.0
 _WAITS = {Role.SYNC_STREAM, Role.SYNC_EVENT, Role.SYNC_DEVICE}
 _KNOWN_WAITS = {
     "aten::item": (
@@ -44,8 +48,6 @@ _KNOWN_WAITS = {
 
 def host_waits(view: View) -> Iterator[Finding]:
     """Calls in which the host waits for the GPU, by where they are made; and all of them together."""
-    if view.share_of(view.lost_us(Reason.HOST_WAIT)) < _WORTH_A_LOOK:
-        return
     waiting = [n for n, call in enumerate(view.program.calls) if call.waits and view.traced.calls[n].role in _WAITS]
     sites = view.by_site(waiting)
     lost: dict[Site, float] = {}
@@ -53,7 +55,7 @@ def host_waits(view: View) -> Iterator[Finding]:
     for loss in view.losses:
         if loss.reason is Reason.HOST_WAIT and loss.call in by_call:
             lost[by_call[loss.call]] = lost.get(by_call[loss.call], 0.0) + loss.length_us
-    worst = sorted(lost, key=lambda site: -lost[site])[:_MOST_SITES]
+    worst = sorted(sites, key=lambda site: (-lost.get(site, 0.0), -len(sites[site])))[:_MOST_SITES]
     if len(worst) > 1:
         yield _wait_finding(
             view, waiting, f"the host waits for the GPU in {len(worst)} places", None, sum(lost.values())
@@ -62,7 +64,7 @@ def host_waits(view: View) -> Iterator[Finding]:
         what = _KNOWN_WAITS.get(site.operator)
         name = site.operator or view.traced.calls[sites[site][0]].name
         title = f"the host waits for the GPU in {name}" + (f": {what[0]}" if what else "")
-        yield _wait_finding(view, sites[site], title, what[1] if what else None, lost[site])
+        yield _wait_finding(view, sites[site], title, what[1] if what else None, lost.get(site, 0.0))
 
 
 def _wait_finding(view: View, calls: Sequence[int], title: str, fix: str | None, lost_us: float) -> Finding:
@@ -74,7 +76,8 @@ def _wait_finding(view: View, calls: Sequence[int], title: str, fix: str | None,
         f"{num:.3g} waits a step; the GPU is idle for {idle} of the time until work that was launched only after them begins",
         view.sites(calls),
         fix or "let the host run ahead: leave the wait out, or do it once, after all is launched",
-        "flag = (value > limit)            # stays on the GPU\nx = torch.where(flag, a, b)       # instead of: if value.item() > limit"
+        "flag = (value > limit)            # stays on the GPU\nx = torch.where(flag, a, b)       # instead of:"
+        " if value.item() > limit"
         if "item" in title
         else "",
         view.call_marks(calls, "the host waits"),
@@ -87,7 +90,7 @@ def pageable_copies(view: View) -> Iterator[Finding]:
     calls = [
         n
         for n, call in enumerate(view.program.calls)
-        if view.traced.calls[n].role is Role.LAUNCH and any(wait.is_of_start for wait in call.waits)
+        if any(wait.is_of_start and "Pageable" in view.traced.activities[wait.work].name for wait in call.waits)
     ]
     lost = view.lost_us(Reason.PAGEABLE, Reason.COPY)
     if not calls or view.share_of(lost) < _WORTH_A_LOOK:
@@ -124,7 +127,9 @@ def _pinned_rate(view: View) -> float:
         for activity in view.traced.activities
         if "Pinned" in activity.name and activity.num_bytes > 1 << 20 and activity.duration_us > 0
     ]
-    return max(rates, default=_PINNED_GBS)
+    properties = (view.traced.traces[0].metadata.get("deviceProperties") or [{}])[0]
+    major = min(int(properties.get("computeMajor") or 0), 9)
+    return max(rates, default=_PINNED_GBS.get(major, _OTHER_PINNED_GBS))
 
 
 def allocator(view: View) -> Iterator[Finding]:
@@ -141,10 +146,12 @@ def allocator(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.ALLOCATOR,
         "GPU memory is allocated and freed in every step",
-        f"{len(calls) - num_free} allocations and {num_free} frees after the first step; cudaFree waits for the whole GPU, which is idle"
+        f"{len(calls) - num_free} allocations and {num_free} frees after the first step; cudaFree waits for the"
+        " whole GPU, which is idle"
         f" for {share(view.share_of(lost))} of the time because of them",
         view.sites(calls),
-        "let torch's allocator keep its memory: no torch.cuda.empty_cache() in the loop, and a batch that leaves room; with shapes that"
+        "let torch's allocator keep its memory: no torch.cuda.empty_cache() in the loop, and a batch that leaves"
+        " room; with shapes that"
         " change, expandable segments",
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
         view.call_marks(calls, "allocates or frees"),
@@ -164,10 +171,12 @@ def launches(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.LAUNCH,
         "the host launches more slowly than the GPU computes",
-        f"the GPU is idle for {share(view.share_of(lost))} of the time because its next work was not launched yet; {num:,.0f} launches a"
+        f"the GPU is idle for {share(view.share_of(lost))} of the time because its next work was not launched"
+        f" yet; {num:,.0f} launches a"
         f" step, of kernels of {mean_us:.3g} us on average",
         "the whole step",
-        "capture the step in a CUDA graph, or compile it; larger batches, fused kernels and optimizers launch less. Tracing makes each"
+        "capture the step in a CUDA graph, or compile it; larger batches, fused kernels and optimizers launch"
+        " less. Tracing makes each"
         " launch dearer: compare with a step that is not traced",
         'step = torch.compile(step, mode="reduce-overhead")',
         view.loss_marks(losses, "nothing launched yet"),

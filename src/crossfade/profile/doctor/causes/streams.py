@@ -60,11 +60,13 @@ def blocking(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.BLOCKING,
         "collectives block the stream that computes",
-        f"{num:.3g} collectives a step ({view.name_of(found[0])}, ...) run with nothing beside them for {share(view.share_of(lost))} of the"
+        f"{num:.3g} collectives a step ({view.name_of(found[0])}, ...) run with nothing beside them for"
+        f" {share(view.share_of(lost))} of the"
         " time: they are on the computing stream, or are waited for as soon as they are launched. The trace does not say when their"
         " results are needed: if at once, nothing is won; if only at the end of the step, the most",
         view.sites({view.program.works[number].call for number in found} - {NOBODY}),
-        "launch with async_op=True, and wait just before the result is used; where it is needed at once, interleave two halves of the"
+        "launch with async_op=True, and wait just before the result is used; where it is needed at once,"
+        " interleave two halves of the"
         " batch, or fuse the collective with the product before it (crossfade.ops)",
         "work = dist.all_reduce(x, async_op=True)\n...                 # computation that does not need x\nwork.wait()",
         view.work_marks(found, "blocks"),
@@ -144,7 +146,8 @@ def communicator_order(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.COMMUNICATOR,
         f"{view.name_of(found[0])} waits behind {view.name_of(before)}: one communicator does one thing after the other",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step are ready, and start only when another"
+        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step are ready, and"
+        " start only when another"
         f" one of their communicator has ended; computation waits for communication for {share(view.share_of(lost))} of the time",
         view.sites({view.program.works[number].call for number in found} - {NOBODY}),
         "give the one that is needed sooner a group of its own, or launch it first",
@@ -179,7 +182,8 @@ def sms_full(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.SMS_FULL,
         "collectives wait for free multiprocessors behind kernels that fill the GPU",
-        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step start late, by {share(view.share_of(late))}"
+        f"{len(found) / view.program.num_steps / view.program.num_ranks:.3g} collectives a step start late, by"
+        f" {share(view.share_of(late))}"
         " of the time in all, while a kernel with at least as many blocks as the GPU has multiprocessors runs",
         view.sites({view.program.works[number].call for number in found} - {NOBODY}),
         "give communication a stream of high priority, launch it before the large kernel, or use copy engines, which need no"
@@ -223,7 +227,8 @@ def small_messages(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.SMALL_MESSAGES,
         "many small collectives, each of which takes the time that the smallest one takes",
-        f"{num:.3g} collectives of less than 1 MB a step ({view.name_of(first)}, ...), {sum(amounts) / len(amounts):.0f} us each, take"
+        f"{num:.3g} collectives of less than 1 MB a step ({view.name_of(first)}, ...),"
+        f" {sum(amounts) / len(amounts):.0f} us each, take"
         f" {share(view.share_of(total))} of the time in all",
         view.sites({view.program.works[number].call for numbers in groups for number in numbers} - {NOBODY}),
         "send them as one: flatten into one tensor, or coalesce",
@@ -251,7 +256,8 @@ def contention(view: View) -> Iterator[Finding]:
         f"kernels beside collectives run at {view.traced.rates.other_compute:.0%} of their speed alone, which costs"
         f" {share(view.share_of(slower))} of the time",
         "all collectives beside computation",
-        "give NCCL fewer multiprocessors where its time allows it, or move the bytes by copy engines, which need none (crossfade.peers,"
+        "give NCCL fewer multiprocessors where its time allows it, or move the bytes by copy engines, which need"
+        " none (crossfade.peers,"
         " crossfade.ops)",
         "NCCL_MAX_CTAS=8",
         view.work_marks(beside, "slows computation down"),

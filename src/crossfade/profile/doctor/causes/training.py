@@ -117,7 +117,9 @@ def unused_parameters(view: View) -> Iterator[Finding]:
 
 
 def launch_order(view: View) -> Iterator[Finding]:
-    """Two batches on two streams, all of one launched before the other: while the host launches one, the other's stream is empty."""
+    """Two batches on two streams, all of one launched before the other: while the host launches one, the"
+    " other's stream is empty.
+    """
     lanes = _batches(view)
     if len(lanes) < 2 or view.share_of(view.lost_us(Reason.TRANSFER, Reason.LAUNCH, Reason.PEER)) < _WORTH_A_LOOK:
         return
@@ -128,7 +130,8 @@ def launch_order(view: View) -> Iterator[Finding]:
     yield Finding(
         Cause.LAUNCH_ORDER,
         "batches on different streams are launched one after the other",
-        f"the host launches {num_launches:.0f} times a step for {len(lanes)} streams, and changes between them only {num_runs:.0f} times;"
+        f"the host launches {num_launches:.0f} times a step for {len(lanes)} streams, and changes between them"
+        f" only {num_runs:.0f} times;"
         f" a collective of one batch has nothing of the other beside it for {share(view.share_of(lost))} of the time",
         "where the batches are issued",
         "issue the batches in turns, layer by layer: each collective of one batch between the computation of the other",

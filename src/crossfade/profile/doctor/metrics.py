@@ -1,0 +1,162 @@
+"""How much communication is hidden: for each rank, and for each collective of each group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crossfade.plan.spans import COMMUNICATE, COMPUTE, Span
+from crossfade.plan.timeline import Timeline
+from crossfade.profile.doctor.build import Traced
+from crossfade.profile.doctor.program import NOBODY
+from crossfade.profile.traces.events import ActivityKind
+from crossfade.profile.traces.overlap import common_us, length_us, merged, without
+
+__all__ = ["CollectiveMetrics", "RankMetrics", "collective_metrics", "rank_metrics", "timeline_of"]
+
+
+@dataclass(frozen=True)
+class RankMetrics:
+    """One rank's time in the replayed steps, in microseconds. ``communicate_us == hidden_us + exposed_us``.
+
+    Attributes:
+        label: which rank.
+        total_us: from the steps' begin to the rank's last work.
+        compute_us: some kernel computes.
+        communicate_us: some collective is on the GPU.
+        hidden_us: both.
+        exposed_us: a collective is there, and nothing computes.
+        peer_us: of ``communicate_us``, collectives only wait for other ranks. 0 where only one rank was traced.
+        copy_us: a copy runs, and neither computation nor a collective.
+        idle_us: nothing runs.
+        slowed_us: how much longer kernels take for what runs beside them.
+    """
+
+    label: str
+    total_us: float
+    compute_us: float
+    communicate_us: float
+    hidden_us: float
+    exposed_us: float
+    peer_us: float
+    copy_us: float
+    idle_us: float
+    slowed_us: float
+
+
+@dataclass(frozen=True)
+class CollectiveMetrics:
+    """One kind of collective of one group, over all ranks, in microseconds and a rank's mean.
+
+    Attributes:
+        name: such as ``allreduce``; a kernel's name where the trace says no more.
+        group: the process group's name; may be empty.
+        num: how often a rank took part.
+        communicate_us: how long it was on the GPU.
+        exposed_us: how long of that nothing computed.
+        peer_us: how long of that it waited for other ranks.
+    """
+
+    name: str
+    group: str
+    num: float
+    communicate_us: float
+    exposed_us: float
+    peer_us: float
+
+
+def rank_metrics(traced: Traced) -> list[RankMetrics]:
+    """A row for each rank."""
+    rows = []
+    for rank, trace in enumerate(traced.traces):
+        compute = _busy(traced, rank, ActivityKind.COMPUTE)
+        communicate = _busy(traced, rank, ActivityKind.COMMUNICATION)
+        copies = _busy(traced, rank, ActivityKind.COPY)
+        total = max((end for _, end in (*compute[-1:], *communicate[-1:], *copies[-1:])), default=0.0)
+        busy = merged([*compute, *communicate])
+        hidden = common_us(communicate, compute)
+        slowed = sum(
+            max(traced.ends_us[n] - traced.starts_us[n] - work.amount_us, 0.0)
+            for n, work in enumerate(traced.program.works)
+            if work.rank == rank and work.kind is ActivityKind.COMPUTE
+        )
+        rows.append(
+            RankMetrics(
+                trace.label,
+                total,
+                length_us(compute),
+                length_us(communicate),
+                hidden,
+                length_us(communicate) - hidden,
+                length_us(merged(_waiting(traced, rank))),
+                length_us(without(copies, busy)),
+                total - length_us(merged([*busy, *copies])),
+                slowed,
+            )
+        )
+    return rows
+
+
+def collective_metrics(traced: Traced) -> list[CollectiveMetrics]:
+    """A row for each collective of each group, the most exposed first."""
+    spans: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
+    waiting: dict[tuple[str, str], float] = {}
+    moves = _moves_from(traced)
+    for number, work in enumerate(traced.program.works):
+        if work.kind is ActivityKind.COMMUNICATION:
+            message = traced.activities[number].message
+            name = (
+                message.collective if message and message.collective else traced.activities[number].name.split("(")[0]
+            )
+            key = name, message.group if message else ""
+            times = traced.starts_us[number], traced.ends_us[number]
+            spans.setdefault(key, {}).setdefault(work.rank, []).append(times)
+            waiting[key] = waiting.get(key, 0.0) + max(moves.get(work.meeting, times[0]) - times[0], 0.0)
+    compute = [_busy(traced, rank, ActivityKind.COMPUTE) for rank in range(traced.program.num_ranks)]
+    rows = []
+    for key, by_rank in spans.items():
+        num = sum(map(len, by_rank.values())) / len(by_rank)
+        total = sum(length_us(merged(found)) for found in by_rank.values()) / len(by_rank)
+        exposed = sum(length_us(without(merged(found), compute[rank])) for rank, found in by_rank.items()) / len(
+            by_rank
+        )
+        rows.append(CollectiveMetrics(*key, num, total, exposed, waiting[key] / len(by_rank)))
+    return sorted(rows, key=lambda row: -row.exposed_us)
+
+
+def timeline_of(traced: Traced, name: str, starts_us: Sequence[float], ends_us: Sequence[float]) -> Timeline:
+    """The works of a program as a `Timeline`, seen or replayed. Copies between host and GPU count as communication."""
+    spans = []
+    for work, activity, start, end in zip(traced.program.works, traced.activities, starts_us, ends_us, strict=True):
+        kind = COMPUTE if work.kind is ActivityKind.COMPUTE else COMMUNICATE
+        what = activity.name.split("(")[0][:80]
+        stream = f"stream {activity.stream}"
+        label = traced.traces[work.rank].label
+        spans.append(Span(label, stream, what, what, kind, work.step, start, end, activity.num_bytes))
+    return Timeline.of(name, spans)
+
+
+def _busy(traced: Traced, rank: int, kind: ActivityKind) -> list[tuple[float, float]]:
+    return merged(
+        (traced.starts_us[n], traced.ends_us[n])
+        for n, work in enumerate(traced.program.works)
+        if work.rank == rank and work.kind is kind
+    )
+
+
+def _moves_from(traced: Traced) -> dict[int, float]:
+    """When each collective's last rank started."""
+    moves: dict[int, float] = {}
+    for number, work in enumerate(traced.program.works):
+        if work.meeting != NOBODY:
+            moves[work.meeting] = max(moves.get(work.meeting, 0.0), traced.starts_us[number])
+    return moves
+
+
+def _waiting(traced: Traced, rank: int) -> list[tuple[float, float]]:
+    moves = _moves_from(traced)
+    return [
+        (traced.starts_us[number], min(moves[work.meeting], traced.ends_us[number]))
+        for number, work in enumerate(traced.program.works)
+        if work.rank == rank and work.meeting != NOBODY
+    ]
