@@ -34,8 +34,8 @@ class Sizes:
         chosen = random.Random(seed)
         if is_small:
             return cls(64, 2, 2, 16, device, torch.float32)
-        width = chosen.choice([1024, 1536, 2048])
-        num_layers, batch = chosen.choice([4, 6, 8]), chosen.choice([8, 16])
+        width, batch = chosen.choice([(1536, 24), (2048, 16), (1024, 48)])
+        num_layers = chosen.choice([4, 5, 6])
         return cls(width, num_layers, batch, 1024, device, torch.bfloat16)
 
 
@@ -89,15 +89,19 @@ def healthy_convnet(sizes: Sizes, has_cause: bool) -> Step:
 
 def item_each_layer(sizes: Sizes, has_cause: bool) -> Step:
     model, x = _transformer(sizes)
-    if has_cause:
-        model.between = lambda x, _: x * 0.5 if x.detach().abs().mean().item() > 1e6 else x
+
+    def between(x: torch.Tensor, number: int) -> torch.Tensor:
+        mean = x.detach().abs().mean()
+        return x * 0.5 if has_cause and mean.item() > 1e6 else x
+
+    model.between = between
     return _train(model, x)
 
 
 def item_each_step(sizes: Sizes, has_cause: bool) -> Step:
     model, x = _transformer(sizes)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    seen = []
+    seen: list[object] = []
 
     def step() -> None:
         optimizer.zero_grad()
@@ -105,6 +109,8 @@ def item_each_step(sizes: Sizes, has_cause: bool) -> Step:
         loss.backward()
         if has_cause:
             seen.append(loss.item())
+        else:
+            seen[:] = [loss.detach()]
         optimizer.step()
 
     return step
@@ -114,10 +120,9 @@ def nonzero_each_layer(sizes: Sizes, has_cause: bool) -> Step:
     model, x = _convnet(sizes)
 
     def between(x: torch.Tensor, number: int) -> torch.Tensor:
-        if has_cause:
-            rows = torch.nonzero(x.detach().flatten(1).sum(1) > -1e9)
-            return x.index_select(0, rows[:, 0])
-        return x
+        is_kept = x.detach().flatten(1).sum(1) > -1e9
+        rows = torch.nonzero(is_kept) if has_cause else torch.nonzero_static(is_kept, size=len(x))
+        return x.index_select(0, rows[:, 0])
 
     model.between = between
     return _train(model, x)
@@ -200,9 +205,8 @@ def item_and_pageable(sizes: Sizes, has_cause: bool) -> Step:
 
     def between(x: torch.Tensor, number: int) -> torch.Tensor:
         x = x + noise.to(sizes.device, non_blocking=True)
-        if has_cause and x.detach().abs().mean().item() > 1e6:
-            return x * 0.5
-        return x
+        mean = x.detach().abs().mean()
+        return x * 0.5 if has_cause and mean.item() > 1e6 else x
 
     model.between = between
     return _train(model, x)

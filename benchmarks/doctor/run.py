@@ -38,6 +38,10 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     rank, num_ranks, device = _begin()
+    _record(
+        lambda: None, Sizes.of(0, device, is_small=True), args.out / "first.json.gz"
+    )  # the first one starts the profiler
+    (args.out / "first.json.gz").unlink()
     for seed in args.seeds:
         for planted in PROGRAMS:
             if planted.num_ranks > num_ranks or (args.only and planted.name not in args.only):
@@ -119,6 +123,7 @@ def _record(step: Step, sizes: Sizes, path: Path) -> float:
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (sizes.device.type == "cuda")
     with profile(activities=activities) as profiler:
+        step()
         length = _time(step, _NUM_TRACED, sizes)
     profiler.export_chrome_trace(str(path))
     return length
