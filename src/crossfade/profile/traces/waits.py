@@ -108,7 +108,8 @@ class _Events:
         own: list[_OpenWait] = []
         rest: list[_OpenWait] = []
         for wait in self._open.pop(call.thread, ()):
-            (own if wait.scope is not None and wait.scope is scope else rest).append(wait)
+            is_own = wait.scope is not None and wait.scope is scope and wait.scope.message.collective != "wait"
+            (own if is_own else rest).append(wait)
         if target.kind is ActivityKind.COMMUNICATION and (target.message is not None and scope is not None):
             self._waits.is_on_own_stream[target] = bool(own)
             if own:

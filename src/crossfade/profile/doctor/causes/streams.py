@@ -45,7 +45,8 @@ def message_bytes(view: View, work: int) -> int:
 
 def blocking(view: View) -> Iterator[Finding]:
     """Collectives on the stream that computes, or waited for as soon as they are launched."""
-    found = [number for number in view.collectives() if _is_blocking(view, number)]
+    small = {number for run in _runs_of_small(view) for number in run}
+    found = [number for number in view.collectives() if number not in small and _is_blocking(view, number)]
     lost = sum(
         loss.length_us
         for loss in view.losses
@@ -85,8 +86,8 @@ def _is_blocking(view: View, number: int) -> bool:
     if not own:
         return True
     waited = waits.waited_at.get(activity)
-    if waited is None:
-        return False
+    if waited is None or waited.thread != view.traced.calls[work.call].thread:
+        return False  # another thread waits where the backward pass ends, as DDP does
     later = work.call + 1
     while later < len(view.program.calls) and view.traced.calls[later] is not waited:
         if view.program.calls[later].rank != work.rank:
@@ -209,13 +210,7 @@ def _is_full(view: View, number: int) -> bool:
 
 def small_messages(view: View) -> Iterator[Finding]:
     """Many collectives so small that each takes only the time that any one takes at least."""
-    by_lane: dict[tuple[int, int], list[int]] = {}
-    for number in view.collectives():
-        work = view.program.works[number]
-        size = message_bytes(view, number)
-        if 0 < size < _SMALL_BYTES and work.amount_us < _SHORT_US:
-            by_lane.setdefault((work.lane, work.step), []).append(number)
-    groups = [numbers for numbers in by_lane.values() if len(numbers) >= _FEWEST]
+    groups = _runs_of_small(view)
     if not groups:
         return
     amounts = [view.program.works[number].amount_us for numbers in groups for number in numbers]
@@ -235,8 +230,27 @@ def small_messages(view: View) -> Iterator[Finding]:
         "with dist._coalescing_manager(group, async_ops=True):\n    for x in tensors:\n        dist.all_reduce(x, group=group)",
         view.work_marks([number for numbers in groups for number in numbers], "small"),
         partial(merged_into_firsts, groups=groups, saved_us=min(amounts) * 0.9),
-        is_at_most=True,
     )
+
+
+def _runs_of_small(view: View) -> list[list[int]]:
+    """Small collectives that are launched one after the other, with no computation in between."""
+    runs: list[list[int]] = []
+    for rank in range(view.program.num_ranks):
+        run: list[int] = []
+        own = [
+            n for n, work in enumerate(view.program.works) if work.rank == rank and work.kind is not ActivityKind.COPY
+        ]
+        for number in own:
+            work = view.program.works[number]
+            is_small = work.kind is ActivityKind.COMMUNICATION and work.amount_us < _SHORT_US
+            if is_small and 0 < message_bytes(view, number) < _SMALL_BYTES:
+                run.append(number)
+                continue
+            runs.append(run)
+            run = []
+        runs.append(run)
+    return [run for run in runs if len(run) >= _FEWEST]
 
 
 def contention(view: View) -> Iterator[Finding]:

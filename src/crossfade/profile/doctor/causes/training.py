@@ -48,7 +48,6 @@ def buckets(view: View) -> Iterator[Finding]:
         "DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",
         view.work_marks(found, "a large bucket"),
         partial(in_pieces, works=found, num_pieces=_NUM_PIECES, sources=sources),
-        is_at_most=True,
     )
 
 

@@ -1,0 +1,1 @@
+"""Why communication of a traced program is not hidden, what each fix wins, and a page that shows it."""

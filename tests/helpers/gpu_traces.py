@@ -1,0 +1,226 @@
+"""Traces of a machine that does not exist: hosts and GPUs of several ranks, simulated, written as torch.profiler writes them.
+
+The simulation knows nothing of the doctor: a program is run here with and without a cause, and the difference of its lengths is
+what the doctor has to predict from the trace with the cause.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Machine", "Rank"]
+
+_LAUNCH_US = 5.0  # a launch call
+_LAUNCH_LAG_US = 7.0
+_LANE_LAG_US = 1.6
+_EVENT_LAG_US = 3.0
+_RETURN_US = 6.0
+_NUM_SMS = 132
+_CALLER, _GROUP = 7, 20
+
+
+@dataclass
+class _Gpu:
+    """When streams are free, and what is on them."""
+
+    free_us: dict[int, float] = field(default_factory=dict)
+
+
+class Rank:
+    """One rank's program; its calls happen in order. Collectives are matched with the other ranks' by their number."""
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        self.number = number
+        self.events: list[dict[str, Any]] = []
+        self.thread = 1
+        self.stream = _CALLER
+        self._machine = machine
+        self._now = 1000.0 * (number == 0) + 1007.0 * (number > 0)
+        self._gpu = _Gpu()
+        self._held: dict[int, float] = {}  # by stream, until when events hold it
+        self._num_calls = 0
+        self._num_collectives = 0
+
+    def python(self, length_us: float) -> None:
+        """The host does something else."""
+        self._now += length_us * self._machine.host_share
+
+    def kernel(self, length_us: float, name: str = "gemm", num_blocks: int = 264) -> float:
+        """Launches a kernel on the current stream; returns when it ends."""
+        call = self._call("cudaLaunchKernel", _LAUNCH_US)
+        start = self._start(call["ts"])
+        grid = {"grid": [num_blocks, 1, 1], "block": [256, 1, 1], "shared memory": 98304}
+        return self._activity("kernel", name, start, length_us, call, grid)
+
+    def copy(self, length_us: float, num_bytes: int, *, is_pageable: bool) -> None:
+        """A copy to the GPU, out of pageable memory (the host waits for it) or pinned memory."""
+        call = self._call("cudaMemcpyAsync", _LAUNCH_US)
+        end = self._activity(
+            "gpu_memcpy",
+            f"Memcpy HtoD ({'Pageable' if is_pageable else 'Pinned'} -> Device)",
+            self._start(call["ts"]),
+            length_us,
+            call,
+            {"bytes": num_bytes},
+        )
+        if is_pageable:
+            self._return(call, end - 19.0)
+
+    def item(self) -> None:
+        """Reads a value: a small copy, and the host waits for the stream."""
+        begin = self._now
+        copy = self._call("cudaMemcpyAsync", _LAUNCH_US)
+        end = self._activity(
+            "gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", self._start(copy["ts"]), 1.5, copy, {"bytes": 4}
+        )
+        call = self._call("cudaStreamSynchronize", 5.0)
+        self._return(call, end + _RETURN_US)
+        self._scope("cpu_op", "aten::item", begin, self._now)
+
+    def free(self) -> None:
+        """cudaFree and cudaMalloc: waits for all streams."""
+        call = self._call("cudaFree", 100.0)
+        self._return(call, max(self._gpu.free_us.values(), default=0.0) + 100.0)
+        self._call("cudaMalloc", 150.0)
+
+    def all_reduce(
+        self,
+        length_us: float,
+        num: int,
+        *,
+        group: str = "0",
+        is_async: bool = True,
+        stream: int = 0,
+        dtype: str = "BFloat16",
+    ) -> Callable[[], None]:
+        """Sums over all ranks: on the group's own stream, or on the caller's. Returns how to wait for it."""
+        begin, caller = self._now, self.stream
+        message = {
+            "Collective name": "allreduce",
+            "In msg nelems": num,
+            "Out msg nelems": num,
+            "dtype": dtype,
+            "Group size": self._machine.num_ranks,
+            "Process Group Name": group,
+            "Process Group Ranks": str(list(range(self._machine.num_ranks))),
+        }
+        if is_async:
+            self._call("cudaEventRecordWithFlags", 2.0)
+            self._call("cudaStreamWaitEvent", 2.0)
+            self.stream = stream or _GROUP + int(group)
+            self._hold(self._gpu.free_us.get(caller, 0.0))
+        annotated = self._now
+        call = self._call("cuLaunchKernelEx", _LAUNCH_US)
+        start = self._start(call["ts"])
+        end = self._machine.meet(self.number, self._num_collectives, start, length_us)
+        self._num_collectives += 1
+        args = {"grid": [24, 1, 1], "block": [512, 1, 1], "shared memory": 87568, **message}
+        self._activity("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", start, end - start, call, args)
+        self._scope("user_annotation", "nccl:all_reduce", annotated, self._now)
+        self._scope("cpu_op", "record_param_comms", begin, self._now, message)
+        self.stream = caller
+        return lambda: self._wait_for(end, group) if is_async else None
+
+    def wait_stream(self, other: int) -> None:
+        """The current stream waits for all that another one has."""
+        self._call("cudaEventRecordWithFlags", 2.0)
+        self._call("cudaStreamWaitEvent", 2.0)
+        self._hold(self._gpu.free_us.get(other, 0.0))
+
+    def scope(self, name: str, body: Callable[[], None]) -> None:
+        """An operator around what ``body`` does."""
+        begin = self._now
+        body()
+        self._scope("cpu_op", name, begin, self._now)
+
+    def _wait_for(self, end_us: float, group: str) -> None:
+        begin = self._now
+        self._call("cudaStreamWaitEvent", 2.0)
+        self._hold(end_us)
+        self._scope(
+            "cpu_op", "record_param_comms", begin, self._now, {"Collective name": "wait", "Process Group Name": group}
+        )
+
+    def _hold(self, until_us: float) -> None:
+        self._held[self.stream] = max(self._held.get(self.stream, 0.0), until_us)
+
+    def _start(self, launched_us: float) -> float:
+        free = self._gpu.free_us.get(self.stream, 0.0) + _LANE_LAG_US
+        held = self._held.pop(self.stream, 0.0) + _EVENT_LAG_US
+        return max(launched_us + _LAUNCH_LAG_US, free, held)
+
+    def _call(self, name: str, length_us: float) -> dict[str, Any]:
+        self._num_calls += 1
+        category = "cuda_driver" if name.startswith("cu") and not name.startswith("cuda") else "cuda_runtime"
+        call = self._event(category, name, self._now, length_us, 100 + self.number, self.thread)
+        call["args"] = {"correlation": self._num_calls}
+        self._now += length_us * self._machine.host_share + 1.0
+        return call
+
+    def _return(self, call: dict[str, Any], end_us: float) -> None:
+        call["dur"] = max(call["dur"], end_us - call["ts"])
+        self._now = max(self._now, call["ts"] + call["dur"] + 1.0)
+
+    def _activity(
+        self, category: str, name: str, start_us: float, length_us: float, call: dict[str, Any], args: dict[str, Any]
+    ) -> float:
+        event = self._event(category, name, start_us, length_us, self.number, self.stream)
+        event["args"] = {"device": self.number, "stream": self.stream, **call["args"], **args}
+        self._gpu.free_us[self.stream] = start_us + length_us
+        return start_us + length_us
+
+    def _scope(
+        self, category: str, name: str, start_us: float, end_us: float, args: dict[str, Any] | None = None
+    ) -> None:
+        self._event(category, name, start_us, end_us - start_us, 100 + self.number, self.thread)["args"] = args or {}
+
+    def _event(self, category: str, name: str, ts: float, dur: float, pid: int, tid: int) -> dict[str, Any]:
+        event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}
+        self.events.append(event)
+        return event
+
+
+class Machine:
+    """Runs a program on all ranks until the times at which they meet no longer change."""
+
+    def __init__(self, program: Callable[[Rank], None], num_ranks: int = 1, host_share: float = 1.0) -> None:
+        self.num_ranks = num_ranks
+        self.host_share = host_share  # of the traced host's time
+        self._starts: dict[int, dict[int, float]] = {}
+        for _ in range(60):
+            before = {number: dict(starts) for number, starts in self._starts.items()}
+            self.ranks = [Rank(self, number) for number in range(num_ranks)]
+            for rank in self.ranks:
+                program(rank)
+            if before == self._starts:
+                break
+        else:
+            raise AssertionError("the ranks' times do not settle")
+
+    def meet(self, rank: int, number: int, start_us: float, length_us: float) -> float:
+        """When a collective ends: a fixed time after its last rank's start."""
+        starts = self._starts.setdefault(number, {})
+        starts[rank] = start_us
+        return max(starts.values()) + length_us
+
+    @property
+    def length_us(self) -> float:
+        """From the first call to the last activity's end."""
+        events = [event for rank in self.ranks for event in rank.events]
+        return max(event["ts"] + event["dur"] for event in events) - min(event["ts"] for event in events)
+
+    def save(self, folder: Path) -> list[Path]:
+        """A file for each rank."""
+        paths = []
+        for rank in self.ranks:
+            path = folder / f"rank{rank.number}.json"
+            about = {"rank": rank.number, "world_size": self.num_ranks}
+            gpu = {"id": rank.number, "name": "NVIDIA H200", "computeMajor": 9, "numSms": _NUM_SMS}
+            trace = {"deviceProperties": [gpu], "distributedInfo": about, "traceEvents": rank.events}
+            path.write_text(json.dumps(trace))
+            paths.append(path)
+        return paths

@@ -1,0 +1,215 @@
+"""Causes planted in simulated programs: the first diagnosis names the cause, and its gain is what the machine wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crossfade.profile.doctor.diagnosis import UNTRACED_HOST, UNTRACED_LAUNCHES, Report, diagnose
+from crossfade.profile.traces.reader import read_traces
+from tests.helpers.gpu_traces import Machine, Rank
+
+_STEPS, _LAYERS = 6, 8
+Program = Callable[[Rank, bool], None]
+
+
+def steps(layer: Callable[[Rank, int], None], end: Callable[[Rank], None] | None = None) -> Callable[[Rank], None]:
+    def program(rank: Rank) -> None:
+        for _ in range(_STEPS):
+            rank.kernel(40, "embedding")
+            for number in range(_LAYERS):
+                layer(rank, number)
+            if end is not None:
+                end(rank)
+            rank.kernel(60, "optimizer")
+            rank.python(30)
+
+    return program
+
+
+def products(rank: Rank, num: int = 3, length_us: float = 220.0) -> None:
+    for _ in range(num):
+        rank.python(12)
+        rank.kernel(length_us)
+
+
+def item_each_layer(rank: Rank, has_cause: bool) -> None:
+    def layer(rank: Rank, _: int) -> None:
+        products(rank, 6, 25)
+        rank.python(120)
+        if has_cause:
+            rank.item()
+
+    steps(layer)(rank)
+
+
+def pageable_each_layer(rank: Rank, has_cause: bool) -> None:
+    def layer(rank: Rank, _: int) -> None:
+        products(rank)
+        rank.copy(600 if has_cause else 40, 2 << 20, is_pageable=has_cause)
+        rank.python(80)
+
+    steps(layer)(rank)
+
+
+def free_each_layer(rank: Rank, has_cause: bool) -> None:
+    def layer(rank: Rank, _: int) -> None:
+        products(rank)
+        if has_cause:
+            rank.scope("empty_cache", rank.free)
+
+    steps(layer)(rank)
+
+
+def launch_bound(rank: Rank, has_cause: bool) -> None:
+    def layer(rank: Rank, _: int) -> None:
+        for _ in range(10):
+            rank.python(20 if has_cause else 0)
+            rank.kernel(9, "small", 8)
+
+    steps(layer)(rank)
+
+
+def blocking(rank: Rank, has_cause: bool) -> None:
+    waits: list[Callable[[], None]] = []
+
+    def layer(rank: Rank, _: int) -> None:
+        products(rank)
+        wait = rank.all_reduce(150, 1 << 22, is_async=not has_cause)
+        if not has_cause:
+            waits.append(wait)
+
+    def end(rank: Rank) -> None:
+        while waits:
+            waits.pop(0)()
+
+    steps(layer, end)(rank)
+
+
+def communicator_order(rank: Rank, has_cause: bool) -> None:
+    def layer(rank: Rank, _: int) -> None:
+        rank.kernel(100)
+        late = rank.all_reduce(700, 1 << 25)
+        rank.kernel(100)
+        soon = rank.all_reduce(20, 4096, group="0" if has_cause else "1")
+        rank.kernel(100)
+        soon()
+        products(rank, 4)
+        late()
+
+    steps(layer)(rank)
+
+
+def late_peer(rank: Rank, has_cause: bool) -> None:
+    def layer(rank: Rank, _: int) -> None:
+        products(rank, 4 if has_cause and rank.number else 3)
+        rank.all_reduce(60, 1 << 20)()
+
+    steps(layer)(rank)
+
+
+def one_bucket(rank: Rank, has_cause: bool) -> None:
+    waits: list[Callable[[], None]] = []
+
+    def layer(rank: Rank, number: int) -> None:
+        rank.thread = 2
+        for _ in range(3):
+            rank.python(12)
+            rank.kernel(220, "backward")
+        if not has_cause:
+            rank.scope("autograd::engine::evaluate_function: A", lambda: waits.append(rank.all_reduce(200, 1 << 23)))
+        elif number == _LAYERS - 1:
+            rank.scope("autograd::engine::evaluate_function: A", lambda: waits.append(rank.all_reduce(1600, 1 << 26)))
+
+    def end(rank: Rank) -> None:
+        rank.thread = 1
+        while waits:
+            waits.pop(0)()
+
+    steps(layer, end)(rank)
+
+
+def small_messages(rank: Rank, has_cause: bool) -> None:
+    def layer(rank: Rank, number: int) -> None:
+        products(rank, 2, 100)
+        if has_cause or number == _LAYERS - 1:
+            for _ in range(8 if has_cause else 1):
+                rank.all_reduce(22, 512)()
+
+    steps(layer)(rank)
+
+
+def batches_in_sequence(rank: Rank, has_cause: bool) -> None:
+    def layer(rank: Rank, place: int) -> None:
+        rank.stream = 7 if place == 0 else 13
+        rank.python(150)
+        rank.kernel(150, "gemm", 132)
+        rank.all_reduce(150, 1 << 22, group=str(place))()
+
+    for _ in range(_STEPS):
+        order = [(n, place) for place in range(2) for n in range(_LAYERS)]
+        for _, place in order if has_cause else sorted(order):
+            layer(rank, place)
+        rank.stream = 7
+        rank.wait_stream(13)
+        rank.kernel(30, "joined")
+
+
+PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how far the predicted gain may be off
+    ("implicit_synchronisation", item_each_layer, 1, 0.10),
+    ("pageable_copy", pageable_each_layer, 1, 0.05),
+    ("allocator", free_each_layer, 1, 0.05),
+    ("launch_bound", launch_bound, 1, 0.15),
+    ("blocking_collective", blocking, 2, 0.10),
+    ("communicator_order", communicator_order, 2, 0.08),
+    ("late_peer", late_peer, 2, 0.15),  # the fix shares the work, the program without it has less
+    ("ddp_buckets", one_bucket, 2, 0.12),
+    ("small_messages", small_messages, 2, 0.15),
+    ("launch_order", batches_in_sequence, 2, 0.15),
+]
+
+
+def examined(program: Program, num_ranks: int, folder: Path, *, has_cause: bool) -> Report:
+    machine = Machine(lambda rank: program(rank, has_cause), num_ranks)
+    return diagnose(read_traces(machine.save(folder)))
+
+
+@pytest.mark.parametrize(("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[0] for row in PLANTED])
+def test_the_cause_comes_first_with_its_gain(
+    cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
+) -> None:
+    report = examined(program, num_ranks, tmp_path, has_cause=True)
+    share = (
+        UNTRACED_LAUNCHES if cause == "launch_bound" else UNTRACED_HOST
+    )  # the gain is that of a program without a profiler
+    length_us, fixed_us = (
+        Machine(lambda rank, has=has: program(rank, has), num_ranks, share).length_us  # type: ignore[misc]
+        for has in (True, False)
+    )
+    gain = 1 - fixed_us / length_us
+    assert gain > 0.05, "the machine wins nothing: the test is wrong"
+    assert not report.abstains
+    found = [diagnosis for diagnosis in report.diagnoses if not diagnosis.is_remark]
+    assert found, f"nothing found, the machine wins {gain:.1%}: {[(d.finding.cause, d.gain) for d in report.diagnoses]}"
+    assert found[0].finding.cause == cause, [(d.finding.cause, d.gain) for d in report.diagnoses]
+    assert found[0].gain.likely == pytest.approx(gain, abs=tolerance)
+
+
+@pytest.mark.parametrize(("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[0] for row in PLANTED])
+def test_a_healthy_program_gets_no_diagnosis(
+    cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
+) -> None:
+    report = examined(program, num_ranks, tmp_path, has_cause=False)
+    found = [(diagnosis.finding.cause, diagnosis.gain) for diagnosis in report.diagnoses if not diagnosis.is_remark]
+    assert cause not in [str(name) for name, _ in found], found
+
+
+@pytest.mark.parametrize(("cause", "program", "num_ranks", "tolerance"), PLANTED, ids=[row[0] for row in PLANTED])
+def test_the_replay_without_change_is_the_trace(
+    cause: str, program: Program, num_ranks: int, tolerance: float, tmp_path: Path
+) -> None:
+    report = examined(program, num_ranks, tmp_path, has_cause=True)
+    assert report.error < 0.01
+    assert report.traced.program.num_steps >= _STEPS - 2
