@@ -34,7 +34,7 @@ class Sizes:
         chosen = random.Random(seed)
         if is_small:
             return cls(64, 2, 2, 16, device, torch.float32)
-        width, batch = chosen.choice([(1536, 24), (2048, 16), (1024, 48)])
+        width, batch = chosen.choice([(1536, 24), (2048, 16), (1024, 48), (1536, 10), (2048, 8), (1024, 20)])
         num_layers = chosen.choice([4, 5, 6])
         return cls(width, num_layers, batch, 1024, device, torch.bfloat16)
 
@@ -165,17 +165,18 @@ def small_kernels(sizes: Sizes, has_cause: bool) -> Step:
     step = _train(model, x)
     if has_cause or sizes.device.type != "cuda":
         return step
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    parameters = [(parameter, torch.zeros_like(parameter)) for parameter in model.parameters()]
+    for parameter, gradient in parameters:
+        parameter.grad = gradient
 
     def static_step() -> None:
-        for parameter in model.parameters():
-            parameter.grad.zero_()
+        for _, gradient in parameters:
+            gradient.zero_()
         model(x).square().mean().backward()
-        for parameter in model.parameters():
-            parameter.data.add_(parameter.grad, alpha=-1e-4)
+        for parameter, gradient in parameters:
+            parameter.data.add_(gradient, alpha=-1e-4)
 
-    stream = torch.cuda.Stream()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for _ in range(3):
             static_step()
@@ -223,7 +224,7 @@ def blocking_all_reduce(sizes: Sizes, has_cause: bool) -> Step:
             works.append(work)
 
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(reduce)
+        parameter.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -248,19 +249,19 @@ def small_before_large(sizes: Sizes, has_cause: bool) -> Step:
     group = dist.group.WORLD if has_cause else dist.new_group()
 
     def step() -> None:
-        y = x
+        y, later = x, None
         for weight in weights:
             later = dist.all_gather_into_tensor(gathered, large, async_op=True)
             z = y @ weight
             sums = z[:64].contiguous()
             soon = dist.all_reduce(sums, group=group, async_op=True)
             y = y @ weight
-            assert later is not None
             assert soon is not None
             soon.wait()
             y = y @ weight + sums.mean()
             y = y / (y.norm() / width)
-        later.wait()
+        if later is not None:
+            later.wait()
 
     return step
 
@@ -282,13 +283,13 @@ def one_bucket(sizes: Sizes, has_cause: bool) -> Step:
 def unused_parameters(sizes: Sizes, has_cause: bool) -> Step:
     model, x = _convnet(sizes)
     if not has_cause:
-        model.unused = nn.Identity()
+        model.without_unused()
     return _train(nn.parallel.DistributedDataParallel(model, find_unused_parameters=has_cause), x)
 
 
 def healthy_ddp(sizes: Sizes, has_cause: bool) -> Step:
     model, x = _convnet(sizes)
-    model.unused = nn.Identity()
+    model.without_unused()
     return _train(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), x)
 
 
@@ -318,7 +319,7 @@ def batches_in_sequence(sizes: Sizes, has_cause: bool) -> Step:
     batches = [
         torch.randn(sizes.batch * sizes.length // 2, width, device=sizes.device, dtype=sizes.dtype) for _ in range(2)
     ]
-    streams: list[Any] = [torch.cuda.Stream() if sizes.device.type == "cuda" else None for _ in range(2)]
+    streams: list[Any] = [torch.cuda.Stream() if sizes.device.type == "cuda" else None for _ in range(2)]  # type: ignore[no-untyped-call]
     groups = [dist.new_group() for _ in range(2)]
 
     def layer(number: int, place: int) -> None:

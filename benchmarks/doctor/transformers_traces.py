@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 
 def main() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    transformers: Any = importlib.import_module("transformers")
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=8192, hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=16
     )
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+    model = transformers.LlamaForCausalLM(config).to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     tokens = torch.randint(0, 8192, (8, 512), device="cuda")

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from crossfade.errors import TaskError as TaskError
     from crossfade.errors import TeardownTimeout as TeardownTimeout
     from crossfade.errors import TimedOut as TimedOut
+    from crossfade.errors import TraceError as TraceError
     from crossfade.errors import UnknownActor as UnknownActor
     from crossfade.errors import UnknownTransport as UnknownTransport
     from crossfade.graph.nodes import InputNode as InputNode
@@ -74,7 +75,7 @@ _ROOMS = {
     "crossfade.errors": (
         "ActorDiedError ActorError ActorStartError CapacityExceeded ChannelBroken ChannelClosed ChannelError ChannelTimeout "
         "CrossfadeError DeviceError GetTimeoutError GraphClosed GraphError MissingDependency MutatedValueError PlanError "
-        "PlanSyntaxError SessionError StaticShapeError TaskError TeardownTimeout TimedOut UnknownActor UnknownTransport"
+        "PlanSyntaxError SessionError StaticShapeError TaskError TeardownTimeout TimedOut TraceError UnknownActor UnknownTransport"
     ),
     "crossfade.graph.nodes": "InputNode MultiOutputNode",
     "crossfade.plan.parse": "parse_plan",

@@ -170,8 +170,9 @@ class Rank:
     ) -> float:
         event = self._event(category, name, start_us, length_us, self.number, self.stream)
         event["args"] = {"device": self.number, "stream": self.stream, **call["args"], **args}
-        self._gpu.free_us[self.stream] = start_us + length_us
-        return start_us + length_us
+        end: float = start_us + length_us
+        self._gpu.free_us[self.stream] = end
+        return end
 
     def _scope(
         self, category: str, name: str, start_us: float, end_us: float, args: dict[str, Any] | None = None
@@ -211,7 +212,8 @@ class Machine:
     def length_us(self) -> float:
         """From the first call to the last activity's end."""
         events = [event for rank in self.ranks for event in rank.events]
-        return max(event["ts"] + event["dur"] for event in events) - min(event["ts"] for event in events)
+        begin, end = min(event["ts"] for event in events), max(event["ts"] + event["dur"] for event in events)
+        return float(end - begin)
 
     def save(self, folder: Path) -> list[Path]:
         """A file for each rank."""

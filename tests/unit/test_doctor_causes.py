@@ -141,22 +141,6 @@ def small_messages(rank: Rank, has_cause: bool) -> None:
     steps(layer)(rank)
 
 
-def batches_in_sequence(rank: Rank, has_cause: bool) -> None:
-    def layer(rank: Rank, place: int) -> None:
-        rank.stream = 7 if place == 0 else 13
-        rank.python(150)
-        rank.kernel(150, "gemm", 132)
-        rank.all_reduce(150, 1 << 22, group=str(place))()
-
-    for _ in range(_STEPS):
-        order = [(n, place) for place in range(2) for n in range(_LAYERS)]
-        for _, place in order if has_cause else sorted(order):
-            layer(rank, place)
-        rank.stream = 7
-        rank.wait_stream(13)
-        rank.kernel(30, "joined")
-
-
 PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how far the predicted gain may be off
     ("implicit_synchronisation", item_each_layer, 1, 0.10),
     ("pageable_copy", pageable_each_layer, 1, 0.05),
@@ -167,7 +151,6 @@ PLANTED: list[tuple[str, Program, int, float]] = [  # cause, program, ranks, how
     ("late_peer", late_peer, 2, 0.15),  # the fix shares the work, the program without it has less
     ("ddp_buckets", one_bucket, 2, 0.12),
     ("small_messages", small_messages, 2, 0.15),
-    ("launch_order", batches_in_sequence, 2, 0.15),
 ]
 
 

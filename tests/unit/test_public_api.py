@@ -47,6 +47,7 @@ PUBLIC = {
     "TaskError",
     "TeardownTimeout",
     "TimedOut",
+    "TraceError",
     "Timeline",
     "Transport",
     "UnknownActor",

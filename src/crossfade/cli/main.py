@@ -26,7 +26,7 @@ import typer
 
 import crossfade
 from crossfade.cli.exits import INTERRUPTED, PROBLEM, USERS_MISTAKE, UsersMistake, WrongResult
-from crossfade.errors import CrossfadeError, MissingDependency
+from crossfade.errors import CrossfadeError, MissingDependency, TraceError
 
 __all__ = ["EngineName", "app"]
 
@@ -64,7 +64,7 @@ def _command() -> Iterator[None]:
         # itself by SIGINT whatever is raised here.
         exec("")
         raise typer.Exit(INTERRUPTED) from None
-    except (UsersMistake, MissingDependency) as mistake:
+    except (UsersMistake, MissingDependency, TraceError) as mistake:
         raise _failed(mistake, USERS_MISTAKE) from None
     except (CrossfadeError, WrongResult) as error:
         raise _failed(error, PROBLEM) from None

@@ -1,4 +1,4 @@
-"""Measuring the machine: the topology of a host, by one process for each GPU.
+"""Measuring the machine, by one process for each GPU; and reading what programs were recorded to do.
 
 ::
 
@@ -12,6 +12,8 @@
     bench.py        the seam for what is not a driver's call: matrix products, NCCL, the host's clock
     gpu.py          its side for GPUs, on torch
     measures/       one measure a file
+    traces/         torch.profiler's files, and what their structure says
+    doctor/         why a traced program is slow, and what each fix would win
 
 Importing this room imports neither torch nor cuda.bindings.
 """

@@ -10,8 +10,9 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -62,13 +63,12 @@ class ChromeFile:
                 f"{self.path}: {error.strerror or error}\nhint: see that the file is there and may be read"
             ) from None
 
-    def _opened(self) -> IO[bytes]:
-        file = self.path.open("rb")
-        is_compressed = file.read(2) == _GZIP
-        file.seek(0)
-        return gzip.GzipFile(fileobj=file) if is_compressed else file  # type: ignore[return-value]
+    def _opened(self) -> gzip.GzipFile | BufferedReader:
+        with self.path.open("rb") as file:
+            is_compressed = file.read(2) == _GZIP
+        return gzip.open(self.path) if is_compressed else self.path.open("rb")
 
-    def _events(self, file: IO[bytes]) -> Iterator[list[ChromeEvent]]:
+    def _events(self, file: gzip.GzipFile | BufferedReader) -> Iterator[list[ChromeEvent]]:
         text = self._skip_head(file)
         while piece := file.read(_PIECE_BYTES):
             text += piece
@@ -81,7 +81,7 @@ class ChromeFile:
             yield events
         yield self._rest(text)
 
-    def _skip_head(self, file: IO[bytes]) -> bytes:
+    def _skip_head(self, file: gzip.GzipFile | BufferedReader) -> bytes:
         """Reads up to the first event; what stands before goes into ``metadata``."""
         text = b""
         while piece := file.read(_PIECE_BYTES):

@@ -1,0 +1,75 @@
+"""``crossfade doctor`` as a user runs it, on recorded traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from crossfade.cli.main import app
+from tests.helpers.gpu_traces import Machine, Rank
+
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["doctor", *map(str, arguments)], env={"COLUMNS": "140"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_screen() -> None:
+    code, out, _ = run(TRACES / "pageable_each_layer.json.gz")
+    assert code == 0
+    assert "1. copies of pageable memory block the host" in out
+    assert "pin_memory" in out
+    assert len(out.splitlines()) < 50, "a report is one screen"
+
+
+def test_a_healthy_program() -> None:
+    code, out, _ = run(TRACES / "healthy_convnet.json.gz")
+    assert code == 0
+    assert "Nothing found whose fix would win 5 % of the step." in out
+
+
+def test_json() -> None:
+    code, out, _ = run(TRACES / "free_each_layer.json.gz", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["diagnoses"][0]["cause"] == "allocator"
+    assert report["replay_error"] < 0.01
+    assert report["metrics"][0]["label"] == "rank 0"
+
+
+def test_a_folder_of_ranks(tmp_path: Path) -> None:
+    def program(rank: Rank) -> None:
+        for _ in range(5):
+            for _ in range(4 if rank.number else 3):
+                rank.kernel(300)
+            rank.all_reduce(80, 1 << 20)()
+            rank.kernel(20, "optimizer")
+
+    Machine(program, 2).save(tmp_path)
+    code, out, _ = run(tmp_path)
+    assert code == 0
+    assert "rank 1 is the last to start" in out
+    assert "allreduce" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "is empty"), ("{}", 'has no "traceEvents"'), ("[1, 2", "is damaged or truncated")]
+)
+def test_what_cannot_be_read_is_the_users_mistake(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    code, _, err = run(path)
+    assert code == 2
+    assert message in err
+    assert "hint: " in err
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    code, _, err = run(tmp_path)
+    assert code == 2
+    assert "no traces in" in err

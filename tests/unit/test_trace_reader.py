@@ -1,0 +1,140 @@
+"""Trace files: whole, in pieces, damaged, of other tools."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crossfade.errors import TraceError
+from crossfade.profile.traces import chrome
+from crossfade.profile.traces.reader import read_trace, read_traces
+from tests.helpers.gpu_traces import Machine, Rank
+
+
+def program(rank: Rank) -> None:
+    for _ in range(3):
+        rank.kernel(50)
+        rank.all_reduce(40, 1024)()
+        rank.item()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Machine(program).save(tmp_path)[0]
+
+
+def changed(path: Path, **event: Any) -> Path:
+    trace = json.loads(path.read_text())
+    for one in trace["traceEvents"]:
+        one.update(event)
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def test_what_is_read(path: Path) -> None:
+    trace = read_trace(path)
+    assert (trace.rank, trace.world_size, trace.num_sms, trace.gpu) == (0, 1, 132, "NVIDIA H200")
+    assert [activity.name for activity in trace.activities[:2]] == ["gemm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"]
+    message = trace.activities[1].message
+    assert message is not None
+    assert (message.collective, message.num_in, message.group, message.dtype) == ("allreduce", 1024, "0", "BFloat16")
+    assert len(trace.collectives) == 6
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_file_in_pieces_is_the_whole_file(path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None) -> None:
+    trace = json.loads(path.read_text())
+    for event in trace["traceEvents"]:
+        event["args"]["odd"] = [{"a": "}, {"}, {"b": 1}, {}]  # what looks like the end of an event, and is none
+    trace["traceName"] = "after the events"
+    path.write_text(json.dumps(trace, indent=indent))
+    whole = read_trace(path)
+    for num_bytes in (700, 1001, 5000):
+        monkeypatch.setattr(chrome, "_PIECE_BYTES", num_bytes)
+        pieces = read_trace(path)
+        assert [a.name for a in pieces.activities] == [a.name for a in whole.activities]
+        assert [c.start_us for c in pieces.calls] == [c.start_us for c in whole.calls]
+        assert pieces.metadata["traceName"] == "after the events"
+
+
+def test_compressed_and_bare_lists_are_read_too(path: Path, tmp_path: Path) -> None:
+    num = len(read_trace(path).activities)
+    packed = tmp_path / "packed.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert len(read_trace(packed).activities) == num
+    path.write_text(json.dumps(json.loads(path.read_text())["traceEvents"]))
+    assert len(read_trace(path).activities) == num
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.99])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_truncated_file_says_so(path: Path, share: float, *, is_packed: bool) -> None:
+    data = gzip.compress(path.read_bytes()) if is_packed else path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(
+        TraceError, match=r"(?s)rank0.json (ends|is damaged or truncated).*hint: a program that was killed"
+    ):
+        read_trace(path)
+
+
+def test_a_damaged_file_says_so(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 40] = b"\x00" * 40
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="damaged"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b"not a trace", "is not JSON"),
+        (b'{"nodes": []}', 'has no "traceEvents"'),
+        (b'{"traceEvents": []}', "has no events of torch.profiler"),
+        (b'{"traceEvents": [{"ph": "X", "name": "TF op", "ts": 1, "dur": 2}]}', "has no events of torch.profiler"),
+        (b"\x1f\x8bnot really gzip", "ends in the middle of its compressed data"),
+    ],
+)
+def test_what_is_no_trace_says_so(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=message):
+        read_trace(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="hint: see that the file is there"):
+        read_trace(tmp_path / "none.json")
+
+
+def test_traces_of_other_machines_say_so(path: Path) -> None:
+    events = json.loads(path.read_text())["traceEvents"]
+    on_host = [event for event in events if event["cat"] in ("cpu_op", "user_annotation")]
+    path.write_text(json.dumps({"traceEvents": on_host}))
+    with pytest.raises(TraceError, match="a trace of the CPU alone"):
+        read_trace(path)
+    amd = [{**event, "name": "hip" + event["name"]} for event in events if event["cat"].startswith("cuda")]
+    path.write_text(json.dumps({"traceEvents": amd}))
+    with pytest.raises(TraceError, match="AMD GPUs"):
+        read_trace(path)
+
+
+def test_two_files_of_one_rank_are_refused(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(TraceError, match="both of rank 0"):
+        read_traces([path, other])
+
+
+def test_events_that_cannot_be_read_are_counted(path: Path) -> None:
+    trace = json.loads(path.read_text())
+    for event in trace["traceEvents"][:2]:
+        event["args"] = {"correlation": ["odd"]}
+    path.write_text(json.dumps(trace))
+    assert any("could not be read" in note for note in read_trace(path).notes)
