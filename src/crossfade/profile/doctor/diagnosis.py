@@ -24,7 +24,7 @@ _AT_MOST_COUNTS = 0.5  # an upper bound is believed half
 _STEADY = 0.3  # each step must win this part of what the median step wins
 _WORTH_SAYING = 0.01  # of the step; less is no remark either
 _A_WHOLE_STEP = 0.3  # of the other steps' length
-UNTRACED_HOST = 0.8  # the host's time without the profiler: 0.63 to 1.0 of a traced one's was seen beside an H100
+UNTRACED_HOST = 0.8  # the host's time without the profiler, of a traced one's: 0.63 to 1.0 was seen beside an H100
 UNTRACED_LAUNCHES = 0.65  # the same of a host that only launches
 
 
