@@ -42,6 +42,17 @@ def test_json() -> None:
     assert report["metrics"][0]["label"] == "rank 0"
 
 
+def test_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    code, out, _ = run(TRACES / "nonzero_each_layer.json.gz", "--html", page)
+    assert code == 0
+    assert str(page.name) in out.replace("\n", "")
+    assert "the host waits for the GPU in aten::nonzero" in page.read_text(encoding="utf-8")
+    code, _, err = run(TRACES / "nonzero_each_layer.json.gz", "--html", tmp_path / "none" / "report.html")
+    assert code == 2
+    assert "there is no folder" in err
+
+
 def test_a_folder_of_ranks(tmp_path: Path) -> None:
     def program(rank: Rank) -> None:
         for _ in range(5):

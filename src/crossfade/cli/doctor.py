@@ -15,6 +15,7 @@ from crossfade.cli.exits import UsersMistake
 from crossfade.cli.shown import new_table
 from crossfade.profile.doctor.diagnosis import Diagnosis, Report, diagnose
 from crossfade.profile.doctor.metrics import collective_metrics, rank_metrics
+from crossfade.profile.doctor.page import page
 from crossfade.profile.doctor.report import gain_text, headline, report_json, report_page
 from crossfade.profile.doctor.view import share
 from crossfade.profile.traces.reader import read_traces
@@ -36,8 +37,6 @@ def examine(traces: Sequence[Path], *, is_json: bool, html: Path | None) -> None
     else:
         _show(Console(highlight=False), report)
     if html is not None:
-        from crossfade.profile.doctor.page import page
-
         replace_file(html, page(report_page(report)))
         if not is_json:
             print(f"\nthe timeline, now and after the fix: {html}")

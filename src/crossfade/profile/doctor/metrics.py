@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crossfade.plan.spans import COMMUNICATE, COMPUTE, Span
-from crossfade.plan.timeline import Timeline
 from crossfade.profile.doctor.build import Traced
 from crossfade.profile.doctor.program import NOBODY
 from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.overlap import common_us, length_us, merged, without
 
-__all__ = ["CollectiveMetrics", "RankMetrics", "collective_metrics", "rank_metrics", "timeline_of"]
+__all__ = ["CollectiveMetrics", "RankMetrics", "collective_metrics", "rank_metrics"]
 
 
 @dataclass(frozen=True)
@@ -122,18 +119,6 @@ def collective_metrics(traced: Traced) -> list[CollectiveMetrics]:
         )
         rows.append(CollectiveMetrics(*key, num, total, exposed, waiting[key] / len(by_rank)))
     return sorted(rows, key=lambda row: -row.exposed_us)
-
-
-def timeline_of(traced: Traced, name: str, starts_us: Sequence[float], ends_us: Sequence[float]) -> Timeline:
-    """The works of a program as a `Timeline`, seen or replayed. Copies between host and GPU count as communication."""
-    spans = []
-    for work, activity, start, end in zip(traced.program.works, traced.activities, starts_us, ends_us, strict=True):
-        kind = COMPUTE if work.kind is ActivityKind.COMPUTE else COMMUNICATE
-        what = activity.name.split("(")[0][:80]
-        stream = f"stream {activity.stream}"
-        label = traced.traces[work.rank].label
-        spans.append(Span(label, stream, what, what, kind, work.step, start, end, activity.num_bytes))
-    return Timeline.of(name, spans)
 
 
 def _busy(traced: Traced, rank: int, kind: ActivityKind) -> list[tuple[float, float]]:
