@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from crossfade.errors import TraceError
 from crossfade.profile.doctor.build import build
 from crossfade.profile.doctor.changes import in_turns
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Wait, Work
-from crossfade.profile.doctor.replay import replay
+from crossfade.profile.doctor.replay import WaitsForItself, replay
 from crossfade.profile.traces.events import ActivityKind
 from crossfade.profile.traces.reader import read_traces
 from tests.helpers.gpu_traces import Machine, Rank
@@ -93,7 +92,7 @@ def test_the_host_waits_and_goes_on() -> None:
 
 
 def test_a_circle_is_an_error() -> None:
-    with pytest.raises(TraceError, match="in a circle"):
+    with pytest.raises(WaitsForItself, match="in a circle"):
         ends(work(COMPUTE, 1, 0, after=(Wait(1, 0.0),)), work(COMPUTE, 1, 1, after=(Wait(0, 0.0),)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from crossfade.errors import TraceError
 from crossfade.profile.doctor.program import NOBODY, HostCall, Program, Rates, Wait, Work
@@ -141,7 +142,7 @@ class _Builder:
             late,
             rates,
             self._waits,
-            step_ends,
+            list(accumulate(step_ends, max)),
             self._num_left_out,
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -12,7 +13,7 @@ from crossfade.profile.doctor.causes import CAUSES
 from crossfade.profile.doctor.changes import with_faster_host
 from crossfade.profile.doctor.losses import Reason
 from crossfade.profile.doctor.program import Program
-from crossfade.profile.doctor.replay import Replay, replay
+from crossfade.profile.doctor.replay import Replay, WaitsForItself, replay
 from crossfade.profile.doctor.view import Cause, Finding, View
 from crossfade.profile.traces.events import RankTrace
 
@@ -23,6 +24,7 @@ ABSTAIN_ABOVE = 0.03  # by so much the unchanged replay may miss the trace
 _AT_MOST_COUNTS = 0.5  # an upper bound is believed half
 _STEADY = 0.3  # each step must win this part of what the median step wins
 _WORTH_SAYING = 0.01  # of the step; less is no remark either
+_FEW_STEPS = 3
 _A_WHOLE_STEP = 0.3  # of the other steps' length
 UNTRACED_HOST = 0.8  # the host's time without the profiler, of a traced one's: 0.63 to 1.0 was seen beside an H100
 UNTRACED_LAUNCHES = 0.65  # the same of a host that only launches
@@ -123,7 +125,7 @@ def _lengths(step_ends_us: Sequence[float]) -> list[float]:
 
 def _error_of(traced: Traced, base: Replay) -> float:
     seen, replayed = _lengths(traced.step_ends_us), _lengths(base.step_ends_us)
-    return max(abs(there / here - 1.0) for here, there in zip(seen, replayed, strict=False) if here > 0)
+    return max((abs(there / here - 1.0) for here, there in zip(seen, replayed, strict=False) if here > 0), default=0.0)
 
 
 class _Scales:
@@ -143,13 +145,21 @@ class _Scales:
         A host that waits for the GPU in each layer is never ahead of it: launches in CUDA graphs seem to win what leaving
         the waits out does.
         """
-        others = [self._weigh(finding) for finding in findings if finding.cause is not Cause.LAUNCH]
+        others = self._weigh_all(finding for finding in findings if finding.cause is not Cause.LAUNCH)
         best = max((one for one in others if not one.is_remark), key=lambda one: one.gain.likely, default=None)
         launches = [finding for finding in findings if finding.cause is Cause.LAUNCH]
         program = with_faster_host(self._traced.program, UNTRACED_LAUNCHES)
         self._start_from(program if best is None else best.finding.change(program))
-        weighed = [*_without_sums(others), *(self._weigh(finding) for finding in launches)]
+        weighed = [*_without_sums(others), *self._weigh_all(launches)]
         return [one for one in weighed if one.gain.most >= _WORTH_SAYING]
+
+    def _weigh_all(self, findings: Iterable[Finding]) -> list[Diagnosis]:
+        """Leaves out a change that cannot be made, such as another order of launches where the host waits in between."""
+        found = []
+        for finding in findings:
+            with suppress(WaitsForItself):
+                found.append(self._weigh(finding))
+        return found
 
     def _weigh(self, finding: Finding) -> Diagnosis:
         fixed = finding.change(self._program)
@@ -166,9 +176,14 @@ class _Scales:
 
     def _gain_of(self, fixed: Program) -> tuple[float, bool]:
         """Which share of the median step is won, and whether a good part of it is won in each."""
-        before, after = _lengths(self._ends), _lengths(replay(fixed).step_ends_us)
+        ends = replay(fixed).step_ends_us
+        before, after = _lengths(self._ends), _lengths(ends)
         shares = [1.0 - there / here for here, there in zip(before, after, strict=False) if here > 0]
+        if not shares:
+            return 0.0, False  # steps that cannot be told apart
         typical = median(shares)
+        if len(shares) < _FEW_STEPS:  # work that moves from one step into another counts for neither
+            typical = min(typical, 1.0 - ends[-1] / self._ends[-1])
         return max(typical, 0.0), min(shares) >= _STEADY * typical
 
 

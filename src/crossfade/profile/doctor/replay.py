@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import accumulate
 
 from crossfade.errors import TraceError
 from crossfade.profile.doctor.program import NOBODY, Program, Work
 from crossfade.profile.traces.events import ActivityKind
 
-__all__ = ["Replay", "replay", "speed_of_collective", "speed_of_kernel"]
+__all__ = ["Replay", "WaitsForItself", "replay", "speed_of_collective", "speed_of_kernel"]
 
 _CALL, _RETURN, _START, _END = range(4)
 _COMPUTE, _COMMUNICATION = ActivityKind.COMPUTE, ActivityKind.COMMUNICATION
@@ -40,10 +40,9 @@ class Replay:
     def end_us(self) -> float:
         return max(self.ends_us, default=0.0)
 
-    @property
-    def step_us(self) -> tuple[float, ...]:
-        """How long each step took, the first one left out: it has no step before it to begin at."""
-        return tuple(later - earlier for earlier, later in pairwise(self.step_ends_us))
+
+class WaitsForItself(TraceError):
+    """A program whose works and calls wait for each other in a circle."""
 
 
 def speed_of_kernel(rate: float, demand: float, demand_of_all: float, *, is_beside: bool) -> float:
@@ -61,7 +60,7 @@ def replay(program: Program) -> Replay:
     """When each call and each work of a program would run.
 
     Raises:
-        TraceError: the program waits for itself in a circle, which a change must not bring about.
+        WaitsForItself: of a changed program: the change cannot be made.
     """
     return _Simulation(program).run()
 
@@ -146,11 +145,15 @@ class _Simulation:
             handlers[what](number)
         if num_ended < len(self._works):
             num_stuck = len(self._works) - num_ended
-            raise TraceError(f"{num_stuck} activities wait for each other in a circle: this is a bug in crossfade")
+            raise WaitsForItself(f"{num_stuck} activities wait for each other in a circle: this is a bug in crossfade")
         for work, end in zip(self._works, self._ends, strict=True):
             steps[work.step] = max(steps[work.step], end)
         return Replay(
-            tuple(self._call_starts), tuple(self._call_ends), tuple(self._starts), tuple(self._ends), tuple(steps)
+            tuple(self._call_starts),
+            tuple(self._call_ends),
+            tuple(self._starts),
+            tuple(self._ends),
+            tuple(accumulate(steps, max)),
         )
 
     def _begin_call(self, number: int) -> None:

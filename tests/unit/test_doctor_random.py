@@ -1,0 +1,84 @@
+"""Random programs on the simulated machine: their traces are replayed as they were, and no cause breaks the doctor."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crossfade.profile.doctor.diagnosis import diagnose
+from crossfade.profile.doctor.metrics import collective_metrics, rank_metrics
+from crossfade.profile.doctor.page import page
+from crossfade.profile.doctor.report import report_json, report_page
+from crossfade.profile.traces.reader import read_traces
+from tests.helpers.gpu_traces import Machine, Rank
+
+KINDS = [
+    "kernel",
+    "small",
+    "python",
+    "item",
+    "pageable",
+    "pinned",
+    "free",
+    "sum",
+    "sum and wait",
+    "blocking sum",
+    "other",
+]
+Step = list[tuple[str, int]]
+
+
+def run(rank: Rank, step: Step, num_steps: int) -> None:
+    for _ in range(num_steps):
+        waits: list[Callable[[], None]] = []
+        for kind, length_us in step:
+            late = length_us * (2 if rank.number else 1)
+            if kind == "kernel":
+                rank.kernel(late, f"gemm {length_us}")
+            elif kind == "small":
+                rank.kernel(length_us / 20, "small", 4)
+            elif kind == "python":
+                rank.python(length_us)
+            elif kind == "item":
+                rank.item()
+            elif kind in ("pageable", "pinned"):
+                rank.copy(length_us, length_us * 20_000, is_pageable=kind == "pageable")
+            elif kind == "free":
+                rank.free()
+            elif kind == "other":
+                rank.stream = 20 - rank.stream if rank.stream in (7, 13) else 7
+                rank.wait_stream(7 if rank.stream == 13 else 13)
+            else:
+                wait = rank.all_reduce(length_us, length_us * 1000, is_async=kind != "blocking sum")
+                waits.append(wait)
+                if kind == "sum and wait":
+                    waits.pop()()
+        for wait in waits:
+            wait()
+        rank.stream = 7
+        rank.kernel(30, "optimizer")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    step=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(5, 600)), min_size=1, max_size=12),
+    num_ranks=st.integers(1, 3),
+    num_steps=st.integers(1, 5),
+)
+def test_random_programs(step: Step, num_ranks: int, num_steps: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = Machine(lambda rank: run(rank, step, num_steps), num_ranks).save(Path(folder))
+        report = diagnose(read_traces(paths))
+    assert report.error < 0.03
+    assert all(0.0 <= diagnosis.gain.likely <= diagnosis.gain.most < 1.0 for diagnosis in report.diagnoses)
+    for row in rank_metrics(report.traced):
+        parts = row.compute_us + row.exposed_us + row.copy_us + row.idle_us
+        assert abs(parts - row.total_us) < 1.0
+    assert sum(row.exposed_us for row in collective_metrics(report.traced)) >= 0.0
+    json.dumps(report_json(report), allow_nan=False)
+    assert "</html>" in page(report_page(report))
