@@ -34,6 +34,7 @@ __all__ = [
     "interruptible",
     "longest_sleep",
     "on_interrupt",
+    "passed_through",
     "passed_through_others",
     "pause",
     "raise_held",
@@ -65,6 +66,10 @@ def _mark(function: _F, marked: set[CodeType]) -> _F:
     return function
 
 
+def _is_compiled(function: Callable[..., Any]) -> bool:
+    return not hasattr(function, "__code__")
+
+
 class Held:
     """The state of the interrupt that is held back."""
 
@@ -88,13 +93,16 @@ def uninterrupted(function: Callable[_P, _T]) -> Callable[_P, _T]:
             if Held.is_pending:
                 raise_held()
 
-    _mark(function, _whole)
+    _mark(until_done, _whole)  # the one code of all such wrappers: what they call may be compiled, and have no frame
     return until_done
 
 
 def brief(function: _F) -> _F:
-    """Marks a short function such as a destructor: an interrupt is sent again after it. (An error raised inside would be lost.)"""
-    return _mark(function, _brief)
+    """Marks a short function such as a destructor: an interrupt is sent again after it. (An error raised inside would be lost.)
+
+    A compiled one, which must call no Python code, needs no mark: no handler runs in it.
+    """
+    return function if _is_compiled(function) else _mark(function, _brief)
 
 
 def interruptible(function: _F) -> _F:
@@ -159,6 +167,11 @@ def passed_through_others(error: BaseException) -> bool:
     """Whether an error came through code that is neither ours nor Python's own. Its type does not tell: handlers raise ours."""
     modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__))
     return any(module.partition(".")[0] not in _OWN_PACKAGES for module in modules)
+
+
+def passed_through(error: BaseException, module: str) -> bool:
+    """Whether an error came through code of a module, or out of what that called."""
+    return any(frame.f_globals.get("__name__") == module for frame, _ in walk_tb(error.__traceback__))
 
 
 def _is_marked(frame: FrameType | None, marked: set[CodeType]) -> bool:

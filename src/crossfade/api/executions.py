@@ -28,7 +28,7 @@ from crossfade.errors import (
     GraphClosed,
     SessionError,
 )
-from crossfade.interrupted import Held, passed_through_others, raise_held, uninterrupted, whole
+from crossfade.interrupted import passed_through_others, uninterrupted
 from crossfade.plan.plan import Plan
 
 __all__ = ["Executions"]
@@ -253,31 +253,26 @@ class Executions:
             self._idle.discard(me)
         return has_turn
 
-    @whole
     def is_over(self, execution: Execution, place: int) -> bool:
         """Whether a get of this output would return without waiting. Takes results in, unless another thread is doing so."""
-        try:
-            me = get_ident()
-            if me == self._submitter or me == self._collector or me in self._idle:
-                self._refuse_reentry()
-            if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
-                try:
-                    self._collector = me
-                    while execution.values[place] is EMPTY:
-                        if not self._collect_next():
-                            self.opened.check()
-                            break
-                except Exception:
-                    return True  # get will say it
-                finally:
-                    self._collector = 0
-                    self._collecting.release()
-                    if self.watchers.is_missed:
-                        self.watchers.notify_missed()
-            return execution.values[place] is not EMPTY or bool(self.ended)
-        finally:
-            if Held.is_pending:
-                raise_held()
+        me = get_ident()
+        if me == self._submitter or me == self._collector or me in self._idle:
+            self._refuse_reentry()
+        if self._collecting.acquire(False) or self.watchers.try_lock(self._collecting):
+            try:
+                self._collector = me
+                while execution.values[place] is EMPTY:
+                    if not self._collect_next():
+                        self.opened.check()
+                        break
+            except Exception:
+                return True  # get will say it
+            finally:
+                self._collector = 0
+                self._collecting.release()
+                if self.watchers.is_missed:
+                    self.watchers.notify_missed()
+        return execution.values[place] is not EMPTY or bool(self.ended)
 
     @uninterrupted
     def take_in(self, num_own: int = 0) -> None:
@@ -350,7 +345,8 @@ class Executions:
             raise reason from None
 
     def _refuse_reentry(self) -> None:
-        if get_ident() in (self._submitter, self._collector, *self._idle):
+        me = get_ident()
+        if me == self._submitter or me == self._collector or me in self._idle:
             raise SessionError(
                 "the graph cannot be used in the middle of its own call",
                 hint="a signal's handler or a destructor came in between: let it set a flag and act after the call, or use another "

@@ -45,11 +45,10 @@ class Bell:
     """A process's doorbell as others hold it."""
 
     def __init__(self, memory: Memory, event_fd: int) -> None:
-        self._mapping = memory.map(PAGE_BYTES)
+        # byte 0 is set while the process sleeps, byte 1 while a message waits in its control socket.
+        self.flags = memoryview(memory.map(PAGE_BYTES))
         memory.close()
         self.event_fd = event_fd
-        # byte 0 is set while the process sleeps, byte 1 while a message waits in its control socket.
-        self.flags = memoryview(self._mapping)
 
     @classmethod
     def of(cls, memory_fd: int, event_fd: int) -> Bell:
@@ -84,7 +83,6 @@ class Bell:
         if fd >= 0:
             os.close(fd)
             self.flags = memoryview(bytearray(2))  # releases the mapping
-            del self._mapping
 
 
 class Doorbell:
