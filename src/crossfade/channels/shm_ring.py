@@ -280,8 +280,17 @@ class CheckedWriter(ShmWriter):
     ``distrust`` says why values cannot be trusted, if so; it must not wait.
     """
 
-    def __init__(self, *args: Any, distrust: Callable[[], CrossfadeError | None], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        name: str,
+        block: RingBlock,
+        heap: Heap,
+        bells: Sequence[Bell],
+        *,
+        distrust: Callable[[], CrossfadeError | None],
+        buffer_bytes: int = 0,
+    ) -> None:
+        super().__init__(name, block, heap, bells, buffer_bytes=buffer_bytes)
         self._distrust = distrust
 
     def try_write(self, value: object) -> bool:
