@@ -28,6 +28,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 __all__ = [
     "Held",
+    "breathe",
     "brief",
     "came_while_waiting",
     "checkpoint",
@@ -129,6 +130,10 @@ def longest_sleep(timeout_s: float | None) -> float | None:
         return timeout_s
     checkpoint()
     return _DEAF_S if timeout_s is None else min(timeout_s, _DEAF_S)
+
+
+def breathe() -> None:
+    """Lets handlers of signals and other threads run, as Python does between two steps: a loop that is compiled does not."""
 
 
 def raise_held() -> None:

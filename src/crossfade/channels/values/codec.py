@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
 
 from crossfade.channels.values.fitting import Fitting, refuse_too_large, too_large
 from crossfade.channels.values.layout import Encoded, Pickled, encode, split
@@ -30,7 +30,7 @@ __all__ = [
     "undecodable",
 ]
 
-PLAIN_TYPES = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
+PLAIN_TYPES: Final = frozenset({bytes, bytearray, str, int, float, bool, complex, type(None)})
 """What is pickled as it is: there is nothing in it."""
 
 _FEW = 16
