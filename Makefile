@@ -14,10 +14,13 @@ CREATED := $(VENV)/.stamp-created
 CORE := $(VENV)/.stamp-core
 DEV := $(VENV)/.stamp-dev
 BENCH := $(VENV)/.stamp-bench
+WHEEL := $(VENV)/.stamp-wheel
+SOURCES := $(shell find src -name '*.py') setup.py mypyc.ini
+COMPILED := build/compiled
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check gputest bench soak clean
+.PHONY: help demo test test-compiled check gputest bench soak wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +34,14 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: check  ## checks, then unit tests and tests with processes
 	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) tests/unit tests/cpu $(PYTEST_ARGS)
 
+# The same tests, over the modules that setup.py names as C extensions; only those that values pass.
+OF_OTHER_ROOMS := doctor docs examples ops peers pipelines p2p profile tile cli_bench cli_topology cli_tune calibrate ray_surface
+test-compiled: export PYTHONDONTWRITEBYTECODE :=
+test-compiled: export PYTHONPATH := $(COMPILED)
+test-compiled: $(COMPILED)/.stamp  ## unit tests and tests with processes over the compiled build (needs a C compiler)
+	@$(BIN)/python -m pytest $(TWO_AT_A_TIME) --override-ini pythonpath=. tests/unit tests/cpu \
+	  $(foreach room,$(OF_OTHER_ROOMS),--ignore-glob='*/test_$(room)*') $(PYTEST_ARGS)
+
 check: $(DEV)  ## format, lint, types
 	@$(BIN)/ruff format --quiet --check --diff .
 	@$(BIN)/ruff check --quiet .
@@ -42,6 +53,13 @@ gputest: $(DEV)  ## tests on 1, 2 and 4 GPUs; skipped, with the reason, where th
 
 bench: $(BENCH)  ## latency of a hop beside Ray Compiled Graph's (BENCH_ARGS="--quick", "--report")
 	@$(BIN)/python -m benchmarks.hop_latency $(BENCH_ARGS)
+
+wheel: $(WHEEL)  ## the compiled wheel for this Python, in dist/ (needs a C compiler)
+	@rm -rf build/wheel
+	@CROSSFADE_COMPILE=1 $(BIN)/python -m build --no-isolation --wheel --outdir build/wheel . >build/wheel.log 2>&1 || \
+	  { tail -30 build/wheel.log; exit 1; } >&2
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+	@ls dist/*.whl
 
 soak: $(DEV)  ## thousands of random graphs, ten minutes of each fuzz test; takes long
 	@CROSSFADE_FUZZ_S=$${CROSSFADE_FUZZ_S:-600} $(BIN)/python -m pytest tests/soak --hypothesis-profile=soak --timeout=3600 $(PYTEST_ARGS)
@@ -68,6 +86,20 @@ $(DEV): $(INPUTS) | $(CREATED)
 	@echo "installing crossfade with the extras dev and torch into $(VENV)"
 	@$(INSTALL) --editable '.[dev,torch]'
 	@touch $@ $(CORE)
+
+$(WHEEL): $(INPUTS) | $(CREATED)
+	@echo "installing what builds the compiled wheel into $(VENV)"
+	@mkdir -p build
+	@$(INSTALL) --editable '.[wheel]'
+	@touch $@ $(CORE)
+
+$(COMPILED)/.stamp: $(SOURCES) $(DEV)
+	@rm -rf $(COMPILED)
+	@mkdir -p $(COMPILED)
+	@echo "compiling the hot modules into $(COMPILED)"
+	@CROSSFADE_COMPILE=1 $(BIN)/python setup.py -q build --build-lib $(COMPILED) >build/compiled.log 2>&1 || \
+	  { tail -30 build/compiled.log; exit 1; } >&2
+	@touch $@
 
 $(BENCH): $(INPUTS) | $(CREATED)
 	@echo "installing crossfade with the extra bench into $(VENV)"

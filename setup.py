@@ -10,6 +10,7 @@ import shutil
 import sys
 import sysconfig
 from contextlib import chdir
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,25 @@ HOT = (
 """
 
 
-def extensions() -> list[Any]:
-    """The hot modules as C extensions, if that is asked for and can be done."""
+MYPYC = "mypy==2.4.1"
+"""What compiles; pip fetches it for a build in isolation. Pinned: a compiler's faults are a version's."""
+
+
+def is_to_compile() -> bool:
+    """Whether compiling is asked for and can be done."""
     if os.environ.get("CROSSFADE_COMPILE", "0") in ("", "0"):
-        return []
+        return False
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         print(
             f"crossfade: there is no C compiler ({compiler}), so the package is built as pure Python", file=sys.stderr
         )
-        return []
+        return False
+    return True
+
+
+def extensions() -> list[Any]:
+    """The hot modules as C extensions."""
     from mypyc.build import mypycify
 
     with chdir(ROOT / "src"):  # what tracebacks call a file is then the same as in an installed package
@@ -66,4 +76,9 @@ def extensions() -> list[Any]:
         return mypycify([*options, *paths], opt_level="3", target_dir=str(ROOT / "build"), group_name="crossfade")
 
 
-setup(ext_modules=extensions())
+if not is_to_compile():
+    setup()
+elif find_spec("mypyc") is None:  # pip asks first what has to be fetched
+    setup(setup_requires=[MYPYC])
+else:
+    setup(ext_modules=extensions())

@@ -1,6 +1,7 @@
-"""What the machine itself can do: ping-pongs between two processes, and one memcpy.
+"""What the machine itself can do: ping-pongs between two processes, and memcpys.
 
-``python -m benchmarks.baselines spin NUM`` prints NUM round trips in microseconds, as a JSON list.
+``python -m benchmarks.baselines spin NUM`` prints NUM round trips in microseconds, as a JSON list; ``copies NUM`` those of 1 MB,
+which each side copies once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("futex_pingpong.c")
 NUM_WARM_UPS = 200
 LIMIT_S = 40
+COPIED_BYTES = 1 << 20
 
 _THERE, _BACK = 0, 64  # one cache line each
 
@@ -47,6 +49,17 @@ def futex_round_trips_us(program: Path, num: int, *, apart: bool) -> list[float]
 def spin_round_trips_us(num: int) -> list[float]:
     """Round trips of one byte between two Python processes that both spin on shared memory, in microseconds."""
     command = [sys.executable, "-m", "benchmarks.baselines", "spin", str(num)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=SOURCE.parent.parent
+    )
+    return [float(value) for value in json.loads(done.stdout)]
+
+
+def copies_out_and_back_us(num: int) -> list[float]:
+    """Round trips of 1 MB between two Python processes that spin on shared memory, in microseconds: one copies it into memory that
+    the other one has read, and that one copies what it finds there back into other such memory.
+    """
+    command = [sys.executable, "-m", "benchmarks.baselines", "copies", str(num)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=SOURCE.parent.parent
     )
@@ -97,5 +110,38 @@ def _spin(num: int) -> list[float]:
     return taken[NUM_WARM_UPS:]
 
 
+def _copies(num: int) -> list[float]:
+    """Two pieces of memory each way, in turns, as a ring would have."""
+    import numpy as np
+
+    flags = mmap.mmap(-1, mmap.PAGESIZE)
+    shared = np.frombuffer(mmap.mmap(-1, 4 * COPIED_BYTES), np.uint8).reshape(4, COPIED_BYTES)
+    shared[:] = 1
+    source = np.random.default_rng(0).integers(0, 256, COPIED_BYTES, np.uint8)
+    signal.alarm(LIMIT_S)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(LIMIT_S)
+        for i in range(1, num + NUM_WARM_UPS + 1):
+            while flags[_THERE] != i & 0xFF:
+                pass
+            np.copyto(shared[2 + i % 2], shared[i % 2])
+            flags[_BACK] = i & 0xFF
+        os._exit(0)
+    taken = []
+    for i in range(1, num + NUM_WARM_UPS + 1):
+        source[0] = source[-1] = i & 0xFF
+        start = time.perf_counter_ns()
+        np.copyto(shared[i % 2], source)
+        flags[_THERE] = i & 0xFF
+        while flags[_BACK] != i & 0xFF:
+            pass
+        taken.append((time.perf_counter_ns() - start) / 1_000)
+        if shared[2 + i % 2, 0] != i & 0xFF or shared[2 + i % 2, -1] != i & 0xFF:
+            raise RuntimeError("the copies are not there")
+    os.waitpid(child, 0)
+    return taken[NUM_WARM_UPS:]
+
+
 if __name__ == "__main__":
-    print(json.dumps(_spin(int(sys.argv[2]))))
+    print(json.dumps({"spin": _spin, "copies": _copies}[sys.argv[1]](int(sys.argv[2]))))

@@ -189,14 +189,16 @@ class Run:
                     self.results.series(side.name, "start first").add(result["samples"])
 
 
-def import_us() -> float:
+def import_us(source: Path = ROOT / "src") -> float:
     """``import crossfade`` in a fresh interpreter, which must leave torch and numpy alone."""
     code = (
         "import sys, time; start = time.perf_counter_ns(); import crossfade; taken = time.perf_counter_ns() - start; "
         "sys.exit('import crossfade imports torch') if 'torch' in sys.modules else print(taken / 1_000)"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment())
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env=environment(source=source)
+    )
     return float(done.stdout)
 
 
