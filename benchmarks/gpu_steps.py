@@ -80,7 +80,7 @@ class Side:
     Attributes:
         name: in the book.
         module, arguments: what runs.
-        python, more_path: as `Worker` takes them.
+        python, more_path, source: as `Worker` takes them.
         start_limit_s: imports and actors included.
     """
 
@@ -90,6 +90,7 @@ class Side:
     python: str = sys.executable
     more_path: Sequence[str] = ()
     start_limit_s: float = 120.0
+    source: Path = ROOT / "src"
     _worker: Worker | None = None
 
     def ask(self, book: Book, step: str, request: Request, *, limit_s: float) -> Result | None:
@@ -104,6 +105,7 @@ class Side:
                     start_limit_s=self.start_limit_s,
                     python=self.python,
                     more_path=(str(ROOT), *self.more_path),
+                    source=self.source,
                 )
             result = self._worker.begin(request, limit_s=limit_s)
             self._worker.finish(limit_s=limit_s)

@@ -28,9 +28,11 @@ class Crossfade:
         return crossfade.remote(num_gpus=self._gpus_for(cls))(cls).remote(*args)
 
     def _gpus_for(self, cls: type) -> float:
-        """One each; the senders share one where there are too few."""
+        """One each; the senders share one where there are too few, and all share the only one."""
         if self.device != "cuda":
             return 0
+        if torch.cuda.device_count() == 1:
+            return 0.25
         return 0.3 if cls is Sender and torch.cuda.device_count() <= NUM_SENDERS else 1
 
     def call(self, method: Any, *args: Any) -> Any:
