@@ -74,25 +74,24 @@ class Run:
         """A block of everything on every side; which side begins changes from round to round."""
         first = number % len(self._sides)
         for side in [*self._sides[first:], *self._sides[:first]]:
-            for measure in self._measures:
-                self._block(side, measure)
-            if side.library == "crossfade":
-                self._block(side, Measure("start", "", START_UP, 1, 1))
-                self.of(side.name, "import").add([import_us(side.source)])
+            with Worker("benchmarks.hop_worker", side.library, source=side.source) as worker:
+                for measure in self._measures:
+                    self._block(side, worker, measure)
+                if side.library == "crossfade":
+                    self._block(side, worker, Measure("start", "", START_UP, 1, 1))
+                    self.of(side.name, "import").add([import_us(side.source)])
         self.of("copies", "echo").add(self._quiet.run(lambda: baselines.copies_out_and_back_us(NUM_COPIES)))
         one = self._quiet.run(lambda: baselines.copy_us(baselines.COPIED_BYTES, num_copies=NUM_COPIES))
         self.of("memcpy", "echo").add([2 * each for each in one])
 
-    def _block(self, side: Side, measure: Measure) -> None:
+    def _block(self, side: Side, worker: Worker, measure: Measure) -> None:
         num = max(3, round(measure.num * measure.ray_share)) if side.library == "ray" else measure.num
 
         def block() -> list[float] | WorkerFailed:
             try:
-                with Worker("benchmarks.hop_worker", side.library, source=side.source) as worker:
-                    samples: list[float] = worker.begin({**measure.request, "num": num}, limit_s=LIMIT_S)["samples"]
-                    if side.library == "crossfade":  # Ray's teardown may hang
-                        worker.finish(limit_s=LIMIT_S)
-                    return samples
+                samples: list[float] = worker.begin({**measure.request, "num": num}, limit_s=LIMIT_S)["samples"]
+                worker.finish(limit_s=LIMIT_S)
+                return samples
             except WorkerFailed as failure:
                 return failure
 

@@ -63,6 +63,16 @@ def test_no_function_says_by_its_frame_that_an_interrupt_waits(tree: ast.Module)
     assert not MARKS & set(marks)
 
 
+def test_no_class_calls_a_method_by_another_name(tree: ast.Module) -> None:
+    """``other = method`` in a class would look for a global of that name, and leave its error pending."""
+    for owner in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef)}
+        named = [
+            node.value.id for node in owner.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+        ]
+        assert not methods & set(named), owner.name
+
+
 def test_nothing_is_deleted_from_an_object(tree: ast.Module) -> None:
     deleted = [target for node in ast.walk(tree) if isinstance(node, ast.Delete) for target in node.targets]
     assert not [target.lineno for target in deleted if isinstance(target, ast.Attribute)]

@@ -220,7 +220,8 @@ class LocalPlan:
         idle, num_parties = self._driver.idle(place), len(self.plan.programs)
         return self._processes.doorbell.wait_until(ready, timeout_s, idle, num_parties, self._spin_us)
 
-    wait_beside = wait_until
+    def wait_beside(self, ready: Callable[[], object], timeout_s: float | None) -> bool:
+        return self.wait_until(ready, timeout_s)
 
     def _query(self, timeout_s: float | None = None) -> dict[str, control.Reported]:
         processes, number = self._processes, next(self._queries)
