@@ -1,0 +1,32 @@
+"""The Ray engine on a cluster of two nodes of this machine, in a process of its own: Ray's teardown has been seen to hang."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+from tests.helpers.programs import environment, python
+from tests.helpers.ray_cases import CASES
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install crossfade[ray]"
+)
+
+_LIMIT_S = 110.0
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    """What became of each case."""
+    ran = python("-m", "tests.helpers.ray_cases", timeout_s=_LIMIT_S, env=environment(RAY_USAGE_STATS_ENABLED="0"))
+    lines = [line for line in ran.stdout.splitlines() if line.startswith('{"')]
+    assert lines, ran.stdout[-3000:] + ran.stderr[-3000:]
+    told: dict[str, str] = json.loads(lines[-1])
+    return told
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_case(name: str, said: dict[str, str]) -> None:
+    assert not said[name], said[name]
