@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -24,11 +25,18 @@ from crossfade.errors import ActorDiedError, GraphError
 from crossfade.types import DRIVER
 
 CASES: dict[str, Callable[[Any], None]] = {}
+LONG: list[str] = []
 
 
 def case(function: Callable[[Any], None]) -> Callable[[Any], None]:
     CASES[function.__name__] = function
     return function
+
+
+def long(function: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A case that takes seconds."""
+    LONG.append(function.__name__)
+    return case(function)
 
 
 class Worker:
@@ -302,7 +310,7 @@ def a_dead_actor_is_named_with_its_node_and_others_go_on(world: World) -> None:
         graph.teardown()
 
 
-@case
+@long
 def a_restarted_actor_can_be_compiled_again(world: World) -> None:
     victim, other = world.far_victim(max_restarts=2), world.near(2)
     with crossfade.InputNode() as inp:
@@ -317,7 +325,7 @@ def a_restarted_actor_can_be_compiled_again(world: World) -> None:
         assert graph.execute(1).get() == 4
 
 
-@case
+@long
 def a_node_that_dies_takes_its_actors_along_and_no_others(world: World) -> None:
     world.add_node()
     victim, other = world.far_victim(-1), world.far(2)
@@ -360,6 +368,32 @@ def run_random_graphs(world: World, number: int, seed: int) -> None:
                 pending.append((graph.execute(value), value))
             for each in pending:
                 _check(each, makers)
+
+
+@long
+def five_hundred_random_graphs(world: World) -> None:
+    run_random_graphs(world, 500, seed=int(os.environ.get("SEED", "1")))
+
+
+@long
+def actors_that_are_killed_again_and_again(world: World) -> None:
+    """Each time the error names the victim, the others go on, and nothing is left behind."""
+    random = Random(2)
+    other = world.far(2)
+    folders = set(os.listdir(tempfile.gettempdir()))
+    for number in range(int(os.environ.get("KILLS", "50"))):
+        victim = random.choice((world.near_victim, world.far_victim))()
+        with crossfade.InputNode() as inp:
+            ends = (victim, other) if random.random() < 0.5 else (other, victim)
+            graph = ends[1].add.bind(ends[0].add.bind(inp)).compile()
+        pid = crossfade.get(victim.pid.remote())
+        references = [graph.execute(np.full(random.choice((1, 100_000)), number)) for _ in range(random.randint(0, 5))]
+        os.kill(pid, 9)
+        _dies(lambda graph=graph: graph.execute(1).get(), victim._info.id, within_s=6.0)  # type: ignore[misc]
+        graph.teardown()
+        del references
+    assert crossfade.get(other.add.remote(1)) == 3
+    assert {name for name in set(os.listdir(tempfile.gettempdir())) - folders if name.startswith("crossfade-")} == set()
 
 
 def _check(each: tuple[Any, Any], makers: list[Callable[[list[Any]], Any]]) -> None:

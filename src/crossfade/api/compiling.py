@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from crossfade.api.compiled import CompiledGraph, compile_graph
 from crossfade.api.session import Session, require
-from crossfade.errors import GraphError, SessionError
+from crossfade.errors import ActorDiedError, GraphError, SessionError
 from crossfade.graph.actors import ActorInfo
 from crossfade.graph.collectives import bind_collective
-from crossfade.graph.nodes import InputNode, MethodNode, MultiOutputNode, Node, bind
+from crossfade.graph.nodes import InputNode, MethodNode, MultiOutputNode, Node, bind, describe
 from crossfade.types import CollectiveKind, ReduceOp
 
 if TYPE_CHECKING:
     from crossfade.engines.ray import RayEngine
-    from crossfade.engines.ray_graphs import Step
+    from crossfade.engines.ray_graphs import Hint, Step
 
 __all__ = ["compile"]
 
@@ -58,7 +58,14 @@ class TakenGraph(CompiledGraph):
     """A compiled graph that was built with Ray's ``bind``: its references are for ``ray.get``, and for ours."""
 
     def execute(self, /, *args: Any, **kwargs: Any) -> Any:
-        return _for_ray(super().execute(*args, **kwargs))
+        """As in Ray, that an actor has died is said by ``ray.get``."""
+        from crossfade.engines.ray_graphs import RaysRef
+
+        try:
+            return _for_ray(super().execute(*args, **kwargs))
+        except ActorDiedError as error:
+            lost = [RaysRef(None, error) for _ in self.plan.outputs]
+            return lost if self.plan.returns_list else lost[0]
 
     async def execute_async(self, /, *args: Any, **kwargs: Any) -> Any:
         return _for_ray(await super().execute_async(*args, **kwargs))
@@ -82,6 +89,7 @@ class _Taker:
         self._made: dict[Any, Any] = {}
         self._infos: dict[str, ActorInfo] = {}
         self._input: InputNode | None = None
+        self._num_gpus: dict[str, int] = {}
 
     def output(self, dag: Any) -> Node | MultiOutputNode:
         from crossfade.engines.ray_graphs import outputs_of, steps_of
@@ -92,15 +100,28 @@ class _Taker:
         for step in steps:
             self._made[step.node] = self._node(step)
             if step.hint is not None and isinstance(self._made[step.node], Node):
-                hint = step.hint
-                self._made[step.node].with_tensor_transport(
-                    hint.transport, hint.device, static_shape=hint.static_shape, direct_return=hint.direct_return
-                )
+                self._hint(self._made[step.node], step.hint)
         nodes = [self._made[each] for each in outputs]
         if is_list or len(nodes) > 1 or not isinstance(nodes[0], Node):
             return MultiOutputNode(nodes if is_list else list(nodes[0]))
         node: Node = nodes[0]
         return node
+
+    def _hint(self, node: Node, hint: Hint) -> None:
+        """What moves tensors between GPUs goes through the host's memory where there are none, as it would be without the hint."""
+        transport = hint.transport
+        if transport == "accelerator":
+            maker = getattr(node, "parent", node)
+            if isinstance(maker, MethodNode) and self._num_gpus[maker.actor.id]:
+                raise GraphError(
+                    f"{describe(node)} asks for the transport 'accelerator', and edges between GPUs of Ray's own actors cannot "
+                    "be taken over yet",
+                    hint="make the actors by @crossfade.remote, or leave the transport out: tensors then arrive on the CPU",
+                )
+            transport = "auto"
+        node.with_tensor_transport(
+            transport, hint.device, static_shape=hint.static_shape, direct_return=hint.direct_return
+        )
 
     def _adopt(self, steps: list[Step]) -> None:
         """Every actor joins this session; all at once, since each takes its time."""
@@ -112,9 +133,10 @@ class _Taker:
             name = names[key] = self._engine.name_of(key) or self._session.enter_actor(class_name(handle), None, {})[0]
             self._engine.adopt(key, name, handle)
         for key, handle in handles.items():
-            coroutines = self._engine.coroutines_of(names[key])
+            where = self._engine.where(names[key])
+            self._num_gpus[names[key]] = where.num_gpus
             methods = dict.fromkeys(handle._ray_method_signatures, 1)
-            info = ActorInfo(names[key], class_name(handle), self._session.id, methods, coroutines)
+            info = ActorInfo(names[key], class_name(handle), self._session.id, methods, where.coroutines)
             self._infos[key] = self._session.actors.setdefault(info.id, info)
 
     def _node(self, step: Step) -> Any:

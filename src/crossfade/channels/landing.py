@@ -1,4 +1,4 @@
-"""Where the values of a channel between hosts come down (`channels.tcp`): the writing end of a ring that its readers there share."""
+"""Where the values of a channel between hosts come down (`channels.tcp`): the writing end of a ring that its readers share."""
 
 from __future__ import annotations
 

@@ -370,6 +370,10 @@ class Actor:
             _, part = self._parts.popitem()
             part.wiring.give_up()
             part.communicators.destroy()
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[1])
+        while self._bells:
+            self._bells.popitem()[1].close()
 
     def _forked(self) -> None:
         """In a child that user code has forked: everything here is the parent's."""

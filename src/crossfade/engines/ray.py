@@ -60,6 +60,7 @@ class Where:
     node: str  # Ray's id of the node
     address: str  # the node's IP address
     coroutines: frozenset[str] = frozenset()  # names of the actor's methods that are declared with ``async def``
+    num_gpus: int = 0  # GPUs that Ray has given it
 
 
 class _Served:
@@ -101,7 +102,7 @@ def _where(instance: object) -> Where:
 
     context = ray.get_runtime_context()
     names = [name for name in dir(type(instance)) if inspect.iscoroutinefunction(getattr(type(instance), name))]
-    return Where(context.get_node_id(), ray.util.get_node_ip_address(), frozenset(names))
+    return Where(context.get_node_id(), ray.util.get_node_ip_address(), frozenset(names), len(ray.get_gpu_ids()))
 
 
 def _serve_beside(instance: object, path: str, key: bytes, spin_us: float) -> None:
@@ -170,11 +171,12 @@ class RayEngine(LocalEngine):
         """What a Ray actor of the user's is called here, if it is known; ``key`` is its id in Ray."""
         return self._names.get(key)
 
-    def coroutines_of(self, actor: str) -> frozenset[str]:
-        """The async methods of an actor that has been adopted; waits until it has come."""
+    def where(self, actor: str) -> Where:
+        """Where an actor is, and what it said of itself; waits until it has come."""
         self.processes.process(actor)
         where = self._launched[actor].where
-        return frozenset() if where is None else where.coroutines
+        assert where is not None
+        return where
 
     def adopt(self, key: str, name: str, handle: Any) -> None:
         """Makes a Ray actor of the user's one of ours, under a name. Does nothing if it is one already."""
@@ -266,13 +268,8 @@ class RayEngine(LocalEngine):
         self.processes.far_hosts.pop(host.name, None)
 
     def hosts(self, actors: Sequence[str]) -> Mapping[str, str]:
-        for actor in actors:
-            self.processes.process(actor)
         found = {DRIVER: self._hosts[self._own.node]}
-        for actor in actors:
-            where = self._launched[actor].where
-            assert where is not None
-            found[actor] = self._hosts[where.node]
+        found |= {actor: self._hosts[self.where(actor).node] for actor in actors}
         return found if len(set(found.values())) > 1 else {}
 
     def _settle(self, actor: str) -> None:

@@ -12,13 +12,14 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
+import ray
 import ray.dag as rays
 from ray.dag.collective_node import CollectiveOutputNode
 from ray.experimental.channel.torch_tensor_type import TorchTensorType
 from ray.experimental.compiled_dag_ref import CompiledDAGRef
 from ray.experimental.util.types import AllGatherOp, AllReduceOp, ReduceScatterOp
 
-from crossfade.errors import GraphError
+from crossfade.errors import ActorDiedError, GraphError
 from crossfade.interrupted import brief
 
 __all__ = [
@@ -95,17 +96,42 @@ class Step:
     hint: Hint | None
 
 
+class RaysActorDied(ActorDiedError, ray.exceptions.ActorDiedError):  # type: ignore[misc]
+    """Ours, which programs for Ray catch by its name there."""
+
+    @classmethod
+    def of(cls, error: ActorDiedError) -> RaysActorDied:
+        made = cls.__new__(cls, *error.args)
+        made.args = error.args
+        made.__dict__.update(error.__dict__)
+        return made
+
+    def __str__(self) -> str:
+        return ActorDiedError.__str__(self)
+
+
 class RaysRef(CompiledDAGRef):  # type: ignore[misc]
     """A reference of ours that ``ray.get`` takes."""
 
-    def __init__(self, reference: Any) -> None:
+    def __init__(self, reference: Any, error: ActorDiedError | None = None) -> None:
         self._reference = reference
+        self._error = error  # why there is no reference
 
     def get(self, timeout: float | None = None) -> Any:
-        return self._reference.get(timeout)
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._reference.get(timeout)
+        except ActorDiedError as error:
+            raise RaysActorDied.of(error) from error
 
     def __await__(self) -> Any:
-        return self._reference.__await__()
+        try:
+            if self._error is not None:
+                raise self._error
+            return (yield from self._reference.__await__())
+        except ActorDiedError as error:
+            raise RaysActorDied.of(error) from error
 
     def __str__(self) -> str:
         return str(self._reference)

@@ -60,7 +60,8 @@ def serve(fds: Sequence[int], spin_us: float, instance: Any = None) -> int:
     keys = take_over(keys_fd, 2 * KEY_BYTES)
     connection = Connection(socket.socket(fileno=control_fd), keys[:KEY_BYTES], "actor")
     door = Connection(socket.socket(fileno=door_fd), keys[KEY_BYTES:], "actor")
-    actor = Actor(connection, Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us), instance)
+    doorbell = Doorbell(bell_memory_fd, bell_fd, spin_us=spin_us)
+    actor = Actor(connection, doorbell, instance)
     sentinel = Sentinel(driver_pidfd, lifeline_fd, door, stacks_fd, actor.describe, is_guest=is_guest)
     actor.look_after = sentinel.look_after
     code = 0
@@ -84,4 +85,5 @@ def serve(fds: Sequence[int], spin_us: float, instance: Any = None) -> int:
     if is_guest:
         actor.leave_all()
         connection.close()
+        doorbell.close()
     return code
