@@ -63,9 +63,14 @@ def test_a_connection_that_is_lost_is_an_error_on_both_sides_after_what_had_arri
 def test_two_threads_write_and_read_a_stream_of_mixed_sizes() -> None:
     with open_tcp(4, 1) as (writer, (reader,)):
         sizes = [1, 30_000, 5, 900, 1100, 500_000] * 40
-        thread = threading.Thread(
-            target=lambda: [_until(lambda size=size: writer.try_write(bytes(size))) for size in sizes]
-        )
+
+        def write_all() -> None:
+            for size in sizes:
+                value = bytes(size)
+                while not writer.try_write(value):
+                    time.sleep(0)
+
+        thread = threading.Thread(target=write_all)
         thread.start()
         for size in sizes:
             assert len(_until(reader.try_read, lambda read: read is not EMPTY)) == size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -25,6 +26,21 @@ class Worker:
         return int(value[0])
 
 
+def _cut(hosts: Hosts, graph: Any) -> tuple[str, float]:
+    """What is said once the link is down, and after how long."""
+    crossfade.get(graph.execute(np.zeros(1)))
+    hosts.cut()
+    start, error = time.monotonic(), ""
+    try:
+        while time.monotonic() - start < 60:
+            crossfade.get(graph.execute(np.zeros(1)))
+    except ActorError as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    taken_s = time.monotonic() - start
+    graph.teardown()
+    return error, taken_s
+
+
 def main(hosts: Hosts) -> None:
     said: dict[str, Any] = {}
     with hosts.ray() as ray:
@@ -38,17 +54,14 @@ def main(hosts: Hosts) -> None:
         before = hosts.num_bytes_sent()
         said["values"] = [crossfade.get(graph.execute(np.full(_SIZE_BYTES, k, np.uint8))) for k in range(_NUM)]
         said["times_crossed"] = (hosts.num_bytes_sent() - before) / (_NUM * _SIZE_BYTES)
-        graph.execute(np.zeros(1))
-        hosts.cut()
-        start = time.monotonic()
-        try:
-            while time.monotonic() - start < 60:
-                crossfade.get(graph.execute(np.zeros(1)))
-        except ActorError as error:
-            said["error"] = f"{type(error).__name__}: {error}"
-        said["taken_s"] = time.monotonic() - start
-        graph.teardown()
+        said["cuts"] = [_cut(hosts, graph)]
         with crossfade.InputNode() as inp:
             graph = near.first.bind(inp).compile()
         said["afterwards"] = graph.execute(np.full(1, 7)).get()
+        for _ in range(int(os.environ.get("CUTS", "1")) - 1):
+            hosts.mend()
+            far = [actor.options(scheduling_strategy=place(ray, 1)).remote()]
+            with crossfade.InputNode() as inp:
+                graph = far[0].first.bind(near.same.bind(inp)).compile()
+            said["cuts"].append(_cut(hosts, graph))
     print(json.dumps(said), flush=True)

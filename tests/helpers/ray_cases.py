@@ -23,6 +23,7 @@ import pytest
 import crossfade
 from crossfade.errors import ActorDiedError, GraphError
 from crossfade.types import DRIVER
+from tests.helpers.programs import started
 
 CASES: dict[str, Callable[[Any], None]] = {}
 LONG: list[str] = []
@@ -371,6 +372,33 @@ def run_random_graphs(world: World, number: int, seed: int) -> None:
 
 
 @long
+def a_killed_driver_leaves_no_actor(world: World) -> None:
+    """Another driver of the same cluster, with an actor on each node."""
+    code = (
+        "import os, ray, crossfade\n"
+        "from tests.helpers.ray_cases import Worker\n"
+        "from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as At\n"
+        f"ray.init(address={world.cluster.address!r}, logging_level='ERROR', log_to_driver=False)\n"
+        f"nodes = {[world.own, world.nodes[0].node_id]!r}\n"
+        "made = [crossfade.remote(Worker).options(scheduling_strategy=At(node, soft=False)).remote(1) for node in nodes]\n"
+        "with crossfade.InputNode() as inp:\n"
+        "    graph = made[1].add.bind(made[0].add.bind(inp)).compile()\n"
+        "assert graph.execute(1).get() == 3\n"
+        "print(*crossfade.get([actor.pid.remote() for actor in made]), flush=True)\n"
+        "input()\n"
+    )
+    with started("-c", code) as driver:
+        assert driver.stdout is not None
+        pids = list(map(int, driver.stdout.readline().split()))
+        assert len(pids) == 2
+        driver.kill()
+        start = time.monotonic()
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            assert time.monotonic() - start < 5.0
+            time.sleep(0.02)
+
+
+@long
 def five_hundred_random_graphs(world: World) -> None:
     run_random_graphs(world, 500, seed=int(os.environ.get("SEED", "1")))
 
@@ -404,6 +432,29 @@ def _check(each: tuple[Any, Any], makers: list[Callable[[list[Any]], Any]]) -> N
     got = crossfade.get(references)
     for one, other in zip(got, made[1:], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@case
+def collectives_are_done_within_a_host(world: World) -> None:
+    import torch
+    from ray.dag import InputNode, MultiOutputNode
+    from ray.experimental.collective import allreduce
+
+    actors = [world.far(), world.far(1)]
+    with crossfade.InputNode() as inp:
+        reduced = crossfade.collective.allreduce.bind([actor.same.bind(inp) for actor in actors])
+        dag = crossfade.MultiOutputNode(reduced)
+    with dag.compile() as graph:
+        for got in crossfade.get(graph.execute(torch.ones(4))):
+            assert got.tolist() == [2.0] * 4
+    plain = [world.rays(1), world.rays(2)]
+    with InputNode() as inp:
+        reduced = allreduce.bind([actor.same.bind(inp) for actor in plain])
+        theirs = MultiOutputNode(reduced)
+    graph = crossfade.compile(theirs)
+    for got in world.ray.get(graph.execute(torch.ones(3))):
+        assert got.tolist() == [2.0] * 3
+    graph.teardown()
 
 
 @case

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install crossfade[ray]"
 )
 
-_QUIET = environment(RAY_USAGE_STATS_ENABLED="0")
+_NUM_CUTS = 20
+_QUIET = environment(RAY_USAGE_STATS_ENABLED="0", CUTS=str(_NUM_CUTS))
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -30,7 +31,7 @@ def test_long_case(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def apart() -> dict[str, Any]:
-    ran = python("-m", "tests.helpers.ray_two_hosts", "tests.helpers.ray_apart", timeout_s=170, env=_QUIET)
+    ran = python("-m", "tests.helpers.ray_two_hosts", "tests.helpers.ray_apart", timeout_s=900, env=_QUIET)
     if ran.returncode == NOT_ALLOWED:
         pytest.skip(
             f"no namespaces here: {ran.stderr.strip()}: the cluster of two nodes goes the same way over loopback"
@@ -48,7 +49,9 @@ def test_a_value_for_three_readers_crosses_the_link_once(apart: dict[str, Any]) 
 
 
 def test_a_link_that_is_cut_is_an_error_that_names_actor_and_node(apart: dict[str, Any]) -> None:
-    assert apart["error"].startswith("ActorDiedError: actor Worker")
-    assert "10.213.7.2" in apart["error"]
-    assert apart["taken_s"] < 15
+    assert len(apart["cuts"]) == _NUM_CUTS
+    for error, taken_s in apart["cuts"]:
+        assert "actor Worker" in error
+        assert "10.213.7.2" in error
+        assert taken_s < 15
     assert apart["afterwards"] == 7  # an actor of this side in another graph

@@ -10,7 +10,7 @@ from crossfade.engines.board import heaps_of, places, wired_peers
 from crossfade.errors import GraphError
 from crossfade.graph.check import check
 from crossfade.graph.collectives import bind_collective
-from crossfade.graph.nodes import ActorInfo, InputNode, MultiOutputNode, bind
+from crossfade.graph.nodes import ActorInfo, InputNode, MethodNode, MultiOutputNode, bind
 from crossfade.plan.parse import parse_plan
 from crossfade.plan.plan import Plan
 from crossfade.schedule.compile import compile_plan
@@ -20,14 +20,20 @@ A, B, C, D = (ActorInfo(name, "Worker", "s", {"work": 1}) for name in "ABCD")
 HOSTS = {DRIVER: "10.0.0.1", "A": "10.0.0.1", "B": "10.0.0.2", "C": "10.0.0.2", "D": "10.0.0.3"}
 
 
+def work(actor: ActorInfo, value: object) -> MethodNode:
+    node = bind(actor, "work", (value,), {})
+    assert isinstance(node, MethodNode)
+    return node
+
+
 def compiled(output: Any, hosts: dict[str, str] = HOSTS) -> Plan:
     names = [transport.value for transport in Transport]
     return compile_plan(check(output, session="s", transports=names), max_inflight=4, hosts=hosts)[0]
 
 
 def fan_out() -> MultiOutputNode:
-    value = bind(A, "work", (InputNode(),), {})
-    return MultiOutputNode([bind(actor, "work", (value,), {}) for actor in (B, C, D)])
+    value = work(A, InputNode())
+    return MultiOutputNode([work(actor, value) for actor in (B, C, D)])
 
 
 def test_readers_of_a_host_share_a_channel_and_hosts_do_not() -> None:
@@ -38,15 +44,15 @@ def test_readers_of_a_host_share_a_channel_and_hosts_do_not() -> None:
 
 
 def test_the_driver_is_never_the_landing_beside_an_actor() -> None:
-    value = bind(B, "work", (InputNode(),), {})
-    plan = compiled(MultiOutputNode([value, bind(A, "work", (value,), {})]))
+    value = work(B, InputNode())
+    plan = compiled(MultiOutputNode([value, work(A, value)]))
     (spec,) = [spec for spec in plan.channels if spec.value == "n0"]
     assert spec.readers == ("A", DRIVER)
     assert spec.landing == "A"
 
 
 def test_actors_without_input_are_told_to_start_on_each_host() -> None:
-    plan = compiled(MultiOutputNode([bind(actor, "work", (1,), {}) for actor in (A, B, C, D)]))
+    plan = compiled(MultiOutputNode([work(actor, 1) for actor in (A, B, C, D)]))
     starts = {spec.readers: spec.transport for spec in plan.channels if spec.value == "i0"}
     assert starts == {("A",): Transport.SHM, ("B", "C"): Transport.TCP, ("D",): Transport.TCP}
 
@@ -74,23 +80,21 @@ def test_on_one_host_nothing_is_said_of_hosts() -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "gloo", "copy", "staged", "accelerator"])
 def test_what_stays_within_a_host_is_refused_between_two(transport: str) -> None:
-    value = bind(A, "work", (InputNode(),), {})
-    assert not isinstance(value, tuple)
+    value = work(A, InputNode())
     value.with_tensor_transport(transport)
     with pytest.raises(GraphError, match=r"A is on 10\.0\.0\.1 and B on 10\.0\.0\.2\nhint: .*'tcp'"):
-        compiled(bind(B, "work", (value,), {}))
+        compiled(work(B, value))
 
 
 def test_tcp_is_refused_within_a_host() -> None:
-    value = bind(B, "work", (InputNode(),), {})
-    assert not isinstance(value, tuple)
+    value = work(B, InputNode())
     value.with_tensor_transport("tcp")
     with pytest.raises(GraphError, match="are on one host"):
-        compiled(bind(C, "work", (value,), {}))
+        compiled(work(C, value))
 
 
 def test_collectives_stay_within_a_host() -> None:
     inp = InputNode()
-    nodes = [bind(actor, "work", (inp,), {}) for actor in (A, B)]
+    nodes = [work(actor, inp) for actor in (A, B)]
     with pytest.raises(GraphError, match=r"several hosts: A on 10\.0\.0\.1, B on 10\.0\.0\.2"):
         compiled(MultiOutputNode(bind_collective(CollectiveKind.ALLREDUCE, nodes)))
