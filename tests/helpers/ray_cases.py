@@ -434,7 +434,7 @@ def _check(each: tuple[Any, Any], makers: list[Callable[[list[Any]], Any]]) -> N
         np.testing.assert_array_equal(one, other)
 
 
-@case
+@long
 def collectives_are_done_within_a_host(world: World) -> None:
     import torch
     from ray.dag import InputNode, MultiOutputNode

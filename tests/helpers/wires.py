@@ -13,7 +13,8 @@ from crossfade.channels.ring_layout import RingBlock, RingLayout, format_ring
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import ShmWriter
 from crossfade.channels.tcp import TcpReader, TcpWriter
-from crossfade.channels.wire import Wire, Wires
+from crossfade.channels.wire import Wire
+from crossfade.channels.wires import Wires
 from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.memory import Heap, Memory
 from crossfade.host.tcp import Stream
@@ -48,7 +49,7 @@ def open_tcp(depth: int, num_readers: int) -> Iterator[tuple[Writer, Sequence[Re
         heap = Memory.create("heap", 0)
         undo.callback(heap.close)
         block = RingBlock(board, 0, layout)
-        ours, theirs = Wire(bell, "peer", "there"), Wire(bell, "peer", "there")
+        ours, theirs = Wire(bell, None, "peer", "there"), Wire(bell, None, "peer", "there")
         for wire, stream in zip((ours, theirs), stream_pair(), strict=True):
             wire.connect(stream)
         landing = Landing(ShmWriter("n0", block, Heap(heap), [bell] * num_readers))

@@ -11,31 +11,30 @@
 A payload is what lies in a slot of a ring, byte for byte, so that it is received where it stays; one system call sends a frame from
 the places where its parts lie. Frames that give tokens back, and that end a channel, have no payload.
 
-Any thread may move bytes, one at a time; nobody waits for that one. Who waits for a value looks here itself. A thread of the
-process does it while that is busy, or asleep, or something is left to be sent: it sleeps on the connections. When one wakes it and
-another thread has been looking within the last moments, it leaves that to it, and looks again later.
+Any thread may move bytes, one at a time; nobody waits for that one. The party does it itself while it looks for work, and its
+doorbell wakes it when something comes while it sleeps. A thread does it while the party runs a method, or something is left to be
+sent (`channels.wires`).
 """
 
 from __future__ import annotations
 
-import os
-import select
 import socket
 import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from crossfade.channels.landing import Landing
 from crossfade.channels.ring_layout import INLINE_BYTES, SLOT_BYTES, SLOT_MESSAGE
 from crossfade.channels.values.layout import Encoded
-from crossfade.host.doorbell import Bell
-from crossfade.host.semaphore import full_fence
+from crossfade.errors import SessionError
+from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Stream
 
-__all__ = ["Wire", "Wires", "padded"]
+__all__ = ["Wire", "padded"]
 
 _HEAD = struct.Struct("<IIQ")
 _TOKENS, _END, _REFUSED = 100, 101, 102  # kinds that no record has
@@ -47,7 +46,6 @@ _MOST_CALLS = 64
 """System calls of one look, so that one busy connection does not keep a thread from others."""
 _ATTENDED_NS = 200_000
 """Who has looked so lately is going to look again."""
-_PATIENCE_S = 0.0005
 
 _GONE = "the connection was closed by the other side"
 
@@ -76,17 +74,18 @@ class Sender(Protocol):
 
 
 class Wire:
-    """One end of a connection, which may come later. ``bell`` is that of this process, ``peer`` the party at the other end, and
-    ``where`` its host.
+    """One end of a connection, which may come later. ``doorbell`` and ``bell`` are this party's, ``peer`` is the party at the other
+    end, and ``where`` its host.
     """
 
-    def __init__(self, bell: Bell, peer: str, where: str = "") -> None:
+    def __init__(self, bell: Bell, doorbell: Doorbell | None, peer: str, where: str = "") -> None:
         self.fault = ""  # why nothing moves any more
         self._label = f"{peer} on {where}" if where else peer
         self.peer = peer
         self._stream: Stream | None = None
         self._socket: socket.socket | None = None  # once there is a connection; until then what is sent waits
         self._bell = bell
+        self._doorbell = doorbell
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._has_due = False  # whether tokens are due that no look for work has sent
         self._writers: dict[int, Sender] = {}
@@ -108,7 +107,14 @@ class Wire:
                 stream.close()
                 return
             self._stream, self._socket = stream, stream.socket
+        if self._doorbell is not None:
+            with suppress(SessionError):  # it was closed meanwhile
+                self._doorbell.watch(self.fileno(), self._readable)
         self.wants_room()
+
+    def _readable(self) -> None:
+        if not self.pump():
+            time.sleep(0)  # another thread is at it
 
     def add_writer(self, channel: int, writer: Sender) -> None:
         self._writers[channel] = writer
@@ -186,8 +192,9 @@ class Wire:
 
     @property
     def is_attended(self) -> bool:
-        """Whether a thread is looking that waits for a value, and is not asleep."""
-        return not self._bell.flags[0] and time.monotonic_ns() - self._attended_ns < _ATTENDED_NS
+        """Whether the party looks for work, or sleeps and is woken when something comes."""
+        is_woken = self._doorbell is not None and self._bell.flags[0]
+        return bool(is_woken) or time.monotonic_ns() - self._attended_ns < _ATTENDED_NS
 
     def pump(self) -> bool:
         """Moves what can be moved now, unless another thread is at it. Returns whether that was anything."""
@@ -304,7 +311,12 @@ class Wire:
             self.fault = f"the connection to {self._label} is lost: {reason}"
             for landing in self._landings.values():
                 landing.end()
+            self._unwatch()
             self._bell.ring_if_asleep()
+
+    def _unwatch(self) -> None:
+        if self._doorbell is not None and self._socket is not None:
+            self._doorbell.unwatch(self.fileno())
 
     def break_off(self, reason: str) -> None:
         """The other side is gone."""
@@ -326,72 +338,10 @@ class Wire:
             self._target = None
             for landing in self._landings.values():
                 landing.end()
+            self._unwatch()
             if self._stream is not None:
                 self._stream.close()
 
 
 def _nothing() -> None:
     pass
-
-
-class Wires:
-    """All wires of one party of a plan, and the thread that looks after them while the party does not."""
-
-    def __init__(self, bell: Bell, wires: Sequence[Wire]) -> None:
-        self.all = list(wires)
-        self._bell = bell
-        self._fence = full_fence()
-        self._is_closed = False
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        for wire in self.all:
-            wire.wants_room = self._wake
-        self._thread = threading.Thread(target=self._look_after, name="crossfade-wires", daemon=True)
-        self._thread.start()
-
-    def _wake(self) -> None:
-        if threading.current_thread() is not self._thread:
-            os.eventfd_write(self._wake_fd, 1)
-
-    def pump(self) -> bool:
-        """Moves what can be moved now."""
-        return any([wire.pump() for wire in self.all])
-
-    def _look_after(self) -> None:
-        poller = select.poll()
-        poller.register(self._wake_fd, select.POLLIN)
-        watched: dict[int, tuple[Wire, int]] = {}
-        while not self._is_closed:
-            for wire in self.all:
-                wanted = (
-                    0 if wire.fault or wire.fileno() < 0 else select.POLLIN | (select.POLLOUT if wire.has_unsent else 0)
-                )
-                fd = wire.fileno()
-                known = watched.get(fd, (wire, 0))[1]
-                if wanted and wanted != known:
-                    poller.register(fd, wanted)
-                    watched[fd] = wire, wanted
-                elif not wanted and known:
-                    poller.unregister(fd)
-                    del watched[fd]
-            ready = {fd for fd, _ in poller.poll()}
-            if self._wake_fd in ready:
-                os.eventfd_read(self._wake_fd)
-            ours = [watched[fd][0] for fd in ready if fd in watched]
-            if ours and all(wire.is_attended and not wire.has_unsent for wire in ours):
-                time.sleep(_PATIENCE_S)  # the party does it
-                continue
-            if any([wire.pump() for wire in ours]):
-                self._fence()
-                self._bell.ring_if_asleep()
-            elif ours:
-                time.sleep(_PATIENCE_S)  # another thread is at it
-
-    def close(self) -> None:
-        """Ends all connections. Idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
-            os.eventfd_write(self._wake_fd, 1)
-            self._thread.join()
-            for wire in self.all:
-                wire.close()
-            os.close(self._wake_fd)

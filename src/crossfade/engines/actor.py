@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfade.channels.values.codec import dump_in_band
-from crossfade.channels.wire import Wires
+from crossfade.channels.wires import Wires
 from crossfade.edges.life import Event
 from crossfade.engines import control
 from crossfade.engines.actor_part import NotUnpickled, Part, PartOpener

@@ -113,7 +113,9 @@ class PartOpener:
 
         def make() -> Wiring:
             ends = device_ends, copies, self.break_off, self.exchanges, communicators.by_id
-            wires = open_wires(plan, self.name, self.bells[self.name], message.addresses, self.rendezvous)
+            wires = open_wires(
+                plan, self.name, self.bells[self.name], self.doorbell, message.addresses, self.rendezvous
+            )
             return Wiring(plan, self.name, board, heaps, self.bells, store, *ends, wires)
 
         peers = peers_of(plan, self.name)

@@ -116,7 +116,9 @@ class LocalPlan:
         bells = {actor: processes.here(actor).bell for actor in at[here]}
         if self._rendezvous is not None or addresses is not None:
             bells[DRIVER] = self._bell = processes.doorbell.bell()
-        wires = open_wires(plan, DRIVER, bells[DRIVER], addresses, self._rendezvous) if DRIVER in bells else {}
+        wires = {}
+        if DRIVER in bells:
+            wires = dict(open_wires(plan, DRIVER, bells[DRIVER], processes.doorbell, addresses, self._rendezvous))
         wiring = self._wiring = Wiring(plan, DRIVER, site.board, site.kept, bells, wires=wires)
         site.keep()
         recorder = Recorder(DRIVER, self._origin_ns) if self._record else None

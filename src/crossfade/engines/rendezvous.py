@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from crossfade.channels.wire import Wire
 from crossfade.engines.board import wired_peers
 from crossfade.engines.control import Addresses
-from crossfade.host.doorbell import Bell
+from crossfade.host.doorbell import Bell, Doorbell
 from crossfade.host.tcp import Meeting, Stream, meet
 from crossfade.plan.plan import Plan
 
@@ -64,10 +64,15 @@ def listeners(plan: Plan) -> list[str]:
 
 
 def open_wires(
-    plan: Plan, party: str, bell: Bell, addresses: Addresses | None, rendezvous: Rendezvous | None
+    plan: Plan,
+    party: str,
+    bell: Bell,
+    doorbell: Doorbell,
+    addresses: Addresses | None,
+    rendezvous: Rendezvous | None,
 ) -> Mapping[str, Wire]:
     """A party's wires, by peer. They connect in the background; one that cannot has a fault."""
-    wires = {peer: Wire(bell, peer, plan.host_of(peer)) for peer in wired_peers(plan, party)}
+    wires = {peer: Wire(bell, doorbell, peer, plan.host_of(peer)) for peer in wired_peers(plan, party)}
     for peer, wire in wires.items():
         if party < peer and rendezvous is not None:
             rendezvous.expect(wire)

@@ -14,7 +14,8 @@ from crossfade.channels.protocol import Reader, Writer
 from crossfade.channels.shm_reader import ShmReader
 from crossfade.channels.shm_ring import CheckedWriter, ShmWriter
 from crossfade.channels.tcp import TcpReader, TcpWriter
-from crossfade.channels.wire import Wire, Wires
+from crossfade.channels.wire import Wire
+from crossfade.channels.wires import Wires
 from crossfade.collectives.protocol import Collective
 from crossfade.edges.life import Event
 from crossfade.engines.board import RingPlace, action_of, heap_of, is_on_devices, link_parties, places
