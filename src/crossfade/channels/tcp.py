@@ -108,6 +108,7 @@ class TcpReader:
         self._wire = wire
         self._landing = landing
         self._has_nothing = ring.is_idle
+        self._may_wait = True
 
     def try_start(self) -> bool:
         return True
@@ -120,13 +121,19 @@ class TcpReader:
                 ring.break_off(self._wire.fault)
         value = ring.try_read()
         if value is not EMPTY:
+            self._may_wait = True
             self._wire.give_back(self._landing)
         return value
 
     def is_idle(self) -> bool:
+        """Looks at the wire, and once after each value waits there for a moment: the other side may need the core."""
         if not self._has_nothing():
             return False
         self._wire.attend()
+        if self._may_wait and self._has_nothing():
+            self._may_wait = False
+            self._wire.await_arrival()
+            self._wire.attend()
         return bool(self._has_nothing())
 
     def release(self) -> None:

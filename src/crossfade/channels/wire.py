@@ -18,6 +18,7 @@ sent (`channels.wires`).
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -44,7 +45,8 @@ _MOST_PARTS = 64
 """Parts that one system call sends; the kernel takes 1024."""
 _MOST_CALLS = 64
 """System calls of one look, so that one busy connection does not keep a thread from others."""
-_ATTENDED_NS = 200_000
+_MOMENT_MS = 1
+_ATTENDED_NS = 1_200_000
 """Who has looked so lately is going to look again."""
 
 _GONE = "the connection was closed by the other side"
@@ -86,6 +88,7 @@ class Wire:
         self._socket: socket.socket | None = None  # once there is a connection; until then what is sent waits
         self._bell = bell
         self._doorbell = doorbell
+        self._poller: select.poll | None = None
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._has_due = False  # whether tokens are due that no look for work has sent
         self._writers: dict[int, Sender] = {}
@@ -107,6 +110,8 @@ class Wire:
                 stream.close()
                 return
             self._stream, self._socket = stream, stream.socket
+            self._poller = select.poll()
+            self._poller.register(stream.socket, select.POLLIN)
         if self._doorbell is not None:
             with suppress(SessionError):  # it was closed meanwhile
                 self._doorbell.watch(self.fileno(), self._readable)
@@ -189,6 +194,12 @@ class Wire:
         """`pump` by a thread that waits for a value, and will look again at once."""
         self._attended_ns = time.monotonic_ns()
         self.pump()
+
+    def await_arrival(self) -> None:
+        """Sleeps until something comes, at most a millisecond."""
+        if self._poller is not None and not self.fault:
+            self._poller.poll(_MOMENT_MS)
+            self._attended_ns = time.monotonic_ns()
 
     @property
     def is_attended(self) -> bool:
